@@ -146,7 +146,7 @@ class AdapterLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncoderWork:
-    """`item`, of a prompt of sequence `number`, is encoded before the step, and kept under `key`.
+    """`item`, of a prompt of sequence `number`, is encoded beside steps, and kept under `key`: a later batch needs it.
 
     A runner without an encoder refuses a batch that has some."""
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Several
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,7 +46,7 @@ from runtime.api import (
     TokenLogprobs,
     cache_root,
 )
-from runtime.batch import NOT_FINITE, ScheduledBatch
+from runtime.batch import NOT_FINITE, EncoderWork, ScheduledBatch
 from runtime.constrain.masked_sampling import MaskedSampling
 from runtime.deadlines import Deadlines, Limit
 from runtime.fault import Fault, RowFailed
@@ -142,6 +143,7 @@ class Engine:
         self._accepting = True
         self._closing = False
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why it will never serve again
+        self._lost: BaseException | None = None  # what the device raised beside a step, after which it computes no more
         self._probing: asyncio.Future[bool] | None = None  # True: a step has settled; False: no work is left
         self._spared: set[int] = set()  # sequences that were the largest of a step for which there was no memory
         self._work = asyncio.Event()
@@ -327,6 +329,8 @@ class Engine:
 
     async def _run(self) -> None:
         while await self._wait_for_work():
+            if self._lost is not None:
+                raise _DeviceLost from self._lost
             self._end_late()
             if self._sleeping.level and not await self._wake_up():
                 continue
@@ -362,6 +366,8 @@ class Engine:
         batch = self._scheduler.schedule()
         if batch is None:
             return False
+        if batch.encoder_work or batch.encoder_drops:
+            self._encode(batch)
         if batch.masked_rows:
             await self._launch_in_two(batch)
         else:
@@ -391,6 +397,21 @@ class Engine:
         num_started = self._meter.launched(batch, launched_s)
         if num_started:
             self._admission.started(num_started, others_wait=bool(self._scheduler.waiting))
+
+    def _encode(self, batch: ScheduledBatch) -> None:
+        for work, done in zip(batch.encoder_work, self._runner.encode(batch), strict=True):
+            done.add_done_callback(partial(self._encoded, work))
+
+    def _encoded(self, work: EncoderWork, done: asyncio.Future[None]) -> None:
+        encoding, error = self._scheduler.encoding, done.exception()
+        assert encoding is not None
+        if error is None:
+            encoding.encoded(work)
+        elif not isinstance(error, RowFailed):
+            self._lost = error
+        elif encoding.failed(work):
+            self.end(work.number, FinishReason.ERROR, STEP_ERROR)
+        self.wake()
 
     def _launched(self, step: Step | None) -> bool:
         if step is not None:
@@ -477,7 +498,8 @@ class Engine:
         waited_s = max(0.0, step.launched_s - self._meter.last_settled_s)  # where it was not launched one step ahead
         took_s = self._meter.settled(step, now)
         self._health.settled(step.batch, took_s)
-        if not step.batch.encoder_work:  # what encoders take says nothing of tokens
+        encoding = self._scheduler.encoding
+        if encoding is None or not encoding.is_encoding:  # beside encoders a step takes longer
             self._scheduler.step_budget.settled(step.batch, took_s)
         if self._scheduler.speculation is not None:
             self._scheduler.speculation.took(step.batch, took_s + waited_s)

@@ -110,7 +110,7 @@ class EngineOptions:
     max_num_batched_tokens: int | None = option(None, "tokens in one step, prompts included", group=ENGINE, minimum=1)
     max_num_encoder_tokens: int | None = option(
         None,
-        "tokens that pictures and sounds make before one step, unless a single one makes more (default: as "
+        "tokens that a step has pictures and sounds make beside it, unless a single one makes more (default: as "
         "--max-num-batched-tokens)",
         group=ENGINE,
         minimum=1,

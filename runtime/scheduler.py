@@ -189,8 +189,6 @@ class Scheduler:
                 if mixed is not None:
                     budget = min(budget, _whole_tiles(decodes, mixed))
                     scored_cost = min(self.step_budget.scored_cost(), mixed)
-                    if self.encoding is not None:
-                        self.encoding.share(mixed)
             room_for_drafts = (budget - decodes - read_again) // 2  # prompts move on, too
         drafts = self._drafts(num_wanted, room_for_drafts) if self.speculation is not None and decodes else {}
         if drafts is None:
@@ -402,9 +400,6 @@ class Scheduler:
         if self.adapters is not None:
             for batch in batches:
                 self.adapters.forget(batch.adapter_loads)
-        if self.encoding is not None:
-            for batch in batches:
-                self.encoding.forget(batch)
 
     def _take_turns(self, num_wanted: list[int]) -> Turns | None:
         """Whose turn it is to decode, where that is bounded. Who rests in this step has nothing to compute in `num_wanted` then."""

@@ -42,6 +42,9 @@ class Bed(Protocol):
 class Asleep:
     """A Runner: none."""
 
+    def encode(self, batch: ScheduledBatch) -> NoReturn:
+        self._refuse()
+
     def launch(self, batch: ScheduledBatch) -> Step:
         self._refuse()
 

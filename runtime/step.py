@@ -74,6 +74,12 @@ class ForwardOutput:
 class Runner(Protocol):
     """What the engine needs of a model runner; FakeRunner in the tests is another one."""
 
+    def encode(self, batch: ScheduledBatch) -> Sequence[asyncio.Future[None]]:
+        """Drop what `batch` drops of encoders' outputs and submit its encoder work, beside steps; call it before the batch is
+        launched. For each piece of work, in order, when batches may need its outputs: it raises RowFailed where that item cannot
+        be encoded, else what the device raised."""
+        ...
+
     def launch(self, batch: ScheduledBatch) -> Step:
         """Enqueue `batch`, which has no masked rows, behind what was launched before and return at once."""
         ...

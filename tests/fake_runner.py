@@ -77,6 +77,10 @@ class FakeRunner:
         self.launched = asyncio.Event()
         self.closed = False
 
+    def encode(self, batch: ScheduledBatch) -> list[asyncio.Future[None]]:
+        assert not batch.encoder_work
+        return []
+
     def launch(self, batch: ScheduledBatch) -> Step:
         assert not batch.masked_rows
         self._begin(batch)

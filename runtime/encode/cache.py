@@ -5,7 +5,6 @@ while there is room, least recently used first to go. Knows keys and numbers of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TypeAlias
 
 Holder: TypeAlias = tuple[int, int]  # a sequence's number, and where in it the item begins
@@ -31,6 +30,9 @@ class EncoderCache:
         """`holder` needs outputs that are there."""
         self._sizes[key] = self._sizes.pop(key)
         self._holders.setdefault(key, set()).add(holder)
+
+    def is_held_by(self, key: bytes, holder: Holder) -> bool:
+        return holder in self._holders.get(key, ())
 
     def release(self, key: bytes, holder: Holder) -> None:
         """It needs them no more, if it did."""
@@ -65,10 +67,6 @@ class EncoderCache:
             self.num_used -= size
             self._holders.pop(key, None)
             self._dropped.append(key)
-
-    def drop(self, keys: Iterable[bytes]) -> None:
-        """The device may still have these, which are not here."""
-        self._dropped += [key for key in keys if key not in self._sizes]
 
     def clear(self) -> None:
         for key in list(self._sizes):

@@ -1,8 +1,9 @@
 """Scheduling of encoders: what has to be encoded before a prompt's chunk, and how far a chunk may go without it.
 
-A chunk may end between and within pictures: it needs the outputs of those that it reaches, and where one is neither in the cache
-nor fits the step's budget it ends before it. A sequence holds what its chunks have begun and not finished, and nothing more, so
-nobody waits with something that another waits for. Counts advance when a step is scheduled, as everywhere."""
+A chunk may end between and within pictures: it needs the outputs of those that it reaches, and ends before one whose outputs are
+not there. These are encoded beside steps, and the chunks behind them come when they are. A sequence holds what its chunks have
+begun and not finished, and the next item, which needs nothing more than to be encoded: so nobody waits with something that another
+waits for."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from runtime.api import Request
-from runtime.batch import EncoderWork, MediaSpan, RowMedia, ScheduledBatch
+from runtime.batch import EncoderWork, MediaSpan, RowMedia
 from runtime.encode.cache import EncoderCache, Holder
 from runtime.media import MediaItem
 from runtime.sequence import Sequence
@@ -28,7 +29,7 @@ RopePositions: TypeAlias = "Callable[[Several[MediaItem], int], Int32s]"
 
 @dataclass(frozen=True, slots=True)
 class EncoderLimits:
-    """`max_num_encoder_tokens`: outputs that encoders make before one step, unless a single item has more. `cache_size`: outputs
+    """`max_num_encoder_tokens`: outputs that a step has encoders begin with, unless a single item has more. `cache_size`: outputs
     that are kept. `max_model_len`: positions that there are. `whole_items`: an item is never cut, since its tokens see each other
     all. `rope_positions`: where a prompt's tokens stand for a rotary embedding of three axes, if the model has one."""
 
@@ -44,9 +45,10 @@ class EncoderScheduling:
         self.limits = limits
         self.cache = EncoderCache(limits.cache_size)
         self._work: list[EncoderWork] = []
+        self._pending: dict[bytes, EncoderWork] = {}  # of what is in the cache: whose outputs are not there yet
         self._finished: list[tuple[bytes, Holder]] = []  # what sequences need in that step, and not behind it
         self._left = limits.max_num_encoder_tokens  # of the step that is being decided
-        self.num_queries = 0  # items that chunks came to, and those that were there
+        self.num_queries = 0  # items that chunks came to, and those that were there, or about to be
         self.num_hits = 0
 
     def check(self, request: Request, max_num_batched_tokens: int) -> None:
@@ -70,10 +72,6 @@ class EncoderScheduling:
                 raise ValueError(
                     f"a video's time goes on to position {furthest}, and the context to {self.limits.max_model_len}"
                 )
-
-    def share(self, num_tokens: int) -> None:
-        """Others decode in the step that is being decided, which may hold so many tokens of prompts: outputs cost as much."""
-        self._left = min(self._left, num_tokens)
 
     def admit(self, sequence: Sequence) -> None:
         """Note where its tokens stand, once."""
@@ -106,17 +104,39 @@ class EncoderScheduling:
         return end - start
 
     def _provide(self, item: MediaItem, sequence: Sequence) -> bool:
-        key, num = key_of(item, sequence.request.cache_salt), len(item.positions)
+        """Hold an item's outputs, or have it encoded. False where they are not there yet."""
+        key, num, holder = key_of(item, sequence.request.cache_salt), len(item.positions), _holder(sequence, item)
         if key in self.cache:
-            self.num_hits += 1
+            if not self.cache.is_held_by(key, holder):
+                self.num_queries += 1
+                self.num_hits += 1
         elif (self._work and num > self._left) or not self.cache.add(key, num):
             return False
         else:
-            self._work.append(EncoderWork(sequence.number, key, item))
+            work = self._pending[key] = EncoderWork(sequence.number, key, item)
+            self._work.append(work)
             self._left -= num
-        self.num_queries += 1
-        self.cache.hold(key, _holder(sequence, item))
+            self.num_queries += 1
+        self.cache.hold(key, holder)
+        return key not in self._pending
+
+    def encoded(self, work: EncoderWork) -> bool:
+        """Its outputs are there. False where nobody waits for them any more."""
+        if self._pending.get(work.key) is not work:
+            return False
+        del self._pending[work.key]
         return True
+
+    def failed(self, work: EncoderWork) -> bool:
+        """It cannot be encoded; whoever else waits for its outputs tries again. False as in `encoded`."""
+        if not self.encoded(work):
+            return False
+        self.cache.forget(work.key)
+        return True
+
+    @property
+    def is_encoding(self) -> bool:
+        return bool(self._pending)
 
     def of_row(self, sequence: Sequence, start: int, end: int) -> RowMedia | None:
         """What a row brings that computes tokens [start, end) of a prompt, None of others. Behind the step its sequence holds no
@@ -151,21 +171,19 @@ class EncoderScheduling:
         for key, holder in self._finished:
             self.cache.release(key, holder)
         self._finished.clear()
-        # What is not there was for sequences that have been preempted meanwhile.
-        work = tuple(each for each in self._work if each.key in self.cache)
+        dropped = self.cache.take_dropped()
+        for key in dropped:
+            if key not in self.cache:  # it was for sequences that have been preempted, or have ended
+                self._pending.pop(key, None)
+        work = tuple(each for each in self._work if self._pending.get(each.key) is each)
         self._work.clear()
         self._left = self.limits.max_num_encoder_tokens
-        return work, self.cache.take_dropped()
+        return work, dropped
 
     def clear(self) -> None:
         """Nothing is there any more."""
         self.cache.clear()
-
-    def forget(self, batch: ScheduledBatch) -> None:
-        """`batch` did not run: what it was to encode is not there, and what it was to drop may be."""
-        for work in batch.encoder_work:
-            self.cache.forget(work.key)
-        self.cache.drop(batch.encoder_drops)
+        self._pending.clear()
 
 
 def key_of(item: MediaItem, cache_salt: str | None) -> bytes:

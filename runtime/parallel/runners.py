@@ -24,6 +24,10 @@ class RankRunners:
         self._runners = runners
         self._end = end
 
+    def encode(self, batch: ScheduledBatch) -> list[asyncio.Future[None]]:
+        of_ranks = zip(*(runner.encode(batch) for runner in self._runners), strict=True)
+        return [asyncio.ensure_future(_all(each)) for each in of_ranks]
+
     def launch(self, batch: ScheduledBatch) -> Step:
         return _step(batch, self._each(self._runners, lambda runner: runner.launch(batch)))
 
@@ -52,6 +56,13 @@ class RankRunners:
         except BaseException:
             self._end()  # those before it would wait for it
             raise
+
+
+async def _all(ends: Sequence[asyncio.Future[None]]) -> None:
+    """Raises what one of them raised, once all have ended."""
+    for error in await asyncio.gather(*ends, return_exceptions=True):
+        if error is not None:
+            raise error
 
 
 def _step(batch: ScheduledBatch, steps: Sequence[Step]) -> Step:

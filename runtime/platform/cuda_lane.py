@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from runtime.fault import Fault
 from runtime.gpu_event import GpuEvent
 from runtime.platform.cuda_errors import cuda_fault
 from runtime.platform.cuda_event import EventWaiter
+from runtime.platform.side_stream import SideStream
 from runtime.runner.lane import Launched, Part
 from runtime.runner.worker import Worker
 from runtime.transfer import is_remote, to_host
@@ -24,8 +26,9 @@ class CudaLane:
     def __init__(
         self, max_num_seqs: int, steps_in_flight: int, device: torch.device, worker: Worker | None = None
     ) -> None:
-        self._worker = worker
+        self._worker, self._device = worker, device
         self._waiter = EventWaiter()
+        self._side: SideStream | None = None
         # One more than can be under way: the ids of the oldest have been read when its turn comes again.
         self._host_ids = cycle(
             [
@@ -54,6 +57,14 @@ class CudaLane:
 
         return Launched(lambda: value, self._waiter.after(ended), idle_before_s)
 
+    def beside(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:
+        if self._side is None:
+            self._side = SideStream(self._device)
+        return self._side.run(work)
+
+    def fault_beside(self, error: BaseException) -> Fault:
+        return CudaLane.fault(self, error)
+
     def ids_to_host(self, ids: Tensor) -> Tensor:
         host = next(self._host_ids)
         if len(ids) > len(host):  # several a row
@@ -73,8 +84,9 @@ class CudaLane:
         return fault
 
     async def close(self) -> bool:
+        side_has_ended = self._side is None or await self._side.close()
         self.stop()
-        return self._waiter.has_ended and (self._worker is None or await self._worker.close())
+        return side_has_ended and self._waiter.has_ended and (self._worker is None or await self._worker.close())
 
     def stop(self) -> None:
         self._waiter.close()

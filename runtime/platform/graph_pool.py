@@ -121,7 +121,7 @@ class GraphPool:
         """Record what `compute` enqueues for each of `shapes`. It has run before for one of each kind, so nothing is left to
         compile or allocate for good."""
         memory = self.memory = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream(priority=-1)  # its kernels keep that, beside those of a `SideStream`
         for shape in shapes:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):

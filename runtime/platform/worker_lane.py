@@ -1,8 +1,14 @@
-"""WorkerLane: steps computed start to end on one worker thread, where host and device are the same."""
+"""WorkerLane: steps computed start to end on one worker thread, where host and device are the same.
+
+What is computed beside them has a second thread, which the system favours less: a step that wants the cores gets them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,10 +18,13 @@ from runtime.fault import Fault, host_fault
 from runtime.runner.lane import Launched, Part
 from runtime.runner.worker import Worker
 
+_NICENESS = 5  # of the second thread: beside steps that want all cores it has a quarter of one
+
 
 class WorkerLane:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._second: Worker | None = None
 
     def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
         value: Future[Any] = Future()
@@ -34,6 +43,15 @@ class WorkerLane:
         done = self._worker.submit(lambda: values.append(work()))
         return Launched(lambda: values[0], done, _unknown)
 
+    def beside(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:
+        if self._second is None:
+            self._second = Worker("oneloop-encoder")
+            self._second.enqueue(_favour_others)
+        return self._second.enqueue(work)
+
+    def fault_beside(self, error: BaseException) -> Fault:
+        return host_fault(error)
+
     def ids_to_host(self, ids: Tensor) -> Tensor:
         return ids
 
@@ -49,10 +67,16 @@ class WorkerLane:
         return host_fault(error)
 
     async def close(self) -> bool:
-        return await self._worker.close()
+        has_ended = self._second is None or await self._second.close()
+        return await self._worker.close() and has_ended
 
     def stop(self) -> None:
         pass
+
+
+def _favour_others() -> None:
+    if sys.platform == "linux":  # where a thread has a niceness of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _unknown() -> None:

@@ -1,14 +1,17 @@
 """Encoding: what encoders have made of pictures and sounds, kept on the device by key, and put where a step's tokens stand.
 
-Enqueued in launch order, like everything a step reads: what a batch drops was read by steps before it. An item that cannot be
-encoded ends its own sequence alone."""
+Computed beside steps, which take what is there when they are launched: what is dropped then is in the memory for as long as steps
+need it that were launched before. An item that cannot be encoded ends its own sequence alone."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,18 +23,31 @@ from runtime.fault import Fault, RowFailed
 from runtime.models.forward_step import DeepstackStep, ForwardStep
 from runtime.models.model import Model
 from runtime.runner.host_tables import Int32s
+from runtime.runner.lane import Lane
 from runtime.transfer import index_on
 
 log = logging.getLogger("oneloop.engine")
 
+EncoderOutputs = Mapping[bytes, Tensor]
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """An item that is or was encoded. `outputs` [N, W], once `done`."""
+
+    work: EncoderWork
+    done: asyncio.Future[None]
+    is_wanted: bool = True
+    outputs: Tensor | None = None
+
 
 class Encoding:
-    """`fault`: of what kind an error is."""
+    """Call it on the event loop, but for `embedded`."""
 
-    def __init__(self, model: Model, fault: Callable[[BaseException], Fault]) -> None:
+    def __init__(self, model: Model, lane: Lane) -> None:
         self._model = model
-        self._fault = fault
-        self._outputs: dict[bytes, Tensor] = {}
+        self._lane = lane
+        self._items: dict[bytes, _Item] = {}
 
     def refuse(self, batch: ScheduledBatch) -> None:
         """Raises ValueError for work that there is no encoder for."""
@@ -39,32 +55,61 @@ class Encoding:
             numbers = sorted({work.number for work in batch.encoder_work})
             raise ValueError(f"encoder work for sequences {numbers}: no encoder runs beside this model")
 
-    def run(self, batch: ScheduledBatch) -> None:
-        """Enqueue the batch's encoder work. Raises RowFailed for the first item that cannot be encoded."""
+    def start(self, batch: ScheduledBatch) -> list[asyncio.Future[None]]:
+        """Drop what the batch drops and submit its encoder work. For each piece of work, in order, when its outputs are there;
+        it raises RowFailed where that item cannot be encoded, or what the device raised."""
+        self.refuse(batch)
         for key in batch.encoder_drops:
-            self._outputs.pop(key, None)
-        for _, same in groupby(batch.encoder_work, key=lambda work: work.item.modality):
-            works = tuple(same)
-            if not self._encode(works):  # one of them is to blame, and nobody knows which
-                for work in works:
-                    if not self._encode((work,)):
-                        raise RowFailed(work.number)
+            dropped = self._items.pop(key, None)
+            if dropped is not None:
+                dropped.is_wanted = False
+        loop = asyncio.get_running_loop()
+        items = [_Item(work, loop.create_future()) for work in batch.encoder_work]
+        self._items |= {item.work.key: item for item in items}
+        for _, same in groupby(items, key=lambda item: item.work.item.modality):
+            self._begin(list(same))
+        return [item.done for item in items]
 
-    def _encode(self, works: Sequence[EncoderWork]) -> bool:
-        """False where what they bring cannot be encoded."""
+    def _begin(self, items: list[_Item]) -> None:
         encoder = self._model.encoder
         assert encoder is not None
-        try:
-            found = encoder.encode([work.item for work in works])
-        except Exception as error:
-            if self._fault(error) is not Fault.STEP:
-                raise
-            log.warning("%d items cannot be encoded", len(works), exc_info=error)
-            return False
-        self._outputs.update(zip([work.key for work in works], found, strict=True))
-        return True
 
-    def embedded(self, step: ForwardStep, rows: Sequence[ScheduledRow]) -> ForwardStep:
+        def encode() -> list[Tensor]:
+            wanted = [item for item in items if item.is_wanted]
+            found = encoder.encode([item.work.item for item in wanted]) if wanted else []
+            for item, outputs in zip(wanted, found, strict=True):
+                item.outputs = outputs
+            return found
+
+        self._lane.beside(encode).add_done_callback(partial(self._end, items))
+
+    def _end(self, items: list[_Item], ended: asyncio.Future[Any]) -> None:
+        error = ended.exception()
+        if error is None:
+            for item in items:
+                item.done.set_result(None)
+            return
+        is_lost = self._lane.fault_beside(error) is Fault.LOST
+        if len(items) > 1 and not is_lost:  # one of them is to blame, and nobody knows which
+            for item in items:
+                self._begin([item])
+            return
+        for item in items:
+            if not is_lost:
+                log.warning("an item of sequence %d cannot be encoded", item.work.number, exc_info=error)
+            item.done.set_exception(error if is_lost else RowFailed(item.work.number))
+
+    def outputs(self, batch: ScheduledBatch) -> EncoderOutputs:
+        """What the batch's rows need, by key."""
+        keys = [span.key for row in batch.rows if row.media is not None for span in row.media.spans]
+        found = {}
+        for key in keys:
+            outputs = self._items[key].outputs
+            assert outputs is not None, "a row came before what it needs"
+            found[key] = outputs
+        return found
+
+    def embedded(self, step: ForwardStep, rows: Sequence[ScheduledRow], given: EncoderOutputs) -> ForwardStep:
         """`step` of `rows`, arranged, with outputs in the place of embeddings where their prompts say so."""
         tokens: list[int] = []
         outputs: list[Tensor] = []
@@ -76,7 +121,7 @@ class Encoding:
                 first = stop - row.num_tokens - row.start
                 for key, start, positions in row.media.spans:
                     tokens += (positions + first).tolist()
-                    outputs.append(self._outputs[key][start : start + len(positions)])
+                    outputs.append(given[key][start : start + len(positions)])
                     if whole:
                         table = index if step.attn_metadata[0].rows is None else row.row
                         blocks += [
@@ -84,13 +129,13 @@ class Encoding:
                         ]
         if not tokens:
             return step
-        places, given = index_on(step.input_ids.device, tokens), torch.cat(outputs)
+        places, vectors = index_on(step.input_ids.device, tokens), torch.cat(outputs)
         embeds = self._model.embed(step.input_ids)
         size = embeds.shape[1]
-        embeds[places] = given[:, :size]
+        embeds[places] = vectors[:, :size]
         deepstack = None
-        if given.shape[1] > size:
-            deepstack = DeepstackStep(places, given[:, size:].view(len(given), -1, size).transpose(0, 1))
+        if vectors.shape[1] > size:
+            deepstack = DeepstackStep(places, vectors[:, size:].view(len(vectors), -1, size).transpose(0, 1))
         return replace(step, input_embeds=embeds, deepstack=deepstack, blocks=blocks)
 
 

@@ -4,7 +4,8 @@ A thread that computes, or a device's own queue which the loop fills: a runner d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
@@ -42,6 +43,15 @@ class Lane(Protocol):
 
     def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:
         """Submit the rest of a step, or all of it."""
+        ...
+
+    def beside(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:
+        """Submit what is computed beside steps, one behind another, on a thread of its own. Once the future is done, steps that are
+        submitted from then on may read what `work` gives; it raises what `work` or the device raised."""
+        ...
+
+    def fault_beside(self, error: BaseException) -> Fault:
+        """As `fault`, of an error that such work raised."""
         ...
 
     def ids_to_host(self, ids: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ device: where work runs, and how its end is known, is its lane's."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,7 +25,7 @@ from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.pool.pooling import Pooled, Pooling
 from runtime.runner.drafter import drafter_of
-from runtime.runner.encoding import Encoding
+from runtime.runner.encoding import EncoderOutputs, Encoding
 from runtime.runner.lane import Lane, Part
 from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.sample.drafts import accepted_ids, check_drafts, num_drafts
@@ -33,6 +35,8 @@ from runtime.sample.sampler import Sampler
 from runtime.speculate.config import Lookup
 from runtime.step import ForwardOutput, Step, StepResult
 from runtime.transfer import index_on, to_host, upload
+
+NO_OUTPUTS: EncoderOutputs = MappingProxyType({})
 
 
 class Sampled(NamedTuple):
@@ -114,18 +118,23 @@ class ModelRunner:
         self._logprobs = LogprobsState()
         self._pooling = Pooling(model)
         self._captures_samples = model.spec.generates and not pools
-        self._encoding = Encoding(model, lane.fault)
+        self._encoding = Encoding(model, lane)
         self.drafter = drafter_of(model, cache.layers, inputs, sampler, lookup)
 
     # --- what the engine calls ------------------------------------------------------------------------------------
 
+    def encode(self, batch: ScheduledBatch) -> list[asyncio.Future[None]]:
+        return self._encoding.start(batch)
+
     def launch(self, batch: ScheduledBatch) -> Step:
         self._encoding.refuse(batch)
-        return self._step(batch, lambda: self.whole(batch))
+        outputs = self._encoding.outputs(batch)
+        return self._step(batch, lambda: self.whole(batch, outputs))
 
     def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
         self._encoding.refuse(batch)
-        return self._forward_output(batch, self._lane.begin(lambda: self._first_part(batch)))
+        outputs = self._encoding.outputs(batch)
+        return self._forward_output(batch, self._lane.begin(lambda: self._first_part(batch, outputs)))
 
     def fault(self, error: BaseException) -> Fault:
         return self._lane.fault(error)
@@ -152,9 +161,12 @@ class ModelRunner:
         self.drafter.follow(step, read)
         return sampled, hidden
 
-    def compute(self, step: StepInputs, rows: tuple[ScheduledRow, ...]) -> Computed:
-        """Enqueue one step without a graph, and what `rows`, all that it has, ask beside being sampled."""
-        step = step._replace(forward=self._encoding.embedded(step.forward, rows))
+    def compute(
+        self, step: StepInputs, rows: tuple[ScheduledRow, ...], outputs: EncoderOutputs = NO_OUTPUTS
+    ) -> Computed:
+        """Enqueue one step without a graph, and what `rows`, all that it has, ask beside being sampled. `outputs`: of encoders, by
+        key."""
+        step = step._replace(forward=self._encoding.embedded(step.forward, rows, outputs))
         hidden, read = self._forward(step)
         device = step.forward.positions.device
         prompt_logprobs = PromptLogprobs.compute(
@@ -217,7 +229,6 @@ class ModelRunner:
         self.drafter.begin(rows)
         if len(rows) < batch.num_tokens:
             check_drafts(rows)
-        self._encoding.run(batch)
         if batch.copies:
             device = self._inputs.last_ids.device
             ends = [copy.source for copy in batch.copies], [copy.target for copy in batch.copies]
@@ -236,26 +247,26 @@ class ModelRunner:
             raise RowFailed(row.number) from error
 
     @torch.inference_mode()
-    def whole(self, batch: ScheduledBatch) -> Outputs:
+    def whole(self, batch: ScheduledBatch, outputs: EncoderOutputs = NO_OUTPUTS) -> Outputs:
         """All of a step whose rows need no mask, on the calling thread. One of block copies alone has no rows."""
         if not batch.rows:
             self._bound(batch)
             return Outputs(lambda: StepResult([]), list)
-        return self._outputs(batch, self._computed(batch))
+        return self._outputs(batch, self._computed(batch, outputs))
 
     @torch.inference_mode()
-    def _first_part(self, batch: ScheduledBatch) -> Computed:
-        return self._computed(batch)
+    def _first_part(self, batch: ScheduledBatch, outputs: EncoderOutputs) -> Computed:
+        return self._computed(batch, outputs)
 
     @torch.inference_mode()
     def _rest(self, batch: ScheduledBatch, computed: Computed, masks: RowMasks) -> Outputs:
         return self._outputs(batch, self._sampled_masked(batch, computed, masks))
 
-    def _computed(self, batch: ScheduledBatch) -> Computed:
+    def _computed(self, batch: ScheduledBatch, outputs: EncoderOutputs) -> Computed:
         rows = self._bound(batch)
         replayed = self._graphs.replay(rows)
         if replayed is None:
-            return self.compute(self._inputs.fill(rows), rows)
+            return self.compute(self._inputs.fill(rows), rows, outputs)
         pooled = None
         if replayed.hidden is not None:
             pooled = self._pooling.compute(rows, replayed.hidden, replayed.sampled.positions.device)

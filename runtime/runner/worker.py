@@ -29,13 +29,13 @@ class _Job(NamedTuple):
 
 
 class Worker:
-    def __init__(self) -> None:
+    def __init__(self, name: str = "oneloop-worker") -> None:
         self.num_users = 1
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._untold: deque[_Job] = deque()  # in their order; the one that is being computed is the first
         self._gone = False
         self._lock = Lock()  # between a thread that ends and whoever brings it something
-        self._thread = Thread(target=self._compute, name="oneloop-worker", daemon=True)
+        self._thread = Thread(target=self._compute, name=name, daemon=True)
         self._thread.start()
         atexit.register(self._end)  # an interpreter that ends may not be met by a thread inside compiled code
 
@@ -47,11 +47,11 @@ class Worker:
         """Enqueue and return. Call it on the event loop.
 
         Raises WorkerGone."""
-        return WorkerEvent(self._enqueue(work))
+        return WorkerEvent(self.enqueue(work))
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` for loading and warm-up, which want the result."""
-        result: T = await self._enqueue(work)
+        result: T = await self.enqueue(work)
         return result
 
     async def close(self, limit_s: float = CLOSE_LIMIT_S) -> bool:
@@ -67,7 +67,8 @@ class Worker:
         self._jobs.put(None)
         self._thread.join(limit_s)
 
-    def _enqueue(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+    def enqueue(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """A future of what `work` gives. Call it on the event loop. Raises WorkerGone."""
         with self._lock:
             if self._gone:
                 raise WorkerGone("the worker thread has ended")

@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from runtime.models.through_transformers import tower
 from runtime.start import start_engine
 from runtime.weights.fetch import ModelFiles, resolve
 
+LENGTH = 8192
 IDS = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
 LARGE = {
     "text_config": {
@@ -108,7 +110,7 @@ def towers(files: ModelFiles, device: str, side: int) -> None:
 
 
 async def first_tokens(files: ModelFiles, device: str, side: int) -> None:
-    config = EngineConfig(load_format="dummy", device=device, max_model_len=8192 if device == "cuda" else 512, seed=0)
+    config = EngineConfig(load_format="dummy", device=device, max_model_len=LENGTH, seed=0)
     engine = await start_engine(config, files, lambda progress: None)
     rng = np.random.default_rng(0)
     num_tokens, number = side * side // 4, 100
@@ -122,17 +124,14 @@ async def first_tokens(files: ModelFiles, device: str, side: int) -> None:
                     first[output.index] = first[output.index] or time.perf_counter() - began
         return first
 
-    async def decoding() -> float:
-        """Seconds a token of a stream that has begun, undisturbed or not: the longest."""
-        gaps, last = [], time.perf_counter()
-        async with engine.submit(
-            [Request("stream", [9] * 16, SamplingParams(200, temperature=0.0, ignore_eos=True))]
-        ) as stream:
+    async def decoding(times: list[float], begun: asyncio.Event) -> None:
+        """Note when each token of a stream comes, until it is cancelled."""
+        params = SamplingParams(LENGTH - 32, temperature=0.0, ignore_eos=True)
+        async with engine.submit([Request("stream", [9] * 16, params)]) as stream:
             async for _ in stream:
-                now = time.perf_counter()
-                gaps.append(now - last)
-                last = now
-        return max(gaps[2:])
+                times.append(time.perf_counter())
+                if len(times) == 40:
+                    begun.set()
 
     params = SamplingParams(8, temperature=0.0, ignore_eos=True)
     for num in (1, 1, 1, 16, 16):
@@ -141,15 +140,21 @@ async def first_tokens(files: ModelFiles, device: str, side: int) -> None:
             number += 1
             ids = [9] * 8 + [5] * num_tokens + [9] * 8
             requests.append(Request(str(index), ids, params, media=(picture(rng, side, number, 8),)))
-        stream = asyncio.create_task(decoding())
-        await asyncio.sleep(0.5)
+        times: list[float] = []
+        begun = asyncio.Event()
+        stream = asyncio.create_task(decoding(times, begun))
+        await begun.wait()
+        began = time.perf_counter()
         first = await one(requests)
-        beside = await stream
+        stream.cancel()
+        await asyncio.wait({stream})
+        gaps = [(after, 1000 * (after - before)) for before, after in pairwise(times)]
+        alone, beside = ([gap for at, gap in gaps[10:] if (at < began) is wanted] for wanted in (True, False))
         print(
-            f"{num} at once: TTFT p50 {1000 * statistics.median(first):.0f} ms, last {1000 * max(first):.0f} ms",
+            f"{num} at once: TTFT p50 {1000 * statistics.median(first):.0f} ms, last {1000 * max(first):.0f}; a stream beside: "
+            f"{statistics.median(alone):.1f} ms a token without, then {statistics.median(beside):.1f}, longest {max(beside):.0f}",
             flush=True,
         )
-        print(f"the longest wait of a stream beside it: {1000 * beside:.0f} ms", flush=True)
     await engine.close()
 
 

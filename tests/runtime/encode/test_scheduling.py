@@ -1,5 +1,5 @@
 """Encoder work in a scheduler's steps: before the chunk that needs it, within budgets, once; and what a device has of it at any
-time."""
+time. Encoders run beside steps and end when they do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.api import FinishReason, MediaItem, Request, SamplingParams
-from runtime.batch import ScheduledBatch
+from runtime.batch import EncoderWork, ScheduledBatch
 from runtime.encode.cache import EncoderCache
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.kv.block_pool import BlockPool
@@ -27,7 +27,8 @@ class Device:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.sizes: dict[bytes, int] = {}
-        self.encoded: list[bytes] = []
+        self.encoded: list[bytes] = []  # begun
+        self.pending: list[EncoderWork] = []
 
     def run(self, batch: ScheduledBatch) -> None:
         for key in batch.encoder_drops:
@@ -36,11 +37,18 @@ class Device:
             assert work.key not in self.sizes, "encoded twice"
             self.sizes[work.key] = len(work.item.positions)
             self.encoded.append(work.key)
+        self.pending += batch.encoder_work
         assert sum(self.sizes.values()) <= self.capacity
         for row in batch.rows:
             for key, first, positions in () if row.media is None else row.media.spans:
                 assert first + len(positions) <= self.sizes[key]
+                assert key not in {work.key for work in self.pending}
                 assert row.start <= positions[0] <= positions[-1] < row.end
+
+    def finish(self, encoding: EncoderScheduling, *, fails: bool = False) -> None:
+        """The oldest piece of work ends."""
+        work = self.pending.pop(0)
+        (encoding.failed if fails else encoding.encoded)(work)
 
 
 def make(budget=16, *, encoder_tokens=16, cache_size=32, seqs=3, num_blocks=64, caching=False, **rest) -> Scheduler:
@@ -67,11 +75,13 @@ def sequence(number: int, *parts: int | tuple[bytes, int], salt: str | None = No
 
 
 def steps(scheduler: Scheduler, device: Device, *, most: int = 200) -> list[ScheduledBatch]:
-    """All that follow, each settled before the next."""
+    """All that follow with rows, each settled before the next, and what it had encoded there."""
     found = []
     while (batch := scheduler.schedule()) is not None:
         assert len(found) < most, "it does not come to an end"
         device.run(batch)
+        while device.pending:
+            device.finish(scheduler.encoding)
         scheduler.settle(batch, [[TEXT]] * len(batch.sampling_rows))
         found.append(batch)
     assert not scheduler.waiting
@@ -86,28 +96,29 @@ def spans(batch: ScheduledBatch) -> list[tuple[int, int]]:
 def test_a_picture_is_encoded_before_the_chunk_that_reaches_it_and_not_again():
     scheduler, device = make(budget=8), Device(32)
     scheduler.add(sequence(1, 8, (b"a", 6), 6))
-    first, second, third, *_ = steps(scheduler, device)
-    assert [len(batch.encoder_work) for batch in (first, second, third)] == [0, 1, 0]
-    assert (spans(second), spans(third)) == ([(8, 16)], [(16, 20)])
+    first, second, third, fourth, *_ = steps(scheduler, device)
+    assert [len(batch.encoder_work) for batch in (first, second, third, fourth)] == [0, 1, 0, 0]
+    assert [spans(batch) for batch in (second, third, fourth)] == [[], [(8, 16)], [(16, 20)]]
     assert second.encoder_work[0].number == 1
 
 
 def test_a_chunk_ends_within_a_picture_and_the_next_goes_on_with_the_rest_of_it():
     scheduler, device = make(budget=5, seqs=2), Device(32)
     scheduler.add(sequence(1, 3, (b"a", 6), 3))
-    first, second, *_ = steps(scheduler, device)
+    text, first, second, *_ = steps(scheduler, device)
+    assert (spans(text), len(text.encoder_work)) == ([(0, 3)], 1)
     (one,), (other,) = (batch.rows[0].media.spans for batch in (first, second))
-    assert (one.first, one.positions.tolist()) == (0, [3, 4])
-    assert (other.first, other.positions.tolist()) == (2, [5, 6, 7, 8])
+    assert (one.first, one.positions.tolist()) == (0, [3, 4, 5, 6, 7])
+    assert (other.first, other.positions.tolist()) == (5, [8])
     assert device.encoded == [b"a"]
 
 
 def test_what_does_not_fit_the_steps_budget_is_where_the_chunk_ends():
     scheduler, device = make(budget=64, encoder_tokens=8), Device(32)
     scheduler.add(sequence(1, 2, (b"a", 6), 2, (b"b", 6), 2))
-    first, second, *_ = steps(scheduler, device)
-    assert (spans(first), spans(second)) == ([(0, 10)], [(10, 18)])
-    assert device.encoded == [b"a", b"b"]
+    found = steps(scheduler, device)
+    assert [[work.key for work in batch.encoder_work] for batch in found[:3]] == [[b"a"], [b"b"], []]
+    assert [spans(batch) for batch in found[:3]] == [[(0, 2)], [(2, 10)], [(10, 18)]]
 
 
 def test_one_that_is_larger_than_the_budget_is_encoded_alone():
@@ -156,16 +167,67 @@ def test_items_that_may_not_be_cut_are_in_one_step_even_beyond_its_budget_for_pr
     assert [(row.start <= 3, row.end >= 13) for row in holding] == [(True, True)]
 
 
-def test_beside_decodes_encoders_have_the_budget_of_prompts():
-    scheduler, device = make(budget=64, encoder_tokens=64), Device(32)
-    scheduler.step_budget = type("Eight", (), {"has_turns": False, "prompt_tokens": lambda *_: 8, "scored_cost": lambda _: 1,
-                                               "ending_cost": lambda _: 0})()  # fmt: skip
+def test_others_go_on_while_a_picture_is_encoded():
+    scheduler, device = make(budget=64), Device(32)
     scheduler.add(sequence(1, 2, max_tokens=9))
-    device.run(first := scheduler.schedule())
-    scheduler.settle(first, [[TEXT]])
-    scheduler.add(sequence(2, (b"a", 3), (b"b", 3)))
-    scheduler.add(sequence(3, (b"c", 3)))
-    assert [len(batch.encoder_work) for batch in steps(scheduler, device)[:3]] == [2, 1, 0]
+    scheduler.add(sequence(2, 1, (b"a", 3), 2))
+    scheduler.add(sequence(3, 1, (b"a", 3), 1))
+    seen = []
+    for number in range(4):
+        device.run(batch := scheduler.schedule())
+        scheduler.settle(batch, [[TEXT]] * len(batch.sampling_rows))
+        seen.append([(row.number, row.start, row.end) for row in batch.rows])
+        if number == 2:
+            device.finish(scheduler.encoding)
+    assert seen[0] == [(1, 0, 2), (2, 0, 1), (3, 0, 1)]
+    assert seen[1:3] == [[(1, 2, 3)], [(1, 3, 4)]]
+    assert seen[3] == [(1, 4, 5), (2, 1, 6), (3, 1, 5)]
+    assert device.encoded == [b"a"]
+    assert (scheduler.encoding.num_queries, scheduler.encoding.num_hits) == (2, 1)
+
+
+def test_nothing_is_launched_while_all_wait_for_a_picture():
+    scheduler, device = make(budget=64), Device(32)
+    scheduler.add(sequence(1, (b"a", 3), 2))
+    device.run(batch := scheduler.schedule())
+    assert (batch.rows, len(batch.encoder_work)) == ((), 1)
+    assert scheduler.schedule() is None
+    assert scheduler.encoding.is_encoding
+    device.finish(scheduler.encoding)
+    assert [spans(each) for each in steps(scheduler, device)[:1]] == [[(0, 5)]]
+
+
+def test_whose_picture_failed_for_another_tries_for_itself():
+    scheduler, device = make(budget=64), Device(32)
+    first, second = (sequence(number, (b"a", 3), 2) for number in (1, 2))
+    scheduler.add(first)
+    scheduler.add(second)
+    device.run(scheduler.schedule())
+    device.finish(scheduler.encoding, fails=True)
+    scheduler.finish(first, FinishReason.ERROR)
+    again = scheduler.schedule()
+    assert [work.number for work in again.encoder_work] == [2]
+    device.run(again)
+    device.finish(scheduler.encoding)
+    steps(scheduler, device)
+    assert device.encoded == [b"a", b"a"]
+
+
+def test_what_was_encoded_for_nobody_is_not_taken_for_what_comes_later():
+    scheduler, device = make(budget=64, cache_size=6), Device(6)
+    gone = sequence(1, (b"a", 6), 2)
+    scheduler.add(gone)
+    device.run(scheduler.schedule())
+    (old,) = device.pending
+    scheduler.finish(gone, FinishReason.ABORT)
+    scheduler.add(sequence(2, (b"b", 6), 2))
+    device.pending.clear()
+    device.run(scheduler.schedule())
+    assert not scheduler.encoding.encoded(old)
+    assert not scheduler.encoding.failed(old)
+    assert scheduler.schedule() is None
+    device.finish(scheduler.encoding)
+    assert scheduler.schedule() is not None
 
 
 def test_what_no_step_could_hold_is_refused():
@@ -178,14 +240,15 @@ def test_what_no_step_could_hold_is_refused():
     make(cache_size=10).encoding.check(wide, 8)
 
 
-def test_a_step_that_failed_leaves_nothing():
+def test_a_step_that_failed_takes_nothing_of_what_is_encoded_beside_it():
     scheduler, device = make(budget=64), Device(32)
     scheduler.add(sequence(1, 2, (b"a", 6), 2))
-    failed = scheduler.schedule()
+    device.run(failed := scheduler.schedule())
     assert len(failed.encoder_work) == 1
     scheduler.forget_step([failed])
-    (again, *_) = steps(scheduler, device)
-    assert [work.key for work in again.encoder_work] == [b"a"]
+    device.finish(scheduler.encoding)
+    steps(scheduler, device)
+    assert device.encoded == [b"a"]
 
 
 def test_the_least_recently_used_goes_first_and_what_is_held_never():
@@ -230,11 +293,16 @@ def test_whatever_comes_every_row_finds_what_it_needs_and_all_come_to_an_end(pro
             scheduler.finish(scheduler.running[0], FinishReason.ABORT)
         batch = scheduler.schedule()
         if batch is None:
-            break
+            if not device.pending:
+                break
+            device.finish(scheduler.encoding)
+            continue
+        device.run(batch)
+        for _ in range(data.draw(st.integers(0, len(device.pending)))):
+            device.finish(scheduler.encoding, fails=event == 3)
         if event == 2:
             scheduler.forget_step([batch])
             continue
-        device.run(batch)
         for row in batch.rows:
             own = sequences[row.number].request
             wanted = sorted(p for item in own.media for p in item.positions.tolist() if row.start <= p < row.end)
