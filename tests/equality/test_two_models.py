@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import normalize
 
 from runtime.api import FinishReason, PoolingParams, Request, SamplingParams
-from runtime.config import EngineConfig
+from runtime.config import EngineConfig, PlanError
 from runtime.engine import Engine
 from runtime.start import SharedDevice, start_engine
 from runtime.weights.fetch import resolve
@@ -122,7 +122,13 @@ async def test_memory_of_both_is_what_one_may_take(tmp_path):
     embedder = await engine_of(
         tmp_path / "embeds", "cuda", place, beside=True, pools=True, kv_cache_bytes=EMBEDDERS_CACHE
     )
-    chat = await engine_of(tmp_path / "chats", "cuda", place)
+    try:
+        chat = await engine_of(tmp_path / "chats", "cuda", place)
+    except PlanError:
+        await embedder.close()
+        if torch.cuda.mem_get_info()[0] < SHARE * total:
+            pytest.skip("other processes took the device meanwhile")
+        raise
     try:
         assert embedder.model.kv_cache_bytes <= EMBEDDERS_CACHE
         left = alone_bytes - chat.model.kv_cache_bytes
