@@ -21,7 +21,7 @@ _prepare_linear = Op(
     [
         backends.native("linear", native.NativeLinearWeight, native.supports),
         Kernel("linear", "cuda", cuda.supports, cuda.CudaLinearWeight),
-        Kernel("linear", "coded", coded.supports, coded.CodedLinearWeight),
+        Kernel("linear", "coded", coded.supports, coded.prepare),
         Kernel("linear", "reference", reference.supports, reference.ReferenceLinearWeight),
     ],
 )

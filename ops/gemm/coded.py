@@ -2,12 +2,13 @@
 
 Few rows are a stream of the codes (few_rows_coded.cu), which x meets in 16 bits. With more, x is rounded to the weight's codes, row
 by row as it comes, where those have matrix units of their own: cuBLAS multiplies fp8 with one scale a row; groups of columns and
-int8 are Triton's. With four bits x stays as it is, and where rows are so many that products take all the time, the weight becomes
-plain numbers for the length of one product."""
+int8 are Triton's. With four bits x stays as it is: on Hopper one kernel takes few rows and many (tiled_w4.cu), and where rows are
+so many that products take all the time, the weight becomes plain numbers for the length of one product."""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +16,9 @@ from torch.nn import functional
 
 from ops import tuning
 from ops.backends import on_cuda_at_any_size
-from ops.cuda.program import missing
-from ops.gemm import few_rows_coded
-from ops.gemm.dequantize import apart
+from ops.cuda.program import missing, missing_for_hopper
+from ops.gemm import few_rows_coded, tiled_w4
+from ops.gemm.dequantize import apart, codes_of
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
 from ops.stored import CODED, FP8, W4, Stored, StoredWeight, formats_of, parts_of
@@ -39,33 +40,115 @@ def supports(case: ShapeClass) -> str | None:
     return None
 
 
-class CodedLinearWeight(LinearWeight):
-    """Rows of several parts that are in other groups get the finest groups of all; those whose columns are in different orders
-    cannot be one weight (ValueError). Kept are bytes [N, bytes of a row], and scales [groups, N]: float32; of w4 words of 32 bits,
-    a float32 without its last 8 bits, in which the zero point is."""
+def prepare(stored: Stored) -> LinearWeight:
+    """The form that is the quickest on the weight's device. Raises ValueError as `CodedLinearWeight` does."""
+    parts = parts_of(stored)
+    if formats_of(parts) == (W4,) and missing_for_hopper() is None:
+        in_features = parts[0].weight.shape[1] * 2
+        groups = max(part.tensors["scales"].shape[1] for part in parts)
+        if tiled_w4.fits(sum(len(part.weight) for part in parts), in_features, groups):
+            return TiledLinearWeight(stored)
+    return CodedLinearWeight(stored)
+
+
+class StackedCodes(LinearWeight):
+    """Parts in codes of one kind, stacked by rows, refilled where they lie. Those that are in other groups get the finest groups of
+    all; those whose columns are in different orders cannot be one weight (ValueError)."""
 
     def __init__(self, stored: Stored) -> None:
         parts = parts_of(stored)
         (self.codes,) = formats_of(parts)
-        self._weight, self._scales, self._order, self.in_features = laid(parts)
+        stack = stacked(parts)
+        self._order, self.in_features = stack.order, stack.in_features
+        self.groups, self.out_features = stack.scales.shape
+        self._kept = self._lay(stack)
         biases = [part.bias for part in parts if part.bias is not None]
         self._bias = torch.cat(biases).contiguous() if biases else None
-        groups, self.out_features = self._scales.shape
-        kept = (self._weight, self._scales, self._order, self._bias)
-        self.nbytes = sum(each.nbytes for each in kept if each is not None)
-        self._few = missing() is None and few_rows_coded.fits(self.codes, self.out_features, self.in_features, groups)
-        self._by_cublas = (
-            self.codes == FP8 and groups == 1 and not (self.out_features % _ALIGNED or self.in_features % _ALIGNED)
+        self.nbytes = sum(each.nbytes for each in (*self._kept, self._order, self._bias) if each is not None)
+        self._tuning = tuning.of(self._kept[0].device).coded
+
+    @staticmethod
+    @abstractmethod
+    def _lay(stack: Stack) -> tuple[Tensor, ...]:
+        """Codes and scales as the kernels read them."""
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        return x if self._order is None else x.index_select(1, self._order)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise TypeError("an embedding is kept in plain numbers")
+
+    def refill(self, stored: Stored) -> bool:
+        parts = parts_of(stored)
+        biases = [part.bias for part in parts if part.bias is not None]
+        if all("weight" in part.tensors for part in parts):
+            if formats_of(parts) != (self.codes,):
+                written = " and ".join(map(str, formats_of(parts)))
+                raise ValueError(f"a weight in {written} where {self.codes} is kept")
+            stack = stacked(parts, self.groups)
+            check_refill("weight", (len(stack.weight), stack.in_features), (self.out_features, self.in_features))
+            check_refill("scales", stack.scales.shape, (self.groups, self.out_features))
+            if (stack.order is None) != (self._order is None):
+                raise ValueError("columns in an order of their own take the place of others alone that are")
+            for current, given in zip(self._kept, self._lay(stack), strict=True):
+                overwrite(current, given, "weight")
+            overwrite(self._order, stack.order, "order")
+        overwrite(self._bias, torch.cat(biases) if biases else None, "bias")
+        return True
+
+
+class TiledLinearWeight(StackedCodes):
+    """Four bits in the pieces of tiled_w4.py, scales among them."""
+
+    @staticmethod
+    def _lay(stack: Stack) -> tuple[Tensor, ...]:
+        return (tiled_w4.in_pieces(codes_of(W4, stack.weight), stack.scales),)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        x = self._ordered(x)
+        if not len(x):
+            return x.new_empty(0, self.out_features)
+        return self.by_widened(x) if len(x) >= self._tuning.min_widened_rows else self.in_tiles(x)
+
+    def gated_matmul(self, x: Tensor) -> Tensor | None:
+        if not 0 < len(x) < self._tuning.min_widened_rows or not tiled_w4.can_gate(self.out_features):
+            return None
+        return self.in_tiles(self._ordered(x), gated=True)
+
+    def in_tiles(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
+        """x in the order of the codes. `how`: as of `tiled_w4.tiled_w4`."""
+        return tiled_w4.tiled_w4(x, self._kept[0], self.out_features, self._bias, gated=gated, **how)
+
+    def by_widened(self, x: Tensor) -> Tensor:
+        from ops.gemm.triton_widen import widen_pieces  # no CPU needs Triton
+
+        weight = widen_pieces(self._kept[0], self.out_features, self.in_features, x.dtype)
+        return functional.linear(x, weight, self._bias)
+
+
+class CodedLinearWeight(StackedCodes):
+    """Kept are bytes [N, bytes of a row], and scales [groups, N]."""
+
+    def __init__(self, stored: Stored) -> None:
+        super().__init__(stored)
+        self._weight, self._scales = self._kept
+        self._few = missing() is None and few_rows_coded.fits(
+            self.codes, self.out_features, self.in_features, self.groups
         )
-        self._tuning = tuning.of(self._weight.device).coded
+        self._by_cublas = (
+            self.codes == FP8 and self.groups == 1 and not (self.out_features % _ALIGNED or self.in_features % _ALIGNED)
+        )
+
+    @staticmethod
+    def _lay(stack: Stack) -> tuple[Tensor, ...]:
+        return in_rows(stack), stack.scales
 
     def matmul(self, x: Tensor) -> Tensor:
         num_rows = x.shape[0]
         if self._few:
-            shape = self.in_features, self.out_features, self._scales.shape[0]
+            shape = self.in_features, self.out_features, self.groups
             few_rows_coded.compile_ahead(self.codes, *shape, x.dtype, x.device)
-        if self._order is not None:
-            x = x.index_select(1, self._order)
+        x = self._ordered(x)
         if self._may_stream(num_rows):
             return self.stream(x, gated=False)
         if self.codes == W4:
@@ -75,7 +158,7 @@ class CodedLinearWeight(LinearWeight):
     def gated_matmul(self, x: Tensor) -> Tensor | None:
         if not self._may_stream(x.shape[0]):
             return None
-        return self.stream(x if self._order is None else x.index_select(1, self._order), gated=True)
+        return self.stream(self._ordered(x), gated=True)
 
     def _may_stream(self, num_rows: int) -> bool:
         return self._few and 0 < num_rows <= (2 if self.codes == W4 else 1) * few_rows_coded.MAX_ROWS
@@ -108,57 +191,53 @@ class CodedLinearWeight(LinearWeight):
                 codes.view(torch.float8_e4m3fn), self._weight.view(torch.float8_e4m3fn).t(), scales.view(-1, 1), self._scales,
                 bias=self._bias, out_dtype=x.dtype, use_fast_accum=True,
             )  # fmt: skip
-        groups = self._scales.shape[0]
-        codes, scales = round_rows(x, self.codes, groups)
+        codes, scales = round_rows(x, self.codes, self.groups)
         return linear(codes, self.codes, self._weight, self._scales, self._bias, x.dtype, scales)
 
-    def rows(self, ids: Tensor) -> Tensor:
-        raise TypeError("an embedding is kept in plain numbers")
 
-    def refill(self, stored: Stored) -> bool:
-        parts = parts_of(stored)
-        biases = [part.bias for part in parts if part.bias is not None]
-        if all("weight" in part.tensors for part in parts):
-            if formats_of(parts) != (self.codes,):
-                written = " and ".join(map(str, formats_of(parts)))
-                raise ValueError(f"a weight in {written} where {self.codes} is kept")
-            weight, scales, order, in_features = laid(parts, groups=self._scales.shape[0])
-            check_refill("weight", (len(weight), in_features), (self.out_features, self.in_features))
-            if (order is None) != (self._order is None):
-                raise ValueError("columns in an order of their own take the place of others alone that are")
-            overwrite(self._scales, scales, "scales")
-            overwrite(self._weight, weight, "weight")
-            overwrite(self._order, order, "order")
-        overwrite(self._bias, torch.cat(biases) if biases else None, "bias")
-        return True
+class Stack(NamedTuple):
+    """Rows of several parts in codes of one kind. `weight`: as stored. `scales` [groups, N]: float32; of w4 words of 32 bits, a
+    float32 without its last 8 bits, in which the zero point is."""
+
+    weight: Tensor
+    scales: Tensor
+    order: Tensor | None
+    in_features: int
 
 
-def laid(parts: tuple[StoredWeight, ...], groups: int = 1) -> tuple[Tensor, Tensor, Tensor | None, int]:
-    """Weight [N, bytes] uint8, scales [groups, N], order, in features; `groups`: at least so many. Raises ValueError."""
+def stacked(parts: tuple[StoredWeight, ...], groups: int = 1) -> Stack:
+    """`groups`: at least so many. Raises ValueError."""
     if (why := apart(parts)) is not None:
         raise ValueError(f"these cannot be one weight: {why}")
     groups = max(groups, *(part.tensors["scales"].shape[1] for part in parts))
     is_w4 = parts[0].format == W4
-    in_features = parts[0].weight.shape[1] * (2 if is_w4 else 1)
     scales = torch.cat([_finer(part.tensors["scales"], groups) for part in parts]).float()
     if is_w4:
         eights = [torch.full_like(part.tensors["scales"], 8, dtype=torch.uint8) for part in parts]
         zeros = [part.tensors.get("zeros", eight) for part, eight in zip(parts, eights, strict=True)]
         words = (scales.view(torch.int32) + 128) & -256  # to nearest
         scales = words | torch.cat([_finer(each, groups) for each in zeros]).to(torch.int32)
-        weight = torch.cat([_halves(part.weight) for part in parts])
-    else:
-        weight = torch.cat([part.weight.view(torch.uint8) for part in parts])
-    return weight.contiguous(), scales.t().contiguous(), parts[0].tensors.get("order"), in_features
+    weight = torch.cat([part.weight.view(torch.uint8) for part in parts])
+    in_features = weight.shape[1] * (2 if is_w4 else 1)
+    return Stack(weight, scales.t().contiguous(), parts[0].tensors.get("order"), in_features)
+
+
+def in_rows(stack: Stack) -> Tensor:
+    """Weight [N, bytes of a row], as Triton's kernels and few_rows_coded.cu read it: of four bits two columns a byte, a column and
+    the one 64 on, in whole chunks of 128."""
+    if stack.scales.dtype != torch.int32:
+        return stack.weight
+    padded = functional.pad(stack.weight, (0, -stack.weight.shape[1] % (_CHUNK // 2)))
+    codes = codes_of(W4, padded).view(len(padded), -1, 2, _CHUNK // 2)
+    return (codes[:, :, 0] | codes[:, :, 1] << 4).flatten(1)
+
+
+def laid(parts: tuple[StoredWeight, ...], groups: int = 1) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """Weight as of `in_rows`, scales [groups, N], order, in features; `groups`: at least so many. Raises ValueError."""
+    stack = stacked(parts, groups)
+    return in_rows(stack), stack.scales, stack.order, stack.in_features
 
 
 def _finer(per_group: Tensor, groups: int) -> Tensor:
     """[N, g] -> [N, groups], whole times as many."""
     return per_group.repeat_interleave(groups // per_group.shape[1], dim=1)
-
-
-def _halves(weight: Tensor) -> Tensor:
-    """Two neighbouring columns a byte -> a column and the one 64 on, in whole chunks of 128: [N, K / 2] -> [N, chunks * 64]."""
-    padded = functional.pad(weight, (0, -weight.shape[1] % (_CHUNK // 2)))
-    codes = torch.stack([padded & 15, padded >> 4], dim=2).view(len(weight), -1, 2, _CHUNK // 2)
-    return (codes[:, :, 0] | codes[:, :, 1] << 4).flatten(1)

@@ -120,7 +120,7 @@ def few_rows(
 def choose(
     codes: WeightFormat, segments: int, num_rows: int, in_features: int, out_features: int, gated: bool
 ) -> Variant:  # fmt: skip
-    """The quickest instance, as `bench_cuda.py streams` has it of an H200: a block of all warps that a slab may have, but where
+    """The quickest instance, as `bench_coded.py streams` has it of an H200: a block of all warps that a slab may have, but where
     there are many slabs, so that one's sum is written while another is read."""
     tiles, slabs = 1 if num_rows <= 8 else 2, out_features // 16
     warps, queued = 16, 1

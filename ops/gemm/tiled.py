@@ -60,7 +60,7 @@ template <> __device__ __forceinline__ void Products<{rows}>::add(float (&sums)[
 
 
 _PROGRAM = Program(
-    [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tiled.cu"],
+    [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tile_end.cuh", _HERE / "tiled.cu"],
     {tile.name: f"TILED({tile.name}, {tile.rows}, {tile.stages}, {tile.gated:d})" for tile in TILES},
     prelude="\n".join(_products(rows) for rows in sorted({tile.rows for tile in TILES})),
     architecture="sm_90a",

@@ -49,3 +49,31 @@ def widen(weight: Tensor, scales: Tensor, in_features: int, dtype: torch.dtype) 
         **overlap(out.device),
     )
     return out
+
+
+@triton.jit
+def _widen_pieces(piece_ptr, out_ptr, IN: tl.constexpr, OUT: tl.constexpr, GROUPS: tl.constexpr, PDL: tl.constexpr):
+    # pieces [OUT / 32, chunks of 128 columns, 2048 + 128 * GROUPS bytes], as tiled_w4.py lays them -> out [OUT, IN].
+    piece, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    CHUNKS: tl.constexpr = (IN + 127) // 128
+    word_ptr = (piece_ptr + (piece * CHUNKS + chunk) * (2048 + 128 * GROUPS)).to(tl.pointer_type(tl.int32))
+    wait_for_previous(PDL)  # nothing that it wrote is read here, but what reads this may wait for this alone
+    row = tl.arange(0, 32)
+    lane = tl.arange(0, 128)
+    word = tl.load(word_ptr + row[:, None] * 16 + (lane % 8 // 2 * 4 + lane // 32)[None, :])
+    code = word >> (lane % 2 * 16 + lane % 32 // 8 * 4)[None, :] & 15
+    scale = tl.load(word_ptr + 512 + (lane // (128 // GROUPS) * 32)[None, :] + row[:, None])
+    value = (code - (scale & 15)).to(tl.float32) * (scale & -256).to(tl.float32, bitcast=True)
+    at, column = piece * 32 + row, chunk * 128 + lane
+    inside = (at < OUT)[:, None] & (column < IN)[None, :]
+    tl.store(out_ptr + at[:, None] * IN + column[None, :], value.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def widen_pieces(pieces: Tensor, out_features: int, in_features: int, dtype: torch.dtype) -> Tensor:
+    """[out_features, in_features] of a weight in the pieces of tiled_w4.py."""
+    out = torch.empty((out_features, in_features), dtype=dtype, device=pieces.device)
+    groups = (pieces.shape[2] - 2048) // 128
+    _widen_pieces[pieces.shape[:2]](
+        pieces, out, IN=in_features, OUT=out_features, GROUPS=groups, num_warps=4, **overlap(out.device)
+    )
+    return out

@@ -1,5 +1,4 @@
-"""The CUDA kernels against their alternatives, over real shapes: `python tests/ops/bench_cuda.py [linear] [coded] [streams]
-[decode]`.
+"""The CUDA kernels against their alternatives, over real shapes: `python tests/ops/bench_cuda.py [linear] [decode]`.
 
 Each line is one pass over as many copies as a model has layers, in a graph, so that no cache holds a weight and launches cost
 what they cost in service. Microseconds a layer; the floor is the bytes at the speed of a copy."""
@@ -17,12 +16,9 @@ from triton.testing import do_bench
 from ops.attention import cuda
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
-from ops.gemm import few_rows_coded
-from ops.gemm.coded import CodedLinearWeight
 from ops.gemm.few_rows import MAX_ROWS as MAX_FEW_ROWS
 from ops.gemm.few_rows import few_rows
 from ops.gemm.tiled import MAX_ROWS, tiled
-from ops.stored import FP8, W4, StoredWeight, WeightFormat
 
 COPY_BYTES_PER_US = 4.26e6
 SHAPES = {  # out, in
@@ -69,86 +65,6 @@ def bench_linear() -> None:
                 )
 
 
-def bench_coded() -> None:
-    """Weights in codes, by each way that coded.py could go."""
-    random = torch.Generator("cuda").manual_seed(0)
-    for codes, group in ((FP8, 0), (FP8, 128), (W4, 128)):
-        for out_features, in_features in SHAPES["8b"][:4]:
-            num_bytes = out_features * in_features // (2 if codes == W4 else 1)
-            copies = max(2, min(28, int(6e8 / num_bytes)))
-            groups = in_features // group if group else 1
-            weights = [_coded(codes, out_features, in_features, groups, random) for _ in range(copies)]
-            for num_rows in (1, 8, MAX_FEW_ROWS, 32, 128, 256, 2048):
-                x = torch.randn(num_rows, in_features, device="cuda").bfloat16()
-                ways = {"Triton": CodedLinearWeight.by_triton}
-                if num_rows <= MAX_FEW_ROWS:
-                    ways = {"stream": CodedLinearWeight.stream} | ways
-                elif codes == W4:
-                    ways["widened"] = CodedLinearWeight.by_widened
-                else:
-                    ways["rounded"] = CodedLinearWeight.by_rounded
-                times = []
-                for name, way in ways.items():
-
-                    def work(x=x, weights=weights, way=way) -> None:
-                        for weight in weights:
-                            way(weight, x)
-
-                    times.append(f"{name} {us(work, copies):6.2f}")
-                print(
-                    f"{codes} in groups of {group}, {out_features} x {in_features}, {num_rows:4} rows: {', '.join(times)}, "
-                    f"floor {num_bytes / COPY_BYTES_PER_US:6.2f}",
-                    flush=True,
-                )
-
-
-def bench_streams() -> None:
-    """Every instance of few_rows_coded.cu; the best five of each shape, and what is chosen."""
-    random = torch.Generator("cuda").manual_seed(0)
-    for codes, group in ((FP8, 0), (FP8, 128), (W4, 128)):
-        for out_features, in_features in SHAPES["8b"][:4]:
-            num_bytes = out_features * in_features // (2 if codes == W4 else 1)
-            copies = max(2, min(28, int(6e8 / num_bytes)))
-            groups = in_features // group if group else 1
-            weights = [_coded(codes, out_features, in_features, groups, random) for _ in range(copies)]
-            gated = out_features == 28672
-            for num_rows in (1, 16):
-                x = torch.randn(num_rows, in_features, device="cuda").bfloat16()
-                chosen = few_rows_coded.choose(codes, 1 if group else 0, num_rows, in_features, out_features, gated)
-                times = {}
-                same = [
-                    each
-                    for each in few_rows_coded.variants(codes)
-                    if (each.segments, each.tiles, each.gated) == (chosen.segments, chosen.tiles, chosen.gated)
-                ]
-                names = [each.name for each in same]
-                few_rows_coded.program(codes).compile_ahead(names, torch.bfloat16, torch.device("cuda", 0))
-                for variant in same:
-                    for blocks in (1, 2, 3, 99):
-                        how = {"gated": gated, "variant": variant, "max_blocks": blocks}
-
-                        def work(x=x, weights=weights, how=how) -> None:
-                            for weight in weights:
-                                weight.stream(x, **how)
-
-                        times[variant.warps, variant.batches, blocks] = us(work, copies)
-                best = ", ".join(
-                    f"{how} {time:.2f}" for how, time in sorted(times.items(), key=lambda each: each[1])[:5]
-                )
-                now = times[chosen.warps, chosen.batches, 99]
-                print(f"{codes}/{group} {out_features} x {in_features} {num_rows}: now {now:.2f}; {best}", flush=True)
-
-
-def _coded(
-    codes: WeightFormat, out_features: int, in_features: int, groups: int, random: torch.Generator
-) -> CodedLinearWeight:
-    scales = torch.rand(out_features, groups, device="cuda", generator=random) / 100
-    columns = in_features // (2 if codes == W4 else 1)
-    weight = torch.randint(120, (out_features, columns), device="cuda", generator=random, dtype=torch.uint8)
-    weight = weight.view(torch.float8_e4m3fn) if codes == FP8 else weight
-    return CodedLinearWeight(StoredWeight(codes, {"weight": weight, "scales": scales}))
-
-
 def bench_decode() -> None:
     rng = random.Random(1)
     for num_heads, num_kv_heads, size in ((16, 8, 128), (32, 8, 128)):
@@ -183,12 +99,8 @@ def _decode_step(contexts: list[int], num_heads: int, num_kv_heads: int, size: i
 
 
 if __name__ == "__main__":
-    wanted = set(sys.argv[1:]) or {"linear", "coded", "decode"}
+    wanted = set(sys.argv[1:]) or {"linear", "decode"}
     if "linear" in wanted:
         bench_linear()
-    if "coded" in wanted:
-        bench_coded()
-    if "streams" in wanted:
-        bench_streams()
     if "decode" in wanted:
         bench_decode()

@@ -1,13 +1,14 @@
-"""Mixture of experts on a GPU: `python tests/ops/bench_moe.py [tiles] [tokens ...]`.
+"""Mixture of experts on a GPU: `python -m tests.ops.bench_moe [tiles] [coded] [tokens ...]`.
 
 The shape of Qwen3-30B-A3B. Each time is one of several calls in a graph, with other routings and other layers' weights in turn, so
 that no cache holds them. Floors: the bytes of the experts that are hit at the speed of a copy, the products at the speed of the
-tensor cores. A table of `ops.moe` by its parts; `tiles` first tries others, and prints the best of them."""
+tensor cores. A table of `ops.moe` by its parts; `tiles` first tries others, and prints the best of them; `coded` sets experts
+in codes and scales beside it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
@@ -15,10 +16,12 @@ from typing import NamedTuple
 import torch
 
 import ops
-from ops.moe.triton_experts import TritonExpertWeights, mix
-from ops.moe.triton_grouped import add_parts, product
+from ops.moe.triton_coded import CodedExpertWeights
+from ops.moe.triton_experts import GroupedExpertWeights, TritonExpertWeights, mix
+from ops.moe.triton_grouped import add_parts
 from ops.moe.triton_route import Routed, route
 from ops.moe.weights import Half
+from ops.stored import FP8, W4, StoredWeight, WeightFormat
 from ops.tuning.numbers import ExpertTiles, ProductTiles
 from tests.ops.bench_cuda import COPY_BYTES_PER_US, us
 
@@ -31,7 +34,7 @@ HALVES: tuple[Half, Half] = ("gate_up", "down")
 
 
 class Step(NamedTuple):
-    experts: TritonExpertWeights
+    experts: GroupedExpertWeights
     x: torch.Tensor
     inner: torch.Tensor
     logits: torch.Tensor
@@ -41,10 +44,10 @@ class Step(NamedTuple):
         return mix(self.experts, self.x, self.logits, ROUTING, None, None, choice)
 
     def half(self, half: Half, how: ProductTiles) -> None:
-        product(self.experts, half, self.x if half == "gate_up" else self.inner, self.routed, how)
+        self.experts.product(half, self.x if half == "gate_up" else self.inner, self.routed, how)
 
 
-def steps_of(num_tokens: int, layers: list[TritonExpertWeights]) -> list[Step]:
+def steps_of(num_tokens: int, layers: Sequence[GroupedExpertWeights]) -> list[Step]:
     steps = []
     for step in range(STEPS):
         x = torch.randn(num_tokens, SHAPE.hidden_size, device="cuda").bfloat16()
@@ -88,6 +91,36 @@ def table(counts: list[int], layers: list[TritonExpertWeights]) -> None:
         numbers = " ".join(f"{us:8.1f}" for us in (*took, whole, least))
         print(f"{num_tokens:8} {numbers} {least / whole:8.0%}", flush=True)
     print("us a layer")
+
+
+def coded(counts: list[int], layers: list[TritonExpertWeights]) -> None:
+    """`ops.moe` in microseconds, of each scheme; columns in groups of 128 where it says so."""
+    for name, codes, group in (("fp8", FP8, 0), ("fp8/128", FP8, 128), ("w4/128", W4, 128)):
+        filled = [coded_experts(codes, group) for _ in range(LAYERS)]
+        times = []
+        for num_tokens in counts:
+            ours, plain = steps_of(num_tokens, filled), steps_of(num_tokens, layers)
+            choice = layers[0].choose(num_tokens, ROUTING.top_k)
+            took = [each(steps, lambda step, choice=choice: step.mixed(choice)) for steps in (ours, plain)]
+            halves = [
+                each(ours, lambda step, half=half, choice=choice: step.half(half, getattr(choice, half)))
+                for half in HALVES
+            ]
+            times.append(f"{num_tokens}: {took[0]:.1f} ({halves[0]:.1f} + {halves[1]:.1f}) for {took[1]:.1f}")
+        print(f"{name:8} {', '.join(times)}", flush=True)
+
+
+def coded_experts(codes: WeightFormat, group: int) -> CodedExpertWeights:
+    experts = CodedExpertWeights(SHAPE, torch.bfloat16, torch.device("cuda"))
+    for half in HALVES:
+        out_features, in_features = SHAPE.matrix(half)
+        columns = in_features // (2 if codes == W4 else 1)
+        for expert in range(SHAPE.num_experts):
+            scales = torch.rand(out_features, in_features // group if group else 1, device="cuda") / 100
+            weight = torch.randint(120, (out_features, columns), device="cuda", dtype=torch.uint8)
+            weight = weight.view(torch.float8_e4m3fn) if codes == FP8 else weight
+            experts.fill(half, expert, StoredWeight(codes, {"weight": weight, "scales": scales}))
+    return experts
 
 
 def candidates(num_tokens: int) -> Iterator[ProductTiles]:
@@ -138,11 +171,14 @@ def compile_all(counts: list[int], layers: list[TritonExpertWeights], *, tiles: 
 
 def main() -> None:
     tiles = "tiles" in sys.argv[1:]
-    counts = [int(word) for word in sys.argv[1:] if word != "tiles"] or [1, 2, 4, 8, 32, 128, 256, 2048, 8192]
+    counts = [int(word) for word in sys.argv[1:] if word.isdecimal()] or [1, 2, 4, 8, 32, 128, 256, 2048, 8192]
     layers = [TritonExpertWeights(SHAPE, torch.bfloat16, torch.device("cuda")) for _ in range(LAYERS)]
     for layer in layers:
         for weight in layer.weights.values():
             weight.normal_(std=0.02)
+    if "coded" in sys.argv[1:]:
+        coded(counts, layers)
+        return
     compile_all(counts, layers, tiles=tiles)
     if tiles:
         try_tiles(counts, layers)
