@@ -84,15 +84,29 @@ class TokenBucket:
         self._seen_s = now
 
 
-class Admission:
-    """Told of all that happens to sequences by the engine, on its loop."""
+class Callers:
+    """What callers have, of all engines that share this. `open`: sequences of each that have not ended."""
 
-    def __init__(self, limits: AdmissionLimits, clock: Callable[[], float]) -> None:
+    def __init__(self) -> None:
+        self.open: Counter[bytes | None] = Counter()
+        self._buckets: dict[bytes | None, TokenBucket] = {}
+
+    def bucket(self, caller: bytes | None, per_minute: int, now: float) -> TokenBucket:
+        if caller not in self._buckets:
+            if len(self._buckets) >= MAX_BUCKETS:
+                self._buckets = {who: bucket for who, bucket in self._buckets.items() if not bucket.is_full(now)}
+            self._buckets[caller] = TokenBucket(per_minute, now)
+        return self._buckets[caller]
+
+
+class Admission:
+    """Told of all that happens to sequences by the engine, on its loop. `callers`: those of other engines, too."""
+
+    def __init__(self, limits: AdmissionLimits, clock: Callable[[], float], callers: Callers | None = None) -> None:
         self.limits = limits
         self._clock = clock
         self._rate = StartRate()
-        self._open: Counter[bytes | None] = Counter()  # sequences of each caller that have not ended
-        self._buckets: dict[bytes | None, TokenBucket] = {}
+        self._callers = callers or Callers()
 
     def check(self, requests: Several[Request], waiting: Several[Sequence], num_free_rows: int) -> None:
         """Whether `requests`, of one caller, may join those `waiting`, of which free rows take up some at once. Raises Busy."""
@@ -111,7 +125,7 @@ class Admission:
             if own >= max(1, limits.max_queue // num_callers) or num_waiting >= 2 * limits.max_queue:
                 raise QueueFull(num_waiting, limits.max_queue, retry_after_s=self.retry_after_s(num_waiting))
         if limits.max_num_seqs_per_key is not None:
-            num_open = self._open[caller]
+            num_open = self._callers.open[caller]
             if num_open + num_new > limits.max_num_seqs_per_key:
                 raise CallerLimit(
                     f"{num_open} sequences of this client run or wait; the limit is {limits.max_num_seqs_per_key}",
@@ -137,7 +151,7 @@ class Admission:
 
     def admitted(self, requests: Several[Request], *, others_wait: bool) -> None:
         caller = requests[0].caller
-        self._open[caller] += len(requests)
+        self._callers.open[caller] += len(requests)
         if (per_minute := self.limits.max_tokens_per_minute_per_key) is not None:
             prompts = {id(request.prompt_ids): len(request.prompt_ids) for request in requests}
             self._bucket(caller, per_minute).take(sum(prompts.values()), self._clock())
@@ -153,21 +167,16 @@ class Admission:
             self._bucket(caller, per_minute).take(num_tokens, self._clock())
 
     def ended(self, caller: bytes | None) -> None:
-        self._open[caller] -= 1
-        if not self._open[caller]:
-            del self._open[caller]
+        self._callers.open[caller] -= 1
+        if not self._callers.open[caller]:
+            del self._callers.open[caller]
 
     def retry_after_s(self, num_ahead: int) -> float:
         """When so many that wait will have started, as far as anybody knows: from 1 s to MAX_RETRY_S."""
         return min(max(1.0, self._rate.seconds_for(num_ahead, self._clock()) or 0.0), MAX_RETRY_S)
 
     def _bucket(self, caller: bytes | None, per_minute: int) -> TokenBucket:
-        if caller not in self._buckets:
-            now = self._clock()
-            if len(self._buckets) >= MAX_BUCKETS:
-                self._buckets = {who: bucket for who, bucket in self._buckets.items() if not bucket.is_full(now)}
-            self._buckets[caller] = TokenBucket(per_minute, now)
-        return self._buckets[caller]
+        return self._callers.bucket(caller, per_minute, self._clock())
 
 
 def _share(

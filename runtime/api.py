@@ -495,6 +495,19 @@ class EngineHealth:
     failing: bool = False
     sleep_level: SleepLevel = SleepLevel.AWAKE
 
+    @classmethod
+    def of_all(cls, found: Sequence[EngineHealth]) -> EngineHealth:
+        """Of several engines: the one that is least well has the say, what runs and waits is counted together, and they sleep once
+        all do."""
+        worst = min(found, key=lambda each: (each.ok, not each.hopeless))
+        return replace(
+            worst,
+            num_running=sum(each.num_running for each in found),
+            num_waiting=sum(each.num_waiting for each in found),
+            failing=any(each.failing for each in found),
+            sleep_level=min(each.sleep_level for each in found),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class HistogramData:
@@ -625,6 +638,11 @@ class EngineClient(Protocol):
 
     @property
     def model(self) -> ModelInfo: ...
+
+    @property
+    def replicas(self) -> Sequence[EngineClient]:
+        """The engines that requests are shared out to; itself alone where there is one."""
+        ...
 
     @property
     def adapters(self) -> AdapterClient | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 from runtime.kv.kinds import Cross, KVDtype, MemoryKind, Nothing, State
@@ -35,11 +35,13 @@ class PlanError(ValueError):
 class EngineConfig(EngineOptions):
     """What a user asked of the engine, and what the model's text adds to it. `beside`: it shares a device with an engine whose
     answers are read as they come, so its steps take no longer than those may be waited for, and its KV cache is room for a step
-    and the longest prompt. `pools`: prompts are pooled and nothing is sampled, so captured steps end at hidden states."""
+    and the longest prompt. `pools`: prompts are pooled and nothing is sampled, so captured steps end at hidden states. `cache_key`:
+    of the prefix cache, which engines that are given the same prepared prompts have in common."""
 
     end_token_ids: frozenset[int] = frozenset()  # end a sequence too, beside those the model's own files name
     beside: bool = False
     pools: bool = False
+    cache_key: bytes | None = field(default=None, repr=False)
 
     @classmethod
     def of(

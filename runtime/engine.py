@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
-from runtime.admission import Admission, AdmissionLimits
+from runtime.admission import Admission, AdmissionLimits, Callers
 from runtime.api import (
     Activity,
     Adapter,
@@ -50,6 +50,7 @@ from runtime.batch import NOT_FINITE, EncoderWork, ScheduledBatch
 from runtime.constrain.masked_sampling import MaskedSampling
 from runtime.deadlines import Deadlines, Limit
 from runtime.fault import Fault, RowFailed
+from runtime.kv.prefix_cache import BlockHash
 from runtime.lora.adapters import Adapters
 from runtime.metrics.engine_meter import EngineMeter
 from runtime.metrics.step_health import HealthLimits, StepHealth
@@ -121,11 +122,13 @@ class Engine:
         call_later: CallLater | None = None,
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
+        callers: Callers | None = None,
     ) -> None:
+        """`callers`: of other engines too, where limits are of all together."""
         self._scheduler = scheduler
         self._runner = runner
         self._model = model
-        self._admission = Admission(admission or AdmissionLimits(), clock)
+        self._admission = Admission(admission or AdmissionLimits(), clock, callers)
         self._deadlines = Deadlines()
         self._alarm: asyncio.TimerHandle | None = None  # for the next of them, since a step may hang
         self._alarm_s: float | None = None
@@ -163,8 +166,23 @@ class Engine:
         return self._model
 
     @property
+    def replicas(self) -> tuple[Engine, ...]:
+        return (self,)
+
+    @property
     def adapters(self) -> Adapters | None:
         return self._adapters
+
+    @property
+    def load(self) -> float:
+        """See `Replica`."""
+        scheduler = self._scheduler
+        num = len(scheduler.running) + len(scheduler.waiting)
+        return num / scheduler.limits.max_num_seqs + scheduler.pool.usage + 2 * bool(self._sleeping.level)
+
+    def num_cached(self, prompt: PreparedPrompt) -> int:
+        """See `Replica`."""
+        return self._scheduler.cache.num_cached(cast("Several[BlockHash]", prompt.block_hashes))
 
     def prepare(
         self, prompt_ids: Several[int], cache_salt: str | None = None, adapter: Adapter | None = None,

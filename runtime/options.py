@@ -103,6 +103,15 @@ class EngineOptions:
         maximum=64,
         aliases=("-tp",),
     )
+    data_parallel_size: int = option(
+        1,
+        "copies of the model in this process, each on devices of its own, among which requests are shared out; on a CPU they share "
+        "the cores",
+        group=ENGINE,
+        minimum=1,
+        maximum=64,
+        aliases=("-dp",),
+    )
     max_model_len: int | None = option(
         None, "tokens of prompt and answer together (default: what the model was made for)", group=ENGINE, minimum=2
     )

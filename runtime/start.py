@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
+import os
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from runtime.admission import AdmissionLimits
+from runtime.admission import AdmissionLimits, Callers
 from runtime.api import LoadProgress, ModelInfo, ModelOutline, SleepLevel
 from runtime.config import EngineConfig, EnginePlan, PlanError
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
@@ -30,6 +32,7 @@ from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.pair import PairSpec
 from runtime.models.spec.sharding import kept_whole, sharded
 from runtime.parallel.group import Group, HostRank, Peers
+from runtime.parallel.replicas import Replicas
 from runtime.parallel.runners import RankRunners
 from runtime.platform.platform import Platform, Report, choose_platform
 from runtime.profiling.recorder import TorchRecorder
@@ -64,11 +67,16 @@ class EngineParts:
 
 class SharedDevice:
     """What several engines of a process have in common: the thread that computes, or waits for what does, on which their steps take
-    turns; and the platform, which plans each one's memory beside what those before it have taken."""
+    turns; and the platform, which plans each one's memory beside what those before it have taken. `first`: the number of the
+    device, or of the first of those that share a model out."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0, beside: SharedDevice | None = None) -> None:
+        """`beside`: has the platform already."""
+        self.first = first
+        self._beside = beside
         self._worker: Worker | None = None
         self._platform: Platform | None = None
+        self._replicas: dict[int, SharedDevice] = {}
 
     def worker(self) -> Worker:
         """For one engine more; a new one where nobody has the last any more. Needs the running loop."""
@@ -79,17 +87,62 @@ class SharedDevice:
         return self._worker
 
     def platform(self, name: str) -> Platform:
+        if self._beside is not None:
+            return self._beside.platform(name)
         if self._platform is None:
             self._platform = choose_platform(name)
         return self._platform
 
+    def of_replica(self, number: int, size: int) -> SharedDevice:
+        """Where replica `number` of a model computes, of which each has `size` devices."""
+        if not number:
+            return self
+        return self._replicas.setdefault(number, SharedDevice(self.first + number * size, self))
+
+
+async def start_replicas(
+    config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None,
+    device: SharedDevice | None = None,
+) -> Engine | Replicas:  # fmt: skip
+    """As many engines of the model as `config` says, as one. Arguments and errors as of `start_engine`.
+
+    The first is there before the others begin: what it has compiled they find."""
+    num, device = config.data_parallel_size, device or SharedDevice()
+    if num == 1:
+        return await start_engine(config, files, report, draft, device)
+    callers = Callers()
+    config = replace(
+        config,
+        cache_key=os.urandom(32),
+        max_queue=math.ceil(config.max_queue / num),
+        max_queued_tokens=config.max_queued_tokens and math.ceil(config.max_queued_tokens / num),
+    )
+
+    async def replica(number: int, report: Report) -> Engine:
+        place = device.of_replica(number, config.tensor_parallel_size)
+        seed = None if config.seed is None else config.seed + number
+        engine = await start_engine(config, files, report, draft, place, callers=callers, seed=seed)
+        log.info("replica %d of %d is ready", number + 1, num)
+        return engine
+
+    engines = [await replica(0, report)]
+    others = await asyncio.gather(
+        *(replica(number, lambda progress: None) for number in range(1, num)), return_exceptions=True
+    )
+    engines += [each for each in others if isinstance(each, Engine)]
+    if errors := [each for each in others if isinstance(each, BaseException)]:
+        await asyncio.gather(*(each.close() for each in engines))
+        raise errors[0]
+    return Replicas(engines)
+
 
 async def start_engine(
     config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None,
-    device: SharedDevice | None = None,
+    device: SharedDevice | None = None, *, callers: Callers | None = None, seed: int | None = None,
 ) -> Engine:  # fmt: skip
     """`report` is called from the worker thread. `draft`: files of the draft model, where the options name one. `device`: that of
-    other engines, if this one shares it.
+    other engines, if this one shares it. `callers`: of all engines whose limits for a caller are the same ones; `seed`: in the
+    place of the options'.
 
     Raises PlanError where options do not fit, WeightsError and UnsupportedModel where the model does not."""
     place = device or SharedDevice()
@@ -107,11 +160,12 @@ async def start_engine(
         ),
         steps_in_flight=config.steps_in_flight,
         stream_interval=config.stream_interval,
-        seed=config.seed,
+        seed=config.seed if seed is None else seed,
         recorder=partial(TorchRecorder, parts.model.device),
         bed=ModelBed(config, files, draft, parts, device),
         sleep_after_s=config.sleep_after,
         adapters=parts.adapters,
+        callers=callers,
     )
 
 
@@ -133,7 +187,7 @@ async def _built_on_ranks(
 ) -> EngineParts:
     """Each rank has a thread of its own, on which it loads its shard and computes its part of every step."""
     group = Group(config.tensor_parallel_size)
-    workers = [RankWorker(HostRank(group, number)) for number in range(group.size)]
+    workers = [RankWorker(HostRank(group, number, device.first + number)) for number in range(group.size)]
 
     def rank(planned: Planned, worker: RankWorker) -> Running:
         reports = report if worker.rank.number == 0 else lambda progress: None
@@ -148,7 +202,7 @@ async def _built_on_ranks(
         await asyncio.gather(*(worker.close() for worker in workers))
         raise
     runners = RankRunners([each.runner for each in every], group.end)
-    parts = every[0]._replace(runner=runners).assembled(report)
+    parts = every[0]._replace(runner=runners).assembled(report, config.cache_key)
     facts = replace(
         parts.model,
         weights_bytes=sum(each.model.weights_bytes for each in every),
@@ -274,9 +328,12 @@ def plan_engine(
             log.info("layers of the kind %s are computed whole on every device", kind)
     config = _with_length(config, spec, files.modules)
     report(LoadProgress("import"))
-    platform = (device or SharedDevice()).platform(config.device)
+    device = device or SharedDevice()
+    platform = device.platform(config.device)
     platform.force_kernels(config)
     platform.refuse(config)
+    if device.first:  # a thread begins with the first device
+        platform.use(device.first)
     stored_bytes = None
     if config.load_format != "dummy":
         stored_bytes = sum(each.stored_bytes for each in (files, draft) if each) // config.tensor_parallel_size
@@ -337,7 +394,7 @@ def _build(
 ) -> EngineParts:  # fmt: skip
     planned = plan_engine(config, files, report, draft, device)
     planned.platform.compile_ahead(planned.plan)
-    return _running(planned, files, worker, report, draft).assembled(report)
+    return _running(planned, files, worker, report, draft).assembled(report, config.cache_key)
 
 
 class Running(NamedTuple):
@@ -348,10 +405,10 @@ class Running(NamedTuple):
     eos_token_ids: frozenset[int]
     runner: Runner
 
-    def assembled(self, report: Report) -> EngineParts:
+    def assembled(self, report: Report, cache_key: bytes | None) -> EngineParts:
         import ops
 
-        parts = assemble(*self)
+        parts = assemble(*self, cache_key=cache_key)
         report(LoadProgress("ready"))
         for line in (*ops.describe(usual=False), *self.plan.notes):
             log.info(line)
@@ -429,12 +486,14 @@ def _with_length(config: EngineConfig, spec: ModelSpec, modules: SentenceModules
     return replace(config, max_model_len=length)
 
 
-def assemble(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runner: Runner) -> EngineParts:
-    """Books and facts around a runner."""
+def assemble(
+    plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runner: Runner, cache_key: bytes | None = None
+) -> EngineParts:
+    """Books and facts around a runner. `cache_key`: as `EngineConfig` has it."""
     limits = SchedulerLimits(
         plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, in_one_step=plan.layout.in_one_step
     )
-    prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups)
+    prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups, cache_key)
     adapters = _adapters(plan, model)
     scheduler = Scheduler(
         limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), plan.speculation(), plan.step_budget(),

@@ -137,6 +137,7 @@ class FakeEngine:
         self.refuse: EngineError | None = None
         self.unhealthy: str | None = None
         self.num_cached_tokens = 0
+        self.cached: set[bytes] = set()  # names of blocks, as `prepare` has them
         self.drafts = (0, 0)  # guessed tokens, and those that were right, of every request
         self.submitted: list[Request] = []
         self.prepared_on: list[threading.Thread] = []
@@ -163,12 +164,26 @@ class FakeEngine:
 
     # --- EngineClient ---------------------------------------------------------------------------------------------
 
+    @property
+    def replicas(self) -> tuple[FakeEngine, ...]:
+        return (self,)
+
+    @property
+    def load(self) -> float:
+        return len(self._live) / self.model.max_num_seqs + (2 if self.sleep_level else 0)
+
+    def num_cached(self, prompt: PreparedPrompt) -> int:
+        """Of what a test says it has."""
+        return sum(name in self.cached for name in prompt.block_hashes)
+
     def prepare(
         self, prompt_ids: Sequence[int], cache_salt: str | None = None, adapter: Adapter | None = None,
         media: tuple[MediaItem, ...] = (),
     ) -> PreparedPrompt:  # fmt: skip
         self.prepared_on.append(threading.current_thread())
-        return PreparedPrompt(prompt_ids, cache_root(cache_salt, adapter), (), media)
+        blocks = range(0, len(prompt_ids) - 15, 16)
+        names = [repr((cache_salt, *prompt_ids[: first + 16])).encode() for first in blocks]
+        return PreparedPrompt(prompt_ids, cache_root(cache_salt, adapter), names, media)
 
     def submit(self, requests: Sequence[Request], *, continues: bool = False) -> EngineTokenStream:
         if self.refuse is not None:

@@ -113,16 +113,16 @@ class PeerMemory:
         return self._kernels[key]
 
 
-def refusal(num_devices: int) -> str | None:
-    """Why the first `num_devices` CUDA devices cannot exchange tensors here, None where they can."""
+def refusal(devices: Sequence[int]) -> str | None:
+    """Why the CUDA devices of these numbers cannot exchange tensors here, None where they can."""
     if (why := missing()) is not None:
         return why
-    if num_devices > MAX_RANKS:
+    if len(devices) > MAX_RANKS:
         return f"at most {MAX_RANKS} devices exchange tensors"
-    if num_devices > (there := torch.cuda.device_count()):
+    if max(devices) >= (there := torch.cuda.device_count()):
         return f"there are {there} devices"
-    for one in range(num_devices):
-        for other in range(num_devices):
+    for one in devices:
+        for other in devices:
             if one != other and not torch.cuda.can_device_access_peer(one, other):
                 return f"device {one} does not reach the memory of device {other}"
     return None

@@ -67,11 +67,14 @@ def _interleaved(columns: list[list[int | None]]) -> BlockIds:
 
 
 class PrefixCache:
-    def __init__(self, block_size: int, enabled: bool = True, groups: Sequence[LayerGroup] = PLAIN) -> None:
+    def __init__(
+        self, block_size: int, enabled: bool = True, groups: Sequence[LayerGroup] = PLAIN, key: bytes | None = None
+    ) -> None:
+        """`key`: 32 random bytes, so that nobody can foresee a name; those of another cache, to name blocks as that one does."""
         self.block_size = block_size
         self.enabled = enabled
         self.groups = groups
-        self._key = os.urandom(32)
+        self._key = key or os.urandom(32)
         # An entry of a group is as many blocks as the group is wide, in so many dicts: what has no tuples costs half as much.
         self._blocks_of: list[list[dict[BlockHash, int]]] = [[{} for _ in range(group.width)] for group in groups]
         self._name_of: dict[int, BlockHash] = {}
@@ -135,6 +138,10 @@ class PrefixCache:
         match = self._match(block_hashes, max_entries)
         self._last = _LastMatch(block_hashes, key, match, frozenset(block_hashes) if again else None)
         return match
+
+    def num_cached(self, block_hashes: Sequence[BlockHash]) -> int:
+        """Blocks of the longest prefix that `match` would find, or a few more."""
+        return self._longest_prefix(block_hashes, len(block_hashes)) if self.enabled else 0
 
     def _match(self, block_hashes: Sequence[BlockHash], max_entries: int) -> Match:
         num = min(len(block_hashes), max_entries) if self.enabled else 0

@@ -79,10 +79,10 @@ class Adapters:
     def find(self, name: str) -> Adapter | None:
         return self._names.get(name)
 
-    async def load(self, name: str, path: str) -> Adapter:
+    async def load(self, name: str, path: str, *, key: int | None = None) -> Adapter:
+        """`key`: of the version, where others know it already by one."""
         async with self._changing:
-            self._num_versions += 1
-            key = self._num_versions
+            self._num_versions = key = self._num_versions + 1 if key is None else key
             began_s = time.monotonic()
             reading = asyncio.ensure_future(asyncio.to_thread(self._store.read, key, path))
             try:

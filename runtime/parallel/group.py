@@ -89,10 +89,11 @@ class Group:
 
 
 class HostRank:
-    """Rank `number` of a group, whose steps run on one thread. See `Peers`."""
+    """Rank `number` of a group, whose steps run on one thread. See `Peers`. `device`: the number of the one that is its own."""
 
-    def __init__(self, group: Group, number: int) -> None:
+    def __init__(self, group: Group, number: int, device: int | None = None) -> None:
         self.group, self.number, self.size = group, number, group.size
+        self.device = number if device is None else device
         self._meeting: Meeting | None = None
 
     def within(self, meeting: Meeting, work: Callable[[], T]) -> T:

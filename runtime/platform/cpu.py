@@ -51,6 +51,9 @@ class CpuPlatform:
     def join(self, rank: HostRank) -> Peers:
         return rank
 
+    def use(self, device: int) -> None:
+        """There is one, which all share."""
+
     def refuse(self, config: EngineConfig) -> None:
         if config.quantization == "int8" and not _native():
             raise PlanError("quantization int8 needs the native kernels, which are not installed or are turned off")
@@ -79,9 +82,10 @@ class CpuPlatform:
             dtype = weights.dense_dtype  # references compute in the type of the weights
         elif config.kv_cache_dtype == "auto" and config.dtype == "bfloat16":
             config = replace(config, kv_cache_dtype=config.dtype)
+        share = self.memory().free // (config.tensor_parallel_size * config.data_parallel_size)
         return EnginePlan.resolve(
             config, dtype=dtype, layers=spec.memory_kinds(), model_len=spec.max_model_len, defaults=DEFAULTS,
-            free_bytes=max(0, self.memory().free // config.tensor_parallel_size - weights_bytes), weights=weights,
+            free_bytes=max(0, share - weights_bytes), weights=weights,
         )  # fmt: skip
 
     def compile_ahead(self, plan: EnginePlan) -> None:

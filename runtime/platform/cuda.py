@@ -73,16 +73,25 @@ class CudaPlatform:
         return torch.cuda.get_device_name()
 
     def join(self, rank: HostRank) -> Peers:
-        torch.cuda.set_device(rank.number)
-        self._free_at_start.setdefault(rank.number, self.memory().free)
+        torch.cuda.set_device(rank.device)
+        self._free_at_start.setdefault(rank.device, self.memory().free)
         return CudaRank(rank)
+
+    def use(self, device: int) -> None:
+        torch.cuda.set_device(device)
 
     def refuse(self, config: EngineConfig) -> None:
         if config.kernels == "native":
             raise PlanError("kernels native are for the CPU; use --device cpu, or leave --kernels alone")
-        size = config.tensor_parallel_size
-        if size > 1 and (why := peer_memory.refusal(size)) is not None:
-            raise PlanError(f"tensor-parallel-size {size} is not for this machine: {why}")
+        size, copies = config.tensor_parallel_size, config.data_parallel_size
+        if copies > 1 and size * copies > (there := torch.cuda.device_count()):
+            raise PlanError(
+                f"data-parallel-size {copies} takes {size * copies} devices, of which there are {there} here: lower it"
+                + (", or tensor-parallel-size" if size > 1 else "")
+            )
+        for first in range(0, size * copies, size):
+            if size > 1 and (why := peer_memory.refusal(range(first, first + size))) is not None:
+                raise PlanError(f"tensor-parallel-size {size} is not for this machine: {why}")
         if config.quantization == "int8":
             raise PlanError("quantization int8 is for the CPU; use --device cpu, or leave --quantization alone")
         if config.quantization == "fp8" and (why := _fp8_refusal(config)) is not None:

@@ -1,9 +1,12 @@
-"""CudaLane: steps enqueued by the event loop itself, on one stream, behind what was enqueued before; nothing here waits."""
+"""CudaLane: steps enqueued by the event loop itself, on one stream, behind what was enqueued before; nothing here waits.
+
+The loop's thread may feed several devices whose steps do not wait for each other: each lane has it compute on its own."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle
 from typing import Any, cast
 
@@ -38,18 +41,24 @@ class CudaLane:
         )
         self._last_end: torch.cuda.Event | None = None
 
+    def _own_device(self) -> AbstractContextManager[None]:
+        return torch.cuda.device(self._device) if is_remote(self._device) else nullcontext()
+
     def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
-        started = recorded() if opens else None
-        value = work()
+        with self._own_device():
+            started = recorded() if opens else None
+            value = work()
         return Part(lambda: value, self._end_so_far, started)
 
     def _end_so_far(self) -> GpuEvent:
-        return self._waiter.after(recorded(blocking=True))  # late, but nothing was enqueued since
+        with self._own_device():
+            return self._waiter.after(recorded(blocking=True))  # late, but nothing was enqueued since
 
     def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:
-        started = recorded() if behind is None else cast("torch.cuda.Event | None", behind.started)
-        value = work()
-        ended = recorded(blocking=True)
+        with self._own_device():
+            started = recorded() if behind is None else cast("torch.cuda.Event | None", behind.started)
+            value = work()
+            ended = recorded(blocking=True)
         previous, self._last_end = self._last_end, ended
 
         def idle_before_s() -> float | None:
@@ -78,7 +87,8 @@ class CudaLane:
         torch.cuda.synchronize()
 
     def fault(self, error: BaseException) -> Fault:
-        fault = cuda_fault(error)
+        with self._own_device():
+            fault = cuda_fault(error)
         if fault is Fault.MEMORY:
             torch.cuda.empty_cache()  # what is kept for tensors of other sizes may be what is missing
         return fault

@@ -58,6 +58,10 @@ class Platform(Protocol):
         from here on its device is this thread's."""
         ...
 
+    def use(self, device: int) -> None:
+        """Compute on the device of that number, counted from 0, on this thread from here on. Called for others than the first."""
+        ...
+
     def refuse(self, config: EngineConfig) -> None:
         """Raises PlanError for an option that it cannot serve."""
         ...

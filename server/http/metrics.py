@@ -61,15 +61,17 @@ class HttpStats:
 
 
 def family(metric: api.Metric, others: Mapping[str, api.Metric], model_name: str) -> Metric:
-    """Our Metric as Prometheus' client has it, with the same of `others`, by the names of their models."""
-    names = [*dict(next(iter(metric.samples), ())), "model_name", "engine"]
+    """Our Metric as Prometheus' client has it, with the same of `others`, by the names of their models. `engine` is a label of ours
+    where a model has several, and 0 where it has one."""
+    names = [name for name in dict(next(iter(metric.samples), ())) if name != "engine"] + ["model_name", "engine"]
     kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
     made: Families = kinds[metric.kind](PREFIX + metric.name, metric.help, labels=names)
     every = [
         (name, *sample) for name, each in {model_name: metric, **others}.items() for sample in each.samples.items()
     ]
     for name, labels, value in every:
-        values = [*(text for _, text in labels), name, "0"]
+        known = {"engine": "0", **dict(labels), "model_name": name}
+        values = [known[label] for label in names]
         if isinstance(value, api.HistogramData):
             assert isinstance(made, HistogramMetricFamily)
             made.add_metric(values, buckets=_buckets(value), sum_value=value.sum)

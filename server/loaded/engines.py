@@ -5,22 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from runtime.api import Busy, EngineClient, EngineHealth
 
 
 def health(engines: Sequence[EngineClient]) -> EngineHealth:
-    """Of all: the one that is least well has the say, what runs and waits is counted together, and they sleep once all do."""
-    found = [engine.health() for engine in engines]
-    worst = min(found, key=lambda each: (each.ok, not each.hopeless))
-    return replace(
-        worst,
-        num_running=sum(each.num_running for each in found),
-        num_waiting=sum(each.num_waiting for each in found),
-        failing=any(each.failing for each in found),
-        sleep_level=min(each.sleep_level for each in found),
-    )
+    """Of all, as `EngineHealth.of_all` has it."""
+    return EngineHealth.of_all([engine.health() for engine in engines])
 
 
 def check_room(engines: Sequence[EngineClient], caller: bytes | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
@@ -36,6 +36,14 @@ class Seen(NamedTuple):
     num_requests: int = 0
 
 
+class Watched(NamedTuple):
+    """`name`: of the model, and of which of its engines where it has several."""
+
+    name: str
+    loaded: LoadedModel
+    engine: api.EngineClient
+
+
 class Snapshots:
     """What the server does, as events: of each model what it is and does, with steps and requests since the one before.
     `num_http`: requests in flight."""
@@ -45,26 +53,30 @@ class Snapshots:
         self._has_texts = has_texts
         self._lifecycle = lifecycle
         self._num_http = num_http
-        self._seen: dict[str, Seen] = {}  # by the model's name
+        self._seen: dict[str, Seen] = {}  # by name
 
     def first(self) -> bytes:
         """All that is remembered, for who begins to watch. Some of it may be told again: who watches knows it by its number."""
-        return self._event([_read(each, Seen()) for each in self._models()])
+        return self._event([_read(*each, Seen()) for each in self._engines()])
 
     def next(self) -> bytes:
         """What has come since this was asked last."""
-        found = [_read(each, self._seen.get(each.name, Seen())) for each in self._models()]
+        found = [_read(*each, self._seen.get(each.name, Seen())) for each in self._engines()]
         self._seen = {each["name"]: Seen(each["num_steps"], each["num_requests"]) for each in found}
         return self._event(found)
 
     def skip(self) -> None:
         """`next` tells of what comes from now on."""
-        for each in self._models():
-            activity = each.engine.activity(after_step=sys.maxsize, after_request=sys.maxsize, num_cells=1)
-            self._seen[each.name] = Seen(activity.num_steps, activity.num_requests)
+        for name, _, engine in self._engines():
+            activity = engine.activity(after_step=sys.maxsize, after_request=sys.maxsize, num_cells=1)
+            self._seen[name] = Seen(activity.num_steps, activity.num_requests)
 
-    def _models(self) -> Sequence[LoadedModel]:
-        return () if self._lifecycle.loaded is None else self._lifecycle.loaded.all
+    def _engines(self) -> Iterator[Watched]:
+        """Those of each model: steps, rows and blocks are each one's own."""
+        for loaded in () if self._lifecycle.loaded is None else self._lifecycle.loaded.all:
+            for number, engine in enumerate(several := loaded.engine.replicas):
+                name = loaded.name if len(several) == 1 else f"{loaded.name} (engine {number})"
+                yield Watched(name, loaded, engine)
 
     def _event(self, models: list[dict[str, Any]]) -> bytes:
         loaded = self._lifecycle.loaded
@@ -77,13 +89,13 @@ class Snapshots:
         return b"data: " + msgspec.json.encode(snapshot) + b"\n\n"
 
 
-def _read(loaded: LoadedModel, seen: Seen) -> dict[str, Any]:
-    """What a model is, and does since it was `seen`."""
-    engine, own = loaded.engine, loaded.swapped
+def _read(name: str, loaded: LoadedModel, engine: api.EngineClient, seen: Seen) -> dict[str, Any]:
+    """What an engine is, and does since it was `seen`."""
+    own = loaded.swapped
     activity = engine.activity(after_step=seen.num_steps, after_request=seen.num_requests, num_cells=NUM_CELLS)
     health, model = engine.health(), engine.model
     return {
-        "name": loaded.name, "status": loaded.status, "reason": health.reason, "running": health.num_running,
+        "name": name, "status": loaded.status, "reason": health.reason, "running": health.num_running,
         "waiting": health.num_waiting + (0 if own is None else len(own.waiting)), "metrics": _numbers(engine.metrics()),
         "device": model.device, "dtype": model.dtype, "max_model_len": model.max_model_len,
         "max_num_seqs": model.max_num_seqs, "kv_block_size": model.kv_block_size,

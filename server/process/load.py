@@ -221,7 +221,7 @@ async def _load_one(
 ) -> LoadedModel:
     """Raises LoadError."""
     from runtime.config import EngineConfig, PlanError
-    from runtime.start import start_engine
+    from runtime.start import start_replicas
     from runtime.weights.rules import WeightsError
 
     files, tokenizer, chat_format = prepared.files, prepared.tokenizer, prepared.chat_format
@@ -237,7 +237,7 @@ async def _load_one(
         pools = config.runner == "pooling" or (config.runner == "auto" and files.modules is not None)
         options = EngineConfig.of(config, end_token_ids=end_token_ids, beside=beside, pools=pools)
         try:
-            engine = await start_engine(options, files, _noting_weights(report, imported), prepared.draft, device)
+            engine = await start_replicas(options, files, _noting_weights(report, imported), prepared.draft, device)
             imported.set()
             report(LoadProgress("grammars"))
             await warming
@@ -381,6 +381,8 @@ def dry_run(config: ServerConfig, report: Report) -> dict[str, Any]:
         "num_kv_blocks": plan.num_kv_blocks,
         "kv_block_size": plan.layout.block_size,
         "max_concurrency": round(plan.max_concurrency, 2),
+        "data_parallel_size": config.data_parallel_size,
+        "tensor_parallel_size": config.tensor_parallel_size,
         "enable_prefix_caching": plan.enable_prefix_caching,
         "scheduling_policy": config.scheduling_policy,
         "speculative": None if plan.speculative is None else str(plan.speculative),

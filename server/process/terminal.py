@@ -82,7 +82,7 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
     caching = "on" if model.prefix_caching else "off"
     lines = [
         ("model", f"{', '.join(loaded.names)}: {model.architecture}, {_count(model.num_parameters)} parameters"),
-        ("weights", f"{size_of(model.weights_bytes)}, {model.dtype} on {model.device}"),
+        ("weights", f"{size_of(model.weights_bytes)}, {model.dtype} on {model.device}{_replicas(loaded)}"),
         ("context", f"{model.max_model_len:,} tokens; up to {model.max_num_seqs} sequences at once"),
         (
             "KV cache",
@@ -103,6 +103,11 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
     return (
         f"\noneloop {__version__} serves on {url}\n\n{body}\n\n  Ctrl-C ends it when what is in flight has finished\n"
     )
+
+
+def _replicas(loaded: LoadedModel) -> str:
+    num = len(loaded.engine.replicas)
+    return "" if num == 1 else f"; {num} replicas, numbers are of all together"
 
 
 def _beside(loaded: LoadedModel) -> str:

@@ -21,7 +21,7 @@ SIZE = 2
 @pytest.fixture(scope="module")
 def pair():
     """Runs a function of each rank on that rank's own thread, with its device current."""
-    if (why := peer_memory.refusal(SIZE)) is not None:
+    if (why := peer_memory.refusal(range(SIZE))) is not None:
         pytest.skip(why)
     group = Group(SIZE)
     threads = [ThreadPoolExecutor(1) for _ in range(SIZE)]

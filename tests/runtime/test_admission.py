@@ -118,7 +118,7 @@ def test_callers_who_are_not_in_debt_are_forgotten(clock):
     admission.gained(b"debtor", 6000)
     for number in range(3 * MAX_BUCKETS):
         assert refusal(admission, requests(str(number).encode()), []) is None
-    assert len(admission._buckets) <= MAX_BUCKETS
+    assert len(admission._callers._buckets) <= MAX_BUCKETS
     assert refusal(admission, requests(b"debtor"), []) is not None
 
 

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from runtime.api import PoolerInfo
+from runtime.parallel.replicas import Replicas
 from server.config.server_config import ServerConfig
 from server.http.clients import Clients
 from server.loaded.chat_format import ChatFormat
@@ -261,7 +262,8 @@ def lasting_server(tokenizer: Tokenizer, pooler: PoolerInfo | None = None) -> It
 async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
     """`await serve(says="...")`: a server whose model says that and ends. `script` for more, `loaded=False` for less, `speaks`
     for another tokenizer and its chat template, `template` for another one of these, `pooler` for a model that is pooled,
-    `score_template` for its prompt of pairs, `media` for a model that sees; other options are the server's."""
+    `score_template` for its prompt of pairs, `media` for a model that sees, `more_engines` for replicas beside the
+    one that it has; other options are the server's."""
     async with AsyncExitStack() as stack:
 
         async def start(
@@ -280,6 +282,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             template: ChatTemplate | None = None,
             score_template: ScoreTemplate | None = None,
             media: MediaReader | NoMedia | None = None,
+            more_engines: tuple[FakeEngine, ...] = (),
             **options: Any,
         ) -> Running:
             spoken = speaks or tokenizer
@@ -300,7 +303,8 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
                 tool_parser=config.tool_parser, reasoning_parser=config.reasoning_parser,
             )  # fmt: skip
             if loaded:
-                loaded = loaded_model(engine, spoken, template, defaults or SamplingDefaults(), names, chat_format)
+                served = Replicas([engine, *more_engines]) if more_engines else engine
+                loaded = loaded_model(served, spoken, template, defaults or SamplingDefaults(), names, chat_format)
                 allowed = config.allow_special_tokens
                 pooling = None
                 if pooler is not None:

@@ -323,6 +323,17 @@ async def test_the_feed_tells_of_every_model_what_is_its_own(several):
     stream.leave()
 
 
+async def test_replicas_of_a_model_have_an_entry_each(serve):
+    second = FakeEngine()
+    server = await serve(more_engines=(second,))
+    fill(second)
+    stream = await opened(server)
+    snapshot = await anext(events_of(stream))
+    found = [(each["name"], len(each["steps"])) for each in snapshot["models"]]
+    assert found == [("tiny (engine 0)", 0), ("tiny (engine 1)", 3)]
+    stream.leave()
+
+
 async def test_texts_are_read_as_their_own_model_writes(several):
     server, _ = await several(log_requests=True)
     await server.post("/v1/completions", {"prompt": "Hi", "model": "b"}, headers={"x-request-id": "mine"})
