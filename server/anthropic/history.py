@@ -22,7 +22,7 @@ from server.anthropic.blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from server.anthropic.wire import InputMessage
+from server.anthropic.request_types import InputMessage
 from server.generate.request import Content, Message, PastCall
 from server.loaded.prompt import ChatTemplate
 from server.media.part import Base64, MediaPart, Url

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from server.anthropic.history import chat_messages, reminded, system_message, takes_system_turns
-from server.anthropic.wire import (
+from server.anthropic.request_types import (
     AnyTool,
     AutoTool,
     CustomTool,

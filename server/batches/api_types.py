@@ -6,8 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from server.batches.request_types import ExpiresAfter
 from server.batches.store import Status
-from server.batches.wire import ExpiresAfter
 
 
 class FileUpload(Struct):

@@ -8,9 +8,9 @@ from starlette.types import ASGIApp
 from server.batches import api_types
 from server.batches.files import INPUT, new_id
 from server.batches.pages import page
+from server.batches.request_types import BATCH, CreateBatch, ListQuery
 from server.batches.runner import BatchRunner
 from server.batches.store import StoredBatch
-from server.batches.wire import BATCH, CreateBatch, ListQuery
 from server.endpoints.files import folder_of, owner_of
 from server.http.body import json_response, read_request
 from server.http.query import read_query

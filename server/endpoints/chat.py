@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.generated import answer
 from server.http.body import read_as
-from server.openai import api_types, requests, wire
+from server.openai import api_types, request_types, requests
 from server.openai.chat_shape import shape_of
 from server.routes.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
 from server.routes.service import Service
@@ -18,10 +18,10 @@ from server.routes.service import Service
     "/v1/chat/completions",
     Operation(
         "createChatCompletion", "Generation", "Answer a conversation; with `stream`, as server-sent events",
-        {JSON: api_types.ChatCompletion, EVENTS: api_types.ChatCompletionChunk}, wire.ChatRequest, GENERATION_REFUSALS,
+        {JSON: api_types.ChatCompletion, EVENTS: api_types.ChatCompletionChunk}, request_types.ChatRequest, GENERATION_REFUSALS,
     ),
 )  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given, request = await read_as(http, wire.CHAT, requests.of_chat, service.config, service.offload)
+    given, request = await read_as(http, request_types.CHAT, requests.of_chat, service.config, service.offload)
     return await answer(service, await loaded.named(given.model), http, given, request, shape_of(given))

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.pooled import pooled_for, written
 from server.http.body import body_cost, read_request
-from server.pooling import answers, api_types, wire
+from server.pooling import answers, api_types, request_types
 from server.pooling.prepare import of_classify
 from server.routes.route import GENERATION_REFUSALS, JSON, Operation, route
 from server.routes.service import Service
@@ -18,12 +18,12 @@ from server.routes.service import Service
     "/classify",
     Operation(
         "classify", "Pooling", "The likeliest class of each text, and how likely all are", {JSON: api_types.Classifications},
-        wire.ClassifyRequest, GENERATION_REFUSALS,
+        request_types.ClassifyRequest, GENERATION_REFUSALS,
     ),
 )  # fmt: skip
 async def classify(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.CLASSIFY, service.config, service.offload)
+    given = await read_request(http, request_types.CLASSIFY, service.config, service.offload)
     loaded = await loaded.pooled_by(given.model)
     served = loaded.require_pooling("classify")
     request = await service.offload.run(body_cost(http), lambda: of_classify(given, served))

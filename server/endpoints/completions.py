@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.generated import answer
 from server.http.body import read_as
-from server.openai import api_types, requests, wire
+from server.openai import api_types, request_types, requests
 from server.openai.completion_shape import SHAPE
 from server.routes.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
 from server.routes.service import Service
@@ -18,10 +18,13 @@ from server.routes.service import Service
     "/v1/completions",
     Operation(
         "createCompletion", "Generation", "Continue one or several prompts; with `stream`, as server-sent events",
-        {JSON: api_types.TextCompletion, EVENTS: api_types.TextCompletionChunk}, wire.CompletionRequest, GENERATION_REFUSALS,
+        {JSON: api_types.TextCompletion, EVENTS: api_types.TextCompletionChunk}, request_types.CompletionRequest,
+        GENERATION_REFUSALS,
     ),
 )  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given, request = await read_as(http, wire.COMPLETION, requests.of_completion, service.config, service.offload)
+    given, request = await read_as(
+        http, request_types.COMPLETION, requests.of_completion, service.config, service.offload
+    )
     return await answer(service, await loaded.named(given.model), http, given, request, SHAPE)

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.pooled import pooled_for, written
 from server.http.body import body_cost, read_request
-from server.pooling import answers, api_types, wire
+from server.pooling import answers, api_types, request_types
 from server.pooling.prepare import of_embeddings
 from server.pooling.vectors import base64_of, json_of
 from server.routes.route import GENERATION_REFUSALS, JSON, Operation, route
@@ -18,13 +18,13 @@ from server.routes.service import Service
     "POST",
     "/v1/embeddings",
     Operation(
-        "createEmbedding", "Pooling", "A vector for each text", {JSON: api_types.Embeddings}, wire.EmbeddingsRequest,
+        "createEmbedding", "Pooling", "A vector for each text", {JSON: api_types.Embeddings}, request_types.EmbeddingsRequest,
         GENERATION_REFUSALS,
     ),
 )  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.EMBEDDINGS, service.config, service.offload)
+    given = await read_request(http, request_types.EMBEDDINGS, service.config, service.offload)
     loaded = await loaded.pooled_by(given.model)
     served = loaded.require_pooling("embed")
     request = await service.offload.run(body_cost(http), lambda: of_embeddings(given, served, "embed"))

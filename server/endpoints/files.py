@@ -13,8 +13,8 @@ from server.batches import api_types
 from server.batches.files import ADMINISTRATOR, INPUT, FileStore, Owner, StoredFile, new_id
 from server.batches.folder import BatchFolder
 from server.batches.pages import page
+from server.batches.request_types import ListFilesQuery, expires_after, is_expiry
 from server.batches.runner import BatchRunner
-from server.batches.wire import ListFilesQuery, expires_after, is_expiry
 from server.config.server_config import ServerConfig
 from server.http.auth import caller_key, is_admin
 from server.http.body import json_response

@@ -16,7 +16,7 @@ from server.http.noted import note_ignored
 from server.http.query import read_query
 from server.http.sse import EventStream
 from server.http.watch import ClientWatch
-from server.llamacpp import api_types, wire
+from server.llamacpp import api_types, request_types
 from server.llamacpp.answers import last, selected
 from server.llamacpp.frames import ContentFrames
 from server.llamacpp.prepare import INFILL_NAMES, NAMES, Prepared, of_completion, of_infill
@@ -32,7 +32,7 @@ RETRY_SLOT_S = 1
 
 async def complete(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.COMPLETION, service.config, service.offload)
+    given = await read_request(http, request_types.COMPLETION, service.config, service.offload)
     loaded = await loaded.named(given.model)
     prepared = await service.offload.run(body_cost(http), lambda: of_completion(given))
     return await _answer(service, loaded, http, given, prepared, NAMES, is_list=given.is_list)
@@ -42,7 +42,7 @@ def _completing(name: str, id: str) -> Route:
     operation = Operation(
         id, "llama.cpp", "Continue a prompt, as llama.cpp has it; with `stream`, as server-sent events",
         {JSON: api_types.LlamaCompletion | list[api_types.LlamaCompletion], EVENTS: api_types.LlamaCompletion},
-        wire.LlamaCompletionRequest, GENERATION_REFUSALS,
+        request_types.LlamaCompletionRequest, GENERATION_REFUSALS,
     )  # fmt: skip
     return Route("POST", name, complete, operation)
 
@@ -56,12 +56,12 @@ COMPLETION, COMPLETIONS = _completing("/completion", "llamaCompletion"), _comple
     Operation(
         "llamaInfill", "llama.cpp", "Fill in what stands between two texts, as llama.cpp has it",
         {JSON: api_types.LlamaCompletion | list[api_types.LlamaCompletion], EVENTS: api_types.LlamaCompletion},
-        wire.LlamaInfillRequest, GENERATION_REFUSALS,
+        request_types.LlamaInfillRequest, GENERATION_REFUSALS,
     ),
 )  # fmt: skip
 async def infill(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.INFILL, service.config, service.offload)
+    given = await read_request(http, request_types.INFILL, service.config, service.offload)
     loaded = await loaded.named(given.model)
     return await _answer(service, loaded, http, given, of_infill(given), INFILL_NAMES, is_list=False)
 
@@ -80,12 +80,12 @@ async def read_props(service: Service, http: Request) -> ASGIApp:
     "/slots",
     Operation(
         "llamaSlots", "llama.cpp", "The sequences that may run at a time", {JSON: list[api_types.LlamaSlot]}, None, (400, 503),
-        query=wire.SlotsQuery,
+        query=request_types.SlotsQuery,
     ),
 )  # fmt: skip
 async def read_slots(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    found, query = slots(loaded), read_query(http, wire.SlotsQuery, service.config)
+    found, query = slots(loaded), read_query(http, request_types.SlotsQuery, service.config)
     if query.fail_on_no_slot and all(slot["is_processing"] for slot in found):
         raise Unavailable("there is no slot free", retry_after_s=RETRY_SLOT_S)
     return json_response(found)
@@ -98,7 +98,7 @@ async def _answer(
     service: Service,
     loaded: LoadedModel,
     http: Request,
-    given: wire.LlamaRequest,
+    given: request_types.LlamaRequest,
     prepared: Prepared,
     names: FieldNames,
     *,

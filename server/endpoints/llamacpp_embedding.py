@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.pooled import pooled_for, written
 from server.http.body import body_cost, read_request
-from server.llamacpp import api_types, wire
+from server.llamacpp import api_types, request_types
 from server.pooling import answers
 from server.pooling.request import PoolingRequest, texts_of
 from server.pooling.vectors import json_of
@@ -17,7 +17,7 @@ from server.routes.service import Service
 
 async def embed(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.EMBEDDING, service.config, service.offload)
+    given = await read_request(http, request_types.EMBEDDING, service.config, service.offload)
     loaded = await loaded.pooled_by(given.model)
     served = loaded.require_pooling("embed")
     field = "input" if given.content is None else "content"
@@ -43,7 +43,7 @@ async def embed(service: Service, http: Request) -> ASGIApp:
 def _embedding(path: str, id: str) -> Route:
     operation = Operation(
         id, "llama.cpp", "A vector for each text, as llama.cpp has it", {JSON: list[api_types.LlamaEmbedding]},
-        wire.LlamaEmbeddingRequest, GENERATION_REFUSALS,
+        request_types.LlamaEmbeddingRequest, GENERATION_REFUSALS,
     )  # fmt: skip
     return Route("POST", path, embed, operation)
 

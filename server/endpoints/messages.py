@@ -7,7 +7,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from server.anthropic import api_types, wire
+from server.anthropic import api_types, request_types
 from server.anthropic.content import blocks, message, stop, usage
 from server.anthropic.errors import AnthropicErrors
 from server.anthropic.events import MessageFrames
@@ -32,13 +32,13 @@ ERRORS = ErrorsBelow("/v1/messages", AnthropicErrors())
     "/v1/messages",
     Operation(
         "createMessage", "Generation", "Answer a conversation, as Anthropic has it; with `stream`, as server-sent events",
-        {JSON: api_types.AnthropicMessage, EVENTS: api_types.MessageEvent}, wire.MessagesRequest, GENERATION_REFUSALS,
+        {JSON: api_types.AnthropicMessage, EVENTS: api_types.MessageEvent}, request_types.MessagesRequest, GENERATION_REFUSALS,
         api_types.AnthropicError,
     ),
 )  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    request = await read_request(http, wire.MESSAGES, service.config, service.offload)
+    request = await read_request(http, request_types.MESSAGES, service.config, service.offload)
     loaded = await loaded.named(request.model)
     prepared = await _prepare_messages(service, loaded, http, request)
     id = f"msg_{request_id(http.scope)}"
@@ -80,12 +80,12 @@ async def create(service: Service, http: Request) -> ASGIApp:
     "/v1/messages/count_tokens",
     Operation(
         "countMessageTokens", "Tokens", "How many tokens a conversation's prompt has, as Anthropic has it",
-        {JSON: api_types.InputTokens}, wire.CountRequest, BODY_REFUSALS, api_types.AnthropicError,
+        {JSON: api_types.InputTokens}, request_types.CountRequest, BODY_REFUSALS, api_types.AnthropicError,
     ),
 )  # fmt: skip
 async def count_tokens(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    request = await read_request(http, wire.COUNT, service.config, service.offload)
+    request = await read_request(http, request_types.COUNT, service.config, service.offload)
     loaded = await loaded.named(request.model)
     prepared = await _prepare_messages(service, loaded, http, request)
     note_ignored(http, prepared.ignored, service.config)
@@ -95,6 +95,6 @@ async def count_tokens(service: Service, http: Request) -> ASGIApp:
 
 
 async def _prepare_messages(
-    service: Service, loaded: LoadedModel, http: Request, request: wire.PromptRequest
+    service: Service, loaded: LoadedModel, http: Request, request: request_types.PromptRequest
 ) -> PreparedMessages:
     return await service.offload.run(body_cost(http), partial(prepare, request, loaded.chat_template))

@@ -16,7 +16,7 @@ from server.http.noted import note_ignored
 from server.http.sse import JsonLineStream
 from server.http.watch import ClientWatch
 from server.loaded.model import LoadedModel
-from server.ollama import api_types, wire
+from server.ollama import api_types, request_types
 from server.ollama.answers import LOAD, ChatShape, GenerateShape, Shape, nothing, whole
 from server.ollama.errors import OllamaErrors
 from server.ollama.frames import LineFrames
@@ -37,13 +37,13 @@ ERRORS = ErrorsBelow("/api", OllamaErrors())
     "/api/chat",
     Operation(
         "ollamaChat", "Ollama", "Answer a conversation, as Ollama has it: as JSON lines unless `stream` is false",
-        {JSON: api_types.OllamaChatAnswer, LINES: api_types.OllamaChatAnswer}, wire.OllamaChatRequest, GENERATION_REFUSALS,
+        {JSON: api_types.OllamaChatAnswer, LINES: api_types.OllamaChatAnswer}, request_types.OllamaChatRequest, GENERATION_REFUSALS,
         api_types.OllamaError,
     ),
 )  # fmt: skip
 async def chat(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.CHAT, service.config, service.offload, from_any_program=True)
+    given = await read_request(http, request_types.CHAT, service.config, service.offload, from_any_program=True)
     loaded = await named(loaded, given.model)
     if not given.messages:
         return await _load(loaded, given, ChatShape())
@@ -57,13 +57,13 @@ async def chat(service: Service, http: Request) -> ASGIApp:
     "/api/generate",
     Operation(
         "ollamaGenerate", "Ollama", "Answer a prompt, as Ollama has it: as JSON lines unless `stream` is false",
-        {JSON: api_types.OllamaGenerateAnswer, LINES: api_types.OllamaGenerateAnswer}, wire.OllamaGenerateRequest,
+        {JSON: api_types.OllamaGenerateAnswer, LINES: api_types.OllamaGenerateAnswer}, request_types.OllamaGenerateRequest,
         GENERATION_REFUSALS, api_types.OllamaError,
     ),
 )  # fmt: skip
 async def generate(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.GENERATE, service.config, service.offload, from_any_program=True)
+    given = await read_request(http, request_types.GENERATE, service.config, service.offload, from_any_program=True)
     loaded = await named(loaded, given.model)
     if not given.prompt and not given.suffix:
         return await _load(loaded, given, GenerateShape())
@@ -71,7 +71,7 @@ async def generate(service: Service, http: Request) -> ASGIApp:
     return await _answer(service, loaded, http, given, prepared, GenerateShape(), GENERATE_NAMES)
 
 
-async def _load(loaded: LoadedModel, given: wire.OllamaRequest, shape: Shape) -> ASGIApp:
+async def _load(loaded: LoadedModel, given: request_types.OllamaRequest, shape: Shape) -> ASGIApp:
     """There is nothing to answer: a client wants the model to be loaded, which it is then, or to be gone, which it will not be."""
     if given.unloads:
         raise InvalidRequest(
@@ -85,7 +85,7 @@ async def _answer(
     service: Service,
     loaded: LoadedModel,
     http: Request,
-    given: wire.OllamaRequest,
+    given: request_types.OllamaRequest,
     prepared: Prepared,
     shape: Shape,
     names: FieldNames,

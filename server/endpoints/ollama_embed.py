@@ -12,7 +12,7 @@ from server.generate.request import Truncation
 from server.http.body import body_cost, read_request
 from server.http.head import arrival
 from server.http.noted import note_ignored
-from server.ollama import api_types, wire
+from server.ollama import api_types, request_types
 from server.ollama.models import named
 from server.pooling import answers
 from server.pooling.request import PoolingRequest, Text, texts_of
@@ -27,12 +27,12 @@ from server.wire.errors import Field
     "/api/embed",
     Operation(
         "ollamaEmbed", "Ollama", "A normalised vector for each text, as Ollama has it", {JSON: api_types.OllamaEmbed},
-        wire.OllamaEmbedRequest, GENERATION_REFUSALS, api_types.OllamaError,
+        request_types.OllamaEmbedRequest, GENERATION_REFUSALS, api_types.OllamaError,
     ),
 )  # fmt: skip
 async def embed(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.EMBED, service.config, service.offload, from_any_program=True)
+    given = await read_request(http, request_types.EMBED, service.config, service.offload, from_any_program=True)
     loaded = await named(loaded, given.model)
     served = loaded.require_pooling("embed")
     note_ignored(http, ["options"] if given.options else [], service.config)
@@ -70,12 +70,12 @@ async def embed(service: Service, http: Request) -> ASGIApp:
     "/api/embeddings",
     Operation(
         "ollamaEmbeddings", "Ollama", "The vector of a text as the model makes it, as older clients of Ollama ask for it",
-        {JSON: api_types.OllamaEmbedding}, wire.OllamaEmbeddingsRequest, GENERATION_REFUSALS, api_types.OllamaError,
+        {JSON: api_types.OllamaEmbedding}, request_types.OllamaEmbeddingsRequest, GENERATION_REFUSALS, api_types.OllamaError,
     ),
 )  # fmt: skip
 async def embeddings(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.EMBEDDINGS, service.config, service.offload, from_any_program=True)
+    given = await read_request(http, request_types.EMBEDDINGS, service.config, service.offload, from_any_program=True)
     loaded = await named(loaded, given.model)
     served = loaded.require_pooling("embed")
     note_ignored(http, ["options"] if given.options else [], service.config)

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http.body import json_response, read_request
-from server.ollama import api_types, wire
+from server.ollama import api_types, request_types
 from server.ollama.models import VERSION, listed, named, running, shown, unloaded
 from server.routes.route import BODY_REFUSALS, JSON, Operation, Route, route
 from server.routes.service import Service
@@ -43,13 +43,13 @@ async def ps(service: Service, http: Request) -> Response:
     "POST",
     "/api/show",
     Operation(
-        "ollamaShow", "Ollama", "What there is to know of the model", {JSON: api_types.OllamaShow}, wire.OllamaShowRequest,
+        "ollamaShow", "Ollama", "What there is to know of the model", {JSON: api_types.OllamaShow}, request_types.OllamaShowRequest,
         BODY_REFUSALS, api_types.OllamaError,
     ),
 )  # fmt: skip
 async def show(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.SHOW, service.config, service.offload, from_any_program=True)
+    given = await read_request(http, request_types.SHOW, service.config, service.offload, from_any_program=True)
     loaded = await named(loaded, given.model or given.name or "")
     return json_response(shown(loaded, service.config))
 
@@ -75,7 +75,8 @@ async def _manage(service: Service, http: Request) -> Response:
 def _managing(method: str, name: str) -> Route:
     operation = Operation(
         f"ollama{name.title()}", "Ollama", "Refused: this server has the models it was started with",
-        {JSON: api_types.OllamaStatus}, wire.OllamaManageRequest if method == "POST" else None, (400,), api_types.OllamaError,
+        {JSON: api_types.OllamaStatus}, request_types.OllamaManageRequest if method == "POST" else None, (400,),
+        api_types.OllamaError,
     )  # fmt: skip
     return Route(method, f"/api/{name}", _manage, operation)
 

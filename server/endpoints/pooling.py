@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.pooled import pooled_for, written
 from server.http.body import body_cost, read_request
-from server.pooling import answers, api_types, wire
+from server.pooling import answers, api_types, request_types
 from server.pooling.prepare import of_embeddings
 from server.pooling.vectors import base64_of, json_of
 from server.routes.route import GENERATION_REFUSALS, JSON, Operation, route
@@ -19,12 +19,12 @@ from server.routes.service import Service
     "/pooling",
     Operation(
         "pool", "Pooling", "What the model's pooling gives of each text: of all tokens, or a head's numbers",
-        {JSON: api_types.PooledList}, wire.PoolingRequest, GENERATION_REFUSALS,
+        {JSON: api_types.PooledList}, request_types.PoolingRequest, GENERATION_REFUSALS,
     ),
 )  # fmt: skip
 async def pool(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.POOLING, service.config, service.offload)
+    given = await read_request(http, request_types.POOLING, service.config, service.offload)
     loaded = await loaded.pooled_by(given.model)
     served = loaded.require_pooling(given.task or "embed")
     task = given.task or served.task

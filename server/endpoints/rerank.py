@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.pooled import pooled_for
 from server.http.body import body_cost, json_response, read_request
-from server.pooling import answers, api_types, wire
+from server.pooling import answers, api_types, request_types
 from server.pooling.cohere import meta
 from server.pooling.prepare import of_rerank
 from server.routes.route import GENERATION_REFUSALS, JSON, Operation, Route
@@ -21,7 +21,7 @@ DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised
 
 async def _rerank(cut: bool, service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.RERANK, service.config, service.offload)
+    given = await read_request(http, request_types.RERANK, service.config, service.offload)
     loaded = await loaded.pooled_by(given.model)
     served = loaded.require_pooling("score")
     comparison = await service.offload.run(body_cost(http), lambda: of_rerank(given, served, cut=cut))
@@ -29,7 +29,7 @@ async def _rerank(cut: bool, service: Service, http: Request) -> ASGIApp:
     scores = await comparison.scores(service.offload, results)
 
     def document(index: int) -> Json:
-        return {"text": wire.written(given.documents[index], "documents")}
+        return {"text": request_types.written(given.documents[index], "documents")}
 
     usage = answers.usage(results)
 
@@ -45,7 +45,7 @@ async def _rerank(cut: bool, service: Service, http: Request) -> ASGIApp:
 def _ranking(path: str, id: str, *, cut: bool = False) -> Route:
     operation = Operation(
         id, "Pooling", "Documents by how well they answer a query, the best first", {JSON: api_types.Ranking},
-        wire.RerankRequest, GENERATION_REFUSALS,
+        request_types.RerankRequest, GENERATION_REFUSALS,
     )  # fmt: skip
     return Route("POST", path, partial(_rerank, cut), operation)
 

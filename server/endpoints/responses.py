@@ -21,9 +21,9 @@ from server.responses.compact import compacted
 from server.responses.prepare import PreparedResponse, caller_of, counted, prepare
 from server.responses.query import InputItemsQuery, RetrieveQuery, read_query
 from server.responses.replay import Replay
+from server.responses.request_types import COMPACT, COUNT, RESPONSES
 from server.responses.store import Entry, ResponseStore
 from server.responses.streaming import AnnouncedStream, EventFrames
-from server.responses.wire import COMPACT, COUNT, RESPONSES
 from server.routes.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Handler, Operation, Route
 from server.routes.service import Service
 from server.wire.errors import InvalidRequest, clip

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.pooled import pooled_for, written
 from server.http.body import body_cost, read_request
-from server.pooling import answers, api_types, wire
+from server.pooling import answers, api_types, request_types
 from server.pooling.prepare import of_score
 from server.routes.route import GENERATION_REFUSALS, JSON, Operation, Route
 from server.routes.service import Service
@@ -15,7 +15,7 @@ from server.routes.service import Service
 
 async def score(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.SCORE, service.config, service.offload)
+    given = await read_request(http, request_types.SCORE, service.config, service.offload)
     loaded = await loaded.pooled_by(given.model)
     served = loaded.require_pooling("score")
     comparison = await service.offload.run(body_cost(http), lambda: of_score(given, served))
@@ -27,7 +27,7 @@ async def score(service: Service, http: Request) -> ASGIApp:
 def _scoring(path: str, id: str) -> Route:
     operation = Operation(
         id, "Pooling", "How well two texts go together: a cross-encoder's score, or how near their vectors are",
-        {JSON: api_types.Scores}, wire.ScoreRequest, GENERATION_REFUSALS,
+        {JSON: api_types.Scores}, request_types.ScoreRequest, GENERATION_REFUSALS,
     )  # fmt: skip
     return Route("POST", path, score, operation)
 

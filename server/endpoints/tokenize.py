@@ -14,7 +14,7 @@ from server.generate.preprocess import PIECE, PROMPT, check_ids, max_tokens_of_t
 from server.http.body import body_cost, json_response, read_request
 from server.http.watch import while_waited_for
 from server.loaded.model import LoadedModel
-from server.openai import requests, wire
+from server.openai import request_types, requests
 from server.routes.route import BODY_REFUSALS, JSON, Operation, route
 from server.routes.service import Service
 from server.wire.errors import Field, InvalidRequest
@@ -40,12 +40,12 @@ class DetokenizeResponse(Struct):
     "/tokenize",
     Operation(
         "tokenize", "Tokens", "The token ids of a text or a conversation", {JSON: TokenizeResponse},
-        wire.TokenizeRequest, BODY_REFUSALS,
+        request_types.TokenizeRequest, BODY_REFUSALS,
     ),
 )  # fmt: skip
 async def tokenize(service: Service, http: Request) -> Response:
     loaded, offload = service.lifecycle.require_model(), service.offload
-    given = await read_request(http, wire.TOKENIZE, service.config, offload)
+    given = await read_request(http, request_types.TOKENIZE, service.config, offload)
     loaded = await loaded.named(given.model)
     if given.messages is not None:
         chat = await offload.run(body_cost(http), partial(requests.chat_of, given))
@@ -71,11 +71,14 @@ def _ids(loaded: LoadedModel, ids: list[int], *, with_strings: bool) -> Response
 @route(
     "POST",
     "/detokenize",
-    Operation("detokenize", "Tokens", "The text of token ids", {JSON: DetokenizeResponse}, wire.DetokenizeRequest, BODY_REFUSALS),
+    Operation(
+        "detokenize", "Tokens", "The text of token ids", {JSON: DetokenizeResponse}, request_types.DetokenizeRequest,
+        BODY_REFUSALS,
+    ),
 )  # fmt: skip
 async def detokenize(service: Service, http: Request) -> Response:
     loaded, offload = service.lifecycle.require_model(), service.offload
-    given = await read_request(http, wire.DETOKENIZE, service.config, offload)
+    given = await read_request(http, request_types.DETOKENIZE, service.config, offload)
     loaded = await loaded.named(given.model)
     max_tokens = max_tokens_of_text(loaded.engine.model.max_model_len)
     if len(given.tokens) > max_tokens:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from server.generate.constraint import json_schema, rules
 from server.generate.request import GenerateRequest, Infill, OutputConstraint, Prompts, Sampling, Shown
-from server.llamacpp import wire
+from server.llamacpp import request_types
 from server.wire.errors import InvalidRequest
 from server.wire.field_names import FieldNames
 
@@ -25,17 +25,17 @@ class Prepared(NamedTuple):
     ignored: list[str]
 
 
-def of_completion(given: wire.LlamaCompletionRequest) -> Prepared:
+def of_completion(given: request_types.LlamaCompletionRequest) -> Prepared:
     """Raises InvalidRequest."""
     return _prepared(given, Prompts(given.prompts()))
 
 
-def of_infill(given: wire.LlamaInfillRequest) -> Prepared:
+def of_infill(given: request_types.LlamaInfillRequest) -> Prepared:
     extra = [(file.filename, file.text) for file in given.input_extra or []]
     return _prepared(given, Infill([given.input_prefix], given.input_suffix, extra, given.prompt or ""))
 
 
-def _prepared(given: wire.LlamaRequest, prompt: Prompts | Infill) -> Prepared:
+def _prepared(given: request_types.LlamaRequest, prompt: Prompts | Infill) -> Prepared:
     ignored: list[str] = []
     penalty = given.repeat_penalty
     if given.repeat_last_n == 0:
@@ -51,7 +51,7 @@ def _prepared(given: wire.LlamaRequest, prompt: Prompts | Infill) -> Prepared:
             top_p=given.top_p,
             top_k=given.top_k,
             min_p=given.min_p,
-            seed=None if given.seed in wire.RANDOM_SEEDS else given.seed,
+            seed=None if given.seed in request_types.RANDOM_SEEDS else given.seed,
             repetition_penalty=penalty,
             presence_penalty=given.presence_penalty,
             frequency_penalty=given.frequency_penalty,
@@ -75,7 +75,7 @@ def _prepared(given: wire.LlamaRequest, prompt: Prompts | Infill) -> Prepared:
     return Prepared(request, ignored)
 
 
-def _constraint(given: wire.LlamaRequest) -> OutputConstraint | None:
+def _constraint(given: request_types.LlamaRequest) -> OutputConstraint | None:
     if given.grammar:
         return rules(given.grammar, "grammar")
     if given.json_schema is not None:
@@ -83,7 +83,7 @@ def _constraint(given: wire.LlamaRequest) -> OutputConstraint | None:
     return None
 
 
-def _biases(given: wire.LlamaRequest) -> Mapping[str, float] | None:
+def _biases(given: request_types.LlamaRequest) -> Mapping[str, float] | None:
     if given.logit_bias is None:
         return None
     pairs = given.logit_bias.items() if isinstance(given.logit_bias, dict) else given.logit_bias

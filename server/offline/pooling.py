@@ -23,7 +23,7 @@ from server.loaded.model import LoadedModel
 from server.loaded.pooling import ServedPooling
 from server.offline.prompts import Prompt, plain, several
 from server.offline.refusals import as_value_error, decoded
-from server.pooling import wire
+from server.pooling import request_types
 from server.pooling.compare import Comparison
 from server.pooling.prepare import of_embeddings, of_rerank, of_score
 from server.pooling.request import PoolingRequest, Text
@@ -63,8 +63,8 @@ class PoolingParams:
                 raise ValueError(f"PoolingParams has no field {name!r}{did_you_mean(name, self._NAMES)}")
         self.fields: Mapping[str, Any] = {name: value for name, value in fields.items() if value is not None}
         comparing = {name: value for name, value in self.fields.items() if name in COMPARING_FIELDS}
-        decoded(wire.SCORE, {"text_1": "", "text_2": "", **comparing})
-        decoded(wire.POOLING, {"input": "", **_of(self.fields, POOLING_FIELDS)})
+        decoded(request_types.SCORE, {"text_1": "", "text_2": "", **comparing})
+        decoded(request_types.POOLING, {"input": "", **_of(self.fields, POOLING_FIELDS)})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PoolingParams) and self.fields == other.fields
@@ -117,7 +117,7 @@ def ask_to_pool(
     def ask(served: ServedPooling) -> list[PoolingRequest]:
         found: list[PoolingRequest] = []
         for alike, group in groupby(zip(fields, texts, strict=True), key=lambda pair: pair[0]):
-            wanted = decoded(wire.POOLING, {"input": "", **alike})
+            wanted = decoded(request_types.POOLING, {"input": "", **alike})
             if task is not None and wanted.task not in (None, task):
                 raise ValueError(f"task {wanted.task!r} contradicts {task!r}, which was asked for")
             request = of_embeddings(wanted, served, task or wanted.task or served.task)
@@ -136,14 +136,14 @@ def ask_to_score(
     """How many scores there will be, and what is asked of a model. Raises ValueError, and so does what it returns."""
     fields = _checked(params or PoolingParams(), COMPARING_FIELDS, "score")
     first, second = (one if isinstance(one, str) else list(one) for one in (data_1, data_2))
-    given = decoded(wire.SCORE, {"data_1": first, "data_2": second, **fields})
+    given = decoded(request_types.SCORE, {"data_1": first, "data_2": second, **fields})
     return 1 if isinstance(second, str) else len(second), lambda served: of_score(given, served)
 
 
 def ask_to_rerank(query: str, documents: Sequence[str], params: PoolingParams | None) -> Compare:
     """What is asked of a model. Raises ValueError, and so does what it returns."""
     fields = _checked(params or PoolingParams(), COMPARING_FIELDS, "rerank")
-    given = decoded(wire.RERANK, {"query": query, "documents": list(documents), **fields})
+    given = decoded(request_types.RERANK, {"query": query, "documents": list(documents), **fields})
     return lambda served: of_rerank(given, served)
 
 

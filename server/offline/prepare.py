@@ -16,7 +16,7 @@ from server.offline.lora_request import LoRARequest
 from server.offline.media import Objects
 from server.offline.prompts import Prompt, plain
 from server.offline.refusals import as_value_error, decoded
-from server.openai import requests, wire
+from server.openai import request_types, requests
 from server.wire.errors import ApiError
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -53,7 +53,7 @@ class SamplingParams:
                 raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, SAMPLING_FIELDS)}")
             _check_finite(name, value)
         self.fields: Mapping[str, Any] = {name: value for name, value in fields.items() if value is not None}
-        decoded(wire.COMPLETION, {"prompt": "", **self.fields})
+        decoded(request_types.COMPLETION, {"prompt": "", **self.fields})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SamplingParams) and self.fields == other.fields
@@ -102,7 +102,9 @@ class Prepared:
 def of_prompt(prompt: Prompt, params: SamplingParams, lora: LoRARequest | None = None) -> Prepared:
     found = plain(prompt)
     salt = {} if found.cache_salt is None else {"cache_salt": found.cache_salt}
-    request = requests.of_completion(decoded(wire.COMPLETION, {"prompt": found.given, **params.fields, **salt}))
+    request = requests.of_completion(
+        decoded(request_types.COMPLETION, {"prompt": found.given, **params.fields, **salt})
+    )
     if found.media:
         assert isinstance(request.prompt, Prompts), "a prompt by itself"
         request = replace(request, prompt=replace(request.prompt, media=found.media))
@@ -120,7 +122,7 @@ def of_conversation(
     fields = dict(params.fields)
     if "logprobs" in fields:  # a chat has its own names for it
         fields |= {"logprobs": True, "top_logprobs": fields["logprobs"]}
-    given = decoded(wire.CHAT, {**body, **fields})
+    given = decoded(request_types.CHAT, {**body, **fields})
     try:
         request = requests.of_chat(given)
     except ApiError as error:

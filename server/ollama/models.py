@@ -9,7 +9,7 @@ from typing import Any
 from server.config.server_config import ServerConfig
 from server.loaded.model import LoadedModel
 from server.loaded.swaps import SwappedModel
-from server.ollama.wire import LATEST
+from server.ollama.request_types import LATEST
 from server.wire.schema import Json
 
 # Ollama's, whose API this is; clients look at it to know what they may ask for.

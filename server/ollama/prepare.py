@@ -21,7 +21,7 @@ from server.generate.request import (
 )
 from server.loaded.model import LoadedModel
 from server.media.part import Base64, MediaPart
-from server.ollama import wire
+from server.ollama import request_types
 from server.wire.errors import InvalidRequest
 from server.wire.field_names import FieldNames
 
@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
     wants_thinking: bool
 
 
-def of_chat(given: wire.OllamaChatRequest, loaded: LoadedModel) -> Prepared:
+def of_chat(given: request_types.OllamaChatRequest, loaded: LoadedModel) -> Prepared:
     """Raises InvalidRequest where fields contradict each other."""
     tools = [_function(tool.function) for tool in given.tools or []]
     thinking = _thinking(given.think, loaded, with_tools=bool(tools))
@@ -62,7 +62,7 @@ def of_chat(given: wire.OllamaChatRequest, loaded: LoadedModel) -> Prepared:
     return _prepared(given, loaded, chat, thinking, [])
 
 
-def of_generate(given: wire.OllamaGenerateRequest, loaded: LoadedModel) -> Prepared:
+def of_generate(given: request_types.OllamaGenerateRequest, loaded: LoadedModel) -> Prepared:
     """A prompt through the chat template, if there is one and the client does not say that it is raw; or between two texts."""
     prompt = given.prompt or ""
     templated = bool(loaded.chat_template) and not given.raw and not given.suffix
@@ -83,13 +83,13 @@ def of_generate(given: wire.OllamaGenerateRequest, loaded: LoadedModel) -> Prepa
 
 
 def _prepared(
-    given: wire.OllamaRequest,
+    given: request_types.OllamaRequest,
     loaded: LoadedModel,
     prompt: Chat | Prompts | Infill,
     thinking: _Thinking,
     ignored: list[str],
 ) -> Prepared:
-    options = given.options or wire.OllamaOptions()
+    options = given.options or request_types.OllamaOptions()
     if given.unloads:
         ignored.append("keep_alive")
     if options.num_ctx is not None and options.num_ctx > loaded.engine.model.max_model_len:
@@ -122,7 +122,7 @@ def _prepared(
     return Prepared(request, ignored, wants_thinking=bool(given.think) and given.think != "none")
 
 
-def _constraint(format: wire.Format | None) -> OutputConstraint | None:
+def _constraint(format: request_types.Format | None) -> OutputConstraint | None:
     if format is None or format == "":
         return None
     return json_object("format") if isinstance(format, str) else json_schema(format, "format")
@@ -140,7 +140,7 @@ class _Thinking(NamedTuple):
     shown: bool = True
 
 
-def _thinking(think: wire.Think | None, loaded: LoadedModel, *, with_tools: bool) -> _Thinking:
+def _thinking(think: request_types.Think | None, loaded: LoadedModel, *, with_tools: bool) -> _Thinking:
     if think is None:
         return _Thinking()
     off = think is False or think == "none"
@@ -153,11 +153,11 @@ def _thinking(think: wire.Think | None, loaded: LoadedModel, *, with_tools: bool
 # --- conversations ------------------------------------------------------------------------------------------------
 
 
-def _function(spec: wire.DescribedFunction) -> Function:
+def _function(spec: request_types.DescribedFunction) -> Function:
     return Function(spec.name, spec.description, spec.parameters, bool(spec.strict))
 
 
-def chat_messages(given: Sequence[wire.GivenMessage]) -> list[Message]:
+def chat_messages(given: Sequence[request_types.GivenMessage]) -> list[Message]:
     """A result belongs to the call whose id or name it has, else to the first that has no result yet: Ollama's calls had no ids
     for long, and chat templates want them."""
     open_calls: list[PastCall] = []
@@ -196,7 +196,7 @@ def _content(text: str | None, images: Sequence[str] | None, where: str) -> Cont
     return [*parts, *([text] if text else [])]
 
 
-def _answered(message: wire.GivenMessage, open_calls: Sequence[PastCall], index: int) -> PastCall | None:
+def _answered(message: request_types.GivenMessage, open_calls: Sequence[PastCall], index: int) -> PastCall | None:
     name = message.tool_name or message.name
     for call in open_calls:
         if call.id == message.tool_call_id or (message.tool_call_id is None and name in (None, call.name)):

@@ -8,7 +8,7 @@ from server.generate.custom_tools import InputReader, input_of
 from server.generate.logprobs import Style, Writer, chat_writer
 from server.generate.transcript import Call, Transcript
 from server.loaded.tokenizer import Tokenizer
-from server.openai.wire import ChatRequest, CustomTool
+from server.openai.request_types import ChatRequest, CustomTool
 from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 from server.wire.schema import Json
 

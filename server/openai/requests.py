@@ -24,9 +24,9 @@ from server.generate.request import (
     Truncation,
 )
 from server.media.part import MediaPart
-from server.openai import wire
+from server.openai import request_types
 from server.openai.media_parts import AnyMediaPart, media_part
-from server.openai.wire import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
+from server.openai.request_types import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
 from server.wire.errors import InvalidRequest, clip
 from server.wire.schema import JsonObject
 
@@ -135,14 +135,14 @@ def _constraint(request: GenerationRequest) -> OutputConstraint | None:
             found.append(json_object("response_format"))
         case JsonObject(schema=schema):
             found.append(json_schema(schema, "response_format.schema"))
-        case wire.JsonSchemaFormat(json_schema=named):
+        case request_types.JsonSchemaFormat(json_schema=named):
             found.append(json_schema(named.schema, "response_format.json_schema.schema"))
-        case wire.StructuralTagFormat() as tag:
+        case request_types.StructuralTagFormat() as tag:
             found.append(structural_tag(_tag_of(tag), "response_format"))
     return one_constraint(found, request.constraints)
 
 
-def _tag_of(structured: wire.StructuralTagFormat) -> Mapping[str, Any]:
+def _tag_of(structured: request_types.StructuralTagFormat) -> Mapping[str, Any]:
     """A structural tag, in either spelling."""
     if structured.structures is None:
         return {"format": structured.format}
@@ -152,44 +152,45 @@ def _tag_of(structured: wire.StructuralTagFormat) -> Mapping[str, Any]:
 # --- conversations ------------------------------------------------------------------------------------------------
 
 
-def _function(tool: wire.Tool | wire.CustomTool) -> Function:
-    if isinstance(tool, wire.CustomTool):
+def _function(tool: request_types.Tool | request_types.CustomTool) -> Function:
+    if isinstance(tool, request_types.CustomTool):
         return custom_function(tool.name, tool.custom.description, tool.grammar)
     spec = tool.function
     return Function(spec.name, spec.description, spec.parameters, bool(spec.strict))
 
 
 def _chosen(
-    tools: Sequence[wire.Tool | wire.CustomTool], choice: wire.ToolChoice | None
-) -> tuple[Sequence[wire.Tool | wire.CustomTool], ToolChoice | None]:
+    tools: Sequence[request_types.Tool | request_types.CustomTool], choice: request_types.ToolChoice | None
+) -> tuple[Sequence[request_types.Tool | request_types.CustomTool], ToolChoice | None]:
     """The tools that `choice` leaves, and what it says of them. Raises InvalidRequest where it names one that is not there."""
     match choice:
-        case wire.NamedTool() | wire.NamedCustomTool():
+        case request_types.NamedTool() | request_types.NamedCustomTool():
             return tools, OnlyFunction(_named(tools, choice).name if tools else choice.name)
-        case wire.AllowedTools(allowed_tools=allowed):
+        case request_types.AllowedTools(allowed_tools=allowed):
             names = {_named(tools, each).name for each in allowed.tools}
             return [tool for tool in tools if tool.name in names], allowed.mode
     return tools, choice
 
 
 def _named(
-    tools: Sequence[wire.Tool | wire.CustomTool], named: wire.NamedTool | wire.NamedCustomTool
-) -> wire.Tool | wire.CustomTool:
-    kind = wire.CustomTool if isinstance(named, wire.NamedCustomTool) else wire.Tool
+    tools: Sequence[request_types.Tool | request_types.CustomTool],
+    named: request_types.NamedTool | request_types.NamedCustomTool,
+) -> request_types.Tool | request_types.CustomTool:
+    kind = request_types.CustomTool if isinstance(named, request_types.NamedCustomTool) else request_types.Tool
     found = next((tool for tool in tools if isinstance(tool, kind) and tool.name == named.name), None)
     if found is None:
-        what = "" if kind is wire.Tool else "custom tool "
+        what = "" if kind is request_types.Tool else "custom tool "
         raise InvalidRequest(
             f"tool_choice names {what}{clip(named.name)!r}, which is none of the tools", param="tool_choice"
         )
     return found
 
 
-def _messages(messages: Sequence[wire.Message]) -> list[Message]:
+def _messages(messages: Sequence[request_types.Message]) -> list[Message]:
     return [_message(message, number) for number, message in enumerate(messages)]
 
 
-def _message(message: wire.Message, number: int) -> Message:
+def _message(message: request_types.Message, number: int) -> Message:
     """OpenAI's newer name of the system role, and its older ones around functions, become those of today. A message that is
     nothing but a refusal says that."""
     calls = list(map(_call, message.tool_calls or []))
@@ -209,7 +210,7 @@ def _message(message: wire.Message, number: int) -> Message:
     )
 
 
-def _parts(parts: Sequence[wire.AnyTextPart | AnyMediaPart], where: str) -> list[str | MediaPart]:
+def _parts(parts: Sequence[request_types.AnyTextPart | AnyMediaPart], where: str) -> list[str | MediaPart]:
     return [
         media_part(part, f"{where}[{number}]") if isinstance(part, AnyMediaPart) else part.text
         for number, part in enumerate(parts)
@@ -221,14 +222,14 @@ _ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
 }  # fmt: skip
 
 
-def _call(call: wire.PastCall) -> PastCall:
+def _call(call: request_types.PastCall) -> PastCall:
     if call.custom is not None:
         return PastCall(call.id, call.custom.name, arguments_of(call.custom.input))
     assert call.function is not None, "the wire type has checked that it is one or the other"
     return _function_call(call.id, call.function)
 
 
-def _function_call(id: str, function: wire.CalledFunction) -> PastCall:
+def _function_call(id: str, function: request_types.CalledFunction) -> PastCall:
     return PastCall(id, function.name, function.arguments)
 
 

@@ -9,8 +9,8 @@ from runtime.api import PoolingTask
 from server.generate.request import Chat, Truncation
 from server.loaded.pooling import ServedPooling
 from server.openai import requests
-from server.openai.wire import TokenizeRequest
-from server.pooling import wire
+from server.openai.request_types import TokenizeRequest
+from server.pooling import request_types
 from server.pooling.compare import Comparison
 from server.pooling.request import Input, Pair, PoolingRequest, Text, check_count, texts_of
 from server.wire.errors import Field, InvalidRequest
@@ -18,23 +18,23 @@ from server.wire.errors import Field, InvalidRequest
 NamedText = tuple[str, str]  # a text, and its field
 
 
-def of_embeddings(given: wire.EmbeddingsRequest, served: ServedPooling, task: PoolingTask) -> PoolingRequest:
+def of_embeddings(given: request_types.EmbeddingsRequest, served: ServedPooling, task: PoolingTask) -> PoolingRequest:
     """Raises InvalidRequest where the model does not do it, or fields contradict each other."""
     params = served.params(task, dimensions=given.dimensions, use_activation=given.use_activation)
     prefix = served.prompts.text(given.prompt_name, "prompt_name")
     return PoolingRequest(inputs=_inputs(given), params=params, prefix=prefix, **_shared(given), **_special(given))
 
 
-def of_classify(given: wire.ClassifyRequest, served: ServedPooling) -> PoolingRequest:
+def of_classify(given: request_types.ClassifyRequest, served: ServedPooling) -> PoolingRequest:
     """Raises InvalidRequest."""
     params = served.params("classify", use_activation=given.use_activation)
     return PoolingRequest(inputs=_inputs(given), params=params, **_shared(given), **_special(given))
 
 
-def of_score(given: wire.ScoreRequest, served: ServedPooling) -> Comparison:
+def of_score(given: request_types.ScoreRequest, served: ServedPooling) -> Comparison:
     """Raises InvalidRequest."""
     names = given.names
-    first, second = (wire.texts_written(getattr(given, name), name) for name in names)
+    first, second = (request_types.texts_written(getattr(given, name), name) for name in names)
     if len(first) not in (1, len(second)):
         raise InvalidRequest(
             f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}; as many of each, or one of the first",
@@ -44,15 +44,15 @@ def of_score(given: wire.ScoreRequest, served: ServedPooling) -> Comparison:
     return _compared(given, served, first, second)
 
 
-def of_rerank(given: wire.RerankRequest, served: ServedPooling, *, cut: bool = False) -> Comparison:
+def of_rerank(given: request_types.RerankRequest, served: ServedPooling, *, cut: bool = False) -> Comparison:
     """`cut`: documents too long for the model are, where the request does not say. Raises InvalidRequest."""
     check_count(len(given.documents), "documents")
-    query = [(wire.written(given.query, "query"), "query")]
-    return _compared(given, served, query, wire.texts_written(given.documents, "documents"), cut=cut)
+    query = [(request_types.written(given.query, "query"), "query")]
+    return _compared(given, served, query, request_types.texts_written(given.documents, "documents"), cut=cut)
 
 
 def _compared(
-    given: wire.ComparingFields, served: ServedPooling, first: Sequence[NamedText], second: Sequence[NamedText], *,
+    given: request_types.ComparingFields, served: ServedPooling, first: Sequence[NamedText], second: Sequence[NamedText], *,
     cut: bool = False,
 ) -> Comparison:  # fmt: skip
     scoring = served.scoring
@@ -77,13 +77,13 @@ def _stem(name: str) -> str:
     return name.partition("[")[0]
 
 
-def _inputs(given: wire.InputFields) -> list[Any]:
+def _inputs(given: request_types.InputFields) -> list[Any]:
     if given.messages is None:
         return texts_of(given.input or "", "input")
     return [_chat(given)]
 
 
-def _chat(given: wire.InputFields) -> Chat:
+def _chat(given: request_types.InputFields) -> Chat:
     return requests.chat_of(
         TokenizeRequest(
             messages=given.messages,
@@ -96,14 +96,14 @@ def _chat(given: wire.InputFields) -> Chat:
     )
 
 
-def _special(given: wire.InputFields) -> dict[str, Any]:
+def _special(given: request_types.InputFields) -> dict[str, Any]:
     return {
         "add_special_tokens": given.add_special_tokens is not False,
         "allow_special_tokens": given.allow_special_tokens is not False,
     }
 
 
-def _shared(given: wire.PoolingFields) -> dict[str, Any]:
+def _shared(given: request_types.PoolingFields) -> dict[str, Any]:
     wanted = given.truncate_prompt_tokens
     return {
         "truncation": None if wanted is None else Truncation(wanted, given.truncation_side or "right"),

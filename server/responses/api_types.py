@@ -10,7 +10,7 @@ from server.responses import input_items
 from server.responses.body import Status
 from server.responses.input_items import ItemReference
 from server.responses.output_items import ItemStatus
-from server.responses.wire import (
+from server.responses.request_types import (
     CompactRequest,
     CountRequest,
     CustomTool,

@@ -15,8 +15,8 @@ from orjson import Fragment, dumps
 from server.generate.generation import Generation
 from server.openai.frames import media_tokens
 from server.openai.frames import usage as chat_usage
+from server.responses.request_types import ResponsesRequest
 from server.responses.tools import Tool, Tools
-from server.responses.wire import ResponsesRequest
 from server.wire.schema import Json
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -22,10 +22,10 @@ from server.responses import input_items
 from server.responses.body import usage
 from server.responses.input_items import InputMessage, Item, new_id
 from server.responses.prepare import conversation, request_of
+from server.responses.request_types import CompactRequest
 from server.responses.requests import NAMES
 from server.responses.sealed import seal
 from server.responses.store import ResponseStore
-from server.responses.wire import CompactRequest
 from server.routes.service import Service
 from server.wire.errors import ContextLengthExceeded
 from server.wire.schema import Json

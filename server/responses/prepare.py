@@ -24,12 +24,12 @@ from server.responses.body import Head, render
 from server.responses.events import ResponseEvents
 from server.responses.input_items import Item, ItemReference, new_id
 from server.responses.messages import messages_of, with_joint_turns, with_one_head
+from server.responses.request_types import CountRequest, ResponsesRequest
 from server.responses.requests import NAMES, generate_request
 from server.responses.store import Caller, Entry, ResponseStore, StoredItem
 from server.responses.tools import Tools
 from server.responses.tools import read as read_tools
 from server.responses.truncation import longest
-from server.responses.wire import CountRequest, ResponsesRequest
 from server.routes.service import Service
 from server.wire.errors import ContextLengthExceeded, InvalidRequest
 

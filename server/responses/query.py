@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 
 from server.config.server_config import ServerConfig
 from server.http import query
-from server.responses.wire import Includable
+from server.responses.request_types import Includable
 from server.wire.errors import UnsupportedParameter
 from server.wire.schema import Name
 

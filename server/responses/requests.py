@@ -13,8 +13,8 @@ from server.generate.request import (
     Sampling,
     Shown,
 )
+from server.responses.request_types import FormatSchema, ResponsesRequest
 from server.responses.tools import Tools
-from server.responses.wire import FormatSchema, ResponsesRequest
 from server.wire.field_names import FieldNames
 from server.wire.schema import JsonObject
 

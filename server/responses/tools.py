@@ -14,7 +14,7 @@ import msgspec
 
 from server.generate.custom_tools import custom_function
 from server.generate.request import Function, OnlyFunction, ToolChoice
-from server.responses.wire import (
+from server.responses.request_types import (
     AllowedTools,
     CustomTool,
     FunctionTool,

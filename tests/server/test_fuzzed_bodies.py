@@ -10,21 +10,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.anthropic import wire as anthropic
-from server.llamacpp import wire as llamacpp
-from server.ollama import wire as ollama
-from server.openai import wire
+from server.anthropic import request_types as anthropic
+from server.llamacpp import request_types as llamacpp
+from server.ollama import request_types as ollama
+from server.openai import request_types
 from server.pooling import cohere
-from server.pooling import wire as pooling
-from server.responses.wire import RESPONSES
+from server.pooling import request_types as pooling
+from server.responses.request_types import RESPONSES
 from server.wire.errors import ApiError
 from tests.server.conftest import MESSAGES
 from tests.server.test_costly_bodies import ANTHROPIC, BODIES, served
 
 WIRES = {
-    "/v1/chat/completions": wire.CHAT, "/v1/completions": wire.COMPLETION, "/v1/responses": RESPONSES,
-    "/v1/messages": anthropic.MESSAGES, "/v1/messages/count_tokens": anthropic.COUNT, "/tokenize": wire.TOKENIZE,
-    "/detokenize": wire.DETOKENIZE, "/v1/embeddings": pooling.EMBEDDINGS, "/pooling": pooling.POOLING,
+    "/v1/chat/completions": request_types.CHAT, "/v1/completions": request_types.COMPLETION, "/v1/responses": RESPONSES,
+    "/v1/messages": anthropic.MESSAGES, "/v1/messages/count_tokens": anthropic.COUNT, "/tokenize": request_types.TOKENIZE,
+    "/detokenize": request_types.DETOKENIZE, "/v1/embeddings": pooling.EMBEDDINGS, "/pooling": pooling.POOLING,
     "/classify": pooling.CLASSIFY, "/score": pooling.SCORE, "/rerank": pooling.RERANK, "/v2/embed": cohere.EMBED,
     "/embedding": llamacpp.EMBEDDING,
 }  # fmt: skip

@@ -21,7 +21,7 @@ from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import LoadError
 from server.loaded.model import LoadedModel
 from server.offline.prepare import SAMPLING_FIELDS
-from server.openai.wire import CompletionRequest
+from server.openai.request_types import CompletionRequest
 from tests.fake_adapters import FakeAdapters
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import END, EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer

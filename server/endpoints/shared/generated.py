@@ -20,7 +20,7 @@ from server.http.sse import EventStream
 from server.http.watch import ClientWatch, while_waited_for
 from server.loaded.model import LoadedModel
 from server.openai.frames import ChunkFrames, Envelope, ResponseShape
-from server.openai.wire import GenerationRequest
+from server.openai.request_types import GenerationRequest
 from server.routes.service import Service
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.anthropic import wire
+from server.anthropic import request_types
 from server.anthropic.history import FAILED, tool_use_id
 from server.anthropic.prepare import PreparedMessages, generate_request, prepare
 from server.generate.conversation import messages_json
@@ -23,9 +23,9 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"name": "weather", "input_schema": SCHEMA}
 
 
-def decoded(messages: Any = (USER,), **fields: Any) -> wire.MessagesRequest:
+def decoded(messages: Any = (USER,), **fields: Any) -> request_types.MessagesRequest:
     body = {"model": "tiny", "max_tokens": 2000, "messages": list(messages), **fields}
-    return wire.MESSAGES.decode(json.dumps(body).encode(), [])
+    return request_types.MESSAGES.decode(json.dumps(body).encode(), [])
 
 
 def ask(messages: Any = (USER,), template: ChatTemplate = TEMPLATE, **fields: Any) -> PreparedMessages:

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.api import EngineStopped, QueueFull
 from server.anthropic import api_types as answers
-from server.anthropic.wire import MAX_STOP_SEQUENCES
+from server.anthropic.request_types import MAX_STOP_SEQUENCES
 from tests.server.anthropic.test_messages import BASE, HI, MESSAGES, TOOLS, is_whole
 
 COUNT = f"{MESSAGES}/count_tokens"

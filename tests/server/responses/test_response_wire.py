@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from server.responses import input_items
 from server.responses.messages import messages_of
+from server.responses.request_types import RESPONSES
 from server.responses.requests import generate_request
 from server.responses.tools import Tools
 from server.responses.tools import read as read_tools
-from server.responses.wire import RESPONSES
 from server.wire.errors import ApiError
 
 _WORDS = [

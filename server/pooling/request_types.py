@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast
 from msgspec import Meta, Struct
 
 from runtime.api import PoolingTask
-from server.openai.wire import Messages, check_messages
+from server.openai.request_types import Messages, check_messages
 from server.wire.errors import InvalidRequest
 from server.wire.schema import INT64, CacheSalt, Name, Priority, RequestId, Timeout, TokenId, Wire
 
