@@ -26,7 +26,7 @@ WIRES = {
     "/v1/messages": anthropic.MESSAGES, "/v1/messages/count_tokens": anthropic.COUNT, "/tokenize": request_types.TOKENIZE,
     "/detokenize": request_types.DETOKENIZE, "/v1/embeddings": pooling.EMBEDDINGS, "/pooling": pooling.POOLING,
     "/classify": pooling.CLASSIFY, "/score": pooling.SCORE, "/rerank": pooling.RERANK, "/v2/embed": cohere.EMBED,
-    "/embedding": llamacpp.EMBEDDING,
+    "/embedding": llamacpp.EMBEDDING, "/invocations": request_types.COMPLETION,
 }  # fmt: skip
 # APIs whose errors have shapes of their own.
 OTHER_WIRES = {
