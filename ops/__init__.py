@@ -10,7 +10,7 @@ prompt was chunked, and of the number of threads."""
 from __future__ import annotations
 
 from ops.activation import activate, gated, silu_mul
-from ops.attention import attend, attend_blocks, attend_latent, attend_packed, paged_attention
+from ops.attention import attend, attend_blocks, attend_latent, attend_packed, cache_refusal, paged_attention
 from ops.attention.blocks import TokenBlock
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
@@ -87,6 +87,7 @@ __all__ = [
     "attend_blocks",
     "attend_latent",
     "attend_packed",
+    "cache_refusal",
     "can_trace",
     "causal_conv",
     "compile_ahead",

@@ -421,6 +421,7 @@ class ModelInfo:
     max_num_seqs: int
     pooler: PoolerInfo
     generates: bool = True
+    kv_cache_note: str = ""  # what the KV cache is kept in, and what that gains, for people; empty where it is `dtype`
     speculative: str = ""  # how tokens are guessed, for people; empty where they are not
     reads_predictions: bool = False  # guesses are looked for in what a request predicts
     modalities: frozenset[str] = frozenset()  # "image", "audio", "video": what it takes beside text

@@ -22,8 +22,11 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 INT8_CACHE = "int8_per_token_head"
-CACHE_TYPES = {name: KVDtype(name, size) for name, size in ELEMENT_BYTES.items()} | {
-    INT8_CACHE: KVDtype("int8", 1, scale_bytes=4)
+FP8_CACHES = ("fp8", "fp8_e4m3")  # two names of one type, as vLLM has them
+CACHE_TYPES = {
+    **{name: KVDtype(name, size) for name, size in ELEMENT_BYTES.items()},
+    **dict.fromkeys(FP8_CACHES, KVDtype("float8_e4m3fn", 1)),
+    INT8_CACHE: KVDtype("int8", 1, scale_bytes=4),
 }
 
 
@@ -111,6 +114,7 @@ class EnginePlan:
     lora: LoraLimits | None = None
     max_num_encoder_tokens: int = 0
     encoder_cache_size: int = 0
+    kv_cache_note: str = ""  # what the KV cache is kept in and what that gains, where it is not `dtype`; for people
     draft_share: float = 0.1  # of a step with a single row, that a draft is taken to cost until steps have told
 
     def timed(self, config: EngineConfig, timed: TimedSteps, weights_bytes: int, platform: PlatformSteps) -> EnginePlan:
@@ -227,6 +231,7 @@ class EnginePlan:
             step_budget=partial(FixedBudget, config.max_num_mixed_tokens),
             layout=layout,
             kv_cache_dtype=kv_cache_dtype,
+            kv_cache_note=_kv_cache_note(layout, kv_cache_dtype, layers, dtype),
             num_kv_blocks=num_blocks,
             enable_prefix_caching=config.enable_prefix_caching and layout.no_prefix_reason is None,
             policy=POLICIES[config.scheduling_policy],
@@ -237,6 +242,14 @@ class EnginePlan:
             max_num_encoder_tokens=config.max_num_encoder_tokens or budget,
             encoder_cache_size=config.encoder_cache_size,
         )
+
+
+def _kv_cache_note(layout: KVLayout, kv_cache_dtype: str, layers: tuple[MemoryKind, ...], dtype: str) -> str:
+    if kv_cache_dtype == dtype or not layout.block_bytes:
+        return ""
+    usual = KVLayout.of(tuple(layer.with_dtype(CACHE_TYPES[dtype]) for layer in layers))
+    gain = usual.block_bytes / usual.block_size / (layout.block_bytes / layout.block_size)
+    return f"{kv_cache_dtype}, {gain:.2f} times the tokens of {dtype}"
 
 
 def _refuse(kinds: tuple[MemoryKind, ...]) -> None:

@@ -15,7 +15,7 @@ from runtime.speculate.config import MAX_DRAFTS, WITH_MODEL, SpeculativeConfig
 MODEL, ENGINE, HTTP = "model", "engine", "HTTP"  # groups of --help
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "int8_per_token_head"]
+KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8_per_token_head"]
 SPECULATES_BY_MODEL = WITH_MODEL  # methods that --speculative-model is for
 SpeculativeMethod = Literal["ngram", "suffix", "draft_model", "ngram_gpu", "mtp", "eagle", "eagle3"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority"]
@@ -174,7 +174,8 @@ class EngineOptions:
     )
     kv_cache_dtype: KVCacheDtype = option(
         "auto",
-        "type of the KV cache; int8_per_token_head, on a CPU, is a quarter of float32 and half of bfloat16",
+        "type of the KV cache, by default the model's; in eight bits it holds twice the tokens of bfloat16: fp8 (e4m3, on GPUs, by "
+        "the scales of the checkpoint where it has them), or int8_per_token_head",
         group=ENGINE,
     )
     num_kv_blocks: int | None = option(

@@ -542,6 +542,7 @@ def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -
         num_kv_blocks=plan.num_kv_blocks,
         kv_block_size=plan.layout.block_size,
         kv_cache_bytes=plan.kv_cache_bytes,
+        kv_cache_note=plan.kv_cache_note,
         max_concurrency=plan.max_concurrency,
         prefix_caching=plan.enable_prefix_caching,
         max_num_seqs=plan.max_num_seqs,

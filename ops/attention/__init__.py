@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,9 +16,10 @@ from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
 from ops.attention.mask import CAUSAL, FULL, causal_only
 from ops.attention.meta import AttentionMeta
-from ops.kv import store_kv
+from ops.kv import read_scales, store_kv
+from ops.kv.fp8_numbers import FP8
 from ops.norm import rms_norm
-from ops.registry import USUAL_ATTENTION, Kernel, Op, ShapeClass
+from ops.registry import USUAL_ATTENTION, Kernel, Op, ShapeClass, capability
 from ops.rope import rope
 
 
@@ -25,8 +27,28 @@ def _on_cpu(case: ShapeClass) -> str | None:
     return cpu.supports_attention(case) or causal_only(case)
 
 
+def _reads_cache(case: ShapeClass) -> str | None:
+    """What Triton needs of a cache of eight bits."""
+    if case.kv_dtype == FP8 and case.capability is not None and case.capability < (8, 9):
+        return "numbers of fp8 want compute capability 8.9 or more"
+    if case.kv_dtype == torch.int8 and case.head_size % 4:
+        return "int8 caches want head sizes that are multiples of 4"
+    return None
+
+
+def cache_refusal(device: torch.device, kv_dtype: torch.dtype, head_size: int) -> str | None:
+    """Why a GPU's own kernels cannot read caches of that type and head size, None where they can, or it is no GPU."""
+    if device.type != "cuda":
+        return None
+    return _reads_cache(ShapeClass(device.type, torch.float32, kv_dtype, head_size, capability=capability(device)))
+
+
 def _on_cuda(case: ShapeClass) -> str | None:
-    return backends.on_cuda(case) or causal_only(case)
+    return backends.on_cuda(case) or causal_only(case) or _reads_cache(case)
+
+
+def _latent_on_cuda(case: ShapeClass) -> str | None:
+    return backends.on_cuda_at_any_size(case) or _reads_cache(case)
 
 
 _paged_attention = Op(
@@ -52,7 +74,8 @@ def paged_attention(
     Where `softcap` is given, scores s = q k^T * scale become softcap * tanh(s / softcap) (Gemma 2, 2024).
     sinks [Hq] float32: a further score of each head, which takes its share of the softmax but adds nothing (GPT-OSS, 2025).
     alibi [Hq] float32: scores of head h lose alibi[h] for each token that the key stands before the query, after any cap (Press et
-    al. 2021); the native CPU kernel leaves these to the reference."""
+    al. 2021); the native CPU kernel leaves these to the reference.
+    What an fp8 cache holds is taken as it stands: its scales belong into `scale`, and to what is returned."""
     run = _paged_attention.runs[q.device, q.dtype, k_cache.dtype, q.shape[2], (), mask]
     if mask != CAUSAL:  # which most kernels need not be told
         return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks, alibi, mask)
@@ -79,10 +102,12 @@ def attend_blocks(
 ) -> Tensor:  # fmt: skip
     """`attend`, but that tokens of a block see each other all, whatever the mask says."""
     q, k, v = _turned(qkv, heads, positions)
-    store_kv(k, v, k_cache, v_cache, slot_mapping)
+    store_kv(k, v, k_cache, v_cache, slot_mapping, heads.kv_scales)
+    k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
+    heads = replace(heads, scale=heads.scale * k_scale)
     mixed = paged_attention(q, k_cache, v_cache, meta, heads.scale, heads.window, heads.softcap, heads.sinks)
     mix_blocks(q, k_cache, v_cache, meta, heads, blocks, mixed)
-    return mixed.flatten(1)
+    return mixed.flatten(1) if v_scale == 1 else mixed.flatten(1) * v_scale
 
 
 def _attend_in_parts(
@@ -90,11 +115,12 @@ def _attend_in_parts(
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
     q, k, v = _turned(qkv, heads, positions)
-    store_kv(k, v, k_cache, v_cache, slot_mapping)
+    store_kv(k, v, k_cache, v_cache, slot_mapping, heads.kv_scales)
+    k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
     mixed = paged_attention(
-        q, k_cache, v_cache, meta, heads.scale, heads.window, heads.softcap, heads.sinks, heads.alibi, heads.mask
+        q, k_cache, v_cache, meta, heads.scale * k_scale, heads.window, heads.softcap, heads.sinks, heads.alibi, heads.mask
     )  # fmt: skip
-    return mixed.flatten(1)
+    return mixed.flatten(1) if v_scale == 1 else mixed.flatten(1) * v_scale
 
 
 def _turned(qkv: Tensor, heads: AttentionHeads, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -178,8 +204,10 @@ def _attend_latent_in_parts(
 ) -> Tensor:
     keys = latent[:, None]
     rope(q[..., heads.rank :], keys[..., heads.rank :], positions, heads.cos_sin, interleaved=True)
-    store_kv(keys, keys, cache, cache, slot_mapping)
-    return paged_attention(q, cache, cache, meta, heads.scale)[..., : heads.rank]
+    store_kv(keys, keys, cache, cache, slot_mapping, (heads.kv_scale, heads.kv_scale))
+    scale, _ = read_scales(cache, (heads.kv_scale, heads.kv_scale))
+    mixed = paged_attention(q, cache, cache, meta, heads.scale * scale)[..., : heads.rank]
+    return mixed if scale == 1 else mixed * scale
 
 
 _attend = Op(
@@ -206,7 +234,7 @@ _attend_latent = Op(
     "attend_latent",
     USUAL_ATTENTION,
     [
-        backends.triton("attend_latent", "ops.attention.triton_latent:attend_latent", backends.on_cuda_at_any_size),
+        backends.triton("attend_latent", "ops.attention.triton_latent:attend_latent", _latent_on_cuda),
         backends.reference("attend_latent", _attend_latent_in_parts, "one op after another"),
     ],
 )

@@ -15,6 +15,8 @@ from ops import tuning
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.cuda.program import CompiledKernel, Program
+from ops.kv import read_scales
+from ops.kv.fp8_numbers import FP8
 from ops.tuning.numbers import DecodeBlock, DecodeTuning
 
 HEAD_SIZES = (64, 96, 128, 256)
@@ -23,16 +25,16 @@ MAX_GROUP = 8  # query heads of one kv head
 LOG2E = 1.4426950408889634
 
 
-def refusal(heads: AttentionHeads, k_cache: Tensor) -> str | None:
-    """Why these heads cannot be served, None if they can."""
+def refusal(heads: AttentionHeads, k_cache: Tensor, dtype: torch.dtype) -> str | None:
+    """Why these heads, computed in `dtype`, cannot be served, None if they can."""
     if heads.head_size not in HEAD_SIZES:
         return f"head size {heads.head_size} is not one of {HEAD_SIZES}"
     if heads.num_heads // heads.num_kv_heads > MAX_GROUP:
         return f"more than {MAX_GROUP} query heads share a kv head"
     if heads.window is not None or heads.softcap is not None or heads.sinks is not None or heads.alibi is not None:
         return "it knows neither windows nor soft caps nor sinks nor linear biases"
-    if heads.norms is not None and heads.norms[0].dtype != k_cache.dtype:
-        return f"it reads norm weights in {k_cache.dtype} only"
+    if heads.norms is not None and heads.norms[0].dtype != dtype:
+        return f"it reads norm weights in {dtype} only"
     if k_cache.shape[2] != BLOCK_SIZE:
         return f"blocks of {k_cache.shape[2]} keys are not blocks of {BLOCK_SIZE}"
     return None
@@ -50,16 +52,19 @@ def decode(
 ) -> None:
     """Writes the requests of one query into out [T, Hq, D]; the others' tokens are left alone.
 
-    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches. `fused`: q and k are raw, k and v not yet stored."""
+    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches, unless these are fp8. `fused`: q and k are raw, k and v not
+    yet stored."""
     num_requests = meta.seq_lens.shape[0]
     pairs = num_requests * heads.num_kv_heads
     block, splits = choose(pairs, heads.head_size, tuning.of(qkv.device).attention.decode)
     q_norm, k_norm = heads.norms or (None, None)
-    _kernel(heads.head_size, block, qkv.dtype, qkv.device).launch(
+    k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
+    _kernel(heads.head_size, block, k_cache.dtype == FP8, qkv.dtype, qkv.device).launch(
         (splits, heads.num_kv_heads, num_requests), block.warps * 32, 0,
         qkv, qkv.stride(0), q_norm, k_norm, heads.norm_eps, heads.cos_sin, heads.cos_sin.shape[1], int(fused),
         k_cache, v_cache, meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_start_loc, meta.seq_lens,
-        out, heads.scale * LOG2E, heads.num_heads // heads.num_kv_heads, cluster=splits,
+        out, heads.scale * k_scale * LOG2E, heads.num_heads // heads.num_kv_heads, 1 / k_scale, 1 / v_scale, v_scale,
+        cluster=splits,
     )  # fmt: skip
 
 
@@ -70,19 +75,20 @@ def choose(pairs: int, head_size: int, by: DecodeTuning) -> tuple[DecodeBlock, i
     return block, max(1, min(by.max_splits, by.clustered_pairs // pairs))
 
 
-def program_of(device: torch.device) -> Program:
-    """decode.cu with the blocks that the device's tuning may choose."""
-    return _program(tuning.of(device).attention.decode)
+def program_of(device: torch.device, *, fp8: bool = False) -> Program:
+    """decode.cu with the blocks that the device's tuning may choose. `fp8`: for caches of that type; no start compiles it ahead."""
+    return _program(tuning.of(device).attention.decode, fp8)
 
 
 @functools.cache
-def _program(by: DecodeTuning) -> Program:
+def _program(by: DecodeTuning, fp8: bool) -> Program:
+    number = "u8" if fp8 else "u16"
     instances = {
-        _name(size, block): f"DECODE({_name(size, block)}, {size}, {block.warps}, {block.num_blocks})"
+        _name(size, block): f"DECODE({_name(size, block)}, {size}, {block.warps}, {block.num_blocks}, {number})"
         for size in HEAD_SIZES
         for block in ([by.head_size_256] if size == 256 else [by.wide, by.narrow])
     }
-    return Program([Path(__file__).with_name("decode.cu")], instances)
+    return Program([Path(__file__).with_name("decode.cu")], instances, listed=not fp8)
 
 
 def _name(head_size: int, block: DecodeBlock) -> str:
@@ -90,5 +96,5 @@ def _name(head_size: int, block: DecodeBlock) -> str:
 
 
 @functools.cache
-def _kernel(head_size: int, block: DecodeBlock, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
-    return program_of(device).kernel(_name(head_size, block), dtype, device)
+def _kernel(head_size: int, block: DecodeBlock, fp8: bool, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
+    return program_of(device, fp8=fp8).kernel(_name(head_size, block), dtype, device)

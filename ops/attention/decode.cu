@@ -2,14 +2,77 @@
 // embedding, the new key and value into the cache. Up to 8 query heads share a kv head.
 //
 // A warp takes whole blocks of 16 keys, straight from memory into the registers of the matrix instruction, the next block's
-// keys under way: scores^T = K q^T has the keys as its rows, out^T = V^T p^T the head's dims. A lane's 16 bytes are eight dims
+// keys under way: scores^T = K q^T has the keys as its rows, out^T = V^T p^T the head's dims. A lane's load is eight dims
 // of one key; which dims meet in one instruction is free, as long as q agrees. Warps, then the blocks of a cluster (`split`),
 // join by the running maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2023, Flash-Decoding).
+//
+// A cache of eight bits (E4M3) becomes float16 on its way into the matrix instruction, which holds all of its numbers exactly,
+// and so do queries and weights there. Its scales are in `scale_log2` and `out_scale`; `per_k`, `per_v` are what is written times.
 
 constexpr int KEYS = 16;  // in a block of the cache
 constexpr int QUERIES = 8;
 
-// One head by one warp: norm, rotate, round. cos, sin: of this lane's dims lane, lane + 32, ...
+typedef unsigned char u8;
+
+// What a cache of such numbers has in common with the matrix instruction.
+template <typename NUMBER>
+struct Cached;
+
+template <>
+struct Cached<u16> {  // the model's own
+  typedef Vec Eight;
+  static __device__ __forceinline__ Eight fetch(const u16* from) { return load_streamed(from); }
+  static __device__ __forceinline__ Vec widened(const Eight& eight) { return eight; }
+  static __device__ __forceinline__ u16 query(float value) { return u16(pack(value, 0.f)); }
+  static __device__ __forceinline__ u16 number(float value, float) { return u16(pack(value, 0.f)); }
+  static __device__ __forceinline__ u32 weights(float low, float high) { return pack(low, high); }
+  static __device__ __forceinline__ void multiply(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    mma(d, a0, a1, a2, a3, b0, b1);
+  }
+};
+
+template <>
+struct Cached<u8> {
+  struct alignas(8) Eight {
+    u32 word[2];
+  };
+  static __device__ __forceinline__ Eight fetch(const u8* from) {
+    Eight eight;
+    asm volatile("ld.global.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(eight.word[0]), "=r"(eight.word[1])
+                 : "l"(from));
+    return eight;
+  }
+  static __device__ __forceinline__ Vec widened(const Eight& eight) {
+    Vec wide;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
+          : "=r"(wide.word[2 * i]), "=r"(wide.word[2 * i + 1])
+          : "r"(eight.word[i]));
+    return wide;
+  }
+  static __device__ __forceinline__ u16 query(float value) {  // as others keep it first, and then no infinity
+    return u16(weights(fminf(fmaxf(rounded(value), -65504.f), 65504.f), 0.f));
+  }
+  static __device__ __forceinline__ u8 number(float value, float per_scale) {
+    u16 two;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(0.f), "f"(rounded(value) * per_scale));
+    return u8(two);
+  }
+  static __device__ __forceinline__ u32 weights(float low, float high) {
+    u32 word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+  }
+  static __device__ __forceinline__ void multiply(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+};
+
+// One head by one warp: norm, rotate, `write` each dim. cos, sin: of this lane's dims lane, lane + 32, ...
 template <int HEAD>
 struct Head {
   float cosine[HEAD / 32], sine[HEAD / 32];
@@ -24,8 +87,9 @@ struct Head {
     }
   }
 
-  __device__ __forceinline__ void prepare(const u16* from, u16* to, const u16* norm, float eps, int rotary,
-                                          float (&scratch)[HEAD]) const {
+  template <typename WRITE>
+  __device__ __forceinline__ void prepare(const u16* from, const u16* norm, float eps, int rotary, float (&scratch)[HEAD],
+                                          WRITE write) const {
     const int lane = threadIdx.x % 32, half = rotary / 2;
     float value[HEAD / 32], weight[HEAD / 32], square = 0.f;
 #pragma unroll
@@ -51,16 +115,19 @@ struct Head {
       const int d = lane + i * 32;
       float turned = value[i] * cosine[i];
       if (d < rotary) turned += (d < half ? -scratch[d + half] : scratch[d - half]) * sine[i];
-      to[d] = u16(pack(turned, 0.f));
+      write(d, turned);
     }
   }
 };
 
-template <int HEAD, int WARPS>
+template <int HEAD, int WARPS, typename NUMBER>
 __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16* q_norm, const u16* k_norm, float eps,
-                                       const float* cos_sin, int rotary, int fused, u16* k_cache, u16* v_cache,
+                                       const float* cos_sin, int rotary, int fused, NUMBER* k_cache, NUMBER* v_cache,
                                        const int* tables, int table_stride, const int* rows, const int* starts,
-                                       const int* lens, u16* out, float scale_log2, int group) {
+                                       const int* lens, u16* out, float scale_log2, int group, float per_k, float per_v,
+                                       float out_scale) {
+  typedef Cached<NUMBER> In;
+  typedef typename In::Eight Eight;
   constexpr int UNITS = HEAD / 32, HALVES = (HEAD + 63) / 64;
   const int split = blockIdx.x, kv_head = blockIdx.y, kv_heads = gridDim.y, line = blockIdx.z;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -76,12 +143,12 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
   const int stride = active * WARPS, first = split * WARPS + warp;
   const int* table = tables + long(rows ? max(rows[line], 0) : line) * table_stride;
   auto block_at = [&](int index) { return (long(table[index]) * kv_heads + kv_head) * (KEYS * HEAD); };
-  Vec k[UNITS][2], v[HALVES][4];
+  Eight k[UNITS][2], v[HALVES][4];
   auto fetch_keys = [&](long at) {  // g and g + 8
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-      k[u][0] = load_streamed(k_cache + at + g * HEAD + u * 32 + t * 8);
-      k[u][1] = load_streamed(k_cache + at + (g + 8) * HEAD + u * 32 + t * 8);
+      k[u][0] = In::fetch(k_cache + at + g * HEAD + u * 32 + t * 8);
+      k[u][1] = In::fetch(k_cache + at + (g + 8) * HEAD + u * 32 + t * 8);
     }
   };
   auto fetch_values = [&](long at, int index) {  // 2t, 2t + 1, 2t + 8, 2t + 9
@@ -91,8 +158,8 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
       for (int i = 0; i < 4; i++) {
         const int key = 2 * t + i % 2 + i / 2 * 8, dim = h * 64 + g * 8;
         // What was never written may be NaN, and a weight of zero would not silence it.
-        if (index * KEYS + key < context && dim < HEAD) v[h][i] = load_streamed(v_cache + at + key * HEAD + dim);
-        else v[h][i] = Vec{};
+        if (index * KEYS + key < context && dim < HEAD) v[h][i] = In::fetch(v_cache + at + key * HEAD + dim);
+        else v[h][i] = Eight{};
       }
   };
   // The last block gets its last key from this very kernel; all before it is there already, if earlier steps wrote it.
@@ -115,15 +182,18 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
     float(&scratch)[HEAD] = parts[warp][0];
     for (int job = warp; job < (owns_last ? group + 2 : group); job += WARPS) {
       if (job < group)
-        head.prepare(heads + (kv_head * group + job) * HEAD, q_shared[job], q_norm, eps, rotary, scratch);
+        head.prepare(heads + (kv_head * group + job) * HEAD, q_norm, eps, rotary, scratch,
+                     [&](int d, float value) { q_shared[job][d] = In::query(value); });
       else if (job == group)
-        head.prepare(heads + (num_heads + kv_head) * HEAD, k_cache + slot, k_norm, eps, rotary, scratch);
+        head.prepare(heads + (num_heads + kv_head) * HEAD, k_norm, eps, rotary, scratch,
+                     [&](int d, float value) { k_cache[slot + d] = In::number(value, per_k); });
       else
-        for (int d = lane; d < HEAD; d += 32) v_cache[slot + d] = heads[(num_heads + kv_heads + kv_head) * HEAD + d];
+        for (int d = lane; d < HEAD; d += 32)
+          v_cache[slot + d] = In::number(to_float(heads[(num_heads + kv_heads + kv_head) * HEAD + d]), per_v);
     }
   } else {
     for (int i = threadIdx.x; i < group * HEAD; i += WARPS * 32)
-      q_shared[i / HEAD][i % HEAD] = heads[kv_head * group * HEAD + i];
+      q_shared[i / HEAD][i % HEAD] = In::query(to_float(heads[kv_head * group * HEAD + i]));
   }
   __syncthreads();
 
@@ -138,8 +208,9 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
     float score[4] = {};
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-      mma(score, k[u][0].word[0], k[u][1].word[0], k[u][0].word[1], k[u][1].word[1], q[u].word[0], q[u].word[1]);
-      mma(score, k[u][0].word[2], k[u][1].word[2], k[u][0].word[3], k[u][1].word[3], q[u].word[2], q[u].word[3]);
+      const Vec above = In::widened(k[u][0]), below = In::widened(k[u][1]);
+      In::multiply(score, above.word[0], below.word[0], above.word[1], below.word[1], q[u].word[0], q[u].word[1]);
+      In::multiply(score, above.word[2], below.word[2], above.word[3], below.word[3], q[u].word[2], q[u].word[3]);
     }
     if (index + stride < num_blocks) {
       here = block_at(index + stride);
@@ -160,19 +231,22 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
       score[c + 2] = lower > -1e29f ? exp2f(lower - top) : 0.f;
       total[c] = total[c] * shrink[c] + score[c] + score[c + 2];
     }
-    u32 p[2] = {pack(score[0], score[1]), pack(score[2], score[3])};
+    u32 p[2] = {In::weights(score[0], score[1]), In::weights(score[2], score[3])};
 #pragma unroll
     for (int c = 0; c < 2; c++) asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(p[c]));
 #pragma unroll
-    for (int h = 0; h < HALVES; h++)
+    for (int h = 0; h < HALVES; h++) {
+      const Vec value[4] = {In::widened(v[h][0]), In::widened(v[h][1]), In::widened(v[h][2]), In::widened(v[h][3])};
 #pragma unroll
       for (int i = 0; i < 4; i++) {  // dims h * 64 + g * 8 + 2i and the one after
         float(&o)[4] = out_t[h * 4 + i];
         o[0] *= shrink[0], o[1] *= shrink[1], o[2] *= shrink[0], o[3] *= shrink[1];
-        mma(o, __byte_perm(v[h][0].word[i], v[h][1].word[i], 0x5410), __byte_perm(v[h][0].word[i], v[h][1].word[i], 0x7632),
-            __byte_perm(v[h][2].word[i], v[h][3].word[i], 0x5410), __byte_perm(v[h][2].word[i], v[h][3].word[i], 0x7632),
-            p[0], p[1]);
+        In::multiply(o, __byte_perm(value[0].word[i], value[1].word[i], 0x5410),
+                     __byte_perm(value[0].word[i], value[1].word[i], 0x7632),
+                     __byte_perm(value[2].word[i], value[3].word[i], 0x5410),
+                     __byte_perm(value[2].word[i], value[3].word[i], 0x7632), p[0], p[1]);
       }
+    }
   }
 
   __syncthreads();  // the scratch becomes `parts`
@@ -208,7 +282,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
       value += parts[w][query][dim] * share;
     }
     if (active == 1) {
-      answer[i] = u16(pack(value / sum, 0.f));
+      answer[i] = u16(pack(value * out_scale / sum, 0.f));
     } else {
       joined[i] = value;
       if (dim == 0) joined_best[query] = top, joined_sum[query] = sum;
@@ -225,16 +299,17 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
       sum += load_remote(&joined_sum[query], s) * share;
       value += load_remote(&joined[i], s) * share;
     }
-    answer[i] = u16(pack(value / sum, 0.f));
+    answer[i] = u16(pack(value * out_scale / sum, 0.f));
   }
   wait_for_cluster();  // nobody leaves while others read its shared memory
 }
 
-#define DECODE(NAME, HEAD, WARPS, BLOCKS)                                                                                \
+#define DECODE(NAME, HEAD, WARPS, BLOCKS, NUMBER)                                                                        \
   extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)                                                       \
       NAME(const u16* qkv, int qkv_stride, const u16* q_norm, const u16* k_norm, float eps, const float* cos_sin,        \
-           int rotary, int fused, u16* k_cache, u16* v_cache, const int* tables, int table_stride, const int* rows,      \
-           const int* starts, const int* lens, u16* out, float scale_log2, int group) {                                  \
-    decode<HEAD, WARPS>(qkv, qkv_stride, q_norm, k_norm, eps, cos_sin, rotary, fused, k_cache, v_cache, tables,          \
-                        table_stride, rows, starts, lens, out, scale_log2, group);                                       \
+           int rotary, int fused, NUMBER* k_cache, NUMBER* v_cache, const int* tables, int table_stride,                 \
+           const int* rows, const int* starts, const int* lens, u16* out, float scale_log2, int group, float per_k,      \
+           float per_v, float out_scale) {                                                                               \
+    decode<HEAD, WARPS, NUMBER>(qkv, qkv_stride, q_norm, k_norm, eps, cos_sin, rotary, fused, k_cache, v_cache, tables,  \
+                                table_stride, rows, starts, lens, out, scale_log2, group, per_k, per_v, out_scale);      \
   }

@@ -14,12 +14,13 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
     """cos_sin [max_pos, P] float32 rotates the last P dims, neighbours 2i and 2i + 1 together; D = rank + P. `scale` multiplies
-    the scores."""
+    the scores. `kv_scale`: what numbers of an fp8 cache are times (ops/kv/fp8_numbers.py)."""
 
     num_heads: int
     rank: int
     scale: float
     cos_sin: Tensor
+    kv_scale: float = 1.0
 
     @property
     def head_size(self) -> int:

@@ -13,6 +13,8 @@ from ops.attention import cuda, prefill, triton_paged
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.cuda import program
+from ops.kv import read_scales
+from ops.kv.fp8_numbers import FP8
 from ops.rope.triton_qkv import norm_rope_store
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -25,25 +27,31 @@ def attend(
     """See `ops.attend`. Padding tokens get anything."""
     out = torch.empty((qkv.shape[0], heads.num_heads, heads.head_size), dtype=qkv.dtype, device=qkv.device)
     halves = qkv.dtype in HALVES and k_cache.dtype == qkv.dtype
-    own = halves and program.missing() is None and not cuda.refusal(heads, k_cache)
+    own = (
+        qkv.dtype in HALVES
+        and k_cache.dtype in (qkv.dtype, FP8)
+        and program.missing() is None
+        and not cuda.refusal(heads, k_cache, qkv.dtype)
+    )
     if own and meta.uniform:
         cuda.decode(qkv, heads, k_cache, v_cache, meta, out, fused=True)
         return out.flatten(1)
     norm_rope_store(
         qkv, heads.num_heads, heads.num_kv_heads, heads.head_size, heads.norms, heads.norm_eps, positions, heads.cos_sin,
-        k_cache, v_cache, slot_mapping,
+        k_cache, v_cache, slot_mapping, heads.kv_scales,
     )  # fmt: skip
     min_queries = _min_prefill_queries(qkv, heads, k_cache, meta) if halves else triton_paged.NEVER
     if min_queries <= meta.max_query_len:
         prefill.prefill(qkv, heads, k_cache, v_cache, meta, out, min_queries)
     if own and (meta.spans is None or any(end - start == 1 for start, end, _ in meta.spans)):
         cuda.decode(qkv, heads, k_cache, v_cache, meta, out, fused=False)
+    k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
     triton_paged.paged_attention(
         heads.split(qkv)[0],
         k_cache,
         v_cache,
         meta,
-        heads.scale,
+        heads.scale * k_scale,
         heads.window,
         heads.softcap,
         heads.sinks,
@@ -51,6 +59,7 @@ def attend(
         out=out,
         max_queries=min_queries - 1,
         singles=not own,
+        out_scale=v_scale,
     )
     return out.flatten(1)
 

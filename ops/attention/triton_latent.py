@@ -26,17 +26,20 @@ from ops.attention.triton_walk import (
     split_span,
     table_of,
 )
+from ops.kv import read_scales
+from ops.kv.triton_entries import as_stored
 from ops.launch import overlap, wait_for_previous
 
 
 @triton.jit
 def _rotate_store(
-    q_ptr, latent_ptr, positions_ptr, cos_sin_ptr, cache_ptr, slot_mapping_ptr,
+    q_ptr, latent_ptr, positions_ptr, cos_sin_ptr, cache_ptr, slot_mapping_ptr, per_scale,
     HEADS: tl.constexpr, RANK: tl.constexpr, HALF: tl.constexpr, RANK_LANES: tl.constexpr, HALF_LANES: tl.constexpr,
     PART: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (token, PART heads of q), and one more per token for its key. q [tokens, HEADS, RANK + 2 * HALF] rotates in
-    # place, latent [tokens, RANK + 2 * HALF] on its way into the cache [blocks, BLOCK, RANK + 2 * HALF].
+    # place, latent [tokens, RANK + 2 * HALF] on its way into the cache [blocks, BLOCK, RANK + 2 * HALF], where it is multiplied by
+    # per_scale if numbers of the cache are of eight bits.
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     SIZE: tl.constexpr = RANK + 2 * HALF
@@ -50,21 +53,25 @@ def _rotate_store(
     head = part * PART + tl.arange(0, PART)[:, None]
     is_head = (head < HEADS) & in_half
     from_ptr = q_ptr + (token * HEADS + head) * SIZE + RANK
-    to_ptr = from_ptr
+    slot = tl.load(slot_mapping_ptr + token)
     if part == PARTS:
-        slot = tl.load(slot_mapping_ptr + token)
         if slot < 0:
             return
         is_head = (head == PARTS * PART) & in_half
         from_ptr = latent_ptr + token * SIZE + RANK + head * 0
-        to_ptr = cache_ptr + slot * SIZE + RANK + head * 0
         rank = tl.arange(0, RANK_LANES)
         latent = tl.load(latent_ptr + token * SIZE + rank, mask=rank < RANK)
-        tl.store(cache_ptr + slot * SIZE + rank, latent.to(cache_ptr.dtype.element_ty), mask=rank < RANK)
+        tl.store(cache_ptr + slot * SIZE + rank, as_stored(latent, cache_ptr, per_scale), mask=rank < RANK)
     x = tl.load(from_ptr + 2 * half, mask=is_head, other=0.0).to(tl.float32)
     y = tl.load(from_ptr + 2 * half + 1, mask=is_head, other=0.0).to(tl.float32)
-    tl.store(to_ptr + 2 * half, (x * cos - y * sin).to(to_ptr.dtype.element_ty), mask=is_head)
-    tl.store(to_ptr + 2 * half + 1, (y * cos + x * sin).to(to_ptr.dtype.element_ty), mask=is_head)
+    even, odd = x * cos - y * sin, y * cos + x * sin
+    if part == PARTS:
+        to_ptr = cache_ptr + slot * SIZE + RANK + head * 0
+        tl.store(to_ptr + 2 * half, as_stored(even, cache_ptr, per_scale), mask=is_head)
+        tl.store(to_ptr + 2 * half + 1, as_stored(odd, cache_ptr, per_scale), mask=is_head)
+    else:
+        tl.store(from_ptr + 2 * half, even.to(q_ptr.dtype.element_ty), mask=is_head)
+        tl.store(from_ptr + 2 * half + 1, odd.to(q_ptr.dtype.element_ty), mask=is_head)
 
 
 @triton.jit
@@ -100,7 +107,7 @@ def _walk(
 
 @triton.jit
 def _decode(
-    q_ptr, cache_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, part_ptr, lse_ptr, scale_log2, table_stride,
+    q_ptr, cache_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, part_ptr, lse_ptr, scale_log2, out_scale, table_stride,
     HEADS: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, ROTARY: tl.constexpr, RANK_LANES: tl.constexpr,
     ROTARY_LANES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
@@ -123,7 +130,7 @@ def _decode(
         q_ptr, cache_ptr, table_ptr, row, head < HEADS, context + head * 0, first, tl.minimum(first + span, context),
         scale_log2, RANK, ROTARY, RANK_LANES, ROTARY_LANES, BLOCK, TILE, WIDE, PRECISION,
     )  # fmt: skip
-    mixed = mixed / total[:, None]
+    mixed = mixed * out_scale / total[:, None]
     rank = tl.arange(0, RANK_LANES)[None, :]
     stored = (head < HEADS)[:, None] & (rank < RANK)
     if span >= context:
@@ -136,7 +143,7 @@ def _decode(
 
 @triton.jit(do_not_specialize=["num_requests"])
 def _extend(
-    q_ptr, cache_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, scale_log2, num_requests, table_stride,
+    q_ptr, cache_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, scale_log2, out_scale, num_requests, table_stride,
     HEADS: tl.constexpr, TOKENS: tl.constexpr, PACK: tl.constexpr, RANK: tl.constexpr, ROTARY: tl.constexpr,
     RANK_LANES: tl.constexpr, ROTARY_LANES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, REQUESTS: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
@@ -172,7 +179,9 @@ def _extend(
     )  # fmt: skip
     rank = tl.arange(0, RANK_LANES)[None, :]
     out_at = out_ptr + (row * RANK)[:, None] + rank
-    tl.store(out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_row[:, None] & (rank < RANK))
+    tl.store(
+        out_at, (mixed * out_scale / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_row[:, None] & (rank < RANK)
+    )
 
 
 def attend_latent(
@@ -190,10 +199,11 @@ def attend_latent(
     if not num_tokens:
         return out
     launch = overlap(q.device)
+    kv_scale, _ = read_scales(cache, (heads.kv_scale, heads.kv_scale))
     part = min(16, triton.next_power_of_2(heads.num_heads))
     _rotate_store[(num_tokens, triton.cdiv(heads.num_heads, part) + 1)](
-        q, latent, positions, heads.cos_sin, cache, slot_mapping, HEADS=heads.num_heads, RANK=heads.rank, HALF=rotary // 2,
-        RANK_LANES=triton.next_power_of_2(heads.rank), HALF_LANES=triton.next_power_of_2(rotary // 2), PART=part,
+        q, latent, positions, heads.cos_sin, cache, slot_mapping, 1 / kv_scale, HEADS=heads.num_heads, RANK=heads.rank,
+        HALF=rotary // 2, RANK_LANES=triton.next_power_of_2(heads.rank), HALF_LANES=triton.next_power_of_2(rotary // 2), PART=part,
         BLOCK=cache.shape[2], num_warps=4, **launch,
     )  # fmt: skip
     common = {
@@ -203,15 +213,16 @@ def attend_latent(
     }  # fmt: skip
     lengths = None if meta.spans is None else [end - start for start, end, _ in meta.spans]
     if meta.max_query_len > 1 and (lengths is None or any(length > 1 for length in lengths)):
-        _run_extend(q, cache, meta, heads, common, out)
+        _run_extend(q, cache, meta, heads, kv_scale, common, out)
     if meta.seq_lens.shape[0] and (lengths is None or 1 in lengths):
-        _run_decode(q, cache, meta, heads, common, out)
+        _run_decode(q, cache, meta, heads, kv_scale, common, out)
     return out
 
 
 def _run_extend(
-    q: Tensor, cache: Tensor, meta: AttentionMeta, heads: LatentHeads, common: dict[str, object], out: Tensor
-) -> None:
+    q: Tensor, cache: Tensor, meta: AttentionMeta, heads: LatentHeads, kv_scale: float, common: dict[str, object],
+    out: Tensor,
+) -> None:  # fmt: skip
     by = tuning.of(q.device).attention.latent
     how = by.float32_prefill if q.dtype == torch.float32 else by.prefill
     num_tokens, num_requests = q.shape[0], meta.seq_lens.shape[0]
@@ -219,16 +230,17 @@ def _run_extend(
     tokens = how.rows // pack
     max_tiles = num_tokens // tokens + min(num_requests, num_tokens // 2)
     _extend[(max_tiles * triton.cdiv(heads.num_heads, pack),)](
-        q, cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, out, heads.scale * LOG2E, num_requests,
-        meta.block_tables.stride(0), TOKENS=tokens, PACK=pack, TILE=how.keys,
+        q, cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, out, heads.scale * kv_scale * LOG2E,
+        kv_scale, num_requests, meta.block_tables.stride(0), TOKENS=tokens, PACK=pack, TILE=how.keys,
         REQUESTS=128 if num_requests <= 128 else max(1024, triton.next_power_of_2(num_requests)), num_warps=how.warps,
         num_stages=how.stages, **common,
     )  # fmt: skip
 
 
 def _run_decode(
-    q: Tensor, cache: Tensor, meta: AttentionMeta, heads: LatentHeads, common: dict[str, object], out: Tensor
-) -> None:
+    q: Tensor, cache: Tensor, meta: AttentionMeta, heads: LatentHeads, kv_scale: float, common: dict[str, object],
+    out: Tensor,
+) -> None:  # fmt: skip
     by = tuning.of(q.device)
     tiles = by.attention.latent
     how = tiles.float32_decode if q.dtype == torch.float32 else tiles.decode
@@ -239,7 +251,7 @@ def _run_decode(
     lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     _decode[(num_requests, shares, splits)](
         q, cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, out, part, lse,
-        heads.scale * LOG2E, meta.block_tables.stride(0), ROWS=how.rows, TILE=how.keys, num_warps=how.warps,
+        heads.scale * kv_scale * LOG2E, kv_scale, meta.block_tables.stride(0), ROWS=how.rows, TILE=how.keys, num_warps=how.warps,
         num_stages=how.stages, **common,
     )  # fmt: skip
     if splits > 1:

@@ -25,12 +25,14 @@ from ops.attention.triton_walk import (
     is_wide,
     join,
     keys_at,
+    load_entries,
     num_splits_for,
     precision,
     split_span,
     table_of,
     with_sink,
 )
+from ops.kv.int8_entries import scales_of
 from ops.launch import overlap, wait_for_previous
 from ops.tuning.numbers import PagedTuning, QueryTiles
 
@@ -42,13 +44,6 @@ class Limits(TypedDict):
 
     WINDOW: int
     SOFTCAP: float
-
-
-@triton.jit
-def _load(ptr, where, inside, MASKED: tl.constexpr):
-    if MASKED:
-        return tl.load(ptr + where, mask=inside, other=0.0)
-    return tl.load(ptr + where)
 
 
 @triton.jit
@@ -66,10 +61,11 @@ def _biased(scores, slopes_ptr, head, is_head, distance, scale):
 
 @triton.jit
 def _decode(
-    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, slopes_ptr, out_ptr, part_ptr, lse_ptr, scale_log2,
+    q_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, slopes_ptr, out_ptr,
+    part_ptr, lse_ptr, scale_log2, out_scale,
     table_stride, q_stride, q_head_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD: tl.constexpr, ENTRY: tl.constexpr,
+    LANES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (request, kv head, split); requests that have not exactly one query are not ours. part [R, heads, splits,
@@ -104,7 +100,7 @@ def _decode(
     fold_scale = scale_log2
     if SOFTCAP > 0:
         fold_scale = 1.4426950408889634
-    next_keys = keys_at(table_ptr, first, last, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
+    next_keys = keys_at(table_ptr, first, last, kv_head, KV_HEADS, ENTRY, BLOCK, TILE, WIDE)
     for start in range(first, last, TILE):
         inside = start + tl.arange(0, TILE) < last
         if WINDOW > 0:
@@ -112,12 +108,11 @@ def _decode(
         loaded = inside[:, None]
         if HEAD != LANES:
             loaded = loaded & (dim < HEAD)[None, :]
-        where = next_keys[:, None] + dim[None, :]
-        k = tl.load(k_ptr + where, mask=loaded, other=0.0)
-        v = tl.load(v_ptr + where, mask=loaded, other=0.0)
+        k = load_entries(k_ptr, k_scales_ptr, next_keys, dim, inside, loaded, q, HEAD, True)
+        v = load_entries(v_ptr, v_scales_ptr, next_keys, dim, inside, loaded, q, HEAD, True)
         # The next tile's blocks, a turn early: its keys need not wait for their addresses.
-        next_keys = keys_at(table_ptr, start + TILE, last, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
-        scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
+        next_keys = keys_at(table_ptr, start + TILE, last, kv_head, KV_HEADS, ENTRY, BLOCK, TILE, WIDE)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if SOFTCAP > 0:
             scores = _capped(scores, scale_log2, SOFTCAP)
         if slopes_ptr is not None:
@@ -128,6 +123,7 @@ def _decode(
         else:
             scores = tl.where(inside[None, :], scores, HIDDEN)
             best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
+    mixed *= out_scale
     if span >= context - low:
         total = with_sink(total, best, sinks_ptr, head, member < GROUP)
         out_at = (token * KV_HEADS * GROUP + head)[:, None] * HEAD + dim[None, :]
@@ -140,12 +136,12 @@ def _decode(
 
 @triton.jit(do_not_specialize=["num_requests", "max_queries"])
 def _extend(
-    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, slopes_ptr, out_ptr, scale_log2, num_requests,
-    max_queries,
+    q_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, slopes_ptr, out_ptr,
+    scale_log2, out_scale, num_requests, max_queries,
     table_stride, q_stride, q_head_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
-    BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, REQUESTS: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, HEAD: tl.constexpr, ENTRY: tl.constexpr,
+    LANES: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, REQUESTS: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (request, kv head, tile of TOKENS queries, query head), or one for the whole group when it is packed (PACK
     # > 1, a power of two >= GROUP); row m of the product is query m // PACK of the tile and head m % PACK of the group.
@@ -202,14 +198,14 @@ def _extend(
     fold_scale = scale_log2
     if SOFTCAP > 0:
         fold_scale = 1.4426950408889634
-    next_keys = keys_at(table_ptr, low, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
+    next_keys = keys_at(table_ptr, low, context, kv_head, KV_HEADS, ENTRY, BLOCK, TILE, WIDE)
     for begin in range(low, unmasked, TILE):
-        where = next_keys[:, None] + dim[None, :]
-        k = _load(k_ptr, where, in_head, HEAD != LANES)
-        v = _load(v_ptr, where, in_head, HEAD != LANES).to(q.dtype)
+        inside = begin + tl.arange(0, TILE) < unmasked
+        k = load_entries(k_ptr, k_scales_ptr, next_keys, dim, inside, in_head, q, HEAD, HEAD != LANES)
+        v = load_entries(v_ptr, v_scales_ptr, next_keys, dim, inside, in_head, q, HEAD, HEAD != LANES)
         # A turn early, as above.
-        next_keys = keys_at(table_ptr, begin + TILE, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
-        scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
+        next_keys = keys_at(table_ptr, begin + TILE, context, kv_head, KV_HEADS, ENTRY, BLOCK, TILE, WIDE)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if SOFTCAP > 0:
             scores = _capped(scores, scale_log2, SOFTCAP)
         if slopes_ptr is not None:
@@ -220,15 +216,16 @@ def _extend(
             best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
     for begin in range(unmasked, end, TILE):
         key = begin + tl.arange(0, TILE)
-        loaded = (key < context)[:, None]
+        inside = key < context
         if WINDOW > 0:
-            loaded = loaded & (key > first_position - WINDOW)[:, None]
+            inside = inside & (key > first_position - WINDOW)
+        loaded = inside[:, None]
         if HEAD != LANES:
             loaded = loaded & in_head
-        where = keys_at(table_ptr, begin, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)[:, None] + dim[None, :]
-        k = tl.load(k_ptr + where, mask=loaded, other=0.0)
-        v = tl.load(v_ptr + where, mask=loaded, other=0.0)
-        scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
+        at = keys_at(table_ptr, begin, context, kv_head, KV_HEADS, ENTRY, BLOCK, TILE, WIDE)
+        k = load_entries(k_ptr, k_scales_ptr, at, dim, inside, loaded, q, HEAD, True)
+        v = load_entries(v_ptr, v_scales_ptr, at, dim, inside, loaded, q, HEAD, True)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if SOFTCAP > 0:
             scores = _capped(scores, scale_log2, SOFTCAP)
         visible = key[None, :] <= position[:, None]
@@ -243,7 +240,7 @@ def _extend(
             best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
     total = with_sink(total, best, sinks_ptr, head, valid)
     out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * HEAD + dim[None, :]
-    tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_q)
+    tl.store(out_ptr + out_at, (mixed * out_scale / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_q)
 
 
 def paged_attention(
@@ -260,9 +257,10 @@ def paged_attention(
     out: Tensor | None = None,
     max_queries: int = NEVER,
     singles: bool = True,
+    out_scale: float = 1.0,
 ) -> Tensor:
     """q [T, Hq, D] with its last dim contiguous; see `ops.paged_attention`. `scale` is positive. What no request holds (padding)
-    is left as it is. `out` [T, Hq, D] contiguous: written to instead of a new tensor.
+    is left as it is. `out` [T, Hq, D] contiguous: written to instead of a new tensor. `out_scale` multiplies what is returned.
 
     Rows of more than `max_queries` queries are left out: they are somebody else's. So are rows of one query unless `singles`."""
     if out is None:
@@ -275,14 +273,16 @@ def paged_attention(
     if meta.spans is not None:
         lengths = [end - start for start, end, _ in meta.spans if end - start <= max_queries]
     if min(meta.max_query_len, max_queries) > 1 and (lengths is None or any(length > 1 for length in lengths)):
-        _run_extend(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, alibi, out, max_queries, lengths)
+        _run_extend(
+            q, k_cache, v_cache, meta, scale * LOG2E, out_scale, limits, sinks, alibi, out, max_queries, lengths
+        )
     if singles and num_requests and (lengths is None or 1 in lengths):
-        _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, alibi, out)
+        _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, out_scale, limits, sinks, alibi, out)
     return out
 
 
 def _run_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, out_scale: float, limits: Limits,
     sinks: Tensor | None, alibi: Tensor | None, out: Tensor,
 ) -> None:  # fmt: skip
     num_requests, (num_heads, head_size) = meta.seq_lens.shape[0], q.shape[1:]
@@ -298,11 +298,11 @@ def _run_decode(
     group = num_heads // kv_heads
     launch = overlap(q.device)
     _decode[(num_requests, kv_heads, splits)](
-        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, sinks, alibi, out, part,
-        lse, scale_log2, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
-        GROUP_PAD=max(16, triton.next_power_of_2(group)), HEAD=head_size, LANES=lanes, BLOCK=block_size,
-        TILE=how.keys, **limits, WIDE=is_wide(k_cache), PRECISION=precision(q), num_warps=how.warps,
-        num_stages=how.stages, **launch,
+        q, k_cache, v_cache, scales_of(k_cache), scales_of(v_cache), meta.block_tables, meta.rows, meta.query_start_loc,
+        meta.seq_lens, sinks, alibi, out, part, lse, scale_log2, out_scale, meta.block_tables.stride(0), q.stride(0), q.stride(1),
+        KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), HEAD=head_size,
+        ENTRY=k_cache.shape[3], LANES=lanes, BLOCK=block_size, TILE=how.keys, **limits, WIDE=is_wide(k_cache),
+        PRECISION=precision(q), num_warps=how.warps, num_stages=how.stages, **launch,
     )  # fmt: skip
     if splits > 1:
         join[(num_heads, num_requests)](
@@ -312,7 +312,7 @@ def _run_decode(
 
 
 def _run_extend(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, out_scale: float, limits: Limits,
     sinks: Tensor | None, alibi: Tensor | None, out: Tensor, max_queries: int, lengths: list[int] | None,
 ) -> None:  # fmt: skip
     num_tokens, num_heads, head_size = q.shape
@@ -328,9 +328,10 @@ def _run_extend(
     else:
         num_tiles = sum(triton.cdiv(length, tokens) for length in lengths if length > 1)
     _extend[(num_tiles * (kv_heads if how.packed else num_heads),)](
-        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, sinks, alibi, out,
-        scale_log2, num_requests, max_queries, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads,
-        GROUP=group, PACK=pack, HEAD=head_size, LANES=lanes, BLOCK=block_size, TOKENS=tokens, TILE=how.keys,
+        q, k_cache, v_cache, scales_of(k_cache), scales_of(v_cache), meta.block_tables, meta.rows, meta.query_start_loc,
+        meta.seq_lens, sinks, alibi, out, scale_log2, out_scale, num_requests, max_queries, meta.block_tables.stride(0),
+        q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group, PACK=pack, HEAD=head_size, ENTRY=k_cache.shape[3], LANES=lanes,
+        BLOCK=block_size, TOKENS=tokens, TILE=how.keys,
         REQUESTS=128 if num_requests <= 128 else max(1024, triton.next_power_of_2(num_requests)), **limits, WIDE=is_wide(k_cache),
         PRECISION=precision(q), num_warps=how.warps, num_stages=how.stages, **overlap(q.device),
     )  # fmt: skip

@@ -38,6 +38,20 @@ def keys_at(
 
 
 @triton.jit
+def load_entries(ptr, scales_ptr, at, dim, inside, loaded, like, HEAD: tl.constexpr, MASKED: tl.constexpr):
+    # Keys or values that begin at `at` [keys], in elements, as numbers of `like`'s type [keys, dims]; `inside` [keys] and `loaded`
+    # [keys, dims] guard what is read. scales_ptr: of int8 entries, the same cache as float32 (ops/kv/int8_entries.py).
+    where = at[:, None] + dim[None, :]
+    if MASKED:
+        x = tl.load(ptr + where, mask=loaded, other=0.0)
+    else:
+        x = tl.load(ptr + where)
+    if scales_ptr is not None:
+        x = x.to(tl.float32) * tl.load(scales_ptr + (at + HEAD) // 4, mask=inside, other=0.0)[:, None]
+    return x.to(like.dtype)
+
+
+@triton.jit
 def fold(scores, v, best, total, mixed, scale_log2, PRECISION: tl.constexpr):
     # One step of the running softmax, in base 2. The scale is positive and goes into one multiply-add with the maximum.
     new_best = tl.maximum(best, tl.max(scores, 1) * scale_log2)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ops import backends
 from ops.kv import native, reference
+from ops.kv.fp8_numbers import FP8, UNSCALED
 from ops.registry import USUAL_ATTENTION, Op
 
 _store_kv = Op(
@@ -15,9 +16,18 @@ _store_kv = Op(
 )
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
+    kv_scales: tuple[float, float] = UNSCALED,
+) -> None:  # fmt: skip
     """Write k, v [T, Hkv, D] into k_cache, v_cache [num_blocks, Hkv, block_size, D] at slot_mapping [T] int64.
 
     slot = block_id * block_size + offset; -1 writes nothing. Caches of int8 are four bytes wider: each token's head ends in the
-    float32 that its numbers are times (ops/kv/int8_entries.py)."""
-    _store_kv.runs[k.device, k.dtype, k_cache.dtype, k.shape[2]](k, v, k_cache, v_cache, slot_mapping)
+    float32 that its numbers are times (ops/kv/int8_entries.py). `kv_scales`: what numbers of fp8 caches are times, keys and values
+    (ops/kv/fp8_numbers.py); of others nothing."""
+    _store_kv.runs[k.device, k.dtype, k_cache.dtype, k.shape[2]](k, v, k_cache, v_cache, slot_mapping, kv_scales)
+
+
+def read_scales(cache: Tensor, kv_scales: tuple[float, float]) -> tuple[float, float]:
+    """What scores against the cache's keys, and what is mixed of its values, is to be multiplied by."""
+    return kv_scales if cache.dtype == FP8 else UNSCALED

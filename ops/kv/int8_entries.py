@@ -26,3 +26,9 @@ def from_int8_entries(entries: Tensor) -> Tensor:
     """[..., D + SCALE_BYTES] int8 -> [..., D] float32."""
     numbers, scale = entries[..., :-SCALE_BYTES], entries[..., -SCALE_BYTES:]
     return numbers.float() * scale.contiguous().view(torch.float32)
+
+
+def scales_of(cache: Tensor) -> Tensor | None:
+    """The same memory as float32, by which kernels reach the scales, the last of each D / 4 + 1 (D is a multiple of 4); None of
+    caches that are not of int8."""
+    return cache.view(torch.float32) if cache.dtype == torch.int8 else None

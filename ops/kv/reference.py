@@ -1,16 +1,26 @@
-"""Writing keys and values into the paged cache, in plain torch; for an int8 cache see int8_entries.py."""
+"""Writing keys and values into the paged cache, in plain torch; for caches of eight bits see int8_entries.py and fp8_numbers.py."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ops.kv.fp8_numbers import FP8, UNSCALED, to_fp8
 from ops.kv.int8_entries import to_int8_entries
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
+    kv_scales: tuple[float, float] = UNSCALED,
+) -> None:  # fmt: skip
     written = slot_mapping >= 0
     slot_mapping = slot_mapping[written]
     blocks, offsets = slot_mapping // k_cache.shape[2], slot_mapping % k_cache.shape[2]
-    for x, cache in ((k[written], k_cache), (v[written], v_cache)):
-        cache[blocks, :, offsets] = to_int8_entries(x) if cache.dtype == torch.int8 else x.to(cache.dtype)
+    for x, cache, scale in zip((k[written], v[written]), (k_cache, v_cache), kv_scales, strict=True):
+        cache[blocks, :, offsets] = _entries(x, cache.dtype, scale)
+
+
+def _entries(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    if dtype == torch.int8:
+        return to_int8_entries(x)
+    return to_fp8(x, scale) if dtype == FP8 else x.to(dtype)

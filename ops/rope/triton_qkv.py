@@ -9,6 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops.kv.fp8_numbers import UNSCALED
+from ops.kv.int8_entries import scales_of
+from ops.kv.triton_entries import as_stored, int8_numbers, int8_scale
 from ops.launch import overlap, wait_for_previous
 
 
@@ -26,9 +29,30 @@ def _store(
 
 
 @triton.jit
+def _store_entries(
+    cache_ptr, scales_ptr, at, a, b, c, is_head, in_half, in_rest, per_scale,
+    HEAD: tl.constexpr, HALF: tl.constexpr, HALF_LANES: tl.constexpr, REST_LANES: tl.constexpr,
+):  # fmt: skip
+    # The same into a cache, where entries begin at `at` [heads], in elements; lanes outside of the pieces are zeros.
+    if scales_ptr is None:
+        a = as_stored(a, cache_ptr, per_scale)
+        b = as_stored(b, cache_ptr, per_scale)
+        c = as_stored(c, cache_ptr, per_scale)
+    else:
+        a, b, c = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32)
+        largest = tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1))
+        broken = tl.sum(a - a, 1) + tl.sum(b - b, 1) + tl.sum(c - c, 1)  # of NaNs and infinities NaN
+        scale = int8_scale(tl.maximum(largest, tl.max(tl.abs(c), 1)), broken)
+        tl.store(scales_ptr + (at + HEAD) // 4, scale, mask=is_head)
+        a, b, c = int8_numbers(a, scale[:, None]), int8_numbers(b, scale[:, None]), int8_numbers(c, scale[:, None])
+    _store(cache_ptr + at[:, None], a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
+
+
+@triton.jit
 def _norm_rope_store(
-    qkv_ptr, q_norm_ptr, k_norm_ptr, eps, positions_ptr, cos_sin_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr, qkv_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr,
+    qkv_ptr, q_norm_ptr, k_norm_ptr, eps, positions_ptr, cos_sin_ptr, k_cache_ptr, v_cache_ptr, k_scales_ptr, v_scales_ptr,
+    per_k_scale, per_v_scale, slot_mapping_ptr, qkv_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, ENTRY: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr,
     HALF_LANES: tl.constexpr, REST_LANES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (token, PART heads of one kind): first q's programs, then k's, then, where there is a cache, v's. A head is
@@ -52,14 +76,17 @@ def _norm_rope_store(
     wait_for_previous(PDL)
     if k_cache_ptr is not None:
         slot = tl.load(slot_mapping_ptr + token)
-        cached = ((slot // BLOCK * KV_HEADS + head) * BLOCK + slot % BLOCK)[:, None] * HEAD
+        cached = ((slot // BLOCK * KV_HEADS + head) * BLOCK + slot % BLOCK) * ENTRY
     a = tl.load(at + half[None, :], mask=in_half, other=0.0)
     b = tl.load(at + HALF + half[None, :], mask=in_half, other=0.0)
     c = tl.load(at + rest[None, :], mask=in_rest, other=0.0)  # no lane is inside when the whole head rotates
     if k_cache_ptr is not None:  # noqa: SIM102 -- the compiler's condition, and the kernel's
         if is_v:
             if slot >= 0:
-                _store(v_cache_ptr + cached, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
+                _store_entries(
+                    v_cache_ptr, v_scales_ptr, cached, a, b, c, is_head, in_half, in_rest, per_v_scale, HEAD, HALF, HALF_LANES,
+                    REST_LANES,
+                )  # fmt: skip
             return
     dtype = qkv_ptr.dtype.element_ty
     if q_norm_ptr is not None:
@@ -79,7 +106,10 @@ def _norm_rope_store(
     _store(at, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
     if k_cache_ptr is not None:  # noqa: SIM102
         if (slot >= 0) & (part >= Q_PARTS):
-            _store(k_cache_ptr + cached, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
+            _store_entries(
+                k_cache_ptr, k_scales_ptr, cached, a, b, c, is_head, in_half, in_rest, per_k_scale, HEAD, HALF, HALF_LANES,
+                REST_LANES,
+            )  # fmt: skip
 
 
 def norm_rope_store(
@@ -94,12 +124,14 @@ def norm_rope_store(
     k_cache: Tensor | None = None,
     v_cache: Tensor | None = None,
     slot_mapping: Tensor | None = None,
+    kv_scales: tuple[float, float] = UNSCALED,
 ) -> None:
     """qkv [T, (num_heads + 2 * num_kv_heads) * head_size], rows contiguous: q and k are normed by `norms` (the weights
     [head_size] of q and of k) where given, then rotated, in place; k and v also go into the caches, if there are any.
 
     positions [T] int64; cos_sin [max_pos, D_rot] float32 as in `ops.rope`, halves (not interleaved), D_rot 0 for no
-    rotation; caches [num_blocks, num_kv_heads, block_size, head_size]; slot_mapping [T] int64, -1 stores nothing."""
+    rotation; caches [num_blocks, num_kv_heads, block_size, head_size], of any type that `ops.store_kv` knows, and `kv_scales` as
+    there; slot_mapping [T] int64, -1 stores nothing."""
     num_tokens = qkv.shape[0]
     if not num_tokens:
         return
@@ -110,9 +142,11 @@ def norm_rope_store(
     q_norm, k_norm = norms if norms is not None else (None, None)
     num_warps = max(1, min(8, part * max(lanes, rest_lanes // 2) // 256))
     kinds = 1 if k_cache is None else 2  # of heads of kv that have something to do
+    scales = (None, None) if k_cache is None or v_cache is None else (scales_of(k_cache), scales_of(v_cache))
     grid = (num_tokens, triton.cdiv(num_heads, part) + kinds * triton.cdiv(num_kv_heads, part))
     _norm_rope_store[grid](
-        qkv, q_norm, k_norm, eps, positions, cos_sin, k_cache, v_cache, slot_mapping, qkv.stride(0), HEADS=num_heads,
-        KV_HEADS=num_kv_heads, HEAD=head_size, BLOCK=1 if k_cache is None else k_cache.shape[2], HALF=half, HALF_LANES=lanes,
-        REST_LANES=rest_lanes, PART=part, num_warps=num_warps, **overlap(qkv.device),
+        qkv, q_norm, k_norm, eps, positions, cos_sin, k_cache, v_cache, *scales, 1 / kv_scales[0], 1 / kv_scales[1], slot_mapping,
+        qkv.stride(0), HEADS=num_heads, KV_HEADS=num_kv_heads, HEAD=head_size,
+        ENTRY=head_size if k_cache is None else k_cache.shape[3], BLOCK=1 if k_cache is None else k_cache.shape[2], HALF=half,
+        HALF_LANES=lanes, REST_LANES=rest_lanes, PART=part, num_warps=num_warps, **overlap(qkv.device),
     )  # fmt: skip

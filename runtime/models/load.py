@@ -128,7 +128,7 @@ def read_weights(spec: DecoderSpec, reader: ParameterReader, *, dtype: str, devi
         else:
             assert isinstance(stored, ops.StoredWeight)
             tensors[name] = stored.weight
-    return Weights(linears, tensors, experts, {})
+    return Weights(linears, tensors, experts, {}, reader.kv_scales())
 
 
 def _activations(stored: ops.Stored, activations: torch.dtype) -> torch.dtype:

@@ -15,6 +15,7 @@ from torch import Tensor
 import ops
 from runtime.config import WeightPolicy
 from runtime.models.keeping import Keeping, Refusal
+from runtime.models.kv_scales import KV_SCALES, kv_scale_loads
 from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
 from runtime.models.spec.moe import MoE
 from runtime.models.spec.sharding import cuts
@@ -58,6 +59,7 @@ class ParameterReader:
         exact = {f"{linear.name}.weight" for linear in spec.linears() if linear.float32} | _routers(spec)
         self._online, self._rounded = policy.online, (self._linears | self._halves) - exact
         self._loads = _plan(spec, source)
+        self._kv_scales = kv_scale_loads(spec, source)
         if policy.online == "fp8":
             self._rounded -= self._not_for_fp8(spec)
         elif policy.online is None:
@@ -74,6 +76,15 @@ class ParameterReader:
         if self.storage[name] == AS_STORED:
             return frozenset(self._types[name])
         return frozenset({self._online if name in self._rounded and self._online else self.storage[name]})
+
+    def kv_scales(self) -> dict[str, tuple[float, float]]:
+        """What a checkpoint wants keys and values of an fp8 KV cache to be divided by, by layer."""
+        loads = dict.fromkeys(load for pair in self._kv_scales.values() for load in pair)
+        stream = self._source.stream(list(loads), "float32", lambda progress: None)
+        # Of several, a head each, the largest suits all. What is not above zero was never measured.
+        read = {load: float(values.max()) for load, (_, values) in zip(loads, stream, strict=True)}
+        found = {layer: (read[k], read[v]) for layer, (k, v) in self._kv_scales.items()}
+        return {layer: scales for layer, scales in found.items() if min(scales) > 0}
 
     def read(self, progress: Report) -> Iterator[tuple[str, ops.Stored]]:
         """Each parameter's name and what it holds, in the order of their use; a matrix comes with its bias. `progress` counts
@@ -153,7 +164,7 @@ def _plan(spec: DecoderSpec, source: TensorSource) -> list[Load]:
     ignored = spec.ignored if spec.generates and not spec.tied_embedding else (*spec.ignored, f"{HEAD}.weight")
     stored = spec.own(source.shapes)
     rules = fitting(parameters, (spec.rules, *spec.other_rules), stored)
-    loads = plan(parameters, rules, stored, ignored=ignored, ignored_below=spec.ignored_below)
+    loads = plan(parameters, rules, stored, ignored=(*ignored, *KV_SCALES), ignored_below=spec.ignored_below)
     held = cuts(spec)
     own = zip(loads, spec.parameters(), strict=True)
     return [reduced(load, part, held[part.name]) if part.name in held else load for load, part in own]

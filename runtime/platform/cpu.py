@@ -11,7 +11,16 @@ import torch
 
 import ops
 from runtime.batch import ScheduledBatch
-from runtime.config import GIB, DeviceDefaults, EngineConfig, EnginePlan, PlanError, WeightPolicy
+from runtime.config import (
+    FP8_CACHES,
+    GIB,
+    INT8_CACHE,
+    DeviceDefaults,
+    EngineConfig,
+    EnginePlan,
+    PlanError,
+    WeightPolicy,
+)
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
@@ -60,6 +69,10 @@ class CpuPlatform:
 
         if config.quantization == "fp8":
             raise PlanError("quantization fp8 is for GPUs; on a CPU int8 takes as many bytes")
+        if config.kv_cache_dtype in FP8_CACHES and config.kernels != "reference":
+            raise PlanError(
+                f"kv-cache-dtype {config.kv_cache_dtype} is for GPUs; on a CPU {INT8_CACHE} takes as many bytes"
+            )
 
     def force_kernels(self, config: EngineConfig) -> None:
         ops.force(None if config.kernels == "auto" else config.kernels)

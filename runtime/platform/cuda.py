@@ -20,8 +20,8 @@ import ops
 from ops.collective import peer_memory
 from runtime.api import LoadProgress
 from runtime.batch import ScheduledBatch
-from runtime.config import ELEMENT_BYTES, GIB, INT8_CACHE, DeviceDefaults, EngineConfig, EnginePlan, PlanError
-from runtime.kv.kinds import Nothing
+from runtime.config import ELEMENT_BYTES, GIB, DeviceDefaults, EngineConfig, EnginePlan, PlanError
+from runtime.kv.kinds import Nothing, State
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
@@ -96,10 +96,6 @@ class CudaPlatform:
             raise PlanError("quantization int8 is for the CPU; use --device cpu, or leave --quantization alone")
         if config.quantization == "fp8" and (why := _fp8_refusal(config)) is not None:
             raise PlanError(f"quantization fp8 is not for this device: {why}")
-        if config.kv_cache_dtype == INT8_CACHE:
-            raise PlanError(
-                f"kv-cache-dtype {INT8_CACHE} is for the CPU; use --device cpu, or leave --kv-cache-dtype alone"
-            )
 
     def force_kernels(self, config: EngineConfig) -> None:
         ops.force(None if config.kernels == "auto" else config.kernels)
@@ -142,7 +138,7 @@ class CudaPlatform:
                 f"{granted / GIB:.1f} that gpu-memory-utilization {share} grants of the device's {total / GIB:.1f}; raise it, "
                 "lower max-num-batched-tokens, or take a smaller model"
             )
-        return EnginePlan.resolve(
+        plan = EnginePlan.resolve(
             config,
             dtype=_dtype(config),
             layers=spec.memory_kinds(),
@@ -150,6 +146,8 @@ class CudaPlatform:
             defaults=DEFAULTS,
             free_bytes=max(0, left),
         )
+        _refuse_cache(plan)
+        return plan
 
     def compile_ahead(self, plan: EnginePlan) -> None:
         ops.compile_ahead(_current(), getattr(torch, plan.dtype))
@@ -256,6 +254,15 @@ def _dtype(config: EngineConfig) -> str:
 
 def _fp8_refusal(config: EngineConfig) -> str | None:
     return ops.linear_refusal([ops.WeightFormat("fp8")], getattr(torch, _dtype(config)), torch.device("cuda"))
+
+
+def _refuse_cache(plan: EnginePlan) -> None:
+    """Raises PlanError where a layer's keys and values would be of a type that kernels here do not read."""
+    attention = {kind.kv for kind in plan.layout.kinds if not isinstance(kind, State | Nothing)}
+    for kv in attention:
+        why = ops.cache_refusal(torch.device("cuda"), getattr(torch, kv.known_dtype.name), kv.head_size)
+        if why is not None:
+            raise PlanError(f"kv-cache-dtype {plan.kv_cache_dtype} is not for this model and device: {why}")
 
 
 def _current() -> torch.device:

@@ -79,6 +79,7 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
     model = loaded.engine.model
     endpoints = ENDPOINTS if loaded.pooling is None else POOLING_ENDPOINTS
     phases = ", ".join(f"{phase} {duration:.1f}" for phase, duration in seconds.items() if duration >= 0.05)
+    kept = f" of {model.kv_cache_note}" if model.kv_cache_note else ""
     caching = "on" if model.prefix_caching else "off"
     lines = [
         ("model", f"{', '.join(loaded.names)}: {model.architecture}, {_count(model.num_parameters)} parameters"),
@@ -86,7 +87,7 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
         ("context", f"{model.max_model_len:,} tokens; up to {model.max_num_seqs} sequences at once"),
         (
             "KV cache",
-            f"{size_of(model.kv_cache_bytes)}: {model.num_kv_blocks:,} blocks hold {model.max_concurrency:,.1f} sequences "
+            f"{size_of(model.kv_cache_bytes)}{kept}: {model.num_kv_blocks:,} blocks hold {model.max_concurrency:,.1f} sequences "
             f"of {model.max_model_len:,} tokens; prefix caching {caching}",
         ),
         *((("drafts", model.speculative),) if model.speculative else ()),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import ops
+from ops import attention
 from runtime.api import PoolerInfo
 from runtime.config import GIB, EngineConfig, EnginePlan, PlanError, WeightPolicy
 from runtime.kv.kinds import Cross, Nothing
@@ -43,6 +44,15 @@ def test_in_int8_it_costs_a_byte_a_number_and_four_a_head_so_that_more_fit():
     plan = resolve(kv_cache_dtype="int8_per_token_head", kv_cache_bytes=GIB)
     assert plan.layout.block_bytes == 16 * 30 * 2 * 3 * (64 + 4)
     assert plan.num_kv_blocks == GIB // plan.layout.block_bytes > 3.7 * resolve(kv_cache_bytes=GIB).num_kv_blocks
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_in_fp8_it_costs_a_byte_a_number_so_that_twice_as_many_fit_as_in_bfloat16(name):
+    plan = resolve(dtype="bfloat16", kv_cache_dtype=name, kv_cache_bytes=GIB)
+    assert plan.layout.block_bytes == 16 * 30 * 2 * 3 * 64
+    assert plan.kv_cache_note == f"{name}, 2.00 times the tokens of bfloat16"
+    assert resolve(dtype="bfloat16").kv_cache_note == ""
+    assert resolve(kv_cache_dtype=name, layers=(full(1, 576, None, latent=True),)).layout.block_bytes == 16 * 576
 
 
 @pytest.mark.parametrize(
@@ -140,7 +150,6 @@ SPEC = spec_from_config(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"kv_cache_dtype": "int8_per_token_head"}, "kv-cache-dtype int8_per_token_head"),
         ({"quantization": "int8"}, "quantization int8"),
         ({"kernels": "native"}, "kernels native"),
     ],
@@ -148,6 +157,24 @@ SPEC = spec_from_config(
 def test_what_is_for_the_cpu_is_refused_on_a_gpu_by_name(options, named):
     with pytest.raises(PlanError, match=f"{named} (is|are) for the CPU"):
         CudaPlatform().refuse(EngineConfig(**options))
+
+
+def test_fp8_caches_are_refused_on_a_cpu_by_name_but_for_references():
+    with pytest.raises(PlanError, match="kv-cache-dtype fp8 is for GPUs; on a CPU int8_per_token_head"):
+        CpuPlatform().refuse(EngineConfig(kv_cache_dtype="fp8"))
+    CpuPlatform().refuse(EngineConfig(kv_cache_dtype="fp8", kernels="reference"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "capability", "named"),
+    [(torch.float8_e4m3fn, 64, (8, 0), "8.9"), (torch.int8, 50, (9, 0), "multiples of 4")],
+)
+def test_caches_that_no_kernel_of_a_gpu_reads_are_refused(monkeypatch, dtype, head_size, capability, named):
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(attention, "capability", lambda device: capability)
+    assert named in str(ops.cache_refusal(cuda, dtype, head_size))
+    assert ops.cache_refusal(torch.device("cpu"), dtype, head_size) is None
+    assert ops.cache_refusal(cuda, torch.bfloat16, head_size) is None
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ class AttentionBlock:
             attention.num_heads, attention.num_kv_heads, attention.head_size, attention.scale, cos_sin, norms, norm_eps,
             attention.window, attention.softcap, weights.tensors.get(f"{layer}.self_attn.sinks"), alibi,
             attention.mask.value, _relative_bias(attention.relative_bias, weights, cos_sin.shape[0]),
+            weights.kv_scales.get(layer, (1.0, 1.0)),
         )  # fmt: skip
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:

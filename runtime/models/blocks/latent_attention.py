@@ -38,7 +38,8 @@ class LatentAttentionBlock:
         size, out_of_latent = attention.key_size, f"{name}.kv_b_proj.weight"
         self._from_queries = weights.derive_heads(out_of_latent, lambda w: by_head(w)[:, :size].transpose(1, 2))
         self._to_values = weights.derive_heads(out_of_latent, lambda w: by_head(w)[:, size:])
-        self._heads = ops.LatentHeads(attention.num_heads, attention.rank, attention.scale, cos_sin)
+        kv_scale, _ = weights.kv_scales.get(layer, (1.0, 1.0))
+        self._heads = ops.LatentHeads(attention.num_heads, attention.rank, attention.scale, cos_sin, kv_scale)
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' latents are stored in their slots first."""

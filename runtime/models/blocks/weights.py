@@ -6,6 +6,7 @@ again (parameters.py) though it is gone."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from torch import Tensor
@@ -16,12 +17,14 @@ from runtime.models.spec.decoder import DecoderSpec
 
 class Weights(NamedTuple):
     """`linears`: prepared matrices by the names of `spec.linears()`. `experts`: by those of `spec.experts()`. `tensors`:
-    everything else, by parameter. `recipes`: by parameter, what writes other values of it into all that was derived of it."""
+    everything else, by parameter. `recipes`: by parameter, what writes other values of it into all that was derived of it.
+    `kv_scales`: by layer, what numbers of an fp8 KV cache are times, keys and values; of those that a checkpoint has it for."""
 
     linears: Mapping[str, ops.LinearWeight]
     tensors: Mapping[str, Tensor]
     experts: Mapping[str, ops.ExpertWeights]
     recipes: dict[str, list[Callable[[Tensor], None]]]
+    kv_scales: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,7 @@ import ops
 from runtime.api import LoadProgress
 from runtime.config import WeightPolicy
 from runtime.models.keeping import NARROW
+from runtime.models.kv_scales import KV_SCALES
 from runtime.models.reading import as_torch
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.through_transformers.agreement import check_agreement, probe_ids
@@ -37,7 +38,7 @@ from runtime.weights.rules import (
     stored_as,
 )
 
-_IGNORED = (".rotary_emb.inv_freq",)  # old checkpoints have it; nobody needs it
+_IGNORED = (".rotary_emb.inv_freq", *KV_SCALES)  # old checkpoints have the first; nobody needs them here
 
 
 def load(

@@ -19,8 +19,7 @@ from runtime.weights.formats.scheme import Composite, StoredTensor, UnreadScheme
 from runtime.weights.rules import Shape, Span
 
 ACTIVATIONS = (
-    ".input_scale", ".input_scale_ub", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale", ".kv_scale",
-    ".prob_scale", ".weight_zero_point",
+    ".input_scale", ".input_scale_ub", ".input_zero_point", ".q_scale", ".prob_scale", ".weight_zero_point",
 )  # fmt: skip
 _SCALES = ("_scale_inv", "_scale")  # behind the weight's name
 _FLOATS = ("F32", "BF16", "F16")
