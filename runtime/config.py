@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
+from runtime.engine_options import EngineOptions
 from runtime.kv.kinds import Cross, KVDtype, MemoryKind, Nothing, State
 from runtime.kv.layout import KVLayout
 from runtime.lora.config import LoraLimits
-from runtime.options import EngineOptions
 from runtime.policy import POLICIES, Policy
 from runtime.speculate.config import Lookup, SpeculativeConfig
 from runtime.speculate.methods import speculation_of

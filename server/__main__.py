@@ -18,9 +18,9 @@ from typing import Any
 
 from runtime.torch_import import defer_parts_of_torch
 from server.config.command_line import command_of
-from server.config.options import DEFAULT_HOST, ConfigError
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
+from server.config.server_options import DEFAULT_HOST, ConfigError
 
 
 def main() -> int:

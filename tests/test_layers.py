@@ -36,7 +36,8 @@ RUNTIME_ROOMS = (
 )
 BENCH = {("server.__main__", "loadtests.__main__"), ("server.__main__", "loadtests.__main__.main")}
 NO_TORCH_IN_RUNTIME = (
-    "runtime.api", "runtime.options", "runtime.config", "runtime.policy", "runtime.batch", "runtime.sequence", "runtime.scheduler",
+    "runtime.api", "runtime.engine_options", "runtime.config", "runtime.policy", "runtime.batch", "runtime.sequence",
+    "runtime.scheduler",
     "runtime.engine", "runtime.fault", "runtime.step", "runtime.gpu_event", "runtime.metrics.stats", "runtime.metrics.loop_lag",
     "runtime.token_stream", "runtime.speculate.methods", "runtime.block_copies", "runtime.metrics.engine_meter",
     "runtime.speculate.speculation",
@@ -100,7 +101,7 @@ def test_nothing_imports_upward(room, above):
 def test_server_sees_only_the_border_of_runtime():
     assert not offences(
         lambda m: within(m, "server") and m not in ("server.__main__", "server.process.load"),  # the composition root
-        lambda m, n: within(n, "runtime") and n != "runtime" and not within(n, "runtime.api", "runtime.options"),
+        lambda m, n: within(n, "runtime") and n != "runtime" and not within(n, "runtime.api", "runtime.engine_options"),
     )
 
 

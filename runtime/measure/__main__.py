@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runtime.api import LoadProgress
+from runtime.measure.arguments import engine_config, parser
 from runtime.measure.counted import Counted
 from runtime.measure.figures import (
     emit,
@@ -23,7 +24,6 @@ from runtime.measure.figures import (
     measure_ttft,
 )
 from runtime.measure.machine import device_facts, process_age_s, status_mib
-from runtime.measure.options import engine_config, parser
 from runtime.measure.profile import measure_profile
 from runtime.measure.workloads import MeasureError, Prompter
 

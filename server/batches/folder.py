@@ -9,8 +9,8 @@ from pathlib import Path
 
 from server.batches.files import FileStore
 from server.batches.store import BatchStore
-from server.config.options import ConfigError
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 
 SECRET_BYTES = 32
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from server.config.option import Option, did_you_mean
-from server.config.options import ConfigError, flag_of
+from server.config.server_options import ConfigError, flag_of
 from server.config.version import __version__
 
 COMMANDS = ("serve", "chat", "complete", "batch", "bench", "health", "models", "lora", "doctor", "completion")

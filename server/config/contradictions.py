@@ -9,9 +9,9 @@ import dataclasses
 import re
 from pathlib import Path
 
-from runtime.options import SPECULATES_BY_MODEL
+from runtime.engine_options import SPECULATES_BY_MODEL
 from server.config.keys import KEY, user_keys
-from server.config.options import DEFAULT_HOST, ServerOptions, flag_of
+from server.config.server_options import DEFAULT_HOST, ServerOptions, flag_of
 
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
 _ORIGIN = re.compile(r'[a-z][a-z0-9+.-]*://[!"$-)+-.0->\[-~]+')  # visible ASCII but capitals and / ? # @ *

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from server.config.options import ConfigError, ServerOptions
+from server.config.server_options import ConfigError, ServerOptions
 
 KEY = re.compile(r"[!-~]+")
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from runtime.options import EngineOptions
-from server.config.options import GROUPS, ConfigError, flag_of
+from runtime.engine_options import EngineOptions
 from server.config.server_config import ServerConfig
+from server.config.server_options import GROUPS, ConfigError, flag_of
 
 ENVIRONMENT_PREFIX = "ONELOOP_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

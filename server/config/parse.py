@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.options import ENGINE, MODEL
+from runtime.engine_options import ENGINE, MODEL
 from server.config.command_line import option_parser
 from server.config.option import ENVIRONMENT_PREFIX, Option, did_you_mean, options_by_name, variable_of
-from server.config.options import ConfigError, flag_of
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError, flag_of
 
 READ_ELSEWHERE = frozenset({"ONELOOP_ISA"})  # no option: ops reads it when it is imported
 _OF_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT\w*|_PORT_\d+_(TCP|UDP)\w*)=|_PORT=(tcp|udp)://")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from server.config.contradictions import contradiction
 from server.config.keys import user_keys
-from server.config.options import ConfigError, ServerOptions
+from server.config.server_options import ConfigError, ServerOptions
 
 
 class ServerConfig(ServerOptions):

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from runtime.api import Finished, FinishReason, PoolingParams, Request, RequestRecord
-from server.config.options import ConfigError
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 from server.config.version import __version__
 from server.context.arrival import TRACE_HEADERS
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from server.config.command_line import CommandParser
-from server.config.options import ConfigError
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 
 if TYPE_CHECKING:
     from server.offline.answerers import Answerer

@@ -35,9 +35,9 @@ from server.batches.lines import (
     read_line,
     record_of,
 )
-from server.config.options import ConfigError, flag_of
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError, flag_of
 from server.context import logs
 from server.wire.errors import ApiError, InvalidRequest
 

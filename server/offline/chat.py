@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from server.config.options import ConfigError
+from server.config.server_options import ConfigError
 from server.offline.answerers import Answerer, AnswerFailed, Message, Piece
 from server.offline.arguments import Arguments, answering, arguments_or_exit_code, read_value
 

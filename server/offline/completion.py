@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from server.config.command_line import COMMANDS
 from server.config.option import Flag, did_you_mean, flags
-from server.config.options import ConfigError
+from server.config.server_options import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
 USAGE = (

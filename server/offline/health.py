@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from server.config.options import ConfigError
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 
 if TYPE_CHECKING:
     import ssl

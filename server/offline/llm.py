@@ -24,9 +24,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from runtime.api import EngineError, PoolingTask, SleepLevel
-from server.config.options import ConfigError
 from server.config.parse import from_keywords
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 from server.context.arrival import Arrival
 from server.context.offload import Offload
 from server.generate.generation import EngineFailed

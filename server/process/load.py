@@ -29,7 +29,7 @@ from server.loaded.prompt import ChatTemplate, PromptError
 from server.loaded.score_template import ScoreTemplate
 from server.loaded.swaps import Outline, SwappedModel, Swaps
 from server.loaded.tokenizer import Tokenizer, TokenizerError
-from server.media.options import MediaOptions
+from server.media.media_options import MediaOptions
 from server.structured.compiler import Grammars
 
 if TYPE_CHECKING:

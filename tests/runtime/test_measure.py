@@ -8,9 +8,9 @@ import pytest
 
 from runtime.api import HistogramData
 from runtime.measure.__main__ import main
+from runtime.measure.arguments import engine_config, parser
 from runtime.measure.breakdown import KernelRun, breakdown
 from runtime.measure.counted import spread
-from runtime.measure.options import engine_config, parser
 from runtime.measure.workloads import MeasureError, throughput_workload
 
 TINY = {

@@ -11,9 +11,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from server.config.options import ConfigError
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 from server.http import auth
 from server.http.auth import InvalidApiKey, Keys, MissingApiKey, RequireKey, is_loopback, is_open
 from server.loaded.lifecycle import Lifecycle

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from server.config.command_line import command_of
-from server.config.options import ConfigError
 from server.config.parse import parse
+from server.config.server_options import ConfigError
 
 ROOT = Path(__file__).parents[2]
 

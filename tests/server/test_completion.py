@@ -9,7 +9,7 @@ import pytest
 
 from server.config.command_line import COMMANDS
 from server.config.option import flags
-from server.config.options import ConfigError
+from server.config.server_options import ConfigError
 from server.offline import completion
 
 

@@ -12,13 +12,13 @@ from typing import get_args
 import pytest
 
 from runtime.config import CACHE_TYPES, ELEMENT_BYTES, EngineConfig
-from runtime.options import Dtype, EngineOptions, KVCacheDtype, SchedulingPolicy, parse_size
+from runtime.engine_options import Dtype, EngineOptions, KVCacheDtype, SchedulingPolicy, parse_size
 from runtime.policy import POLICIES
 from runtime.speculate.config import SpeculativeConfig
 from server.config.option import variable_of
-from server.config.options import ConfigError, flag_of
 from server.config.parse import from_keywords, parse
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError, flag_of
 from server.config.version import __version__
 
 ROOT = Path(__file__).parents[2]

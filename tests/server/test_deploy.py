@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 from server.config.command_line import COMMANDS, command_of
-from server.config.options import ConfigError
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 from server.process.app import ROUTES
 
 ROOT = Path(__file__).parents[2]

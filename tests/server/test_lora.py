@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from server.__main__ import check_early
-from server.config.options import ConfigError
 from server.config.parse import parse
+from server.config.server_options import ConfigError
 from server.generate import long_prompt
 from server.http.auth import OPERATOR_PATHS
 from server.loaded.adapters import AdapterModule, Resolver, folder_below

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.config.options import ConfigError
+from server.config.server_options import ConfigError
 from server.offline import lora
 
 FOUND = {

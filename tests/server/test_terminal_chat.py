@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterator
 import httpx
 import pytest
 
-from server.config.options import ConfigError
+from server.config.server_options import ConfigError
 from server.offline.answerers import AnswerFailed, Endpoint, Piece
 from server.offline.arguments import read_arguments, read_value
 from server.offline.chat import Chat, Session, is_styled, printable

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from server.config.options import ConfigError
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 from tests.server.conftest import MESSAGES
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.config.options import ConfigError
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 from server.process.app import allowed_hosts
 from server.process.listening import listen_at
 from server.process.terminal import url_of

@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from runtime.config import EngineConfig
-from runtime.options import EngineOptions
+from runtime.engine_options import EngineOptions
 from runtime.speculate.config import METHODS, WITH_MODEL, SpeculativeConfig
 from runtime.speculate.methods import PROPOSERS, speculation_of
 

@@ -15,7 +15,7 @@ from server.batches import runner as batch_runner
 from server.batches.files import FileStore
 from server.batches.folder import BatchFolder
 from server.batches.store import BatchStore
-from server.config.options import ConfigError
+from server.config.server_options import ConfigError
 from server.process.app import stop_batches
 from tests.server.conftest import MESSAGES
 from tests.server.pooling.embedders import EMBEDDER

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.config.options import ConfigError
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 
 CHAT = "/v1/chat/completions"
 

@@ -10,8 +10,8 @@ import subprocess
 import httpx
 import pytest
 
-from server.config.options import ConfigError
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 from server.http import tls
 from server.offline import health
 from tests.server.conftest import MESSAGES

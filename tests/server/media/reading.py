@@ -15,7 +15,7 @@ from server.loaded.model import LoadedModel
 from server.loaded.prompt import ChatTemplate
 from server.loaded.tokenizer import Tokenizer
 from server.media.fetch import Fetcher
-from server.media.options import MediaOptions
+from server.media.media_options import MediaOptions
 from server.media.part import Given, MediaPart
 from server.media.processor import Processor
 from server.media.reader import MediaReader

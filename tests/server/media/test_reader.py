@@ -13,7 +13,7 @@ from server.media import decode
 from server.media import reader as reading
 from server.media.addresses import AllowedHosts
 from server.media.fetch import Fetcher
-from server.media.options import MediaOptions
+from server.media.media_options import MediaOptions
 from server.media.part import Base64, MediaPart, Url
 from server.wire.errors import InvalidMedia, InvalidRequest
 from tests.server.media.pictures import data_url, drawn, png, stored

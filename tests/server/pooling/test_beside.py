@@ -9,9 +9,9 @@ import pytest
 
 from runtime.api import Busy
 from server.__main__ import main
-from server.config.options import ConfigError
 from server.config.parse import from_keywords, parse
 from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 from server.loaded import engines
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import Lifecycle

@@ -1,4 +1,5 @@
-"""ServerOptions: what a user can ask of the server; those of the engine are `runtime.options.EngineOptions`, written there alone.
+"""ServerOptions: what a user can ask of the server; those of the engine are
+`runtime.engine_options.EngineOptions`, written there alone.
 
 One field is one option, with its help, its choices and its bounds. Knows nothing of models or engines: what an option means is
 their business. Standard library only: `--help` reads it."""
@@ -9,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from runtime.options import ENGINE, HTTP, MODEL, EngineOptions, option, parse_size
+from runtime.engine_options import ENGINE, HTTP, MODEL, EngineOptions, option, parse_size
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 _LOG = "logging"
