@@ -262,7 +262,7 @@ class Pooler:
     async def _run(self, request: PoolingRequest, note: Callable[[Pooled], object]) -> list[Pooled]:
         return await pooled(
             self._service.config, self._service.offload, self._loaded, request, id=uuid.uuid4().hex,
-            arrival=Arrival(time.monotonic()), note=note, max_numbers=sys.maxsize,
+            arrival=Arrival(time.monotonic()), note=note, max_numbers=sys.maxsize, with_ids=True,
         )  # fmt: skip
 
 

@@ -40,26 +40,6 @@ def cost_of(given: Input) -> int:
     return CHARS_PER_PROMPT
 
 
-async def encoded(
-    loaded: LoadedModel, offload: Offload, request: PoolingRequest, inputs: Sequence[Input]
-) -> list[Encoded]:
-    """The ids of `inputs`, which are some of those of `request`, in order. Raises InvalidRequest."""
-    if isinstance(inputs[0], Chat):
-        return [await _chat(loaded, offload, request, inputs[0])]
-    return await offload.run_pieces(sum(map(cost_of, inputs)), _Encoder(loaded, request).pieces(inputs))
-
-
-async def _chat(loaded: LoadedModel, offload: Offload, request: PoolingRequest, chat: Chat) -> Encoded:
-    if chat.media:
-        part = chat.media[0]
-        raise TextOnly(part.where, part.kind, param=part.where)
-    ids = await chat_ids(loaded, offload, chat)
-    if request.truncation is not None:
-        limit = _limit(loaded, request)
-        ids = ids[-limit:] if request.truncation.side == "left" else ids[:limit]
-    return _Encoder(loaded, request).checked(ids, Field("messages"))
-
-
 def _limit(loaded: LoadedModel, request: PoolingRequest) -> int:
     """Tokens of a prompt at most. Raises InvalidRequest for a truncation to more than there can be."""
     context, truncation = loaded.engine.model.max_model_len, request.truncation
@@ -72,7 +52,9 @@ def _limit(loaded: LoadedModel, request: PoolingRequest) -> int:
     return truncation.num_tokens
 
 
-class _Encoder:
+class Encoder:
+    """Of one request. A text that comes first in many of its pairs is tokenised for one of them."""
+
     def __init__(self, loaded: LoadedModel, request: PoolingRequest) -> None:
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
@@ -82,6 +64,22 @@ class _Encoder:
         self._context = loaded.engine.model.max_model_len
         self._limit = _limit(loaded, request)
         self._score_template = None if loaded.pooling is None else loaded.pooling.score_template
+        self._last_first: tuple[Text, list[int]] | None = None
+
+    async def encoded(self, offload: Offload, inputs: Sequence[Input]) -> list[Encoded]:
+        """The ids of `inputs`, which are some of those of the request, in order. Raises InvalidRequest."""
+        if isinstance(inputs[0], Chat):
+            return [await self._chat(offload, inputs[0])]
+        return await offload.run_pieces(sum(map(cost_of, inputs)), self.pieces(inputs))
+
+    async def _chat(self, offload: Offload, chat: Chat) -> Encoded:
+        if chat.media:
+            part = chat.media[0]
+            raise TextOnly(part.where, part.kind, param=part.where)
+        ids = await chat_ids(self._loaded, offload, chat)
+        if self._request.truncation is not None:
+            ids = self._cut(ids, self._limit)
+        return self.checked(ids, Field("messages"))
 
     def pieces(self, inputs: Sequence[Input]) -> Pieces[list[Encoded]]:
         found: list[Encoded] = []
@@ -141,7 +139,7 @@ class _Encoder:
     def _pair(self, pair: Pair) -> Pieces[Encoded]:
         if self._score_template is not None:
             return (yield from self._templated(pair, self._score_template))
-        first = yield from self._content(pair.first, self._request.prefix)
+        first = yield from self._first(pair, self._request.prefix)
         second = yield from self._content(pair.second, "")
         if self._request.truncation is not None:
             room = self._room(self._framing.num_pair)
@@ -156,9 +154,10 @@ class _Encoder:
         first, second = str(pair.first.content), str(pair.second.content)
         ids: tuple[list[int], list[int]] = ([], [])
         if cuts or pair.first.max_tokens is not None or pair.second.max_tokens is not None:
-            query = yield from self._content(pair.first, "")
+            query = yield from self._first(pair, "")
             document = yield from self._content(pair.second, "")
-            ids = query, document
+            # No prompt holds more of them, however long they are.
+            ids = self._cut_longest(query, document, self._limit) if cuts else (query, document)
             first, second = self._texts(ids)
         while True:
             found = yield from self._rendered(template, first, second, pair.name)
@@ -190,6 +189,12 @@ class _Encoder:
                 param=name, fits=self._request.truncation is None, plain=escaped is not None,
             )
         )  # fmt: skip
+
+    def _first(self, pair: Pair, prefix: str) -> Pieces[list[int]]:
+        """The ids of a pair's first text."""
+        if self._last_first is None or self._last_first[0] is not pair.first:
+            self._last_first = pair.first, (yield from self._content(pair.first, prefix))
+        return self._last_first[1]
 
     def _content(self, text: Text, prefix: str) -> Pieces[list[int]]:
         """The ids of one text, nothing around them, cut to what it may have."""

@@ -19,7 +19,7 @@ from server.generate.generation import FAILED, failure_of
 from server.generate.long_prompt import prepared
 from server.generate.terms import Terms
 from server.loaded.model import LoadedModel
-from server.pooling.encode import Encoded, cost_of, encoded
+from server.pooling.encode import Encoded, Encoder, cost_of
 from server.pooling.request import MAX_NUMBERS, PoolingRequest
 from server.wire.errors import Aborted, InvalidRequest
 
@@ -30,16 +30,14 @@ SPAN_CHARS = 16_384  # some 4 thousand tokens
 
 
 class Pooled(NamedTuple):
-    """What one input became: float32 numbers, in the shape of its task. `id`: of the engine's request."""
+    """What one input became: float32 numbers, in the shape of its task. `id`: of the engine's request. `prompt_ids`: where they are
+    asked for, since those of thousands of pairs with one long text are gigabytes."""
 
     id: str
     numbers: memoryview
-    prompt_ids: Sequence[int]
+    num_tokens: int
     num_cached_tokens: int
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prompt_ids)
+    prompt_ids: Sequence[int] = ()
 
 
 async def pooled(
@@ -52,18 +50,20 @@ async def pooled(
     arrival: Arrival,
     note: Callable[[Pooled], object] = lambda result: None,
     max_numbers: int | None = None,
+    with_ids: bool = False,
 ) -> list[Pooled]:
     """What each input became, in order. `note` is told of each as it comes. `max_numbers`: of all of them
-    together, MAX_NUMBERS if not given.
+    together, MAX_NUMBERS if not given. `with_ids`: each has its `prompt_ids`.
 
     Raises ApiError, in which fields are Fields, EngineError where the engine takes nothing, and EngineFailed."""
-    return await _Run(config, offload, loaded, request, id, arrival, note, max_numbers).results()
+    run = _Run(config, offload, loaded, request, id, arrival, note, max_numbers, with_ids=with_ids)
+    return await run.results()
 
 
 class _Run:
     def __init__(
         self, config: ServerConfig, offload: Offload, loaded: LoadedModel, request: PoolingRequest, id: str, arrival: Arrival,
-        note: Callable[[Pooled], object], max_numbers: int | None,
+        note: Callable[[Pooled], object], max_numbers: int | None, *, with_ids: bool,
     ) -> None:  # fmt: skip
         self._terms = Terms.of(
             config, arrival, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
@@ -72,6 +72,8 @@ class _Run:
         self._loaded = loaded
         self._served = loaded.require_pooling(request.params.task)
         self._request = request
+        self._encoder = Encoder(loaded, request)
+        self._with_ids = with_ids
         self._id = id
         self._arrival = arrival
         # All lanes together stay within what one client may have.
@@ -118,9 +120,7 @@ class _Run:
         yield range(start, len(inputs))
 
     async def _run(self, span: range) -> None:
-        prompts = await encoded(
-            self._loaded, self._offload, self._request, self._request.inputs[span.start : span.stop]
-        )
+        prompts = await self._encoder.encoded(self._offload, self._request.inputs[span.start : span.stop])
         self._count(prompts)
         requests = [await self._engine_request(number, prompt) for number, prompt in zip(span, prompts, strict=True)]
         async with self._submit(requests) as stream:
@@ -167,6 +167,7 @@ class _Run:
         if output.finish is FinishReason.ABORT:
             raise Aborted
         assert output.pooled is not None, "a pooled request ends with its numbers"
-        found = Pooled(request.id, output.pooled, request.prompt_ids, output.num_cached_tokens)
+        ids = request.prompt_ids
+        found = Pooled(request.id, output.pooled, len(ids), output.num_cached_tokens, ids if self._with_ids else ())
         self._found[number] = found
         self._note(found)

@@ -10,6 +10,8 @@ import pytest
 
 from server.pooling.api_types import Ranking, Scores
 from server.pooling.compare import cosine, max_sim
+from server.pooling.encode import Encoder
+from server.pooling.run import LANES, Pooled, _Run
 from tests.server.pooling.embedders import (
     CLASSIFIER,
     CLS,
@@ -103,6 +105,35 @@ async def test_a_cross_encoder_reads_pairs_with_their_types_and_its_head_says_th
     assert found == [1.0, 1.0]  # of one class alone, as the fake divides by the sum
     raw = await scores(server, text_1="q", text_2=["a"], use_activation=False)
     assert raw == pytest.approx(means_of(first.prompt_ids, 1), rel=CLOSE)
+
+
+@pytest.mark.parametrize("cut", [{}, {"truncate_prompt_tokens": -1}, {"max_tokens_per_query": 100}])
+async def test_a_long_query_for_many_documents_is_not_tokenised_for_each_and_kept_by_none(serve, monkeypatch, cut):
+    """Else a body of two megabytes makes the server tokenise, and hold, gigabytes."""
+    lengths, kept = noted_work(monkeypatch)
+    server = await serve(pooler=RERANKER, speaks=framing_tokenizer(), max_model_len=8_000)
+    assert len((await ranks(server, query="q " * 3_000, documents=["d"] * 100, **cut))["results"]) == 100
+    assert sum(length > 1 for length in lengths) <= LANES  # those that began together
+    assert [each.prompt_ids for each in kept] == [()] * 100
+
+
+def noted_work(monkeypatch) -> tuple[list[int], list[Pooled]]:
+    """The length of each text whose ids are made by themselves, and all that is kept."""
+    lengths: list[int] = []
+    kept: list[Pooled] = []
+    content, settle = Encoder._content, _Run._settle
+
+    def noted(self, text, prefix):
+        lengths.append(len(text.content))
+        return content(self, text, prefix)
+
+    def noted_result(self, number, request, output):
+        settle(self, number, request, output)
+        kept.append(self._found[number])
+
+    monkeypatch.setattr(Encoder, "_content", noted)
+    monkeypatch.setattr(_Run, "_settle", noted_result)
+    return lengths, kept
 
 
 async def test_a_model_without_token_types_gets_none(serve):

@@ -13,10 +13,11 @@ from server.loaded.known_score_templates import KNOWN_RERANKERS
 from server.loaded.pooling import Prompts
 from server.loaded.prompt import ChatTemplate
 from server.loaded.score_template import ScoreTemplate
+from server.pooling.run import LANES
 from server.process.load import served_pooling
 from tests.fakes import fake_model
 from tests.server.pooling.embedders import EMBEDDER, RERANKER, bytes_of, framing_tokenizer, means_of
-from tests.server.pooling.test_comparing import CLOSE, ranks, scores
+from tests.server.pooling.test_comparing import CLOSE, noted_work, ranks, scores
 from tests.server.pooling.test_served_for import Files
 from tests.server.test_refusals import error_of
 from tests.server.tiny import CHATML, END, START, tiny_tokenizer
@@ -163,6 +164,25 @@ async def test_what_is_too_long_is_cut_from_the_texts_and_the_prompt_stays(serve
     server = await serve(pooler=JUDGES, generates=True, score_template=of(f"{QUERY}|{DOCUMENT}?!"))
     await scores(server, text_1="qqqq", text_2="a" * 8, truncate_prompt_tokens=room)
     assert server.engine.submitted[0].prompt_ids == bytes_of(pair + "?!")
+
+
+async def test_of_a_query_that_is_far_too_long_no_prompt_writes_more_than_it_may_hold(serve, monkeypatch):
+    lengths, kept = noted_work(monkeypatch)
+    template = of(f"{QUERY}|{DOCUMENT}?!")
+    written: list[int] = []
+    render = ScoreTemplate.render
+
+    def noted(self, shield, query, *more):
+        written.append(len(query))
+        return render(self, shield, query, *more)
+
+    monkeypatch.setattr(ScoreTemplate, "render", noted)
+    server = await serve(pooler=JUDGES, generates=True, score_template=template, max_model_len=50)
+    await ranks(server, query="q" * 50_000, documents=["d"] * 20, truncate_prompt_tokens=-1)
+    assert len([length for length in lengths if length > 1]) <= LANES
+    assert max(written) <= 50
+    assert len(server.engine.submitted[0].prompt_ids) == 50
+    assert not any(each.prompt_ids for each in kept)
 
 
 async def test_documents_have_a_limit_of_their_own_in_a_prompt_too(serve):
