@@ -173,6 +173,14 @@ class ServerOptions(EngineOptions):
         maximum=1024,
         metavar="GIB",
     )
+    max_media_memory_gb: float = option(
+        16.0,
+        "GiB of processed pictures, sounds and videos that requests may hold together; beyond, more are refused (429)",
+        group=HTTP,
+        minimum=0,
+        maximum=16384,
+        metavar="GIB",
+    )
     allowed_media_domains: tuple[str, ...] = option(
         (),
         "hosts that pictures may be fetched from by their URL: names, *.example.com, or * for all that is public; addresses and "

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 # nobody is told from others. It goes with the context, since much work on a request's way is done by what knows no requests.
 CALLER: ContextVar[bytes | None] = ContextVar("caller", default=None)
 
+# Whose key it came with, where what is kept of one's requests may tell nothing to another; None where that is everybody.
+TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
+
 # Of which trace the request is a part, by the W3C's headers; none where nobody traces. The same way.
 TRACE_HEADERS: ContextVar[Sequence[tuple[str, str]]] = ContextVar("trace_headers", default=())
 

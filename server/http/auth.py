@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.context.arrival import CALLER
+from server.context.arrival import CALLER, TENANT
 from server.wire.errors import AdminOnly, InvalidApiKey, MissingApiKey
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/generate", "/ping"})
@@ -145,7 +145,8 @@ def caller(scope: Scope) -> bytes | None:
 
 
 def note_caller(scope: Scope) -> bytes | None:
-    """`caller`, which whatever is done for this request from here on knows too."""
+    """`caller`, which whatever is done for this request from here on knows too, as it does whose key it came with."""
+    TENANT.set(tenant(scope))
     CALLER.set(found := caller(scope))
     return found
 

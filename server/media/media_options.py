@@ -34,6 +34,8 @@ class MediaOptions:
     io_kwargs: Mapping[str, Mapping[str, Any]]
     processor_kwargs: Mapping[str, Any]
     cache_bytes: int
+    max_held_bytes: int
+    is_shared: bool
 
     @classmethod
     def of(cls, config: ServerConfig) -> Self:
@@ -57,6 +59,8 @@ class MediaOptions:
             _read("--media-io-kwargs", config.media_io_kwargs, read_io_kwargs),
             _read("--mm-processor-kwargs", config.mm_processor_kwargs, read_object),
             int(config.mm_processor_cache_gb * 1024**3),
+            int(config.max_media_memory_gb * 1024**3),
+            config.shared_prefix_cache,
         )
 
     def reader(
@@ -90,6 +94,8 @@ class MediaOptions:
             io_kwargs=self.io_kwargs,
             processor_kwargs=self.processor_kwargs,
             cache_bytes=self.cache_bytes,
+            max_held_bytes=self.max_held_bytes,
+            is_shared=self.is_shared,
         )
 
 

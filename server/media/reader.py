@@ -10,19 +10,22 @@ import asyncio
 import hashlib
 import json
 import threading
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from server.context.offload import Offload, Pieces
+from server.context.arrival import TENANT
+from server.context.offload import RETRY_AFTER_S, Offload, Pieces
 from server.media.decode import Decoded, decode, fingerprint
 from server.media.limits import MediaLimits
 from server.media.part import Given, MediaPart
 from server.media.placeholders import PromptMedia, ReadMedia
 from server.media.processor import Processor, Refused
 from server.media.source import Sources
-from server.wire.errors import InvalidMedia, InvalidRequest, MediaNotInstalled, TextOnly, clip
+from server.wire.errors import InvalidMedia, InvalidRequest, MediaNotInstalled, TextOnly, TooManyRequests, clip
 
+_Key = tuple[str | None, bytes]
 COST = 1 << 20  # of one item, as texts are counted: very much
 
 
@@ -44,7 +47,8 @@ class NoMedia:
 
 class MediaReader:
     """`modalities`: the model's. `io_kwargs`: how files are decoded, by modality; `processor_kwargs`: what the processor gets
-    beside each item. `cache_bytes`: of what is kept, at most."""
+    beside each item. `cache_bytes`: of what is kept, at most. `max_held_bytes`: of what requests hold together beside that, before
+    more is refused. `is_shared`: what one key has sent may be found again by another, who can tell by the time it takes."""
 
     def __init__(
         self,
@@ -57,6 +61,8 @@ class MediaReader:
         io_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
         processor_kwargs: Mapping[str, Any] | None = None,
         cache_bytes: int = 0,
+        max_held_bytes: int = 16 * 1024**3,
+        is_shared: bool = False,
     ) -> None:
         self.processor = processor
         self.modalities = modalities & processor.modalities
@@ -66,6 +72,8 @@ class MediaReader:
         self._io_kwargs = io_kwargs or {}
         self._processor_kwargs = processor_kwargs or {}
         self._cache = _Cache(cache_bytes)
+        self._held = _Held(max_held_bytes + cache_bytes)
+        self._is_shared = is_shared
 
     async def read(self, parts: Sequence[MediaPart]) -> PromptMedia:
         """What the parts are.
@@ -94,10 +102,11 @@ class MediaReader:
 
     async def _read(self, part: MediaPart) -> ReadMedia:
         data = await self._sources.fetch(part) if self._sources.is_remote(part) else None
-        return await self._workers.run_pieces(COST, self._work(part, data))
+        return await self._workers.run_pieces(COST, self._work(part, data, None if self._is_shared else TENANT.get()))
 
-    def _work(self, part: MediaPart, data: bytes | None) -> Pieces[ReadMedia]:
-        """One item, on a thread. Raises InvalidMedia."""
+    def _work(self, part: MediaPart, data: bytes | None, tenant: str | None) -> Pieces[ReadMedia]:
+        """One item, on a thread. Raises InvalidMedia or TooManyRequests."""
+        self._held.check()
         processor, source = self.processor, part.source
         value: Any
         if isinstance(source, Given) and not isinstance(source.value, bytes):
@@ -105,7 +114,8 @@ class MediaReader:
         else:
             value = self._sources.read(part) if data is None else data
         digest = self._digest(part, value)
-        if (kept := self._cache.get(digest)) is not None:
+        key = (tenant, digest)
+        if (kept := self._cache.get(key)) is not None:
             return kept
         yield
         decoded: Decoded = yield from decode(
@@ -118,7 +128,8 @@ class MediaReader:
         except Refused as error:
             raise InvalidMedia(f"the model's processor does not take it: {clip(error)}", part.where) from None
         read = ReadMedia(part.modality, digest, expansion, inputs)
-        self._cache.keep(read)
+        self._held.note(read)
+        self._cache.keep(key, read)
         return read
 
     def _digest(self, part: MediaPart, value: Any) -> bytes:
@@ -129,29 +140,56 @@ class MediaReader:
         return found.digest()
 
 
-class _Cache:
-    """What was processed, by digest; what was not wanted for longest goes first. On any thread."""
+class _Held:
+    """Bytes of what was processed and is still held by somebody: a prompt that is put together, or a request until its encoder has
+    run. On any thread."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._kept: OrderedDict[bytes, ReadMedia] = OrderedDict()
+        self._lock = threading.RLock()  # what is given up may be given up at any moment, in here too
+
+    def check(self) -> None:
+        """Raises TooManyRequests."""
+        if self._num_bytes > self._max_bytes:
+            raise TooManyRequests(
+                "The server is busy: requests hold all the memory that pictures, sounds and videos may have",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def note(self, read: ReadMedia) -> None:
+        for array in read.inputs.values():
+            self._count(array.nbytes)
+            weakref.finalize(array, self._count, -array.nbytes).atexit = False
+
+    def _count(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_bytes += num_bytes
+
+
+class _Cache:
+    """What was processed, by tenant and digest; what was not wanted for longest goes first. On any thread."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._kept: OrderedDict[_Key, ReadMedia] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, digest: bytes) -> ReadMedia | None:
+    def get(self, key: _Key) -> ReadMedia | None:
         with self._lock:
-            found = self._kept.get(digest)
+            found = self._kept.get(key)
             if found is not None:
-                self._kept.move_to_end(digest)
+                self._kept.move_to_end(key)
             return found
 
-    def keep(self, read: ReadMedia) -> None:
+    def keep(self, key: _Key, read: ReadMedia) -> None:
         if read.num_bytes > self._max_bytes:
             return
         with self._lock:
-            if read.digest in self._kept:
+            if key in self._kept:
                 return
-            self._kept[read.digest] = read
+            self._kept[key] = read
             self._num_bytes += read.num_bytes
             while self._num_bytes > self._max_bytes:
                 _, gone = self._kept.popitem(last=False)

@@ -91,6 +91,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "embedding_model": "org/embedder",
         "limit_mm_per_prompt": '{"image": 2}', "media_io_kwargs": "{}", "mm_processor_kwargs": "{}",
         "mm_processor_cache_gb": 0.5,
+        "max_media_memory_gb": 2.5,
         "allowed_media_domains": ("a.example",),
         "allowed_local_media_path": "/", "media_fetch_timeout": 1.5,
         "max_media_size": 4096, "max_image_pixels": 9, "max_media_seconds": 1.5,

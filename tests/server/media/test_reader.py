@@ -6,16 +6,19 @@ import asyncio
 import threading
 
 import httpx
+import numpy as np
 import pytest
 
 from server.config.server_config import ServerConfig
+from server.context.arrival import TENANT
 from server.media import decode
 from server.media import reader as reading
 from server.media.addresses import AllowedHosts
 from server.media.fetch import Fetcher
 from server.media.media_options import MediaOptions
 from server.media.part import Base64, MediaPart, Url
-from server.wire.errors import InvalidMedia, InvalidRequest
+from server.media.placeholders import Expansion, ReadMedia
+from server.wire.errors import InvalidMedia, InvalidRequest, TooManyRequests
 from tests.server.media.pictures import data_url, drawn, png, stored
 from tests.server.media.processors import written
 from tests.server.media.reading import part, reader
@@ -155,6 +158,50 @@ async def test_nothing_is_kept_where_nothing_may_be(tiny, monkeypatch):
     for _ in range(2):
         await media.read([part(stored(drawn()))])
     assert len(processed) == 2
+
+
+async def test_whether_a_picture_was_seen_before_no_key_learns_of_another(tiny, monkeypatch):
+    for options, expected in (({}, ["a", "b", None]), ({"shared_prefix_cache": True}, ["a"])):
+        media, processed = reader(tiny, **options), []
+        process = media.processor.process
+        monkeypatch.setattr(
+            media.processor, "process", lambda *args, p=process, to=processed: to.append(TENANT.get()) or p(*args)
+        )
+        digests = set()
+        for tenant in ("a", "a", "b", "a", None, "b"):
+            token, before = TENANT.set(tenant), len(processed)
+            digests.add((await media.read([part(stored(drawn()))])).read[0].digest)
+            processed[before:] = [tenant] * (len(processed) - before)
+            TENANT.reset(token)
+        assert processed == expected
+        assert len(digests) == 1  # the engine's caches are divided by the request's salt
+
+
+async def test_beyond_what_requests_may_hold_together_more_is_refused(tiny):
+    size = 3 * 16 * 16 * 4
+    media = reader(tiny, mm_processor_cache_gb=0.0, max_media_memory_gb=2.5 * size / 1024**3)
+    held = [await media.read([part(stored(drawn(seed=seed)))]) for seed in range(3)]
+    with pytest.raises(TooManyRequests, match="all the memory that pictures") as caught:
+        await media.read([part(stored(drawn(seed=3)))])
+    assert caught.value.retry_after_s == 1
+    assert len(held) == 3
+
+
+def test_what_nobody_holds_any_more_counts_no_more():
+    held = reading._Held(100)
+    items = [
+        ReadMedia("image", b"", Expansion("x", (1,)), {"a": np.zeros(10), "b": np.zeros(5, np.int8)}) for _ in range(2)
+    ]
+    for item in items:
+        held.note(item)
+    with pytest.raises(TooManyRequests):
+        held.check()
+    del item
+    array = items.pop().inputs["a"]  # as a request has it that is under way
+    with pytest.raises(TooManyRequests):
+        held.check()
+    del array
+    held.check()
 
 
 async def test_as_many_as_a_prompt_may_have(tiny):
