@@ -90,7 +90,10 @@ def load(
     model_class = getattr(transformers, spec.architecture)
     with torch.device("meta"):
         described = _built(model_class, own)
-    shapes = {name: shape for name, shape in state_shapes(described).items() if not _is_decoders(name)}
+    every = state_shapes(described)
+    shapes = {name: shape for name, shape in every.items() if not _is_decoders(name)}
+    # For the decoder's numbers, which go, transformers would ask the device's generator, and leave it unlike it was.
+    zeros = {name: torch.zeros(shape) for name, shape in every.items() if _is_decoders(name)}
     with files.open_tensors(load_format, shapes, seed) as source:
         names = [name for name in source.shapes if name.startswith(spec.stored_below)]
         if load_format == "dummy":
@@ -101,7 +104,7 @@ def load(
         try:
             with read_when_needed():
                 model, found = model_class.from_pretrained(
-                    None, config=own, state_dict=lazily(source, names, progress), dtype=getattr(torch, dtype),
+                    None, config=own, state_dict=lazily(source, names, progress) | zeros, dtype=getattr(torch, dtype),
                     attn_implementation="sdpa", ignore_mismatched_sizes=True, output_loading_info=True,
                     device_map={"": device},
                 )  # fmt: skip
