@@ -23,11 +23,13 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 class VisionPositions:
     """`merge_size`: patches of a grid, in height and in width, that are one token. `tokens_per_second`: of a video's time axis,
     whose items say how many seconds a step of their grid takes; None: a position a step. `by_frame`: each frame of a video is a
-    grid of its own, with text between them."""
+    grid of its own, with text between them. `behind_time`: what comes behind a grid goes on behind its time, too, where that goes
+    further than its sides."""
 
     merge_size: int
     tokens_per_second: float | None = None
     by_frame: bool = False
+    behind_time: bool = False
 
     def __call__(self, media: Sequence[MediaItem], num_tokens: int) -> Int32s:
         """[3, num_tokens]. Raises ValueError for a grid of another number of tokens than its item has positions."""
@@ -41,13 +43,16 @@ class VisionPositions:
             axes[0] = (axes[0] * interval).astype(np.int64)
             done = start + int(np.prod(grid))
             positions[:, start:done] = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(3, -1) + following
-            following += max(grid[1:])
+            furthest = (axes[0][-1] + 1, *grid[1:]) if self.behind_time else grid[1:]
+            following += int(max(furthest))
         positions[:, done:] = np.arange(following, following + num_tokens - done)
         return positions
 
     def _grids(self, media: Sequence[MediaItem]) -> Iterator[tuple[int, tuple[int, int, int], float]]:
         """Each grid of tokens: where its first one is, its sizes, and positions between its steps in time."""
         for item in media:
+            if item.modality not in _GRIDS:  # a sound's tokens stand like a text's
+                continue
             sizes = item.inputs[_GRIDS[item.modality]].reshape(-1).tolist()
             if len(sizes) != 3 or min(sizes) < 1 or any(size % self.merge_size for size in sizes[1:]):
                 raise ValueError(f"the {item.modality} has a grid of {sizes}, not (time, height, width)")
@@ -58,7 +63,7 @@ class VisionPositions:
                 )
             interval = 1.0
             if item.modality == "video" and self.tokens_per_second is not None:
-                seconds = item.inputs.get("second_per_grid_ts")
+                seconds = item.inputs.get("second_per_grid_ts", item.inputs.get("video_second_per_grid"))
                 interval = self.tokens_per_second * (1.0 if seconds is None else float(seconds.reshape(-1)[0]))
             frames = steps if self.by_frame and item.modality == "video" else 1
             for starts in item.positions.reshape(frames, -1):

@@ -131,6 +131,9 @@ QWEN3_VL = QWEN_TOWER | {
     "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 40, "num_position_embeddings": 36, "depth": 3,
     "deepstack_visual_indexes": [0, 2],
 }  # fmt: skip
+GLM4V = QWEN_TOWER | {
+    "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 40, "image_size": 24, "attention_bias": False,
+}  # fmt: skip
 IDEFICS = {k: v for k, v in SIGLIP.items() if k not in ("model_type", "vision_use_head")}
 FAMILIES = {
     "llava 1.5": Row(of("LlavaConfig", LLAMA, vision_config=CLIP_TOWER, **TO_IMAGE), square),
@@ -204,6 +207,15 @@ FAMILIES = {
                 "num_experts_per_tok": 2,
             },
             vision_config=QWEN3_VL, **ON_A_GRID,
+        ),
+        on_a_grid, types="mm_token_type_ids",
+    ),
+    "glm 4.1v": Row(
+        of(
+            "Glm4vConfig",
+            {"rope_parameters": MROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}, "tie_word_embeddings": False},
+            vision_config=GLM4V, image_start_token_id=START, image_end_token_id=END, video_start_token_id=START,
+            video_end_token_id=END, image_token_id=IMAGE, video_token_id=101,
         ),
         on_a_grid, types="mm_token_type_ids",
     ),

@@ -21,6 +21,7 @@ from tests.equality.test_media import (
     MAX_TOKENS,
     NEVER,
     PARAMS,
+    QWEN2,
     START,
     TEXT,
     drawn,
@@ -34,12 +35,14 @@ VIDEO = 101
 
 @dataclass(frozen=True)
 class Case:
-    """`types`: what transformers calls which tokens are an item's, and what one of a video is there."""
+    """`types`: what transformers calls which tokens are an item's, and what one of a video is there. `token`: stands for a video's
+    output."""
 
     model: Callable[[], transformers.PreTrainedModel]
     medium: Callable[[np.random.Generator, int], Medium]
     types: tuple[str, int] | None = None
     steps: tuple[int, int] = (1, 3)
+    token: int = VIDEO
 
 
 def frames(rng: np.random.Generator, steps: int) -> Medium:
@@ -65,6 +68,11 @@ def frames_with_times(rng: np.random.Generator, steps: int) -> Medium:
     return Medium(frames_of_qwen2(rng, steps).inputs, tuple(ids), VIDEO, "video")
 
 
+def frames_like_pictures(rng: np.random.Generator, steps: int) -> Medium:
+    medium = frames_with_times(rng, steps)
+    return Medium(medium.inputs, tuple(IMAGE if each == VIDEO else each for each in medium.ids), IMAGE, "video")
+
+
 def pooled_frames(rng: np.random.Generator, steps: int) -> Medium:
     """Four tokens a frame, and one at the end."""
     return Medium(
@@ -75,12 +83,19 @@ def pooled_frames(rng: np.random.Generator, steps: int) -> Medium:
     )
 
 
+def sound_with_silence(rng: np.random.Generator, pieces: int) -> Medium:
+    """Of forty frames, of which a short sound has twenty: five tokens."""
+    frames = 20 * min(pieces, 2)
+    mask = (np.arange(40)[None] < frames).astype(np.int64)
+    inputs = {"input_features": floats(rng, 1, 8, 40), "feature_attention_mask": mask}
+    return Medium(inputs, (START, *(IMAGE,) * (frames // 4), END), IMAGE, "audio")
+
+
 def sound(rng: np.random.Generator, pieces: int) -> Medium:
     return Medium({"input_features": floats(rng, pieces, 8, 40)}, (IMAGE,) * 10 * pieces, IMAGE, "audio")
 
 
 def voxtral() -> transformers.PreTrainedModel:
-    torch.manual_seed(5)
     config = transformers.VoxtralConfig(
         text_config=TEXT | LLAMA,
         audio_config={
@@ -89,11 +104,30 @@ def voxtral() -> transformers.PreTrainedModel:
         },
         audio_token_id=IMAGE,
     )  # fmt: skip
+    return hearing(transformers.VoxtralForConditionalGeneration, config)
+
+
+def qwen2_audio() -> transformers.PreTrainedModel:
+    config = transformers.Qwen2AudioConfig(
+        text_config=TEXT | QWEN2,
+        audio_config={
+            "model_type": "qwen2_audio_encoder", "d_model": 32, "encoder_ffn_dim": 64, "encoder_layers": 2,
+            "encoder_attention_heads": 4, "num_mel_bins": 8, "max_source_positions": 20,
+        },
+        audio_token_id=IMAGE,
+    )  # fmt: skip
+    return hearing(transformers.Qwen2AudioForConditionalGeneration, config)
+
+
+def hearing(model_class, config) -> transformers.PreTrainedModel:
+    torch.manual_seed(5)
     config._attn_implementation = "eager"
-    return with_random_numbers(transformers.VoxtralForConditionalGeneration(config).eval())
+    return with_random_numbers(model_class(config).eval())
 
 
 CASES = {
+    "qwen 2 audio": Case(qwen2_audio, sound_with_silence),
+    "glm 4.1v": Case(lambda: drawn(FAMILIES["glm 4.1v"]), frames_like_pictures, ("mm_token_type_ids", 2), token=IMAGE),
     "qwen 2 vl": Case(lambda: drawn(FAMILIES["qwen 2 vl"]), frames_of_qwen2, ("mm_token_type_ids", 2)),
     "qwen 2.5 vl": Case(lambda: drawn(FAMILIES["qwen 2.5 vl"]), frames, ("mm_token_type_ids", 2)),
     "qwen 3 vl": Case(lambda: drawn(FAMILIES["qwen 3 vl"]), frames_with_times, ("mm_token_type_ids", 2)),
@@ -114,7 +148,7 @@ def test_they_are_computed_as_transformers_does(case, tmp_path):
     # Text goes on behind a video's last frame, and answers behind all: with text between, transformers tells them apart no more.
     prompts = [Prompt.of(text[:5], long, text[:9]), Prompt.of(short, text[:4], long, text[:6]), Prompt.of(text[:7])]
     name, kind = case.types or ("", 0)
-    types = {name: lambda ids: (ids == VIDEO).int() * kind} if name else {}
+    types = {name: lambda ids: (ids == case.token).int() * kind} if name else {}
     told = [transformers_greedy(theirs, prompt, MAX_TOKENS, never=NEVER, **types) for prompt in prompts]
     ours = load(tmp_path)
     options = EngineConfig(num_kv_blocks=64, max_model_len=256, max_num_batched_tokens=13, max_num_seqs=3)

@@ -9,6 +9,7 @@ import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import ops
@@ -41,7 +44,7 @@ class Tower:
         self.num_parameters = sum(each.numel() for each in model.parameters())
         self.weights_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
         base = getattr(model, "model", model)  # below its head, whose own methods may only pass on what they are given
-        self._features = {each: getattr(base, _FEATURES[each]) for each in spec.modalities}
+        self._features = {each: _features(base, each) for each in spec.modalities}
         self._takes = {each: _parameters(features) for each, features in self._features.items()}
 
     @torch.inference_mode()
@@ -59,7 +62,7 @@ class Tower:
             if name in self._takes[first.modality]
         }
         found = self._features[first.modality](**inputs, return_dict=True)
-        features = _flat(found.pooler_output)
+        features = _flat(found.last_hidden_state if found.pooler_output is None else found.pooler_output)
         if self.spec.num_deepstack:
             features = torch.cat([features, *map(_flat, found.deepstack_features)], dim=1)
         if len(features) != sum(sizes):
@@ -68,6 +71,34 @@ class Tower:
 
     def _placed(self, values: Tensor) -> Tensor:
         return values.to(self._device, self._dtype if values.is_floating_point() else None)
+
+
+def _features(model: Any, modality: str) -> Any:
+    """What computes items of a modality: a method of the model, or, of a class that has none, what its forward pass does."""
+    own = getattr(model, _FEATURES[modality], None)
+    if own is None and isinstance(model, transformers.Qwen2AudioModel):
+        return partial(_qwen2_audio, model)
+    if own is None:
+        raise UnsupportedModel(f"transformers {VERSION} has no {_FEATURES[modality]} of {type(model).__name__}")
+    return own
+
+
+def _qwen2_audio(
+    model: Any, input_features: Tensor, feature_attention_mask: Tensor, return_dict: bool = True
+) -> BaseModelOutputWithPooling:
+    """input_features [n, mels, T], feature_attention_mask [n, T] -> the outputs of all sounds, those of silence behind one left
+    out. Written after transformers' `Qwen2AudioModel.forward`, which keeps it to itself."""
+    num_frames, num_outputs = model.audio_tower._get_feat_extract_output_lengths(feature_attention_mask.sum(-1))
+    places = torch.arange((input_features.shape[2] - 2) // 2 + 1, device=input_features.device)
+    mask = create_bidirectional_mask(
+        config=model.audio_tower.config,
+        inputs_embeds=input_features.new_zeros((len(input_features), len(places), 1)),
+        attention_mask=(places[None] < num_frames[:, None]).long(),
+    )
+    hidden = model.audio_tower(input_features, attention_mask=mask).last_hidden_state
+    projected = model.multi_modal_projector(hidden)
+    is_sound = torch.arange(projected.shape[1], device=projected.device)[None] < num_outputs[:, None]
+    return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=projected[is_sound])
 
 
 def _flat(features: Any) -> Tensor:
