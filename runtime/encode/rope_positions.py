@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,12 +35,11 @@ class VisionPositions:
         """[3, num_tokens]. Raises ValueError for a grid of another number of tokens than its item has positions."""
         positions = np.empty((3, num_tokens), np.int32)
         done = following = 0  # tokens that are placed, and where the next one stands
-        for start, grid, interval in self._grids(media):
+        for start, grid, times in self._grids(media):
             text = start - done
             positions[:, done:start] = np.arange(following, following + text)
             following += text
-            axes = [np.arange(size) for size in grid]
-            axes[0] = (axes[0] * interval).astype(np.int64)
+            axes = [times, *(np.arange(size) for size in grid[1:])]
             done = start + int(np.prod(grid))
             positions[:, start:done] = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(3, -1) + following
             furthest = (axes[0][-1] + 1, *grid[1:]) if self.behind_time else grid[1:]
@@ -48,8 +47,8 @@ class VisionPositions:
         positions[:, done:] = np.arange(following, following + num_tokens - done)
         return positions
 
-    def _grids(self, media: Sequence[MediaItem]) -> Iterator[tuple[int, tuple[int, int, int], float]]:
-        """Each grid of tokens: where its first one is, its sizes, and positions between its steps in time."""
+    def _grids(self, media: Sequence[MediaItem]) -> Iterator[tuple[int, tuple[int, int, int], Any]]:
+        """Each grid of tokens: where its first one is, its sizes, and where its steps in time are."""
         for item in media:
             if item.modality not in _GRIDS:  # a sound's tokens stand like a text's
                 continue
@@ -61,12 +60,18 @@ class VisionPositions:
                 raise ValueError(
                     f"{len(item.positions)} positions for the {steps * height * width} tokens of the {item.modality}'s grid"
                 )
-            interval = 1.0
-            if item.modality == "video" and self.tokens_per_second is not None:
-                seconds = item.inputs.get("second_per_grid_ts", item.inputs.get("video_second_per_grid"))
-                interval = self.tokens_per_second * (1.0 if seconds is None else float(seconds.reshape(-1)[0]))
             frames = steps if self.by_frame and item.modality == "video" else 1
             for starts in item.positions.reshape(frames, -1):
                 if int(starts[-1] - starts[0]) + 1 != len(starts):
                     raise ValueError(f"the {item.modality}'s tokens do not stand side by side")
-                yield int(starts[0]), (steps // frames, height, width), interval
+                yield int(starts[0]), (steps // frames, height, width), self._times(item, steps // frames)
+
+    def _times(self, item: MediaItem, steps: int) -> Any:
+        """[steps] int64."""
+        if item.modality != "video" or self.tokens_per_second is None:
+            return np.arange(steps)
+        given = item.inputs.get("second_per_grid_ts", item.inputs.get("video_second_per_grid"))
+        seconds = np.float32(1.0 if given is None else given.reshape(-1)[0])
+        if self.behind_time:  # rounded as it was when it was trained
+            return (np.arange(steps, dtype=np.float32) * seconds * np.float32(self.tokens_per_second)).astype(np.int64)
+        return (np.arange(steps) * (self.tokens_per_second * float(seconds))).astype(np.int64)

@@ -19,14 +19,18 @@ from tests.equality.test_media import (
     IMAGE,
     LLAMA,
     MAX_TOKENS,
+    MROPE,
     NEVER,
     PARAMS,
     QWEN2,
+    QWEN2_5_VL,
+    QWEN3_VL,
     START,
     TEXT,
     drawn,
     floats,
     load,
+    on_a_grid,
     with_random_numbers,
 )
 
@@ -119,6 +123,53 @@ def qwen2_audio() -> transformers.PreTrainedModel:
     return hearing(transformers.Qwen2AudioForConditionalGeneration, config)
 
 
+OMNI_AUDIO = {
+    "d_model": 32, "encoder_ffn_dim": 64, "encoder_layers": 2, "encoder_attention_heads": 4, "num_mel_bins": 8,
+    "max_source_positions": 20, "n_window": 5, "output_dim": 64,
+}  # fmt: skip
+OMNI = {
+    "image_token_id": IMAGE, "video_token_id": VIDEO, "audio_token_id": 99, "audio_start_token_id": 98, "audio_end_token_id": 97,
+    "vision_start_token_id": START, "vision_end_token_id": END, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def qwen2_5_omni() -> transformers.PreTrainedModel:
+    config = transformers.Qwen2_5OmniThinkerConfig(
+        audio_config=OMNI_AUDIO, vision_config=QWEN2_5_VL, text_config=TEXT | {"rope_parameters": MROPE}, **OMNI
+    )
+    return hearing(transformers.Qwen2_5OmniThinkerForConditionalGeneration, config)
+
+
+def qwen3_omni() -> transformers.PreTrainedModel:
+    config = transformers.Qwen3OmniMoeThinkerConfig(
+        audio_config=OMNI_AUDIO | {"downsample_hidden_size": 16, "n_window_infer": 20, "conv_chunksize": 8},
+        vision_config=QWEN3_VL,
+        text_config=TEXT | {
+            "rope_parameters": MROPE, "head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2,
+        },
+        **OMNI,
+    )  # fmt: skip
+    return hearing(transformers.Qwen3OmniMoeThinkerForConditionalGeneration, config)
+
+
+def omni_sound(rng: np.random.Generator, pieces: int) -> Medium:
+    """As long as `pieces` say, and longer than a window of its encoder."""
+    frames = 12 * pieces
+    mask = (np.arange(36)[None] < frames).astype(np.int64)
+    inputs = {"input_features": floats(rng, 1, 8, 36), "feature_attention_mask": mask}
+    return Medium(inputs, (98, *(99,) * (((frames - 1) // 2 + 1 - 2) // 2 + 1), 97), 99, "audio")
+
+
+def frames_in_seconds(rng: np.random.Generator, steps: int) -> Medium:
+    medium = frames(rng, steps)
+    inputs = {name: each for name, each in medium.inputs.items() if name != "second_per_grid_ts"}
+    return Medium(inputs | {"video_second_per_grid": np.array([0.7], np.float32)}, medium.ids, VIDEO, "video")
+
+
+def omni_picture(rng: np.random.Generator, larger: int) -> Medium:
+    return Medium(on_a_grid(rng, larger > 1), (START, *(IMAGE,) * (6 if larger > 1 else 8), END), IMAGE)
+
+
 def hearing(model_class, config) -> transformers.PreTrainedModel:
     torch.manual_seed(5)
     config._attn_implementation = "eager"
@@ -132,6 +183,10 @@ CASES = {
     "qwen 2.5 vl": Case(lambda: drawn(FAMILIES["qwen 2.5 vl"]), frames, ("mm_token_type_ids", 2)),
     "qwen 3 vl": Case(lambda: drawn(FAMILIES["qwen 3 vl"]), frames_with_times, ("mm_token_type_ids", 2)),
     "llava-onevision": Case(lambda: drawn(FAMILIES["llava-onevision"]), pooled_frames, steps=(2, 2)),
+    "qwen 2.5 omni, sounds": Case(qwen2_5_omni, omni_sound),
+    "qwen 2.5 omni, videos": Case(qwen2_5_omni, frames_in_seconds),
+    "qwen 2.5 omni, pictures": Case(qwen2_5_omni, omni_picture),
+    "qwen 3 omni, pictures": Case(qwen3_omni, omni_picture),
     "voxtral": Case(voxtral, sound),
 }
 
@@ -148,7 +203,7 @@ def test_they_are_computed_as_transformers_does(case, tmp_path):
     # Text goes on behind a video's last frame, and answers behind all: with text between, transformers tells them apart no more.
     prompts = [Prompt.of(text[:5], long, text[:9]), Prompt.of(short, text[:4], long, text[:6]), Prompt.of(text[:7])]
     name, kind = case.types or ("", 0)
-    types = {name: lambda ids: (ids == case.token).int() * kind} if name else {}
+    types = {name: lambda ids: (ids == case.token).int() * kind} if name else {"attention_mask": torch.ones_like}
     told = [transformers_greedy(theirs, prompt, MAX_TOKENS, never=NEVER, **types) for prompt in prompts]
     ours = load(tmp_path)
     options = EngineConfig(num_kv_blocks=64, max_model_len=256, max_num_batched_tokens=13, max_num_seqs=3)

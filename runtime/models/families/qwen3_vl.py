@@ -35,10 +35,10 @@ def qwen3_vl(config: HfConfig) -> DecoderSpec:
 
 
 def qwen3_vl_moe(config: HfConfig) -> DecoderSpec:
-    return _vl(config, _stacked_moe, "Qwen3VLMoeForConditionalGeneration", _MOE)
+    return _vl(config, stacked_moe, "Qwen3VLMoeForConditionalGeneration", _MOE)
 
 
-def _stacked_moe(config: HfConfig) -> DecoderSpec:
+def stacked_moe(config: HfConfig) -> DecoderSpec:
     """Their checkpoints have all experts of a layer as one stack, of columns."""
     spec = qwen3_moe(config)
     return replace(spec, rules=_COLUMNS, other_rules=(spec.rules, *spec.other_rules))

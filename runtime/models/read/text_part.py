@@ -21,12 +21,14 @@ _WAYS = (
     (rename("language_model.model", into="model"), rename("language_model.lm_head", into="lm_head")),
     (rename("model.language_model", into="model"),),
     (rename("model.text_model", into="model"),),
+    (rename("thinker.model", into="model"), rename("thinker.lm_head", into="lm_head")),
     (),
 )
 _SENSES = (
     "vision_tower.", "vision_model.", "multi_modal_projector.", "visual.", "connector.", "audio_tower.", "image_newline",
 )  # fmt: skip
-STORED_BELOW = (*_SENSES, *(f"model.{name}" for name in _SENSES))
+STORED_BELOW = tuple(f"{where}{name}" for where in ("", "model.", "thinker.") for name in _SENSES)
+_SPEAKS = ("talker.", "token2wav.", "code2wav.")
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -57,7 +59,7 @@ def text_part(config: HfConfig, family: Family, architecture: str, **defaults: A
     first, *others = ((*rules, *names) for rules in (spec.rules, *spec.other_rules) for names in _WAYS)
     return replace(
         spec, architecture=architecture, rules=first, other_rules=tuple(others),
-        ignored_below=(*spec.ignored_below, *STORED_BELOW),
+        ignored_below=(*spec.ignored_below, *STORED_BELOW, *_SPEAKS),
     )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from runtime.weights.rules import Checkpoint, Report, WeightsError, refuse_misfi
 log = logging.getLogger("oneloop.models")
 
 _FEATURES = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
+_WITHIN = "thinker."  # of a model that also speaks, which has another class
 _DECODERS = ("language_model", "text_model", "lm_head", "embed_tokens")
 
 
@@ -50,7 +51,7 @@ class Tower:
     @torch.inference_mode()
     def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
         """See `Encoder`. One by one, where they do not stand side by side as they are: that differs from class to class."""
-        if self.spec.is_packed:
+        if self.spec.is_packed and items[0].modality != "audio":
             return self._encode(items)
         return [self._encode([item])[0] for item in items]
 
@@ -132,10 +133,11 @@ def load(
         if not names:
             log.warning("%s is served for text alone: its checkpoint has no encoder", spec.architecture)
             return None
+        stored = {name.removeprefix(_WITHIN): each for name, each in lazily(source, names, progress).items()}
         try:
             with read_when_needed():
                 model, found = model_class.from_pretrained(
-                    None, config=own, state_dict=lazily(source, names, progress) | zeros, dtype=getattr(torch, dtype),
+                    None, config=own, state_dict=stored | zeros, dtype=getattr(torch, dtype),
                     attn_implementation="sdpa", ignore_mismatched_sizes=True, output_loading_info=True,
                     device_map={"": device},
                 )  # fmt: skip
@@ -206,8 +208,8 @@ def _drop_decoder(model: nn.Module) -> None:
 
 def _attend_packed(model: nn.Module) -> None:
     """Have patches that stand side by side attended to at once, whosever they are, and not item by item, or window by window."""
-    for module in model.modules():
-        if isinstance(config := getattr(module, "config", None), PreTrainedConfig):
+    for name, module in model.named_modules():
+        if "audio_tower" not in name and isinstance(config := getattr(module, "config", None), PreTrainedConfig):
             config._attn_implementation = _PACKED
 
 
