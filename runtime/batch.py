@@ -157,7 +157,8 @@ class EncoderWork:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """`encoder_drops`: keys of what encoders have made and nobody needs, which goes before `encoder_work` is done."""
+    """`encoder_drops`: keys of what encoders have made and nobody needs, which goes before `encoder_work` is done. `follows`: what
+    makes drafts on the device computes the step, too, as far as there is anything; else no row has any made behind it."""
 
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
@@ -166,6 +167,7 @@ class ScheduledBatch:
     encoder_work: tuple[EncoderWork, ...] = ()
     adapter_loads: tuple[AdapterLoad, ...] = ()
     encoder_drops: tuple[bytes, ...] = ()
+    follows: bool = True
 
     @property
     def sampling_rows(self) -> tuple[ScheduledRow, ...]:

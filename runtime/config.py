@@ -144,8 +144,9 @@ class EnginePlan:
         tokens = max(needed, min(self.max_num_batched_tokens, int((step_s - timed.smallest_s) / timed.token_s)))
         return replace(self, max_num_batched_tokens=tokens, max_num_seqs=min(self.max_num_seqs, tokens))
 
-    def speculation(self) -> Speculation | None:
-        return None if self.speculative is None else speculation_of(self.speculative, self.draft_share)
+    def speculation(self, follow_share: float = 0.0) -> Speculation | None:
+        """`follow_share`: of a step, what a draft model or a head is assumed to add by computing it, too."""
+        return None if self.speculative is None else speculation_of(self.speculative, self.draft_share, follow_share)
 
     @property
     def max_proposed(self) -> int:

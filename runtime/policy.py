@@ -129,7 +129,7 @@ class Fair(FirstCome):
         self._leave_queue(sequence)
 
     def computes(self, sequence: Sequence, num_tokens: int) -> None:
-        if self._waiting and not sequence.num_preemptions:
+        if self._waiting and not sequence.is_resumed:
             caller = sequence.request.caller
             self._counters[caller] = self._counters.get(caller, 0.0) + num_tokens
 

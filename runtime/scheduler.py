@@ -10,7 +10,9 @@ that it can have, and brings no ids. When a step settles, its sequence's counts 
 blocks beyond stay with the sequence, for its next tokens. Only known tokens are offered to the prefix cache. Where there are drafts
 worth while for sequences with ids in flight, the step waits for these, so that all go on together, with drafts behind known ids;
 where there are none it is one step ahead as ever. Drafts that the device makes behind a step wait for nobody: a row says how many
-it is to make, has blocks for them, and the next one checks them unseen.
+it is to make, has blocks for them, and the next one checks them unseen. What makes them by layers of its own rests in steps where
+drafts do not pay. It has no keys and values of these, so whose tokens they were has no drafts from then on, nor has who finds
+their blocks in the prefix cache: `UnfollowedTokens`, which also says whom it is worth while to compute anew.
 
 Why it cannot deadlock: running sequences are preempted from the end of the policy's order, by earlier ones; the first in line
 therefore keeps its blocks, and the pool holds at least one sequence of the greatest length. Decodes are served in that order,
@@ -42,7 +44,7 @@ from runtime.batch import (
 from runtime.block_copies import BlockCopies
 from runtime.decode_turns import DecodeTurns, Turns
 from runtime.encode.scheduling import EncoderScheduling
-from runtime.kv.block_pool import BlockPool
+from runtime.kv.block_pool import BlockIds, BlockPool
 from runtime.kv.block_table import BlockTable, NewBlocks
 from runtime.kv.prefix_cache import NO_EXTRAS, Match, PrefixCache
 from runtime.lora.slots import AdapterSlots
@@ -50,6 +52,7 @@ from runtime.media import media_of_blocks
 from runtime.policy import Policy
 from runtime.sequence import Checkpoint, Sequence, Status
 from runtime.speculate.speculation import Speculation
+from runtime.speculate.unfollowed import UnfollowedTokens
 from runtime.step_budget import Decodes, FixedBudget, Load, StepBudget
 
 _TILE = 64  # tokens
@@ -132,10 +135,13 @@ class Scheduler:
         self.step_budget = step_budget or FixedBudget(limits.max_num_mixed_tokens)
         self.speculation = speculation
         self._to_propose: dict[int, int] = {}  # drafts that are wanted behind this step, by number
+        self._has_device_drafts = speculation is not None and speculation.on_device
+        self._unfollowed = UnfollowedTokens(speculation, cache.block_size)
         self.adapters = adapters
         self.encoding = encoding
         self._has_states = any(group.state for group in cache.groups)
         self._has_windows = any(group.window is not None for group in cache.groups)
+        self._widths = [group.width for group in cache.groups]
         self._blocks_per_entry = sum(group.width for group in cache.groups if group.kind.grows)
         self._sequences: dict[int, Sequence] = {}  # by number: those that have not finished
         self.waiting: list[Sequence] = []  # both lists in policy order
@@ -144,6 +150,7 @@ class Scheduler:
         self._refusal: _Refusal | None = None  # the last
         self._turns = DecodeTurns()
         self.num_preemptions = 0
+        self.num_computed_anew = 0  # sequences, so that drafts of them could be made again
         self.num_prefix_queries = 0  # tokens looked up, and found
         self.num_prefix_hits = 0
         self._hit_share = 0.0  # of the tokens of those that started lately, found
@@ -165,6 +172,8 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch | None:
         """The next step, or None where no sequence can advance, or all had better wait for ids in flight."""
         budget = self.limits.max_num_batched_tokens
+        if self._has_device_drafts:
+            self._begin_following()
         preemptions_before = self.num_preemptions
         rows: list[ScheduledRow] = []
         # Tokens between what is computed and what is known or in flight; none where nothing more is wanted.
@@ -193,8 +202,8 @@ class Scheduler:
         drafts = self._drafts(num_wanted, room_for_drafts) if self.speculation is not None and decodes else {}
         if drafts is None:
             return None
-        if self.speculation is not None and self.speculation.on_device:
-            self._to_propose = self._proposals(num_wanted, drafts)
+        if self._has_device_drafts:
+            self._to_propose = self._proposals(num_wanted, drafts) if self._unfollowed.follows else {}
         prompts: list[Sequence] = []
         for index, wanted in enumerate(num_wanted):
             if index == len(self.running):
@@ -227,7 +236,9 @@ class Scheduler:
         loads = () if self.adapters is None else self.adapters.take_loads()
         num_tokens = sum([row.num_tokens for row in rows])
         work, drops = ((), ()) if self.encoding is None else self.encoding.take()
-        return ScheduledBatch(tuple(rows), num_tokens, num_preempted, copies, work, loads, drops)
+        return ScheduledBatch(
+            tuple(rows), num_tokens, num_preempted, copies, work, loads, drops, self._unfollowed.is_followed
+        )
 
     @property
     def num_free_rows(self) -> int:
@@ -476,12 +487,19 @@ class Scheduler:
         most, could_draft = self.limits.max_num_batched_tokens, []
         for sequence, wanted in zip(self.running, num_wanted, strict=True):
             decodes = wanted == 1 or (wanted and sequence.restart >= 0)
-            if decodes and sequence.takes_drafts and not sequence.has_matchers:
+            if decodes and sequence.takes_drafts and not sequence.has_matchers and sequence.first_unfollowed < 0:
                 num_new = 1 + len(drafts.get(sequence.number, ()))
                 left = sequence.max_tokens_total - sequence.num_tokens, most - sequence.num_in_flight
                 if (num := min(left) - num_new - 1) > 0:
                     could_draft.append((sequence, num))
         return self.speculation.to_propose(could_draft, len(num_wanted)) if could_draft else {}
+
+    def _begin_following(self) -> None:
+        """Whether the next step is followed. If so, one who lacks what was not may be computed anew, where nobody waits."""
+        self._unfollowed.begin(len(self.running))
+        if not self.waiting and (sequence := self._unfollowed.to_compute_anew(self.running)) is not None:
+            self._suspend(sequence)
+            self.num_computed_anew += 1
 
     def _propose(self, sequence: Sequence, end: int) -> int:
         """How many drafts the device makes behind a step that ends there: as many as are wanted, if they cost nobody a block."""
@@ -537,6 +555,7 @@ class Scheduler:
                 table.num_reserved -= num_reserved
                 block_ids = self.pool.allocate(num, num_reserved)
                 self.cache.forget(block_ids)
+                self._unfollowed.forget(block_ids)
                 table.append(block_ids)
                 sequence.has_new_blocks = True
         sequence.num_slots = min(table.num_slots for table in sequence.tables)
@@ -551,6 +570,8 @@ class Scheduler:
             work = Sample(len(draft_ids), sequence.has_matchers) if draft_ids else sequence.work
         num_proposed = self._propose(sequence, end) if self._to_propose and type(work) is Sample else 0
         sequence.num_proposed = num_proposed
+        if self._has_device_drafts:
+            self._unfollowed.advances(sequence)
         row = ScheduledRow(
             sequence.number,
             sequence.row,
@@ -614,6 +635,9 @@ class Scheduler:
             first = max(sequence.num_registered_blocks, table.first_entry)
             if first < num_full:
                 self.cache.insert(sequence.block_hashes[first:num_full], group, table.entry_ids(first, num_full))
+                if sequence.first_unfollowed >= 0:
+                    first_unfollowed = max(first, sequence.first_unfollowed // self.cache.block_size)
+                    self._unfollowed.note(table.entry_ids(first_unfollowed, max(first_unfollowed, num_full)))
         sequence.num_registered_blocks = num_full
 
     def _extend_block_hashes(self, sequence: Sequence) -> None:
@@ -633,12 +657,17 @@ class Scheduler:
             )
 
     def _preempt(self, sequence: Sequence) -> None:
+        """Back to the waiting line, for lack of blocks."""
+        self._suspend(sequence)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+
+    def _suspend(self, sequence: Sequence) -> None:
         """Back to the waiting line, to be recomputed. Ids still in flight arrive later and are kept."""
         self.running.remove(sequence)
         self._give_back(sequence)
         sequence.status = Status.WAITING
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
+        sequence.is_resumed = True
         self.policy.waits(sequence)
         insort(self.waiting, sequence, key=self.policy.order)
 
@@ -659,6 +688,7 @@ class Scheduler:
         sequence.num_registered_blocks = 0
         sequence.num_computed_tokens = 0
         sequence.num_proposed = 0
+        sequence.first_unfollowed = -1
         sequence.restart = -1
 
     # --- waiting --------------------------------------------------------------------------------------------------
@@ -758,6 +788,12 @@ class Scheduler:
         if cache.enabled:
             self._extend_block_hashes(sequence)
         match = cache.match(sequence.block_hashes, sequence.num_reusable // size)
+        first_unfollowed = self._unfollowed.first_of(match.num_entries, match.ids, self._widths)
+        stale: Several[BlockIds] = ()
+        if first_unfollowed >= 0 and self._unfollowed.is_computed_anew(sequence, first_unfollowed):
+            stale = match.ids
+            match = cache.match(sequence.block_hashes, first_unfollowed // size)
+            first_unfollowed = -1
         refusal = _Refusal(sequence.number, match, self.pool.num_freed, len(self.running))
         if refusal == self._refusal:
             return False
@@ -780,10 +816,13 @@ class Scheduler:
         sequence.has_new_blocks = True
         sequence.num_computed_tokens = start
         sequence.num_registered_blocks = match.num_entries
+        sequence.first_unfollowed = first_unfollowed
+        for block_ids in stale:
+            cache.forget(self._unfollowed.among(block_ids))
         self._hit_share += _NEW_SHARE * (start / num_tokens - self._hit_share)
         if cache.enabled and not sequence.request.is_probe:
             self.num_prefix_queries += num_tokens
             self.num_prefix_hits += start
-        if not sequence.num_preemptions:
+        if not sequence.is_resumed:
             sequence.num_cached_tokens = start
         return True

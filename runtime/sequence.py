@@ -80,12 +80,16 @@ class Sequence:
         self.ending_ids: frozenset[int] = frozenset()  # it has ended once it samples one of these
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
+        self.is_resumed = False  # it has had a row before, and is computed again
         self.num_draft_tokens = 0  # that steps have checked, and those that were right
         self.num_accepted_tokens = 0
         self.checkpoint: Checkpoint | None = None  # while a step checks drafts that its recurrent layers have read
         self.restart = -1  # where its next step has to begin anew, since some of these were wrong
         self.forced: Forced | None = None  # by its matchers, as their last masks told
         self.num_proposed = 0  # drafts that the device makes behind its last step
+        self.first_unfollowed = (
+            -1
+        )  # the first of its tokens that what makes drafts has not computed, while it has a row
         self.status = Status.WAITING
         self.finish: FinishReason | None = None
         self.row: int | None = None

@@ -495,8 +495,9 @@ def assemble(
     )
     prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups, cache_key)
     adapters = _adapters(plan, model)
+    speculation = plan.speculation(model.spec.draft_share if isinstance(model.spec, PairSpec) else 0.0)
     scheduler = Scheduler(
-        limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), plan.speculation(), plan.step_budget(),
+        limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), speculation, plan.step_budget(),
         None if adapters is None else adapters.slots, _encoding(plan, model),
     )  # fmt: skip
     return EngineParts(scheduler, runner, _model_info(plan, model, eos_token_ids), plan, adapters)

@@ -35,7 +35,8 @@ THINK_S = 0.0005  # a closed loop's client, between two requests
 class Device:
     """Milliseconds: of a step, however little is in it, of each token, of each token of context that a decode reads, of each pair
     of a prompt's token and one before it, of each row, on the host of each row; of having drafts at all, and of launching a step,
-    for which the device waits where it has no other. What is read and what is computed overlap by `overlap`."""
+    for which the device waits where it has no other; of a step that what makes drafts on the device follows, and of each round of
+    guesses. What is read and what is computed overlap by `overlap`."""
 
     base: float
     token: float
@@ -45,6 +46,8 @@ class Device:
     host: float = 0.0
     drafts: float = 0.0
     launch: float = 0.0
+    follow: float = 0.0
+    guess: float = 0.0
     overlap: float = 1.3
     budget: int = 8192
     seqs: int = 512
@@ -70,6 +73,8 @@ class Device:
             + self.pair * pairs
             + self.row * len(batch.rows)
             + drafts
+            + (self.follow if batch.follows else 0.0)
+            + self.guess * max((row.num_proposed for row in batch.rows), default=0)
         )
         return max(total, self.host * len(batch.sampling_rows)) / 1000
 

@@ -18,7 +18,6 @@ from runtime.metrics.stats import EngineStats, counter, gauge
 from runtime.metrics.throughput_log import ThroughputLog
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
-from runtime.speculate.speculation import Speculation
 from runtime.step import Step
 from runtime.step_budget import StepBudget, TimedBudget
 
@@ -203,7 +202,7 @@ class EngineMeter:
             counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", scheduler.num_prefix_queries),
             counter("prefix_cache_hits", "Tokens found in the prefix cache.", scheduler.num_prefix_hits),
             *_step_cost(scheduler.step_budget),
-            *_drafts(scheduler.speculation),
+            *_drafts(scheduler),
             *self._stats.metrics(),
         ]
 
@@ -225,7 +224,8 @@ def _step_cost(budget: StepBudget) -> list[Metric]:
     ]
 
 
-def _drafts(speculation: Speculation | None) -> list[Metric]:
+def _drafts(scheduler: Scheduler) -> list[Metric]:
+    speculation = scheduler.speculation
     if speculation is None:
         return []
     accepted_at = speculation.num_accepted_at
@@ -235,6 +235,11 @@ def _drafts(speculation: Speculation | None) -> list[Metric]:
             "spec_decode_num_draft_tokens", "Guessed tokens that steps have checked.", speculation.num_draft_tokens
         ),
         counter("spec_decode_num_accepted_tokens", "Guessed tokens that were right.", speculation.num_accepted_tokens),
+        counter(
+            "spec_decode_num_computed_anew",
+            "Sequences computed anew, so that tokens of them could be guessed again.",
+            scheduler.num_computed_anew,
+        ),
         Metric(
             "spec_decode_num_accepted_tokens_per_pos",
             "Guessed tokens that were right, by their place in the guess.",

@@ -144,12 +144,14 @@ class Decoder:
         """The final norm's output for `tokens` [S] int64, [S, H]; of a slice `hidden` is overwritten."""
         return self._final(hidden.of(tokens))
 
-    def read_by_head(self, hidden: Hidden) -> Tensor:
-        """What a draft head reads of all tokens, in a tensor of its own: the final norm's output [T, H], or, of a spec with
-        `aux_layers`, what these were given, side by side [T, H * their number]."""
-        if hidden.aux:
-            return torch.cat(hidden.aux, dim=1)
-        return self._final(Hidden(hidden.x, hidden.residual.clone()))
+    def kept_for_head(self, hidden: Hidden) -> Hidden:
+        """What a draft head will read, whatever else is made of `hidden`."""
+        return hidden if hidden.aux else Hidden(hidden.x, hidden.residual.clone())
+
+    def read_by_head(self, kept: Hidden) -> Tensor:
+        """What a draft head reads of all tokens, of what was kept for it: the final norm's output [T, H], and that is overwritten;
+        of a spec with `aux_layers`, what these were given, side by side [T, H * their number]."""
+        return torch.cat(kept.aux, dim=1) if kept.aux else self._final(kept)
 
     @property
     def vocabulary(self) -> VocabularyBlock:

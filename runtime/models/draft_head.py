@@ -128,9 +128,13 @@ class DraftHead:
         """Of what `forward` gives."""
         return self.spec.hidden_size
 
-    def read(self, hidden: Hidden) -> Tensor:
-        """What it takes of the hidden states that the model gives, in a tensor of its own: [T, H], as `forward` takes them."""
-        return self._entry.read(self._model.read_by_head(hidden))
+    def keep(self, hidden: Hidden) -> Hidden:
+        """Of the hidden states that the model gives what logits of them leave whole, for `read`."""
+        return self._model.kept_for_head(hidden)
+
+    def read(self, kept: Hidden) -> Tensor:
+        """What it takes of what it has kept, which is overwritten: [T, H], as `forward` takes them."""
+        return self._entry.read(self._model.read_by_head(kept))
 
     def forward(self, step: ForwardStep) -> Tensor:
         """A step whose `input_ids` are those behind its tokens -> [T, H], its own hidden states, of which it makes logits, and the

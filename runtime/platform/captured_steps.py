@@ -17,7 +17,7 @@ class CapturedSteps:
         self._inputs = inputs
         self._pool = pool
 
-    def replay(self, rows: tuple[ScheduledRow, ...]) -> Computed | None:
+    def replay(self, rows: tuple[ScheduledRow, ...], *, follows: bool) -> Computed | None:
         pooled = any(type(row.work) is Pool for row in rows)
         shape = self._inputs.shape_of(rows)
         if not serves(rows) or (pooled and shape.drafts):
@@ -31,6 +31,8 @@ class CapturedSteps:
             return None
         self._inputs.upload(rows, found)
         sampled, hidden = self._pool.replay(found)
+        if follows:
+            self._pool.replay_following(found)
         sampling = rows if len(sampled.ids) else ()  # a model without a head gives none
         computed = Computed.by_token(rows, sampled) if found.drafts else Computed.of(sampling, sampled)
         return computed._replace(hidden=hidden) if pooled else computed

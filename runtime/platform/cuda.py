@@ -30,7 +30,7 @@ from runtime.platform.captured_proposals import CapturedProposals
 from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane
 from runtime.platform.cuda_rank import CudaRank
-from runtime.platform.graph_pool import Captured, GraphPool, decode_sizes
+from runtime.platform.graph_pool import Captured, Follow, GraphPool, decode_sizes
 from runtime.platform.host import num_cores, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.platform.rank_lane import RankLane
@@ -180,7 +180,8 @@ class CudaPlatform:
         captures, graph_bytes = config.captures and model.graph_unsupported_reason is None, 0
         if captures:
             num_rounds = 2 * len(decode_sizes(plan.max_num_seqs)) if plan.max_proposed else 0  # of two kinds at most
-            graph_bytes = step_bytes + _GRAPH_BYTES * (len(list(graphs.shapes)) + num_rounds)
+            num_shapes = len(list(graphs.shapes)) * (2 if plan.max_proposed else 1)  # a drafter's part is apart
+            graph_bytes = step_bytes + _GRAPH_BYTES * (num_shapes + num_rounds)
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
         if isinstance(worker, RankWorker):
             final = replace(final, num_kv_blocks=worker.rank.least(final.num_kv_blocks))
@@ -202,8 +203,9 @@ class CudaPlatform:
         shapes = list(graphs.shapes)
         free_before = self.memory().free
 
-        def compute(shape: StepShape) -> Captured:
-            return Captured(*parts.runner.capturable(parts.inputs.placed(shape, None)))
+        def compute(shape: StepShape) -> tuple[Captured, Follow | None]:
+            sampled, hidden, follow = parts.runner.capturable(parts.inputs.placed(shape, None))
+            return Captured(sampled, hidden), follow
 
         def reported() -> Iterator[StepShape]:
             for done, shape in enumerate(shapes):
@@ -367,7 +369,9 @@ def _run_drafted(parts: _Parts, plan: EnginePlan, graphs: GraphPool) -> None:
         batch = prompts([1] * num_rows, plan.layout, plan.num_kv_blocks, adapter_slot=slot)
         parts.runner.run(batch)
         parts.inputs.upload(next_tokens(batch, 1).rows, shape)
-        parts.runner.capturable(parts.inputs.placed(shape, None))
+        _, _, follow = parts.runner.capturable(parts.inputs.placed(shape, None))
+        if follow is not None:
+            follow()
         parts.runner.run(batch)
         parts.runner.run(next_tokens(batch, 1))
     for each in parts.runner.drafter.rounds:

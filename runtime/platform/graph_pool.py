@@ -3,7 +3,8 @@
 Decodes have a ladder of batch sizes; steps with pieces of prompts a ladder of token counts, each for a few numbers of rows; steps
 with guesses one of token counts, for as many rows, each token with its logits.
 A step takes the smallest shape it fits, padded; what fits none runs eagerly. All graphs share one pool of memory, the largest
-captured first, since only one runs at a time. Captures and replays what it is given; knows no model."""
+captured first, since only one runs at a time. What a drafter does behind a step is a graph of its own, without which the step is
+what it would be on a server that guesses nothing. Captures and replays what it is given; knows no model."""
 
 from __future__ import annotations
 
@@ -90,6 +91,9 @@ class Captured(NamedTuple):
     hidden: Any
 
 
+Follow = Callable[[], None]  # enqueues what a drafter does behind a step, whose tensors it holds
+
+
 class GraphPool:
     def __init__(
         self, max_num_seqs: int, max_num_tokens: int, *, drafts: bool = False, adapters: bool = False, pools: bool = False
@@ -102,6 +106,7 @@ class GraphPool:
         self._drafted = drafted_shapes(max_num_seqs, max_num_tokens) if drafts else []
         self._with_adapters = (False, True) if adapters else (False,)
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Captured]] = {}
+        self._following: dict[StepShape, torch.cuda.CUDAGraph] = {}  # what a drafter does behind these, if there is one
         self.memory: Any = None  # of what is captured, by torch's handle
 
     @property
@@ -117,21 +122,29 @@ class GraphPool:
             key=lambda shape: (-shape.num_tokens, -shape.num_rows, shape.uniform),
         )
 
-    def capture(self, shapes: Iterable[StepShape], compute: Callable[[StepShape], Captured]) -> None:
-        """Record what `compute` enqueues for each of `shapes`. It has run before for one of each kind, so nothing is left to
-        compile or allocate for good."""
+    def capture(
+        self, shapes: Iterable[StepShape], compute: Callable[[StepShape], tuple[Captured, Follow | None]]
+    ) -> None:
+        """Record what `compute` enqueues for each of `shapes`, and what is to follow it. It has run before for one of each kind, so
+        nothing is left to compile or allocate for good."""
         memory = self.memory = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(priority=-1)  # its kernels keep that, beside those of a `SideStream`
         for shape in shapes:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-                sampled, hidden = compute(shape)
+                (sampled, hidden), follow = compute(shape)
+            if follow is not None:  # while what it reads of the step is there
+                following = self._following[shape] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(following, pool=memory, stream=stream, capture_error_mode="thread_local"):
+                    follow()
+                del follow
             # Logits and hidden states are large and read, if at all, before the next replay: their memory is the next graph's too.
             self._graphs[shape] = graph, Captured(sampled._replace(logits=_alias(sampled.logits)), _aliases(hidden))
 
     def clear(self) -> None:
         """Nothing is captured: every step runs eagerly."""
         self._graphs.clear()
+        self._following.clear()
         self.memory = None
 
     @property
@@ -160,3 +173,9 @@ class GraphPool:
         graph, captured = self._graphs[shape]
         graph.replay()
         return captured
+
+    def replay_following(self, shape: StepShape) -> None:
+        """Enqueue what a drafter does behind the step replayed last, which was of this shape; nothing where there is none."""
+        following = self._following.get(shape)
+        if following is not None:
+            following.replay()

@@ -28,26 +28,30 @@ from runtime.speculate.config import Lookup
 
 
 class Drafter(Protocol):
-    """`rounds`: kinds of rounds that it makes guesses in, and which may be captured."""
+    """`rounds`: kinds of rounds that it makes guesses in, and which may be captured. `follows`: whether it has a part of its own in
+    steps."""
 
     @property
     def rounds(self) -> Sequence[Round]: ...
+    @property
+    def follows(self) -> bool: ...
 
     def bind(self, row: int, binding: RowBinding) -> None:
         """A new sequence has taken `row`. Enqueued before the step that first has it."""
         ...
 
     def begin(self, rows: Sequence[ScheduledRow]) -> None:
-        """A step of `rows` is next, all of them bound."""
+        """A step of `rows` that it follows is next, all of them bound."""
         ...
 
-    def read(self, hidden: Any) -> Any:
-        """Enqueue a copy of what it wants to know of the hidden states that the model has given, before logits are made of them."""
+    def keep(self, hidden: Any) -> Any:
+        """What it will read of the hidden states that the model has given, as before logits have been made of them. At most a copy
+        is enqueued: in steps that it does not follow, too."""
         ...
 
-    def follow(self, step: StepInputs, read: Any) -> None:
-        """Enqueue its own part of a step, which has been sampled, given what it has `read` of it: nothing of the step is changed,
-        and nothing uploaded."""
+    def follow(self, step: StepInputs, kept: Any) -> None:
+        """Enqueue its own part of a step, which has been sampled, given what it has kept of it: nothing of the step is changed, and
+        nothing uploaded."""
         ...
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:
@@ -59,6 +63,7 @@ class NoDrafter:
     """Guesses, if any, come from the host."""
 
     rounds: Sequence[Round] = ()
+    follows = False
 
     def bind(self, row: int, binding: RowBinding) -> None:
         pass
@@ -66,10 +71,10 @@ class NoDrafter:
     def begin(self, rows: Sequence[ScheduledRow]) -> None:
         pass
 
-    def read(self, hidden: Any) -> None:
+    def keep(self, hidden: Any) -> None:
         pass
 
-    def follow(self, step: StepInputs, read: Any) -> None:
+    def follow(self, step: StepInputs, kept: Any) -> None:
         pass
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:
@@ -92,6 +97,8 @@ def drafter_of(
 class ModelDrafter:
     """A Drafter. `kv_caches`: the draft model's own."""
 
+    follows = True
+
     def __init__(self, model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler) -> None:
         self._model = model
         self._kv_caches = kv_caches
@@ -106,10 +113,10 @@ class ModelDrafter:
     def begin(self, rows: Sequence[ScheduledRow]) -> None:
         """It computes what the step does."""
 
-    def read(self, hidden: Any) -> None:
+    def keep(self, hidden: Any) -> None:
         """It reads tokens."""
 
-    def follow(self, step: StepInputs, read: None) -> None:
+    def follow(self, step: StepInputs, kept: None) -> None:
         # Adapters are the model's, and so is what it sees: the draft reads ids alone, each at its own position.
         own = replace(step.forward, input_embeds=None, rope_positions=None, deepstack=None, blocks=())
         self._model.forward(replace(own, kv_caches=self._kv_caches, adapters=None))

@@ -27,6 +27,8 @@ from runtime.transfer import index_on
 class HeadDrafter:
     """A Drafter. `kv_caches`: the head's own."""
 
+    follows = True
+
     def __init__(self, head: DraftHead, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler) -> None:
         self._head = head
         self._kv_caches = kv_caches
@@ -62,10 +64,10 @@ class HeadDrafter:
             return prompt[row.end]
         return output[place] if place < len(output) else None
 
-    def read(self, hidden: Any) -> Tensor:
-        return self._head.read(hidden)
+    def keep(self, hidden: Any) -> Any:
+        return self._head.keep(hidden)
 
-    def follow(self, step: StepInputs, read: Tensor) -> None:
+    def follow(self, step: StepInputs, kept: Any) -> None:
         forward, starts = step.forward, step.query_start_loc.long()
         rows, num_tokens = step.rows.long(), len(forward.positions)
         known = rows.clamp(min=0)
@@ -81,7 +83,7 @@ class HeadDrafter:
         next_ids[last.clamp(max=num_tokens)] = self._inputs.last_ids[known]
         # Adapters are the model's, and so is what it sees: the head reads ids alone, each at its own position.
         own = replace(forward, input_embeds=None, adapters=None, rope_positions=None, rope_table=None, deepstack=None)
-        own = replace(own, input_ids=next_ids[:-1], hidden_states=read, kv_caches=self._kv_caches)
+        own = replace(own, input_ids=next_ids[:-1], hidden_states=self._head.read(kept), kv_caches=self._kv_caches)
         hidden = self._head.forward(own)
         owners = torch.where(rows >= 0, rows, len(self._last) - 1)
         self._last[owners] = hidden[last.clamp(max=num_tokens - 1)]

@@ -2,7 +2,8 @@
 to follow now; the host learns nothing of it before it is checked, so steps with guesses stay one ahead.
 
 It keeps each row's text: what its binding brings, of a long prompt the last tokens, and behind each step what the row has gained,
-which are the guesses that were right and the id sampled last."""
+which are the guesses that were right and the id sampled last. That is part of the step, in a few small kernels, so a step behind
+which nothing is looked up takes hardly longer than one of a server that has no such thing."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 import ops
-from runtime.batch import RowBinding, Sample, ScheduledRow
+from runtime.batch import RowBinding, ScheduledRow
 from runtime.runner.rounds import Round
 from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.speculate.config import Lookup
@@ -25,14 +26,16 @@ class LookupDrafter:
     """A Drafter."""
 
     rounds: Sequence[Round] = ()
+    follows = True
 
     def __init__(self, lookup: Lookup, inputs: Inputs) -> None:
         self._lookup = lookup
         self._inputs = inputs
         (num_rows, self._num), device = inputs.draft_ids.shape, inputs.draft_ids.device
         width = lookup.max_model_len + self._num + 1  # wrong guesses are written behind the text
-        self._history = torch.zeros((num_rows, width), dtype=torch.int32, device=device)
-        self._lengths = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        # The last row and length are nobody's.
+        self._history = torch.zeros((num_rows + 1, width), dtype=torch.int32, device=device)
+        self._lengths = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self._guesses = torch.arange(self._num, device=device)
 
     def bind(self, row: int, binding: RowBinding) -> None:
@@ -46,24 +49,34 @@ class LookupDrafter:
     def begin(self, rows: Sequence[ScheduledRow]) -> None:
         """Their text is known by their binding."""
 
-    def read(self, hidden: Any) -> None:
+    def keep(self, hidden: Any) -> None:
         """It reads tokens."""
 
-    def follow(self, step: StepInputs, read: None) -> None:
-        """What a step computes is known by its binding, or was sampled."""
+    def follow(self, step: StepInputs, kept: None) -> None:
+        """Write down what rows have gained: what a step computes else is known by its binding."""
+        inputs, history, nobody = self._inputs, self._history, len(self._lengths) - 1
+        known = step.rows.long().clamp(min=0)
+        has_sampled = torch.zeros(nobody + 1, dtype=torch.bool, device=history.device)
+        has_sampled[torch.where(step.sample_rows >= 0, step.sample_rows, nobody).long()] = True
+        samples = (step.rows >= 0) & has_sampled[known]
+        rows = torch.where(samples, known, nobody)
+        gained_from = self._lengths[rows]
+        history[rows[:, None], gained_from[:, None] + self._guesses] = inputs.draft_ids[known].int()
+        lengths = torch.where(samples, inputs.num_computed[known].long() + 1, 1)
+        history[rows, lengths - 1] = inputs.last_ids[known].int()
+        self._lengths[rows] = torch.where(samples, lengths, 0)
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:
-        sampled = [row for row in rows if isinstance(row.work, Sample) and not row.masked]
-        if not sampled:
+        wanting = [row.row for row in rows if row.num_proposed]
+        if not wanting:
             return
         inputs, history = self._inputs, self._history
-        index = index_on(history.device, [row.row for row in sampled])
-        lengths = inputs.num_computed[index].long() + 1
-        gained_from = self._lengths[index]
-        history[index[:, None], gained_from[:, None] + self._guesses] = inputs.draft_ids[index].int()
-        history[index, lengths - 1] = inputs.last_ids[index].int()
-        self._lengths[index] = lengths
-        if any(row.num_proposed for row in sampled):
-            inputs.draft_ids[index] = ops.look_up(
-                history, index, lengths, self._num, shortest=self._lookup.shortest, longest=self._lookup.longest
-            )
+        index = index_on(history.device, wanting)
+        inputs.draft_ids[index] = ops.look_up(
+            history,
+            index,
+            self._lengths[index],
+            self._num,
+            shortest=self._lookup.shortest,
+            longest=self._lookup.longest,
+        )

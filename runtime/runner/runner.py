@@ -84,14 +84,14 @@ class Computed(NamedTuple):
 
 
 class Graphs(Protocol):
-    def replay(self, rows: tuple[ScheduledRow, ...]) -> Computed | None:
-        """Enqueue a step of `rows`, arranged, as it was captured; None where none was captured that serves it. What it gives is
-        overwritten by the next."""
+    def replay(self, rows: tuple[ScheduledRow, ...], *, follows: bool) -> Computed | None:
+        """Enqueue a step of `rows`, arranged, as it was captured, and if it is followed, what a drafter does; None where none was
+        captured that serves it. What it gives is overwritten by the next."""
         ...
 
 
 class NoGraphs:
-    def replay(self, rows: tuple[ScheduledRow, ...]) -> Computed | None:
+    def replay(self, rows: tuple[ScheduledRow, ...], *, follows: bool) -> Computed | None:
         return None
 
 
@@ -154,20 +154,23 @@ class ModelRunner:
     def stop(self) -> None:
         self._lane.stop()
 
-    def capturable(self, step: StepInputs) -> tuple[Sampled, Any]:
-        """Enqueue what a graph holds of a step: all but what rows ask beside being sampled; and its hidden states."""
-        hidden, read = self._forward(step)
+    def capturable(self, step: StepInputs) -> tuple[Sampled, Any, Callable[[], None] | None]:
+        """Enqueue what a graph holds of a step: all but what rows ask beside being sampled; and its hidden states. What enqueues a
+        drafter's part, for a graph of its own, if it has one."""
+        hidden = self._model.forward(step.forward)
+        kept = self.drafter.keep(hidden)
         sampled = self._sampled(step, hidden) if self._captures_samples else self._nothing_sampled(step)
-        self.drafter.follow(step, read)
-        return sampled, hidden
+        return sampled, hidden, (lambda: self.drafter.follow(step, kept)) if self.drafter.follows else None
 
     def compute(
-        self, step: StepInputs, rows: tuple[ScheduledRow, ...], outputs: EncoderOutputs = NO_OUTPUTS
-    ) -> Computed:
-        """Enqueue one step without a graph, and what `rows`, all that it has, ask beside being sampled. `outputs`: of encoders, by
-        key."""
+        self, step: StepInputs, rows: tuple[ScheduledRow, ...], outputs: EncoderOutputs = NO_OUTPUTS, *,
+        follows: bool = True,
+    ) -> Computed:  # fmt: skip
+        """Enqueue one step without a graph, and what `rows`, all that it has, ask beside being sampled; and a drafter's part, where
+        it `follows`. `outputs`: of encoders, by key."""
         step = step._replace(forward=self._encoding.embedded(step.forward, rows, outputs))
-        hidden, read = self._forward(step)
+        hidden = self._model.forward(step.forward)
+        kept = self.drafter.keep(hidden) if follows else None
         device = step.forward.positions.device
         prompt_logprobs = PromptLogprobs.compute(
             rows, self._model.spec.vocab_size, device, lambda tokens: self._model.compute_logits(hidden, tokens)
@@ -175,13 +178,9 @@ class ModelRunner:
         pooled = self._pooling.compute(rows, hidden, device)
         samples = any(isinstance(row.work, Sample) for row in rows)
         sampled = self._sampled(step, hidden) if samples else self._nothing_sampled(step)
-        self.drafter.follow(step, read)
+        if follows:
+            self.drafter.follow(step, kept)
         return Computed.of(step.logits_of if samples else (), sampled, prompt_logprobs, pooled)
-
-    def _forward(self, step: StepInputs) -> tuple[Any, Any]:
-        """The model's hidden states, and what a drafter has read of them."""
-        hidden = self._model.forward(step.forward)
-        return hidden, self.drafter.read(hidden)
 
     def _sampled(self, step: StepInputs, hidden: Any) -> Sampled:
         logits = self._model.compute_logits(hidden, step.logit_tokens)
@@ -226,7 +225,8 @@ class ModelRunner:
         for row in rows:
             if row.binding is not None:
                 self._bind(row, row.binding)
-        self.drafter.begin(rows)
+        if batch.follows:
+            self.drafter.begin(rows)
         if len(rows) < batch.num_tokens:
             check_drafts(rows)
         if batch.copies:
@@ -264,9 +264,9 @@ class ModelRunner:
 
     def _computed(self, batch: ScheduledBatch, outputs: EncoderOutputs) -> Computed:
         rows = self._bound(batch)
-        replayed = self._graphs.replay(rows)
+        replayed = self._graphs.replay(rows, follows=batch.follows)
         if replayed is None:
-            return self.compute(self._inputs.fill(rows), rows, outputs)
+            return self.compute(self._inputs.fill(rows), rows, outputs, follows=batch.follows)
         pooled = None
         if replayed.hidden is not None:
             pooled = self._pooling.compute(rows, replayed.hidden, replayed.sampled.positions.device)

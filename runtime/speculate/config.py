@@ -135,6 +135,11 @@ class SpeculativeConfig:
     def on_device(self) -> bool:
         return self.method in ON_DEVICE
 
+    @property
+    def follows(self) -> bool:
+        """Whether what guesses has layers of its own, which compute steps as the model does."""
+        return self.method in HEADS or self.method in WITH_MODEL
+
     def __str__(self) -> str:
         """The method and its options, in words for the log."""
         length = "up to " if self.adaptive else ""

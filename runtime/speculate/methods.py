@@ -42,10 +42,12 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
 }
 
 
-def speculation_of(config: SpeculativeConfig, draft_share: float) -> Speculation:
-    """`draft_share`: what a draft is assumed to take, in steps of a single row."""
-    cost = VerificationCost(draft_share) if config.adaptive else None
+def speculation_of(config: SpeculativeConfig, draft_share: float, follow_share: float = 0.0) -> Speculation:
+    """`draft_share`: what a draft is assumed to take, in steps of a single row. `follow_share`: what a draft model, or a head, is
+    assumed to add to a step by computing it, too."""
+    cost = VerificationCost(draft_share, follow_share) if config.adaptive else None
     if config.on_device:
-        return DeviceSpeculation(PROPOSERS[config.method](config), config.num_speculative_tokens, cost)
+        proposer, most = PROPOSERS[config.method](config), config.num_speculative_tokens
+        return DeviceSpeculation(proposer, most, cost, rests=config.follows)
     proposer = PROPOSERS[config.method](config) if config.synthetic_acceptance is None else Anything()
     return Speculation(proposer, config.num_speculative_tokens, cost)

@@ -8,7 +8,10 @@ from collections.abc import Sequence as Several
 from runtime.batch import ON_DEVICE, Sample, ScheduledBatch
 from runtime.sequence import Sequence
 from runtime.speculate.acceptance import Acceptance
-from runtime.speculate.speculation import LOOK_EVERY, PLAIN_EVERY, Speculation
+from runtime.speculate.following import Following
+from runtime.speculate.proposer import Proposer
+from runtime.speculate.speculation import LOOK_EVERY, PLAIN_EVERY, Plan, Speculation
+from runtime.speculate.verification_cost import VerificationCost
 
 
 class Drafted:
@@ -23,9 +26,21 @@ class Drafted:
 
 class DeviceSpeculation(Speculation):
     """Says with each step how many drafts the device makes behind it; the next step checks all of them. So what drafts take and
-    what they bring belong to two steps, and only steps that both check and make some are learned from, or do neither."""
+    what they bring belong to two steps, and only steps that both check and make some are learned from, or do neither.
+
+    `rests`: what makes them has work with every step, which it is spared where drafts do not pay (`Following`), if `cost` says what
+    pays."""
 
     on_device = True
+
+    def __init__(
+        self, proposer: Proposer, most: int, cost: VerificationCost | None = None, *, rests: bool = False
+    ) -> None:
+        super().__init__(proposer, most, cost)
+        self._following = Following() if rests and cost is not None else None
+
+    def follows(self, num_rows: int) -> bool:
+        return self._following is None or self._following.follows(num_rows)
 
     def guesses(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, tuple[int, ...]]:
         return self._all_guesses(could_draft)
@@ -47,10 +62,19 @@ class DeviceSpeculation(Speculation):
             if num:
                 nums[sequence.number] = num
                 gain += row.expected(num)
-        if not self._pays(plan, gain, sum(nums.values()), num_rows):
+        pays = self._pays(plan, gain, sum(nums.values()), num_rows)
+        if self._following is not None:
+            self._following.note(num_rows, pays=pays and not plan.probing)
+        if not pays:
             return {}
         pauses = self._num_drafted % PLAIN_EVERY < 2  # two steps, of which the second neither checks nor makes any
         return {} if pauses else nums
+
+    def _begin(self, num_rows: int) -> Plan | None:
+        plan = super()._begin(num_rows)
+        if plan is None or self._following is None:
+            return plan
+        return plan._replace(probing=self._following.probes(num_rows))
 
     def _learn(self, row: Acceptance, num_drafts: int, token_ids: Several[int]) -> None:
         if token_ids:

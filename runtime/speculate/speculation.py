@@ -38,7 +38,7 @@ def forced_ids(sequence: Sequence, most: int) -> tuple[int, ...]:
     return sequence.forced.ids[first : first + most] if first >= 0 else ()
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """Of a step. `probing`: drafts did not pay for long, and a few are tried. `price`: how likely a draft has to be right."""
 
     cost: Cost
@@ -111,6 +111,24 @@ class Speculation:
         """Where drafts come from the device: see `DeviceSpeculation`."""
         return {}
 
+    def follows(self, num_rows: int) -> bool:
+        """Whether what makes drafts on the device computes the next step, of so many rows, too: see `DeviceSpeculation`."""
+        return True
+
+    def gain(self, num_rows: int) -> float:
+        """By how much of a step more a step of so many rows would bring if all of them had drafts, by what is known of all."""
+        cost = None if self._cost is None else self._cost.of(num_rows)
+        if cost is None:
+            return 0.0
+        row = Acceptance(self._chances)
+        num = row.num_worth(cost.each * num_rows, self._most)
+        rate = (1 + row.expected(num) * self._calibration) / (1 + cost.any + cost.each * num * num_rows)
+        return rate - 1 if rate >= WORTH_WHILE else 0.0
+
+    def steps_to_compute(self, num_tokens: int) -> float:
+        """How many steps of a single row it takes to compute so many tokens anew, as is assumed; none where nothing is weighed."""
+        return 0.0 if self._cost is None else self._cost.draft_share * num_tokens
+
     def _all_guesses(self, could_draft: Several[tuple[Sequence, int]]) -> dict[int, tuple[int, ...]]:
         found = {
             sequence.number: tuple(self._proposer.propose(sequence, min(most, self._most)))
@@ -124,16 +142,16 @@ class Speculation:
             row = self._rows[sequence.number] = Acceptance(self._chances)
         return row
 
-    def _begin(self, num_rows: int) -> _Plan | None:
+    def _begin(self, num_rows: int) -> Plan | None:
         """What a step of so many rows is planned by; None where nobody knows yet what one takes."""
         assert self._cost is not None
         self._num_asked += 1
         cost = self._cost.of(num_rows)
         if cost is None:
             return None
-        return _Plan(cost, self._num_refused >= PROBE_EVERY, cost.each * num_rows * self._rate)
+        return Plan(cost, self._num_refused >= PROBE_EVERY, cost.each * num_rows * self._rate)
 
-    def _pays(self, plan: _Plan, gain: float, num_drafts: int, num_rows: int) -> bool:
+    def _pays(self, plan: Plan, gain: float, num_drafts: int, num_rows: int) -> bool:
         """Whether drafts of which so many should be right are worth their step, or are to be tried."""
         rate = 1.0
         if num_drafts:
@@ -192,4 +210,4 @@ class Speculation:
                 return
             num_drafts += row.num_tokens - 1  # with what was right and is computed again, for the sake of states
         if batch.rows:
-            self._cost.learn(len(batch.rows), num_drafts, took_s)
+            self._cost.learn(len(batch.rows), num_drafts, took_s, followed=batch.follows)

@@ -2,8 +2,8 @@
 
 By number of rows, in powers of two: beside few rows a draft is nearly free, since the weights are read anyway; beside many it costs
 what a row does. Of each such size are known how long steps without drafts take, and by least squares what it adds to have drafts at
-all (the step before has to settle first, and it may run without a graph) and what each of them adds. Late steps count more than
-early ones, and what was assumed as much as a few."""
+all (the step before has to settle first, it may run without a graph, and what makes them may have to compute it, too) and what each
+of them adds. Late steps count more than early ones, and what was assumed as much as a few."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ class Cost(NamedTuple):
 
 
 class _Size:
-    """Steps of about so many rows. `plain_s`: of one without drafts."""
+    """Steps of about so many rows. `plain_s`: of one without drafts; `followed`: if what makes them computed that step, too."""
 
-    def __init__(self, assumed: Cost, plain_s: float) -> None:
+    def __init__(self, assumed: Cost, plain_s: float, *, followed: bool) -> None:
         self.cost = assumed
         self._assumed = assumed
         self._plain_s = plain_s
+        self._followed = followed
         self._num = self._drafts = self._squares = self._added = self._products = 0.0  # sums over steps with drafts
 
-    def learn(self, num_drafts: int, took_s: float) -> None:
+    def learn(self, num_drafts: int, took_s: float, *, followed: bool) -> None:
+        if not num_drafts and followed != self._followed:
+            if not followed:  # what such a step takes without drafts was only assumed
+                self._plain_s, self._followed = took_s, False
+            return
         expected = 1 + (self.cost.any + self.cost.each * num_drafts if num_drafts else 0.0)
         steps = min(max(took_s / self._plain_s, expected / _ODD), expected * _ODD)
         if num_drafts:
@@ -54,10 +59,12 @@ class _Size:
 
 
 class VerificationCost:
-    """`draft_share`: what a draft is assumed to take, in steps of a single row."""
+    """`draft_share`: what a draft is assumed to take, in steps of a single row. `follow_share`: what it is assumed to add to a step
+    that what makes drafts computes it, too, as long as there was none which it did not."""
 
-    def __init__(self, draft_share: float) -> None:
-        self._draft_share = draft_share
+    def __init__(self, draft_share: float, follow_share: float = 0.0) -> None:
+        self.draft_share = draft_share
+        self._follow_share = follow_share
         self._sizes: dict[int, _Size] = {}  # by the bit length of a number of rows
 
     def of(self, num_rows: int) -> Cost | None:
@@ -65,15 +72,17 @@ class VerificationCost:
         size = self._sizes.get(num_rows.bit_length())
         return None if size is None else size.cost
 
-    def learn(self, num_rows: int, num_drafts: int, took_s: float) -> None:
+    def learn(self, num_rows: int, num_drafts: int, took_s: float, *, followed: bool = False) -> None:
         """A step of so many rows, none of a prompt, took so long, the wait before it included."""
+        if followed and not num_drafts:
+            took_s /= 1 + self._follow_share
         size = self._sizes.get(num_rows.bit_length())
         if size is not None:
-            size.learn(num_drafts, took_s)
+            size.learn(num_drafts, took_s, followed=followed)
         elif not num_drafts:
-            self._sizes[num_rows.bit_length()] = _Size(self._assumed(num_rows), took_s)
+            self._sizes[num_rows.bit_length()] = _Size(self._assumed(num_rows), took_s, followed=followed)
 
     def _assumed(self, num_rows: int) -> Cost:
         """The rows of a step take as long as so many drafts."""
-        share = self._draft_share
+        share = self.draft_share
         return Cost(_ASSUMED_SHARE, share / (1 + share * (num_rows - 1)))

@@ -4,6 +4,7 @@ changes an answer. On a CPU and, marked gpu, on CUDA."""
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from runtime.models.read.eagle import head_from_config
 from runtime.models.registry import mtp_from_config, spec_from_config
 from runtime.models.spec.pair import PairSpec
 from runtime.speculate.config import SpeculativeConfig
+from runtime.speculate.on_device import DeviceSpeculation
 from runtime.weights.fetch import resolve
 from tests.equality.draft_heads import (
     MtpLayout,
@@ -233,6 +235,30 @@ def test_guesses_are_those_of_the_published_layers(loaded, name, options, monkey
             compared += 1
     assert compared > 30
     assert outcome.num_cached_tokens > 0 or recurrent(both)
+
+
+@pytest.mark.parametrize("name", ["eagle 3", "mimo", "glm-4.5, louder by 0.05"])
+@pytest.mark.parametrize("worth", [0.0, 1.0])
+def test_a_head_that_rests_now_and_then_guesses_of_whole_texts_alone(loaded, name, worth, monkeypatch):
+    """It has none of the tokens of steps in which it rested; whoever has such a token has no guesses until it is computed anew,
+    which is worth while or not."""
+    both = loaded(name)
+    rng, guesses = random.Random(4), noting_guesses(monkeypatch)
+    monkeypatch.setattr(DeviceSpeculation, "follows", lambda self, num_rows: rng.random() < 0.9)
+    monkeypatch.setattr(DeviceSpeculation, "gain", lambda self, num_rows: worth)
+    config = engine_config(both.model.device, speculative_config=config_of())
+    plain = run(both.model, replace(config, speculative_config=None), PROMPTS[1:2], NUM_TOKENS, together=True)
+    outcome = run(both.pair, config, PROMPTS[1:2], NUM_TOKENS, together=True, rounds=2, planned=True)
+    assert outcome.token_ids == plain.token_ids
+    text = [*PROMPTS[1], *outcome.token_ids[0]]
+    made = list(guesses.by_length(len(text)))
+    for length, found in made:
+        expected, margins = both.reference.guesses(text[:length], len(found))
+        for own, other, margin in zip(found, expected, margins, strict=True):
+            if own != other:
+                assert margin < TIE
+                break
+    assert len(made) > (10 if worth else 1)
 
 
 def recurrent(both: Loaded) -> bool:

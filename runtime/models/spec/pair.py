@@ -11,6 +11,8 @@ from runtime.models.spec.draft_head import DraftHeadSpec
 from runtime.models.spec.encoder import EncoderSpec
 from runtime.models.spec.model import ModelSpec, UnsupportedModel
 
+_ANY_DTYPE = "bfloat16"
+
 
 @dataclass(frozen=True, slots=True)
 class PairSpec:
@@ -72,6 +74,11 @@ class PairSpec:
 
     def weights_bytes(self, dtype: str) -> int:
         return self.model.weights_bytes(dtype) + self.draft.weights_bytes(dtype)
+
+    @property
+    def draft_share(self) -> float:
+        """Bytes of `draft`'s weights for each of `model`'s, of the same dtype: about what it takes to compute a step."""
+        return self.draft.weights_bytes(_ANY_DTYPE) / max(1, self.model.weights_bytes(_ANY_DTYPE))
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:
         return self.model.memory_kinds() + self.draft.memory_kinds()

@@ -11,7 +11,7 @@ import transformers
 
 from runtime.models.decoder import Hidden
 from runtime.platform import graph_pool
-from runtime.platform.graph_pool import Captured, GraphPool, decode_sizes, drafted_shapes, mixed_shapes
+from runtime.platform.graph_pool import Captured, Follow, GraphPool, decode_sizes, drafted_shapes, mixed_shapes
 from runtime.runner.device_inputs import StepShape
 from runtime.runner.runner import Sampled
 
@@ -53,11 +53,13 @@ def test_what_was_not_captured_is_not_found():
 def test_the_smallest_shape_that_fits_is_replayed_and_padding_costs_no_more_than_it_must():
     pool = GraphPool(32, 256)
     source = torch.zeros(256, dtype=torch.int64, device="cuda")
+    followed = torch.zeros((), dtype=torch.int64, device="cuda")
 
-    def compute(shape: StepShape) -> Captured:
+    def compute(shape: StepShape) -> tuple[Captured, Follow]:
         ids = source[: shape.num_rows] + shape.num_tokens
         sampled = Sampled(ids, ids[:, None].repeat(1, 100_000).to(torch.bfloat16), ids)
-        return Captured(sampled, Hidden(None, source[: shape.num_tokens] + 1))
+        hidden = Hidden(None, source[: shape.num_tokens] + 1)
+        return Captured(sampled, hidden), lambda: followed.copy_((hidden.residual * 2).sum())
 
     before = torch.cuda.memory_allocated()
     pool.capture(pool.shapes, compute)
@@ -75,6 +77,10 @@ def test_the_smallest_shape_that_fits_is_replayed_and_padding_costs_no_more_than
     assert hidden.residual.tolist() == [1001] * shape.num_tokens
     assert sampled.ids.tolist() == [1000 + shape.num_tokens] * shape.num_rows
     assert sampled.logits.shape == (shape.num_rows, 100_000)
+    assert followed.item() == 0  # it is a graph apart
+    pool.replay_following(shape)
+    assert followed.item() == 2 * 1001 * shape.num_tokens
+    assert sampled.ids.tolist() == [1000 + shape.num_tokens] * shape.num_rows
     assert (sampled.logits == sampled.ids[:, None].to(torch.bfloat16)).all()
 
 

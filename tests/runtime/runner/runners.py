@@ -17,7 +17,7 @@ from runtime.kv.kv_cache import KVCache
 from runtime.kv.layout import KVLayout
 from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane
-from runtime.platform.graph_pool import Captured, GraphPool
+from runtime.platform.graph_pool import Captured, Follow, GraphPool
 from runtime.platform.worker_lane import WorkerLane
 from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.input_buffers import InputBuffers
@@ -78,7 +78,7 @@ class NoCache:
 class UncapturedPool(GraphPool):
     """Computes what it would have captured when it is replayed, with nothing known of it but its shape."""
 
-    compute: Callable[[StepShape], Captured]
+    compute: Callable[[StepShape], tuple[Captured, Follow | None]]
 
     def __init__(self, max_num_seqs: int, max_num_tokens: int, *, pools: bool = False) -> None:
         super().__init__(max_num_seqs, max_num_tokens, drafts=not pools, pools=pools)
@@ -90,7 +90,12 @@ class UncapturedPool(GraphPool):
 
     def replay(self, shape: StepShape) -> Captured:
         self.replayed.append(shape)
-        return self.compute(shape)
+        captured, self._follow = self.compute(shape)
+        return captured
+
+    def replay_following(self, shape: StepShape) -> None:
+        if self._follow is not None:
+            self._follow()
 
 
 class PaddedRounds:
@@ -124,5 +129,10 @@ def make_runner(
     runner = ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), steps, lookup, pools=pools)
     for each in runner.drafter.rounds if lane == "replayed" else ():
         each.graphs = PaddedRounds(each, rows)
-    pool.compute = lambda shape: Captured(*runner.capturable(inputs.placed(shape, None)))
+
+    def compute(shape: StepShape) -> tuple[Captured, Follow | None]:
+        sampled, hidden, follow = runner.capturable(inputs.placed(shape, None))
+        return Captured(sampled, hidden), follow
+
+    pool.compute = compute
     return runner

@@ -48,6 +48,9 @@ class OfTheModel(DraftHead):
     def __init__(self) -> None:
         self._model, self._texts = Described(), []
 
+    def keep(self, hidden):
+        return hidden
+
     def read(self, hidden):
         return torch.tensor([[float(sequence[0]), 0.0] for sequence in hidden])
 

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.batch import Sample, ScheduledRow
+from runtime.batch import ON_DEVICE, Sample, ScheduledBatch, ScheduledRow
 from runtime.sequence import Sequence
+from runtime.speculate.on_device import DeviceSpeculation, Drafted
 from runtime.speculate.speculation import Speculation
 from runtime.speculate.verification_cost import VerificationCost
 from runtime.step_budget import FixedBudget
-from tests.simulate import DEVICES, Device, closed, simulate
+from tests.simulate import DEVICES, Arrival, Device, Traffic, closed, simulate
 
 RIGHT, WRONG = 1, 2  # tokens
 GPU = replace(DEVICES["8b"], launch=0.3, drafts=0.2)
@@ -53,7 +54,7 @@ class Truth:
         ids = []
         for guess in (*row.draft_ids, None):
             ids.append(RIGHT if self._rng.random() < chance else WRONG)
-            if ids[-1] != guess:
+            if ids[-1] != (RIGHT if guess == ON_DEVICE else guess):
                 break
         self.num_tokens += len(ids)
         return ids
@@ -139,3 +140,54 @@ def test_without_adapting_all_guesses_are_checked():
     simulate(CPU, FixedBudget(None), closed(1, 1, 64, 100), speculation=speculation, gained=Truth(0.0))
     assert speculation.num_draft_tokens > 3 * 95
     assert speculation.num_accepted_tokens == 0
+
+
+HEAD = {"follow": 0.05, "guess": 0.2}  # of a step of 8B's, and ms of a round
+
+
+def by_head(
+    device: Device, streams: int, chance: float, *, length: int, total: int | None = None
+) -> tuple[float, DeviceSpeculation, list[ScheduledBatch]]:
+    """As `faster`, with drafts of a head that follows steps; and the steps."""
+    traffic = closed(streams, total or 2 * streams, 64, length)
+    plain = simulate(device, FixedBudget(None), traffic)
+    with_head = replace(device, follow=device.base * HEAD["follow"] * (1 + streams // 128), guess=HEAD["guess"])
+    cost = VerificationCost(share(device), HEAD["follow"])
+    speculation = DeviceSpeculation(Drafted(), 3, cost, rests=True)
+    batches: list[ScheduledBatch] = []
+    took, truth = speculation.took, Truth(chance)
+
+    def noted(batch: ScheduledBatch, took_s: float) -> None:
+        batches.append(batch)
+        took(batch, took_s)
+
+    speculation.took = noted
+    guessed = simulate(with_head, FixedBudget(None), traffic, speculation=speculation, gained=truth)
+    return guessed.tokens_per_s / plain.tokens_per_s, speculation, batches
+
+
+def test_a_head_that_guesses_for_nothing_follows_few_steps():
+    gain, _, batches = by_head(GPU, 256, 0.7, length=400, total=256)
+    assert gain > 0.98
+    assert sum(batch.follows for batch in batches) < 0.2 * len(batches)
+    assert not any(row.num_proposed for batch in batches for row in batch.rows if not batch.follows)
+
+
+@pytest.mark.parametrize(("streams", "least"), [(1, 1.7), (8, 1.6)])
+def test_a_head_that_is_often_right_follows_all(streams, least):
+    gain, _, batches = by_head(GPU, streams, 0.7, length=400)
+    assert gain > least
+    assert all(batch.follows for batch in batches)
+
+
+def test_those_who_are_left_when_others_have_gone_are_computed_anew_and_have_drafts():
+    """256 streams for a while, of which four go on."""
+    device, lengths = GPU, {number: 1500 if number < 4 else 150 for number in range(256)}
+    speculation = DeviceSpeculation(Drafted(), 3, VerificationCost(share(device), HEAD["follow"]), rests=True)
+    traffic = Traffic([Arrival(number * 2e-5, 64, length) for number, length in lengths.items()])
+    plain = simulate(device, FixedBudget(None), traffic)
+    guessed = simulate(
+        replace(device, follow=0.2, guess=0.2), FixedBudget(None), traffic, speculation=speculation, gained=Truth(0.7)
+    )
+    assert plain.total_s / guessed.total_s > 1.3
+    assert [len(answer.times_s) for answer in guessed.answers].count(1500) == 4

@@ -1,0 +1,49 @@
+"""Following: whether what makes drafts on the device computes steps too, by number of rows in powers of two.
+
+A draft model, or a head, has to compute whatever the model does, or it cannot guess. Where drafts do not pay that is for nothing.
+So once they have not paid in `_TRIED` steps of a size, some of which checked a few all the same, it rests in steps of that size:
+these are what they would be without drafts. Texts change, so after `_RESTED` of them it follows a while again. Knows no tokens:
+what a sequence lacks since then, the scheduler notes."""
+
+from __future__ import annotations
+
+_TRIED = 48
+_PROBED = range(16, 24)  # of these, those in which some drafts are checked
+_RESTED = 4096
+
+
+class _Size:
+    def __init__(self) -> None:
+        self.num_refused = 0  # steps since drafts last paid
+        self.num_rested = 0
+
+
+class Following:
+    def __init__(self) -> None:
+        self._sizes: dict[int, _Size] = {}  # by the bit length of a number of rows
+
+    def follows(self, num_rows: int) -> bool:
+        """Whether a step of so many rows, which is next, is followed."""
+        size = self._size(num_rows)
+        if size.num_refused < _TRIED:
+            return True
+        size.num_rested += 1
+        if size.num_rested <= _RESTED:
+            return False
+        size.num_refused = size.num_rested = 0
+        return True
+
+    def probes(self, num_rows: int) -> bool:
+        """Whether some drafts are to be checked, pay they or not."""
+        return self._size(num_rows).num_refused in _PROBED
+
+    def note(self, num_rows: int, *, pays: bool) -> None:
+        """Whether drafts were thought to pay in a step of so many rows."""
+        size = self._size(num_rows)
+        size.num_refused = 0 if pays else size.num_refused + 1
+
+    def _size(self, num_rows: int) -> _Size:
+        size = self._sizes.get(num_rows.bit_length())
+        if size is None:
+            size = self._sizes[num_rows.bit_length()] = _Size()
+        return size

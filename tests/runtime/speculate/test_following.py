@@ -1,0 +1,67 @@
+"""When what makes drafts on the device rests, and what a step then takes is learned as."""
+
+from __future__ import annotations
+
+from runtime.speculate import following
+from runtime.speculate.following import Following
+from runtime.speculate.verification_cost import VerificationCost
+
+TRIED, RESTED = following._TRIED, following._RESTED
+
+
+def steps(told: Following, num_rows: int, num_steps: int, *, pays: bool) -> list[bool]:
+    """Whether each of so many steps is followed; where one is, drafts pay or not."""
+    found = []
+    for _ in range(num_steps):
+        found.append(told.follows(num_rows))
+        if found[-1]:
+            told.note(num_rows, pays=pays)
+    return found
+
+
+def test_it_rests_once_drafts_have_not_paid_for_long_and_tries_again():
+    found = steps(Following(), 200, TRIED + RESTED + TRIED + 5, pays=False)
+    assert found == [True] * TRIED + [False] * RESTED + [True] * TRIED + [False] * 5
+
+
+def test_it_never_rests_while_they_pay():
+    told = Following()
+    assert all(steps(told, 4, 3 * TRIED, pays=True))
+    steps(told, 4, TRIED - 1, pays=False)
+    told.note(4, pays=True)
+    assert all(steps(told, 4, TRIED, pays=False))
+
+
+def test_steps_of_another_size_are_another_matter():
+    told = Following()
+    steps(told, 200, 2 * TRIED, pays=False)
+    assert not told.follows(255)
+    assert told.follows(127)
+    assert told.follows(256)
+
+
+def test_before_it_rests_some_drafts_are_checked_all_the_same():
+    told = Following()
+    probed = []
+    for _ in range(TRIED):
+        probed.append(told.probes(200))
+        told.note(200, pays=False)
+    assert 4 <= sum(probed) <= TRIED // 4
+    assert not told.probes(200)
+
+
+def test_what_following_takes_is_part_of_what_drafts_cost():
+    cost = VerificationCost(0.0, follow_share=0.25)
+    cost.learn(200, 0, 1.25, followed=True)  # taken for one that takes 1.0 without
+    for _ in range(200):
+        cost.learn(200, 4, 1.5, followed=True)
+    assumed = cost.of(200)
+    assert assumed is not None
+    assert abs(assumed.any + 4 * assumed.each - 0.5) < 0.02
+    for _ in range(200):
+        cost.learn(200, 0, 1.2, followed=False)  # now it is known
+        cost.learn(200, 0, 9.0, followed=True)
+        cost.learn(200, 4, 1.5, followed=True)
+    known = cost.of(200)
+    assert known is not None
+    assert abs(known.any + 4 * known.each - 0.25) < 0.02
