@@ -13,13 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ops.activation.triton_activation import activated
 from ops.gemm.coded import laid
 from ops.gemm.triton_coded import numbers
 from ops.gemm.weight import check_refill, overwrite
 from ops.launch import overlap, wait_for_previous
 from ops.moe.triton_experts import GroupedExpertWeights, tiles_for
-from ops.moe.triton_grouped import clamped_swiglu, find, load_columns
+from ops.moe.triton_grouped import find, load_columns, write
 from ops.moe.triton_route import Routed
 from ops.moe.weights import ExpertShape, Half
 from ops.stored import W4, Stored, WeightFormat, formats_of, parts_of
@@ -169,23 +168,10 @@ def _product(
             if GATED:
                 up_codes = load_columns(weight_at + OUT * BYTES, begin, DEPTH, IN)
                 up = _add(up, x, up_codes, tl.load(word_at + OUT), 0, CODES, PRECISION)
-    if BIASED:
-        result += tl.load(bias_ptr + matrix_row).to(tl.float32)[None, :]
-        if GATED:
-            up += tl.load(bias_ptr + matrix_row + OUT).to(tl.float32)[None, :]
-    if FIRST:
-        if KIND == "clamped_swiglu":
-            result = clamped_swiglu(result, up, alpha, limit)
-        else:
-            result = activated(result, KIND)
-            if GATED:
-                result *= up
-        out_row = place.to(tl.int64)
-    else:
-        result = result * tl.load(share_ptr + pair)[:, None]
-        out_row = pair
-    out_at = out_ptr + out_row[:, None] * OUT + column[None, :]
-    tl.store(out_at, result.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & (column < OUT)[None, :])
+    write(
+        result, up, bias_ptr, share_ptr, out_ptr, matrix_row, column, place, pair, is_row, alpha, limit,
+        OUT, FIRST, GATED, BIASED, KIND,
+    )  # fmt: skip
 
 
 def _launch(

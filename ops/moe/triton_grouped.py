@@ -48,6 +48,32 @@ def clamped_swiglu(gate, up, alpha, limit):
 
 
 @triton.jit
+def write(
+    result, up, bias_ptr, share_ptr, out_ptr, matrix_row, column, place, pair, is_row, alpha, limit,
+    OUT: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    # The end of a product: sums [rows, columns], of gates and of ups, with bias, activated by KIND, to the row of the place if
+    # FIRST; else times share [pairs], to that of the pair. matrix_row [columns]: rows of all matrices, and of their biases.
+    if BIASED:
+        result += tl.load(bias_ptr + matrix_row).to(tl.float32)[None, :]
+        if GATED:
+            up += tl.load(bias_ptr + matrix_row + OUT).to(tl.float32)[None, :]
+    if FIRST:
+        if KIND == "clamped_swiglu":
+            result = clamped_swiglu(result, up, alpha, limit)
+        else:
+            result = activated(result, KIND)
+            if GATED:
+                result *= up
+        out_row = place.to(tl.int64)
+    else:
+        result = result * tl.load(share_ptr + pair)[:, None]
+        out_row = pair
+    out_at = out_ptr + out_row[:, None] * OUT + column[None, :]
+    tl.store(out_at, result.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & (column < OUT)[None, :])
+
+
+@triton.jit
 def _product(
     x_ptr, weight_ptr, bias_ptr, order_ptr, starts_ptr, share_ptr, out_ptr, alpha, limit,
     EXPERTS: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
@@ -59,7 +85,6 @@ def _product(
     # Else: x [pairs, IN] in sorted order, weight [EXPERTS, OUT, IN] -> out [pairs, OUT] in their own order, times share [pairs].
     BLOCKS: tl.constexpr = (OUT + COLUMNS - 1) // COLUMNS
     column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
-    in_out = column < OUT
     wait_for_previous(PDL)
     expert, tile = find(starts_ptr, tl.program_id(0) // BLOCKS, EXPERTS, LANES, ROWS)
     if expert >= EXPERTS:
@@ -83,23 +108,10 @@ def _product(
             up_weight = load_columns(weight_at + OUT * IN, offset, DEPTH, IN)
             up = tl.dot(x, tl.trans(up_weight), up, input_precision=PRECISION)
         result = tl.dot(x, tl.trans(weight), result, input_precision=PRECISION)
-    if BIASED:
-        result += tl.load(bias_ptr + matrix_row).to(tl.float32)[None, :]
-        if GATED:
-            up += tl.load(bias_ptr + matrix_row + OUT).to(tl.float32)[None, :]
-    if FIRST:
-        if KIND == "clamped_swiglu":
-            result = clamped_swiglu(result, up, alpha, limit)
-        else:
-            result = activated(result, KIND)
-            if GATED:
-                result *= up
-        out_row = place.to(tl.int64)
-    else:
-        result = result * tl.load(share_ptr + pair)[:, None]
-        out_row = pair
-    out_at = out_ptr + out_row[:, None] * OUT + column[None, :]
-    tl.store(out_at, result.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & in_out[None, :])
+    write(
+        result, up, bias_ptr, share_ptr, out_ptr, matrix_row, column, place, pair, is_row, alpha, limit,
+        OUT, FIRST, GATED, BIASED, KIND,
+    )  # fmt: skip
 
 
 @triton.jit
