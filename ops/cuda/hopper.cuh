@@ -41,6 +41,12 @@ __device__ __forceinline__ void copy_tile(void* to, const TensorMap* map, u64* b
                "l"(map), "r"(address_of(barrier)), "r"(c0), "r"(c1)
                : "memory");
 }
+// Bytes that lie side by side, a multiple of 16 at a multiple of 16.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes, u64* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address_of(to)),
+               "l"(from), "r"(bytes), "r"(address_of(barrier))
+               : "memory");
+}
 
 // A tile of 128-byte rows at a multiple of 1024 bytes, as operand of a matrix instruction.
 __device__ __forceinline__ u64 operand(const void* tile) {
@@ -50,6 +56,23 @@ __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.syn
 __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT>  // groups of products that may still be under way
 __device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+
+// No read of sums moves up to before the wait for them.
+template <int COUNT>
+__device__ __forceinline__ void settle(float (&sums)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// Registers pass from the warpgroup that copies to those that multiply, each of which then has REGISTERS; 0: nothing does.
+template <int REGISTERS>
+__device__ __forceinline__ void give_registers() {
+  if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+}
+template <int REGISTERS>
+__device__ __forceinline__ void take_registers() {
+  if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
 
 // A barrier of the cluster's blocks that publishes nothing but that its threads came so far.
 __device__ __forceinline__ void meet_cluster() {

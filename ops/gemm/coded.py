@@ -1,9 +1,10 @@
 """Linear layers on CUDA whose weight stays in codes and scales (`ops.stored.CODED`), by the number of rows.
 
 Few rows are a stream of the codes (few_rows_coded.cu), which x meets in 16 bits. With more, x is rounded to the weight's codes, row
-by row as it comes, where those have matrix units of their own: cuBLAS multiplies fp8 with one scale a row; groups of columns and
-int8 are Triton's. With four bits x stays as it is: on Hopper one kernel takes few rows and many (tiled_w4.cu), and where rows are
-so many that products take all the time, the weight becomes plain numbers for the length of one product."""
+by row as it comes, where those have matrix units of their own: cuBLAS multiplies fp8 with one scale a row, tiled_fp8.cu in groups
+of 128 columns on Hopper; other groups and int8 are Triton's. With four bits x stays as it is: on Hopper one kernel takes few rows
+and many (tiled_w4.cu), and where rows are so many that products take all the time, the weight becomes plain numbers for the length
+of one product."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from torch.nn import functional
 from ops import tuning
 from ops.backends import on_cuda_at_any_size
 from ops.cuda.program import missing, missing_for_hopper
-from ops.gemm import few_rows_coded, tiled_w4
+from ops.gemm import few_rows_coded, tiled_fp8, tiled_w4
 from ops.gemm.dequantize import apart, codes_of
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
@@ -132,6 +133,11 @@ class CodedLinearWeight(StackedCodes):
     def __init__(self, stored: Stored) -> None:
         super().__init__(stored)
         self._weight, self._scales = self._kept
+        self._in_tiles = (
+            self.codes == FP8
+            and missing_for_hopper() is None
+            and tiled_fp8.fits(self.out_features, self.in_features, self.groups)
+        )
         self._few = missing() is None and few_rows_coded.fits(
             self.codes, self.out_features, self.in_features, self.groups
         )
@@ -141,7 +147,7 @@ class CodedLinearWeight(StackedCodes):
 
     @staticmethod
     def _lay(stack: Stack) -> tuple[Tensor, ...]:
-        return in_rows(stack), stack.scales
+        return in_rows(stack), tiled_fp8.with_slack(stack.scales)
 
     def matmul(self, x: Tensor) -> Tensor:
         num_rows = x.shape[0]
@@ -156,9 +162,11 @@ class CodedLinearWeight(StackedCodes):
         return self.by_triton(x) if num_rows <= few_rows_coded.MAX_ROWS else self.by_rounded(x)
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
-        if not self._may_stream(x.shape[0]):
-            return None
-        return self.stream(self._ordered(x), gated=True)
+        if self._may_stream(x.shape[0]):
+            return self.stream(self._ordered(x), gated=True)
+        if x.shape[0] > few_rows_coded.MAX_ROWS and self._in_tiles and not self._by_cublas:
+            return self.in_tiles(self._ordered(x), gated=True)
+        return None
 
     def _may_stream(self, num_rows: int) -> bool:
         return self._few and 0 < num_rows <= (2 if self.codes == W4 else 1) * few_rows_coded.MAX_ROWS
@@ -186,13 +194,27 @@ class CodedLinearWeight(StackedCodes):
         from ops.gemm.triton_coded import linear, round_rows
 
         if self._by_cublas and x.dtype == torch.bfloat16:
-            codes, scales = round_rows(x, self.codes)
-            return torch._scaled_mm(
-                codes.view(torch.float8_e4m3fn), self._weight.view(torch.float8_e4m3fn).t(), scales.view(-1, 1), self._scales,
-                bias=self._bias, out_dtype=x.dtype, use_fast_accum=True,
-            )  # fmt: skip
+            return self.by_cublas(x)
+        if self._in_tiles:
+            return self.in_tiles(x)
         codes, scales = round_rows(x, self.codes, self.groups)
         return linear(codes, self.codes, self._weight, self._scales, self._bias, x.dtype, scales)
+
+    def by_cublas(self, x: Tensor) -> Tensor:
+        from ops.gemm.triton_coded import round_rows
+
+        codes, scales = round_rows(x, FP8)
+        return torch._scaled_mm(
+            codes.view(torch.float8_e4m3fn), self._weight.view(torch.float8_e4m3fn).t(), scales.view(-1, 1), self._scales,
+            bias=self._bias, out_dtype=x.dtype, use_fast_accum=True,
+        )  # fmt: skip
+
+    def in_tiles(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
+        """x in the order of the codes, rounded to fp8. `how`: as of `tiled_fp8.tiled_fp8`."""
+        from ops.gemm.triton_coded import round_rows
+
+        codes, x_scales = round_rows(x, FP8, self.groups, tiled_fp8.SLACK)
+        return tiled_fp8.tiled_fp8(codes, x_scales, self._weight, self._scales, self._bias, x.dtype, gated=gated, **how)
 
 
 class Stack(NamedTuple):

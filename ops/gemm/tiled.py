@@ -93,7 +93,8 @@ def tiled(
     tile = tile or choose(num_rows, num_blocks, gated, by.multiprocessors)
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
     _kernel(tile, x.dtype, x.device).launch(
-        (num_blocks, 1, 1), _THREADS, tile.shared_bytes, _weight_map(weight, gated), _x_map(x, tile.rows), bias, out,
+        (num_blocks, 1, 1), _THREADS, tile.shared_bytes,
+        pairs_map(weight, _COLUMNS, _TILE_ROWS, gated=gated), _x_map(x, tile.rows), bias, out,
         num_rows, out_features, in_features, splits, cluster=splits,
     )  # fmt: skip
     return out
@@ -112,13 +113,13 @@ def choose_splits(in_features: int, out_features: int, max_blocks: int) -> int:
     return max(s for s in (1, 2, 4, 8) if s == 1 or (tiles * s <= max_blocks and in_features >= 256 * s))
 
 
-def _weight_map(weight: Tensor, gated: bool) -> TensorMap:
-    """Pairs of eight rows: [groups, 2, 8, K], rows n and n + 8, or a gate and its up."""
+def pairs_map(weight: Tensor, columns: int, rows: int, *, gated: bool) -> TensorMap:
+    """Tiles of `rows` by `columns` in pairs of eight rows: [groups, 2, 8, K], rows n and n + 8, or a gate and its up."""
     out_features, in_features = weight.shape
     partner, group = (out_features // 2, 8) if gated else (8, 16)
     sizes = (in_features, 8, 2, out_features // 16)
     strides = (1, in_features, partner * in_features, group * in_features)
-    return tensor_map(weight, sizes, strides, (_COLUMNS, 8, 2, _TILE_ROWS // 16))
+    return tensor_map(weight, sizes, strides, (columns, 8, 2, rows // 16))
 
 
 def _x_map(x: Tensor, rows: int) -> TensorMap:

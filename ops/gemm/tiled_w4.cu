@@ -35,19 +35,6 @@ __device__ __forceinline__ u32 two_codes(u32 word, u32 zeros) {
 __device__ __forceinline__ Vec load_vec(const unsigned char* shared) { return *reinterpret_cast<const Vec*>(shared); }
 __device__ __forceinline__ u32 load_word(const unsigned char* shared) { return *reinterpret_cast<const u32*>(shared); }
 
-__device__ __forceinline__ void copy_bytes(void* to, const unsigned char* from, int bytes, u64* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address_of(to)),
-               "l"(from), "r"(bytes), "r"(address_of(barrier))
-               : "memory");
-}
-
-// No read of sums moves up to before the wait for them.
-template <int COUNT>
-__device__ __forceinline__ void settle(float (&sums)[COUNT]) {
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
-}
-
 template <int ROWS, int WGS, int STAGES, int GROUPS, bool GATED, int REGISTERS>
 __device__ __forceinline__ void tiled_w4(const unsigned char* weight, const TensorMap* x_map, const u16* bias, u16* out, int M,
                                          int N, int K, int splits, int row_tiles) {
@@ -71,7 +58,7 @@ __device__ __forceinline__ void tiled_w4(const unsigned char* weight, const Tens
   __syncthreads();
 
   if (warp >= CONSUMERS / 32) {
-    if (REGISTERS) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    give_registers<REGISTERS>();
     if (threadIdx.x == CONSUMERS) {
       const int pieces = (N + PIECE_ROWS - 1) / PIECE_ROWS;
       auto fetch_weight = [&](int i, int stage) {
@@ -104,7 +91,7 @@ __device__ __forceinline__ void tiled_w4(const unsigned char* weight, const Tens
     return;
   }
 
-  if (REGISTERS) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS ? REGISTERS : 40));
+  take_registers<REGISTERS>();
   // Of a warp's 16 rows the first eight are one unit of a piece, their partners another.
   const int g = lane / 4, of_group = warp / 4, in_group = warp % 4;
   const int upper_row = GATED ? in_group * 8 + g : in_group % 2 * 16 + g, lower_row = GATED ? upper_row : upper_row + 8;

@@ -16,26 +16,22 @@ from torch.nn import functional
 from ops import tuning
 from ops.cuda.program import CompiledKernel, Program
 from ops.cuda.tensor_map import tensor_map
+from ops.gemm import warpgroups
 
 _HERE = Path(__file__).parent
 CHUNK = 128  # columns
 PIECE_ROWS = 32
 _BOX = 64  # columns of x in one copy
-_ALIGNMENT = 1024
-_SHARED_BYTES = 227 << 10  # of a block
-_SHARED_OF_ALL = 228 << 10  # of a multiprocessor, of which each block takes 1 KiB more than it asks for
-_REGISTERS = 65536
-_MANY_ROWS = 64  # of x, whose sums want more registers than a multiprocessor has for all threads
 _GROUPS = (1, 2, 4)  # scales of a row in a chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One instance of tiled_w4.cu: `rows` of x by 64 times `warpgroups` rows of the weight, `stages` chunks under way, `blocks` of
+    """One instance of tiled_w4.cu: `rows` of x by 64 times `wgs` rows of the weight, `stages` chunks under way, `blocks` of
     it on a multiprocessor, for a weight with so many `groups` in a chunk."""
 
     rows: int
-    warpgroups: int
+    wgs: int
     stages: int
     blocks: int
     groups: int
@@ -43,31 +39,27 @@ class Tile:
 
     @property
     def name(self) -> str:
-        sizes = self.rows, self.warpgroups, self.stages, self.blocks, self.groups, int(self.gated)
+        sizes = self.rows, self.wgs, self.stages, self.blocks, self.groups, int(self.gated)
         return "_".join(map(str, ("tiled_w4", *sizes)))
 
     @property
     def source(self) -> str:
-        sizes = self.rows, self.warpgroups, self.stages, self.groups, int(self.gated)
-        words = self.name, *sizes, self.blocks, self.threads, self.registers
+        sizes = self.rows, self.wgs, self.stages, self.groups, int(self.gated)
+        registers = warpgroups.registers(self.rows, self.wgs, self.blocks)
+        words = self.name, *sizes, self.blocks, self.threads, registers
         return f"TILED_W4({', '.join(map(str, words))})"
 
     @property
-    def registers(self) -> int:
-        """Of a thread that multiplies; 0 where all have as many."""
-        if self.rows < _MANY_ROWS:
-            return 0
-        at_start = _REGISTERS // (self.blocks * self.threads) // 8 * 8
-        return min(240, (at_start * self.threads - 40 * 128) // (128 * self.warpgroups) // 8 * 8)
-
-    @property
     def threads(self) -> int:
-        """With a warpgroup that gives its registers away beside those that multiply, or one warp."""
-        return self.warpgroups * 128 + (128 if self.rows >= _MANY_ROWS else 32)
+        return warpgroups.threads(self.rows, self.wgs)
 
     @property
     def shared_bytes(self) -> int:
-        return self.stages * (self.rows * CHUNK * 2 + 2 * self.warpgroups * piece_bytes(self.groups)) + _ALIGNMENT
+        return self.stages * _stage_bytes(self.rows, self.wgs, self.groups) + warpgroups.ALIGNMENT
+
+
+def _stage_bytes(rows: int, wgs: int, groups: int) -> int:
+    return rows * CHUNK * 2 + 2 * wgs * piece_bytes(groups)
 
 
 def piece_bytes(groups: int) -> int:
@@ -127,7 +119,7 @@ def tiled_w4(
     groups = (pieces.shape[2] // PIECE_ROWS - CHUNK // 2) // 4
     if tile is None or splits is None:
         tile, splits = choose(num_rows, in_features, out_features, groups, gated, tuning.of(x.device).multiprocessors)
-    row_tiles, tiles = -(-num_rows // tile.rows), -(-out_features // (64 * tile.warpgroups))
+    row_tiles, tiles = -(-num_rows // tile.rows), -(-out_features // (64 * tile.wgs))
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
     x_map = tensor_map(x, (in_features, num_rows), (1, in_features), (_BOX, tile.rows))
     _kernel(tile, x.dtype, x.device).launch(
@@ -140,19 +132,18 @@ def tiled_w4(
 def tiles(groups: int, gated: bool) -> list[Tile]:
     """All that are compiled for."""
     shapes = [
-        (rows, warpgroups, blocks)
+        (rows, wgs, blocks)
         for rows in (8, 16, 32, 64, 128)
-        for warpgroups in (1, 2, 4)
+        for wgs in (1, 2, 4)
         for blocks in (1, 2, 3, 4)
-        if warpgroups * blocks <= (2 if rows == 128 else 4) and (rows < _MANY_ROWS or blocks <= 2)
+        if wgs * blocks <= (2 if rows == 128 else 4) and (rows < warpgroups.MANY_ROWS or blocks <= 2)
     ]
     return [_tile(*shape, groups, gated) for shape in shapes]
 
 
-def _tile(rows: int, warpgroups: int, blocks: int, groups: int, gated: bool) -> Tile:
-    room = _SHARED_OF_ALL // blocks - 1024 - _ALIGNMENT - 256
-    stages = min(16, room // (rows * CHUNK * 2 + 2 * warpgroups * piece_bytes(groups)))
-    return Tile(rows, warpgroups, stages, blocks, groups, gated)
+def _tile(rows: int, wgs: int, blocks: int, groups: int, gated: bool) -> Tile:
+    stages = warpgroups.stages(_stage_bytes(rows, wgs, groups), blocks)
+    return Tile(rows, wgs, stages, blocks, groups, gated)
 
 
 def choose(
@@ -160,12 +151,10 @@ def choose(
 ) -> tuple[Tile, int]:  # fmt: skip
     """The quickest instance, and the parts of K."""
     rows = next((rows for rows in (8, 16, 32, 64) if num_rows <= rows), 128)
-    warpgroups, blocks = (1, 4) if rows <= 16 else (2, 2) if rows <= 64 else (2, 1)
-    num_tiles = -(-out_features // (64 * warpgroups)) * -(-num_rows // rows)
-    chunks = -(-in_features // CHUNK)
-    places = multiprocessors * blocks
-    splits = max(s for s in (1, 2, 4, 8) if s == 1 or (num_tiles * s <= places and chunks >= 4 * s))
-    return _tile(rows, warpgroups, blocks, groups, gated), splits
+    wgs, blocks = (1, 4) if rows <= 16 else (2, 2) if rows <= 64 else (2, 1)
+    num_tiles = -(-out_features // (64 * wgs)) * -(-num_rows // rows)
+    splits = warpgroups.splits(num_tiles, multiprocessors * blocks, -(-in_features // CHUNK))
+    return _tile(rows, wgs, blocks, groups, gated), splits
 
 
 def _products(rows: int) -> str:

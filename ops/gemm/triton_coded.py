@@ -140,9 +140,9 @@ def tile(num_rows: int, codes: WeightFormat, rounded: bool) -> tuple[int, int, i
 
 
 @triton.jit
-def _round(x_ptr, out_ptr, scale_ptr, num_rows, IN: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, MOST: tl.constexpr,
+def _round(x_ptr, out_ptr, scale_ptr, stride, IN: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, MOST: tl.constexpr,
            KIND: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    # One program a row and group, in LANES at a time.
+    # One program a row and group, in LANES at a time; scales [groups, stride].
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane = tl.arange(0, LANES)
     x_at = x_ptr + row * IN + group * GROUP
@@ -152,7 +152,7 @@ def _round(x_ptr, out_ptr, scale_ptr, num_rows, IN: tl.constexpr, GROUP: tl.cons
         x = tl.load(x_at + begin + lane, mask=begin + lane < GROUP, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.max(tl.abs(x), 0))
     scale = tl.where(largest > 0.0, largest, 1.0) / MOST
-    tl.store(scale_ptr + group * num_rows + row, scale)
+    tl.store(scale_ptr + group * stride + row, scale)
     for begin in range(0, GROUP, LANES):
         inside = begin + lane < GROUP
         x = tl.load(x_at + begin + lane, mask=inside, other=0.0).to(tl.float32) / scale
@@ -164,16 +164,19 @@ def _round(x_ptr, out_ptr, scale_ptr, num_rows, IN: tl.constexpr, GROUP: tl.cons
         tl.store(out_ptr + row * IN + group * GROUP + begin + lane, codes, mask=inside)
 
 
-def round_rows(x: Tensor, codes: WeightFormat, groups: int = 1) -> tuple[Tensor, Tensor]:
-    """x [M, K] -> codes [M, K] uint8 and scales [groups, M] float32: a group's largest becomes the largest code."""
+def round_rows(x: Tensor, codes: WeightFormat, groups: int = 1, slack: int = 0) -> tuple[Tensor, Tensor]:
+    """x [M, K] -> codes [M, K] uint8 and scales [groups, M] float32: a group's largest becomes the largest code. `slack`: so many
+    scales may be read behind the last; the rows of scales then begin at multiples of 4."""
     num_rows, in_features = x.shape
+    stride = num_rows + (-num_rows % 4 if slack else 0)
     out = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-    scales = torch.empty((groups, num_rows), dtype=torch.float32, device=x.device)
+    room = torch.empty(groups * stride + slack, dtype=torch.float32, device=x.device)
+    scales = room[: groups * stride].view(groups, stride)[:, :num_rows]
     group = in_features // groups
     lanes = min(_MAX_LANES, triton.next_power_of_2(group))
     if num_rows:
         _round[(num_rows, groups)](
-            x.contiguous(), out, scales, num_rows, IN=in_features, GROUP=group, LANES=lanes,
+            x.contiguous(), out, scales, stride, IN=in_features, GROUP=group, LANES=lanes,
             MOST=MAX_FP8 if codes == FP8 else 127.0, KIND=codes.name, num_warps=min(8, max(1, lanes // 512)), **overlap(x.device),
         )  # fmt: skip
     return out, scales

@@ -1,9 +1,9 @@
 """Linear layers in codes and scales beside those in bfloat16, of the 8B shape: `python -m tests.ops.bench_coded [served] [tiles]
-[streams] [rows ...]`.
+[rounded] [streams] [rows ...]`.
 
-`served`: as `ops.linear` and `ops.gated_linear` go, each scheme, and the sum of a layer; `tiles` and `streams`: every instance of
-tiled_w4.cu and of few_rows_coded.cu, the best of each shape and what is chosen. As in bench_cuda.py a time is that of one of many
-copies in a graph, in microseconds."""
+`served`: as `ops.linear` and `ops.gated_linear` go, each scheme, and the sum of a layer; `tiles`, `rounded` and `streams`: every
+instance of tiled_w4.cu, tiled_fp8.cu and few_rows_coded.cu, the best of each shape and what is chosen. As in bench_cuda.py a time
+is that of one of many copies in a graph, in microseconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import ops
-from ops.gemm import few_rows_coded, tiled_w4
+from ops.gemm import few_rows_coded, tiled_fp8, tiled_w4
 from ops.gemm.coded import CodedLinearWeight, TiledLinearWeight
 from ops.gemm.cuda import CudaLinearWeight
 from ops.gemm.triton_coded import round_rows
@@ -102,16 +102,16 @@ def bench_tiles(counts: Sequence[int]) -> None:
             times = {}
             for tile in known:
                 for splits in (1, 2, 4, 8):
-                    blocks = -(-out_features // (64 * tile.warpgroups)) * -(-count // tile.rows) * splits
+                    blocks = -(-out_features // (64 * tile.wgs)) * -(-count // tile.rows) * splits
                     if splits > 1 and blocks > 2 * 132 * tile.blocks:
                         continue
-                    times[tile.rows, tile.warpgroups, tile.blocks, splits] = each(
+                    times[tile.rows, tile.wgs, tile.blocks, splits] = each(
                         weights,
                         lambda weight, tile=tile, splits=splits, x=x, gated=gated: weight.in_tiles(
                             x, gated=gated, tile=tile, splits=splits
                         ),
                     )
-            now = times.get((chosen.rows, chosen.warpgroups, chosen.blocks, chosen_splits), float("nan"))
+            now = times.get((chosen.rows, chosen.wgs, chosen.blocks, chosen_splits), float("nan"))
             best = sorted(times, key=times.__getitem__)[:SHOWN]
             found = ", ".join(f"{times[how]:.1f} {'/'.join(map(str, how))}" for how in best)
             widened = f"; widened {each(weights, lambda weight, x=x: weight.by_widened(x)):.1f}" if count >= 128 else ""
@@ -119,6 +119,48 @@ def bench_tiles(counts: Sequence[int]) -> None:
                 f"{out_features} x {in_features} {count:3}: floor {floor:.1f}, now {now:.1f}; {found}{widened}",
                 flush=True,
             )
+    print("rows of x / warpgroups / blocks / splits")
+
+
+def bench_rounded(counts: Sequence[int]) -> None:
+    """x rounded, and the product; beside it what cuBLAS and Triton take, with the activation behind."""
+    for scheme in ("fp8", "fp8/128"):
+        grouped = "/" in scheme
+        for out_features, in_features in LAYER:
+            gated = (out_features, in_features) == GATED
+            weights: list[CodedLinearWeight] = copies_of(CodedLinearWeight, scheme, out_features, in_features)
+            for count in (count for count in counts if count > few_rows_coded.MAX_ROWS):
+                x = x_of(count, in_features)
+                chosen, chosen_splits = tiled_fp8.choose(count, in_features, out_features, grouped, gated, 132)
+                most = 256 if count > 128 else 128 if count > 64 else 64 if count > 32 else 32
+                known = [tile for tile in tiled_fp8.tiles(grouped, gated) if most // 4 <= tile.rows <= most]
+                names = [tile.name for tile in known]
+                tiled_fp8.program().compile_ahead(names, torch.bfloat16, torch.device("cuda", 0))
+                times = {}
+                for tile in known:
+                    for splits in (1, 2, 4):
+                        blocks = -(-out_features // (64 * tile.wgs)) * -(-count // tile.rows) * splits
+                        if splits > 1 and blocks > 2 * 132 * tile.blocks:
+                            continue
+                        times[tile.rows, tile.wgs, tile.blocks, splits] = each(
+                            weights,
+                            lambda weight, tile=tile, splits=splits, x=x, gated=gated: weight.in_tiles(
+                                x, gated=gated, tile=tile, splits=splits
+                            ),
+                        )
+                now = times.get((chosen.rows, chosen.wgs, chosen.blocks, chosen_splits), float("nan"))
+                best = sorted(times, key=times.__getitem__)[:SHOWN]
+                found = ", ".join(f"{times[how]:.1f} {'/'.join(map(str, how))}" for how in best)
+
+                def other(weight: CodedLinearWeight, x: Tensor = x, gated: bool = gated) -> Tensor:
+                    out = weight.by_cublas(x) if weight.groups == 1 else weight.by_triton(x)
+                    return ops.silu_mul(out) if gated else out
+
+                otherwise = each(weights, other)
+                print(
+                    f"{scheme} {out_features} x {in_features} {count:3}: otherwise {otherwise:.1f}, now {now:.1f}; {found}",
+                    flush=True,
+                )
     print("rows of x / warpgroups / blocks / splits")
 
 
@@ -152,7 +194,7 @@ def bench_streams(counts: Sequence[int]) -> None:
 def main() -> None:
     words = set(sys.argv[1:])
     counts = sorted(int(word) for word in words if word.isdecimal()) or list(ROWS)
-    benches = {"served": bench_served, "tiles": bench_tiles, "streams": bench_streams}
+    benches = {"served": bench_served, "tiles": bench_tiles, "rounded": bench_rounded, "streams": bench_streams}
     for name in [name for name in benches if name in words] or ["served"]:
         benches[name](counts)
 

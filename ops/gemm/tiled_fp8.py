@@ -1,0 +1,149 @@
+"""Linear layers on Hopper of codes E4M3 on both sides, the weight's and those that x was rounded to: tiles of both out of shared
+memory, any number of rows (tiled_fp8.cu).
+
+Scales are of rows, or of every 128 columns of a row; what a gate's activation does is part of the same launch."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ops import tuning
+from ops.cuda.program import CompiledKernel, Program
+from ops.cuda.tensor_map import tensor_map
+from ops.gemm import warpgroups
+from ops.gemm.tiled import pairs_map
+
+_HERE = Path(__file__).parent
+GROUP = 128  # columns that share scales
+SLACK = 256  # scales that may be read beyond the last
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One instance of tiled_fp8.cu: `rows` of x by 64 times `wgs` rows of the weight, `stages` chunks under way, `blocks` of it on
+    a multiprocessor; `grouped`: with scales of every chunk."""
+
+    rows: int
+    wgs: int
+    stages: int
+    blocks: int
+    grouped: bool
+    gated: bool
+
+    @property
+    def name(self) -> str:
+        sizes = self.rows, self.wgs, self.stages, self.blocks, int(self.grouped), int(self.gated)
+        return "_".join(map(str, ("tiled_fp8", *sizes)))
+
+    @property
+    def source(self) -> str:
+        sizes = self.rows, self.wgs, self.stages, int(self.grouped), int(self.gated)
+        registers = warpgroups.registers(self.rows, self.wgs, self.blocks)
+        words = self.name, *sizes, self.blocks, self.threads, registers
+        return f"TILED_FP8({', '.join(map(str, words))})"
+
+    @property
+    def threads(self) -> int:
+        return warpgroups.threads(self.rows, self.wgs)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * _stage_bytes(self.rows, self.wgs, self.grouped) + warpgroups.ALIGNMENT
+
+
+def _stage_bytes(rows: int, wgs: int, grouped: bool) -> int:
+    return (rows + 64 * wgs) * (GROUP + (4 if grouped else 0))
+
+
+def fits(out_features: int, in_features: int, groups: int) -> bool:
+    scaled = groups == 1 or groups * GROUP == in_features
+    return scaled and out_features % 16 == 0 and in_features % 16 == 0
+
+
+def with_slack(scales: Tensor) -> Tensor:
+    """The same numbers [groups, N], behind which more may be read."""
+    room = scales.new_zeros(scales.numel() + SLACK)
+    return room[: scales.numel()].view(scales.shape).copy_(scales)
+
+
+def tiled_fp8(
+    x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, gated: bool,
+    tile: Tile | None = None, splits: int | None = None,
+) -> Tensor:  # fmt: skip
+    """x [M, K] uint8 with x_scales [groups, M], weight [N, K] uint8 with scales [groups, N] -> [M, N], or [M, N / 2] if `gated`;
+    `fits`, and behind both scales there is SLACK, the rows of x_scales beginning at multiples of 4.
+
+    `splits`: into so many parts K is cut, up to 8, and no more than K has chunks."""
+    (num_rows, in_features), (groups, out_features) = x.shape, scales.shape
+    if tile is None or splits is None:
+        multiprocessors = tuning.of(x.device).multiprocessors
+        tile, splits = choose(num_rows, in_features, out_features, groups > 1, gated, multiprocessors)
+    row_tiles, tiles_of_weight = -(-num_rows // tile.rows), -(-out_features // (64 * tile.wgs))
+    out = torch.empty((num_rows, out_features // 2 if gated else out_features), dtype=out_dtype, device=x.device)
+    x_map = tensor_map(x, (in_features, num_rows), (1, in_features), (GROUP, tile.rows))
+    _kernel(tile, out_dtype, x.device).launch(
+        (tiles_of_weight * row_tiles * splits, 1, 1), tile.threads, tile.shared_bytes,
+        pairs_map(weight, GROUP, 64 * tile.wgs, gated=gated), scales, x_map, x_scales, x_scales.stride(0), bias, out,
+        num_rows, out_features, in_features, splits, row_tiles, cluster=splits,
+    )  # fmt: skip
+    return out
+
+
+def tiles(grouped: bool, gated: bool) -> list[Tile]:
+    """All that are compiled for."""
+    shapes = [(32, 2, 2), (32, 1, 4), (64, 2, 1), (64, 2, 2), (64, 4, 1), (128, 2, 1)]
+    if not grouped:
+        shapes += [(128, 1, 2), (256, 2, 1)]
+    return [_tile(*shape, grouped, gated) for shape in shapes]
+
+
+def _tile(rows: int, wgs: int, blocks: int, grouped: bool, gated: bool) -> Tile:
+    stages = warpgroups.stages(_stage_bytes(rows, wgs, grouped), blocks)
+    return Tile(rows, wgs, stages, blocks, grouped, gated)
+
+
+def choose(
+    num_rows: int, in_features: int, out_features: int, grouped: bool, gated: bool, multiprocessors: int
+) -> tuple[Tile, int]:  # fmt: skip
+    """The quickest instance, and the parts of K."""
+    rows = next((rows for rows in (32, 64) if num_rows <= rows), 128)
+    wgs, blocks = (2, 2) if rows <= 64 else (2, 1)
+    num_tiles = -(-out_features // (64 * wgs)) * -(-num_rows // rows)
+    splits = warpgroups.splits(num_tiles, multiprocessors * blocks, -(-in_features // GROUP))
+    return _tile(rows, wgs, blocks, grouped, gated), splits
+
+
+def _products(rows: int) -> str:
+    """The matrix instruction for `rows` rows of x, whose operands cannot be counted in C++."""
+    count = rows // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    bound = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+    return f"""
+template <> __device__ __forceinline__ void Products<{rows}>::add(float (&sums)[{count}], u64 weight, u64 x, int begun) {{
+  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 2}, 0; wgmma.mma_async.sync.aligned.m64n{rows}k32.f32.e4m3.e4m3"
+    " {{{sums}}}, %{count}, %{count + 1}, p, 1, 1;}}" : {bound} : "l"(weight), "l"(x), "r"(begun));
+}}"""
+
+
+@functools.cache
+def program() -> Program:
+    """Made with the first weight: no start without such weights is to compile it."""
+    known = [tile for grouped in (False, True) for gated in (False, True) for tile in tiles(grouped, gated)]
+    return Program(
+        [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tile_end.cuh", _HERE / "tiled_fp8.cu"],
+        {tile.name: tile.source for tile in known},
+        prelude="\n".join(_products(rows) for rows in sorted({tile.rows for tile in known})),
+        architecture="sm_90a", listed=False,
+    )  # fmt: skip
+
+
+@functools.cache
+def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
+    kernel = program().kernel(tile.name, dtype, device)
+    kernel.allow_shared_bytes(tile.shared_bytes)
+    return kernel

@@ -1,0 +1,36 @@
+"""How warpgroups that multiply share a Hopper multiprocessor: one that copies for them, registers, shared memory."""
+
+from __future__ import annotations
+
+MANY_ROWS = 64  # of x, whose sums want more registers than a multiprocessor has for all threads
+ALIGNMENT = 1024  # of tiles in shared memory
+SHARED_BYTES = 227 << 10  # of a block
+_SHARED_OF_ALL = 228 << 10  # of a multiprocessor, of which each block takes 1 KiB more than it asks for
+_BARRIERS = 256  # bytes
+_REGISTERS = 65536
+_LEFT = 40  # registers of a thread that gives away the others
+
+
+def threads(rows: int, warpgroups: int) -> int:
+    """Of a block for `rows` rows of x: with a warpgroup that gives its registers away beside those that multiply, or one warp."""
+    return warpgroups * 128 + (128 if rows >= MANY_ROWS else 32)
+
+
+def registers(rows: int, warpgroups: int, blocks: int) -> int:
+    """Of a thread that multiplies, with so many `blocks` on a multiprocessor; 0 where all have as many."""
+    if rows < MANY_ROWS:
+        return 0
+    num_threads = threads(rows, warpgroups)
+    at_start = _REGISTERS // (blocks * num_threads) // 8 * 8
+    return min(240, (at_start * num_threads - _LEFT * 128) // (128 * warpgroups) // 8 * 8)
+
+
+def stages(stage_bytes: int, blocks: int) -> int:
+    """That shared memory holds for each of `blocks`, 16 at most."""
+    return min(16, (_SHARED_OF_ALL // blocks - 1024 - ALIGNMENT - _BARRIERS) // stage_bytes)
+
+
+def splits(num_tiles: int, places: int, chunks: int) -> int:
+    """Into how many parts K is cut: a cluster costs two barriers, so only while blocks fit beside each other and each has four
+    chunks."""
+    return max(s for s in (1, 2, 4, 8) if s == 1 or (num_tiles * s <= places and chunks >= 4 * s))
