@@ -19,7 +19,7 @@ const latencies = name => [0.5, 0.9, 0.99].map(share => seconds(feed.shown.perce
 // [name, value, what stands below it, a line]
 const TILES = [
   ["Running", () => count(now().running), () => `of ${count(now().max_num_seqs)} at most`, () => values(sample => sample.running)],
-  ["Waiting", () => count(now().waiting), () => `${count(rate("num_preemptions", 60) * 60)} preempted in a minute`, () => values(sample => sample.waiting)],
+  ["Waiting", () => count(now().waiting), () => `${count(rate("num_preemptions", 60) * 60)} preempted/min`, () => values(sample => sample.waiting)],
   ["Generated", () => count(rate("generation_tokens")), () => "tokens/s", () => rates("generation_tokens")],
   ["Prompts", () => count(rate("prompt_tokens")), () => "tokens/s, cached too", () => rates("prompt_tokens")],
   ["Prefix hits", () => percent(hitRate()), () => "of prompt tokens", () => rates("prefix_cache_hits")],

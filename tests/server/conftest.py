@@ -36,6 +36,7 @@ from tests.server.tiny import EOS, chatml, loaded_model, tiny_tokenizer
 
 if TYPE_CHECKING:
     import anthropic
+    import ollama
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 # Nobody speaks TLS here, and every client would read all the authorities of the web first: 24 ms, half of what most tests take.
@@ -63,10 +64,13 @@ class Running:
         # A hang is the test's to end.
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None, **NO_TLS)
         self._writers: list[asyncio.StreamWriter] = []
+        self._official: list[openai.AsyncOpenAI | anthropic.AsyncAnthropic | ollama.AsyncClient] = []
 
     async def leave(self) -> None:
         """Close what the test has opened, as far as it has not itself."""
         await self.http.aclose()
+        for client in self._official:
+            await client.close()
         for writer in self._writers:
             writer.transport.abort()
 
@@ -111,14 +115,24 @@ class Running:
     def openai(self, api_key: str = "none") -> openai.AsyncOpenAI:
         http = openai.DefaultAsyncHttpxClient(**NO_TLS)
         base = f"http://127.0.0.1:{self.port}/v1"
-        return openai.AsyncOpenAI(base_url=base, api_key=api_key, max_retries=0, http_client=http)
+        self._official.append(openai.AsyncOpenAI(base_url=base, api_key=api_key, max_retries=0, http_client=http))
+        return self._official[-1]
 
     def anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
         import anthropic  # two seconds, for few tests
 
         base = f"http://127.0.0.1:{self.port}"
         http = anthropic.DefaultAsyncHttpxClient(**NO_TLS)
-        return anthropic.AsyncAnthropic(base_url=base, api_key="none", max_retries=0, http_client=http, **options)
+        client = anthropic.AsyncAnthropic(base_url=base, api_key="none", max_retries=0, http_client=http, **options)
+        self._official.append(client)
+        return client
+
+    def ollama(self, **options: Any) -> ollama.AsyncClient:
+        import ollama
+
+        client = ollama.AsyncClient(host=f"http://127.0.0.1:{self.port}", **options, **NO_TLS)
+        self._official.append(client)
+        return client
 
     async def open_stream(self, path: str, **fields: Any) -> RawAnswer:
         """A connection on which `fields` were posted, to be read (or not) byte by byte."""
@@ -198,8 +212,8 @@ async def running(
     engine: FakeEngine, tokenizer: Tokenizer, lifecycle: Lifecycle, config: ServerConfig
 ) -> AsyncIterator[Running]:
     service = Service(config, lifecycle)
-    sock = listen("127.0.0.1", 0)
     server = http_server(service)
+    sock = listen("127.0.0.1", 0)
     task = asyncio.create_task(server.serve(sockets=[sock]))
     running = Running(service, engine, tokenizer, sock.getsockname()[1], server.clients)
     try:

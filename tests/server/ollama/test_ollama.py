@@ -9,7 +9,7 @@ import ollama
 import pytest
 
 from server.generate.timings import Timings
-from tests.server.conftest import MESSAGES, NO_TLS
+from tests.server.conftest import MESSAGES
 from tests.server.text.tool_samples import TOOLS
 from tests.server.tiny import tiny_tokenizer
 
@@ -18,10 +18,6 @@ THINKS = (
     "{% for m in messages %}{{ m.content }}{% endfor %}"
     "{% if enable_thinking is not false %}<think>{% else %}<think></think>{% endif %}"
 )
-
-
-def client(server) -> ollama.AsyncClient:
-    return ollama.AsyncClient(f"http://127.0.0.1:{server.port}", **NO_TLS)
 
 
 async def lines(server, path: str, **fields) -> list[dict]:
@@ -41,12 +37,12 @@ def prompt_of(server) -> str:
 
 async def test_ollamas_client_chats_whole_and_streamed(serve):
     server = await serve()
-    whole = await client(server).chat("tiny", MESSAGES)
+    whole = await server.ollama().chat("tiny", MESSAGES)
     assert (whole.message.role, whole.message.content) == ("assistant", "Hello there")
     assert (whole.done, whole.done_reason, whole.model) == (True, "stop", "tiny")
     assert whole.prompt_eval_count == len(server.engine.submitted[0].prompt_ids)
     assert whole.eval_count == len("Hello there") + 1
-    parts = [part async for part in await client(server).chat("tiny:latest", MESSAGES, stream=True)]
+    parts = [part async for part in await server.ollama().chat("tiny:latest", MESSAGES, stream=True)]
     assert "".join(part.message.content for part in parts) == "Hello there"
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
     assert parts[-1].eval_count == whole.eval_count
@@ -55,22 +51,22 @@ async def test_ollamas_client_chats_whole_and_streamed(serve):
 
 async def test_ollamas_client_generates_whole_and_streamed(serve):
     server = await serve()
-    whole = await client(server).generate("tiny", "Hi", system="Be brief")
+    whole = await server.ollama().generate("tiny", "Hi", system="Be brief")
     assert (whole.response, whole.done_reason) == ("Hello there", "stop")
     assert prompt_of(server) == (
         "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
-    parts = [part async for part in await client(server).generate("tiny", "Hi", stream=True)]
+    parts = [part async for part in await server.ollama().generate("tiny", "Hi", stream=True)]
     assert "".join(part.response for part in parts) == "Hello there"
 
 
 async def test_ollamas_client_calls_tools(serve):
     server = await serve(f"Let me see. {CALL}{CALL}", max_model_len=8192, tool_parser="hermes")
-    whole = await client(server).chat("tiny", MESSAGES, tools=TOOLS)
+    whole = await server.ollama().chat("tiny", MESSAGES, tools=TOOLS)
     assert whole.message.content == "Let me see."
     calls = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls]
     assert calls == [("get_weather", {"city": "Paris"})] * 2
-    parts = [part async for part in await client(server).chat("tiny", MESSAGES, tools=TOOLS, stream=True)]
+    parts = [part async for part in await server.ollama().chat("tiny", MESSAGES, tools=TOOLS, stream=True)]
     streamed = [call for part in parts for call in part.message.tool_calls or []]
     assert [(call.function.name, call.function.arguments) for call in streamed] == calls
     assert [part.done_reason for part in parts if part.done] == ["stop"]
@@ -85,7 +81,7 @@ async def test_ollamas_client_sends_results_back(serve):
         {"role": "tool", "tool_name": "get_weather", "content": "rain"},
         {"role": "tool", "content": "sun"},
     ]
-    assert (await client(server).chat("tiny", history, tools=TOOLS)).done
+    assert (await server.ollama().chat("tiny", history, tools=TOOLS)).done
     assert prompt_of(server).index("rain") < prompt_of(server).index("sun")
     orphan = await server.post(
         "/api/chat", {"model": "tiny", "messages": [*MESSAGES, {"role": "tool", "content": "x"}]}
@@ -98,33 +94,33 @@ async def test_ollamas_client_holds_answers_to_a_schema(serve):
     server = await serve('{"city": "Paris"}')
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     for format in (schema, "json"):
-        whole = await client(server).chat("tiny", MESSAGES, format=format)
+        whole = await server.ollama().chat("tiny", MESSAGES, format=format)
         assert json.loads(whole.message.content) == {"city": "Paris"}
         assert server.engine.submitted[-1].params.matchers
-    assert (await client(server).generate("tiny", "Hi", format="")).done
+    assert (await server.ollama().generate("tiny", "Hi", format="")).done
     assert not server.engine.submitted[-1].params.matchers
 
 
 async def test_ollamas_client_reads_log_probabilities(serve):
     server = await serve("ab")
-    whole = await client(server).chat("tiny", MESSAGES, logprobs=True, top_logprobs=2)
+    whole = await server.ollama().chat("tiny", MESSAGES, logprobs=True, top_logprobs=2)
     assert [(entry.token, len(entry.top_logprobs)) for entry in whole.logprobs] == [("a", 2), ("b", 2)]
-    parts = [part async for part in await client(server).generate("tiny", "x", stream=True, logprobs=True)]
+    parts = [part async for part in await server.ollama().generate("tiny", "x", stream=True, logprobs=True)]
     assert [entry.token for part in parts for entry in part.logprobs or []] == ["a", "b"]
 
 
 async def test_ollamas_client_sees_what_the_model_thinks(serve):
     server = await serve("Hm.</think>Yes", speaks=tiny_tokenizer(chat_template=THINKS), reasoning_parser="qwen3")
-    whole = await client(server).chat("tiny", MESSAGES, think=True)
+    whole = await server.ollama().chat("tiny", MESSAGES, think=True)
     assert (whole.message.thinking, whole.message.content) == ("Hm.", "Yes")
-    parts = [part async for part in await client(server).generate("tiny", "Hi", think="high", stream=True)]
+    parts = [part async for part in await server.ollama().generate("tiny", "Hi", think="high", stream=True)]
     assert "".join(part.thinking or "" for part in parts) == "Hm."
     assert "".join(part.response for part in parts) == "Yes"
 
 
 async def test_thinking_is_switched_off_by_the_template(serve):
     server = await serve("Yes", speaks=tiny_tokenizer(chat_template=THINKS), reasoning_parser="qwen3")
-    whole = await client(server).chat("tiny", MESSAGES, think=False)
+    whole = await server.ollama().chat("tiny", MESSAGES, think=False)
     assert (whole.message.thinking, whole.message.content) == (None, "Yes")
     assert prompt_of(server) == "Hi<think></think>"
 
@@ -139,15 +135,15 @@ async def test_a_model_that_does_not_think_says_so(serve):
 async def test_ollamas_client_gets_errors_as_its_own(serve):
     server = await serve()
     for call, status in (
-        (client(server).chat("other", MESSAGES), 404),
-        (client(server).generate("tiny", "Hi", template="{{ .Prompt }}"), 400),
-        (client(server).chat("tiny", [{"role": "user", "content": "Hi", "images": [b"abc"]}]), 400),
-        (client(server).embed("tiny", "Hi"), 400),
-        (client(server).pull("llama3"), 400),
-        (client(server).push("tiny"), 400),
-        (client(server).create("mine", from_="tiny"), 400),
-        (client(server).copy("tiny", "mine"), 400),
-        (client(server).delete("tiny"), 400),
+        (server.ollama().chat("other", MESSAGES), 404),
+        (server.ollama().generate("tiny", "Hi", template="{{ .Prompt }}"), 400),
+        (server.ollama().chat("tiny", [{"role": "user", "content": "Hi", "images": [b"abc"]}]), 400),
+        (server.ollama().embed("tiny", "Hi"), 400),
+        (server.ollama().pull("llama3"), 400),
+        (server.ollama().push("tiny"), 400),
+        (server.ollama().create("mine", from_="tiny"), 400),
+        (server.ollama().copy("tiny", "mine"), 400),
+        (server.ollama().delete("tiny"), 400),
     ):
         with pytest.raises(ollama.ResponseError) as raised:
             await call
@@ -157,7 +153,7 @@ async def test_ollamas_client_gets_errors_as_its_own(serve):
 
 async def test_ollamas_client_raises_where_a_stream_breaks(serve):
     server = await serve(paused=True)
-    stream = await client(server).chat("tiny", MESSAGES, stream=True)
+    stream = await server.ollama().chat("tiny", MESSAGES, stream=True)
 
     async def read() -> None:
         async for _ in stream:
@@ -371,7 +367,7 @@ async def test_a_model_without_a_template_continues_prompts(serve):
 async def test_a_suffix_is_filled_up_to(serve):
     speaks = tiny_tokenizer("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
     server = await serve("b", speaks=speaks)
-    whole = await client(server).generate("tiny", "a", suffix="c")
+    whole = await server.ollama().generate("tiny", "a", suffix="c")
     assert whole.response == "b"
     assert prompt_of(server) == "<|fim_prefix|>a<|fim_suffix|>c<|fim_middle|>"
 
@@ -389,6 +385,5 @@ async def test_a_key_is_needed_and_ollamas_header_shows_it(serve):
         response = await server.http.get(path)
         assert response.status_code == 401
         assert list(response.json()) == ["error"]
-    host = f"http://127.0.0.1:{server.port}"
-    with_key = ollama.AsyncClient(host, headers={"Authorization": "Bearer sk"}, **NO_TLS)
+    with_key = server.ollama(headers={"Authorization": "Bearer sk"})
     assert (await with_key.chat("tiny", MESSAGES)).done

@@ -8,28 +8,23 @@ import ollama
 import pytest
 
 from server.ollama.models import _count
-from tests.server.conftest import NO_TLS
 from tests.server.test_infill import QWEN
 from tests.server.tiny import tiny_tokenizer
 
 
-def client(server) -> ollama.AsyncClient:
-    return ollama.AsyncClient(f"http://127.0.0.1:{server.port}", **NO_TLS)
-
-
 async def test_every_name_is_listed_with_a_tag_and_may_be_used_with_and_without(serve):
     server = await serve(served_model_name=("tiny", "org/other", "mine:7b"))
-    listed = (await client(server).list()).models
+    listed = (await server.ollama().list()).models
     assert [model.model for model in listed] == ["tiny:latest", "org/other:latest", "mine:7b"]
     assert listed[0].size == 540_000_000
     assert len(listed[0].digest) == 64
     assert listed[0].details.family == "fake"
     assert listed[0].details.parameter_size == "135.0M"
     for name in ("tiny", "tiny:latest", "org/other:latest", "mine:7b"):
-        assert (await client(server).generate(name, "Hi")).model == name
+        assert (await server.ollama().generate(name, "Hi")).model == name
     for name in ("tiny:7b", "mine", "other"):
         with pytest.raises(ollama.ResponseError) as raised:
-            await client(server).generate(name, "Hi")
+            await server.ollama().generate(name, "Hi")
         assert raised.value.status_code == 404
 
 
@@ -37,7 +32,7 @@ async def test_a_model_is_shown_with_its_template_context_and_capabilities(serve
     server = await serve(
         max_model_len=777, tool_parser="hermes", reasoning_parser="qwen3", speaks=tiny_tokenizer(*QWEN)
     )
-    shown = await client(server).show("tiny")
+    shown = await server.ollama().show("tiny")
     assert "<|im_start|>" in shown.template
     assert shown.modelinfo["general.architecture"] == "fake"
     assert shown.modelinfo["fake.context_length"] == 777
@@ -51,15 +46,15 @@ async def test_a_model_is_shown_with_its_template_context_and_capabilities(serve
 
 async def test_a_model_shows_no_capability_it_lacks(serve):
     server = await serve(chat=False, tool_parser="none")
-    shown = await client(server).show("tiny")
+    shown = await server.ollama().show("tiny")
     assert (shown.capabilities, shown.template) == (["completion"], "")
 
 
 async def test_what_runs_is_what_is_loaded(serve):
     server = await serve(served_model_name=("tiny", "alias"), max_model_len=777)
-    (running,) = (await client(server).ps()).models
+    (running,) = (await server.ollama().ps()).models
     assert (running.model, running.context_length, running.size_vram) == ("tiny:latest", 777, 0)
-    assert (await client(await serve(loaded=False)).ps()).models == []
+    assert (await (await serve(loaded=False)).ollama().ps()).models == []
 
 
 async def test_there_is_a_version_while_the_model_loads(serve):
@@ -73,16 +68,16 @@ async def test_there_is_a_version_while_the_model_loads(serve):
 
 async def test_weights_of_another_type_than_they_are_computed_in_have_no_level(serve):
     server = await serve()
-    assert (await client(server).show("tiny")).details.quantization_level == "F32"
+    assert (await server.ollama().show("tiny")).details.quantization_level == "F32"
     server.engine.model = dataclasses.replace(server.engine.model, weights_bytes=80_000_000)
-    assert (await client(server).show("tiny")).details.quantization_level == "unknown"
+    assert (await server.ollama().show("tiny")).details.quantization_level == "unknown"
 
 
 async def test_the_format_is_that_of_the_file(serve):
     server = await serve()
-    assert (await client(server).list()).models[0].details.format == "safetensors"
+    assert (await server.ollama().list()).models[0].details.format == "safetensors"
     object.__setattr__(server.service.lifecycle.loaded, "gguf_quantization", "Q4_K_M")
-    details = (await client(server).list()).models[0].details
+    details = (await server.ollama().list()).models[0].details
     assert (details.format, details.quantization_level) == ("gguf", "Q4_K_M")
 
 

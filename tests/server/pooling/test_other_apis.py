@@ -8,7 +8,6 @@ import pytest
 
 from server.llamacpp.api_types import LlamaEmbedding
 from server.ollama.api_types import OllamaEmbed, OllamaEmbedding
-from tests.server.conftest import NO_TLS
 from tests.server.pooling.embedders import (
     CLASSIFIER,
     CLS,
@@ -26,16 +25,12 @@ CLOSE = 1e-6
 HI = means_of(bytes_of("Hi"), 8)
 
 
-def client(server) -> ollama.AsyncClient:
-    return ollama.AsyncClient(host=f"http://127.0.0.1:{server.port}", **NO_TLS)
-
-
 # --- Ollama -------------------------------------------------------------------------------------------------------
 
 
 async def test_ollamas_client_gets_normalised_vectors(serve):
     server = await serve(pooler=EMBEDDER)
-    one, several = await client(server).embed("tiny", "Hi"), await client(server).embed("tiny:latest", ["Hi", "Hi"])
+    one, several = await server.ollama().embed("tiny", "Hi"), await server.ollama().embed("tiny:latest", ["Hi", "Hi"])
     assert one.embeddings == [pytest.approx(normalised(HI), abs=CLOSE)]
     assert len(several.embeddings) == 2
     assert several.prompt_eval_count == 4
@@ -46,18 +41,18 @@ async def test_ollamas_client_gets_normalised_vectors(serve):
 
 async def test_its_older_form_is_one_vector_as_the_model_makes_it(serve):
     server = await serve(pooler=EMBEDDER)
-    assert (await client(server).embeddings("tiny", "Hi")).embedding == pytest.approx(HI, rel=CLOSE)
+    assert (await server.ollama().embeddings("tiny", "Hi")).embedding == pytest.approx(HI, rel=CLOSE)
     answer = (await server.post("/api/embeddings", {"model": "tiny", "prompt": "Hi"})).json()
     assert msgspec.to_builtins(msgspec.convert(answer, OllamaEmbedding)) == answer
 
 
 async def test_what_is_too_long_is_cut_unless_that_is_not_wanted(serve):
     server = await serve(pooler=EMBEDDER, speaks=framing_tokenizer(), max_model_len=8)
-    await client(server).embed("tiny", "abcdefghij")
-    await client(server).embeddings("tiny", "abcdefghij")
+    await server.ollama().embed("tiny", "abcdefghij")
+    await server.ollama().embeddings("tiny", "abcdefghij")
     assert [each.prompt_ids for each in server.engine.submitted] == [[CLS, *bytes_of("abcdef"), SEP]] * 2
     with pytest.raises(ollama.ResponseError, match="maximum context length is 8") as raised:
-        await client(server).embed("tiny", ["a", "abcdefghij"], truncate=False)
+        await server.ollama().embed("tiny", ["a", "abcdefghij"], truncate=False)
     assert (raised.value.status_code, "input[1]" in raised.value.error) == (400, True)
 
 
@@ -71,11 +66,11 @@ async def test_options_change_no_vector_and_dimensions_do(serve):
 
 
 async def test_a_model_says_what_it_is_for(serve):
-    assert (await client(await serve(pooler=EMBEDDER)).show("tiny")).capabilities == ["embedding"]
+    assert (await (await serve(pooler=EMBEDDER)).ollama().show("tiny")).capabilities == ["embedding"]
     classifier = await serve(pooler=CLASSIFIER)
-    assert (await client(classifier).show("tiny")).capabilities == []
+    assert (await classifier.ollama().show("tiny")).capabilities == []
     with pytest.raises(ollama.ResponseError, match="not served to embed"):
-        await client(classifier).embed("tiny", "Hi")
+        await classifier.ollama().embed("tiny", "Hi")
 
 
 # --- llama.cpp ----------------------------------------------------------------------------------------------------

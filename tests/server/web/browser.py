@@ -29,7 +29,7 @@ needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="there is no axe-core (
 WIDE, PHONE = (1280, 860), (390, 780)
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--hide-scrollbars", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 )  # fmt: skip
 
 # Resolves once `condition` holds, which is looked at after each change of the document.
