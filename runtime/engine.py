@@ -418,16 +418,18 @@ class Engine:
 
     def _encode(self, batch: ScheduledBatch) -> None:
         for work, done in zip(batch.encoder_work, self._runner.encode(batch), strict=True):
-            done.add_done_callback(partial(self._encoded, work))
+            done.add_done_callback(partial(self._encoded, work, self._clock()))
 
-    def _encoded(self, work: EncoderWork, done: asyncio.Future[None]) -> None:
+    def _encoded(self, work: EncoderWork, began_s: float, done: asyncio.Future[None]) -> None:
         encoding, error = self._scheduler.encoding, done.exception()
         assert encoding is not None
         if error is None:
+            self._meter.encoders.encoded(work, self._clock() - began_s)
             encoding.encoded(work)
         elif not isinstance(error, RowFailed):
             self._lost = error
         elif encoding.failed(work):
+            self._meter.encoders.failed(work)
             self.end(work.number, FinishReason.ERROR, STEP_ERROR)
         self.wake()
 

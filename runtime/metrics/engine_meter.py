@@ -12,6 +12,7 @@ from dataclasses import asdict
 
 from runtime.api import Activity, Finished, Metric, ModelInfo, StepRecord
 from runtime.batch import ScheduledBatch
+from runtime.metrics.encoder_stats import EncoderStats
 from runtime.metrics.history import History
 from runtime.metrics.loop_lag import LoopLag
 from runtime.metrics.stats import EngineStats, counter, gauge
@@ -31,6 +32,7 @@ class EngineMeter:
         self.last_settled_s = 0.0
         self._scheduler = scheduler
         self._stats = EngineStats(model.max_model_len)
+        self.encoders = EncoderStats()
         self._lag = LoopLag(self._stats.loop_lag.observe)
         self._throughput = ThroughputLog(self._stats, scheduler)
         self._history = History()
@@ -203,6 +205,7 @@ class EngineMeter:
             counter("prefix_cache_hits", "Tokens found in the prefix cache.", scheduler.num_prefix_hits),
             *_step_cost(scheduler.step_budget),
             *_drafts(scheduler),
+            *self.encoders.metrics(scheduler.encoding),
             *self._stats.metrics(),
         ]
 

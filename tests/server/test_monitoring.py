@@ -11,11 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from runtime.api import MediaItem
+from runtime.batch import EncoderWork
+from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from server.config.server_config import ServerConfig
 from server.http.clients import Clients
 from server.http.metrics import HttpStats, registry
@@ -33,6 +37,10 @@ _NAME = re.compile(r"(?<![\w:$.])([a-zA-Z_][\w:]*)(?!\s*\(|[\w:])")
 async def page() -> str:
     """What `/metrics` of an engine says."""
     stats, engine = HttpStats(), make_engine(FakeRunner())
+    engine._scheduler.encoding = EncoderScheduling(EncoderLimits(16, 16, 64))
+    picture = MediaItem("image", b"digest", np.array([1], np.int32), {})
+    engine._meter.encoders.encoded(EncoderWork(1, b"key", picture), 0.1)
+    engine._meter.encoders.failed(EncoderWork(2, b"key", picture))
     stats.observe("/v1/completions", "POST", 200, 0.1)
     try:
         metrics = [*engine.metrics(), *stats.metrics(), *Clients(ServerConfig(), None).metrics()]

@@ -11,7 +11,7 @@ from runtime.api import FinishReason, MediaItem, Request, SamplingParams
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.fault import Fault, RowFailed
 from tests.fake_runner import FakeRunner, model_info
-from tests.runtime.test_engine import engine_on, read, request
+from tests.runtime.test_engine import engine_on, read, request, value
 
 
 class Seeing(FakeRunner):
@@ -81,6 +81,25 @@ async def test_an_aborted_request_leaves_its_picture_to_whoever_brings_it_again(
         runner.encoding[0].set_result(None)
         assert await second == {0: ([4, 5], FinishReason.LENGTH)}
         assert len(runner.encoding) == 1
+
+
+async def test_metrics_tell_what_was_encoded_and_found():
+    runner = Seeing()
+    async with seeing_engine(runner) as engine:
+        first, second = await begun(engine, runner, picture("a"), picture("b"))
+        runner.encoding[0].set_result(None)
+        await asyncio.gather(first, second)
+        modality = ("modality", "image")
+        assert value(engine, "encoder_items", modality) == 1
+        assert value(engine, "encoder_tokens", modality) == 2
+        assert (value(engine, "mm_cache_queries"), value(engine, "mm_cache_hits")) == (2, 1)
+        assert value(engine, "encoder_cache_usage_perc") == 2 / 16
+        assert sum(value(engine, "encoder_time_seconds").counts) == 1
+
+
+async def test_a_model_of_text_tells_nothing_of_encoders():
+    async with engine_on(FakeRunner()) as engine:
+        assert not [metric for metric in engine.metrics() if "encoder" in metric.name or "mm_" in metric.name]
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
