@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.generated import answer
 from server.http.body import read_as
+from server.loaded import lookup
 from server.openai import api_types, request_types, requests
 from server.openai.chat_shape import shape_of
 from server.routes.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
@@ -24,4 +25,4 @@ from server.routes.service import Service
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given, request = await read_as(http, request_types.CHAT, requests.of_chat, service.config, service.offload)
-    return await answer(service, await loaded.named(given.model), http, given, request, shape_of(given))
+    return await answer(service, await lookup.named(loaded, given.model), http, given, request, shape_of(given))

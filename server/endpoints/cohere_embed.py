@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from server.endpoints.shared.pooled import pooled_for, written
 from server.http.body import body_cost, read_request
 from server.http.noted import note_ignored
+from server.loaded import lookup
 from server.pooling import api_types, cohere
 from server.routes.route import GENERATION_REFUSALS, JSON, Operation, Route
 from server.routes.service import Service
@@ -21,7 +22,7 @@ NAMES = FieldNames({"truncate_prompt_tokens": "max_tokens"})
 async def _embed(older: bool, service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, cohere.EMBED, service.config, service.offload)
-    loaded = await loaded.pooled_by(given.model)
+    loaded = await lookup.pooled_by(loaded, given.model)
     served, context = loaded.require_pooling("embed"), loaded.engine.model.max_model_len
     request, has_prompt = await service.offload.run(body_cost(http), lambda: cohere.of_embed(given, served, context))
     note_ignored(http, [] if has_prompt else ["input_type"], service.config)

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.generated import answer
 from server.http.body import read_as
+from server.loaded import lookup
 from server.openai import api_types, request_types, requests
 from server.openai.completion_shape import SHAPE
 from server.routes.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
@@ -27,4 +28,4 @@ async def create(service: Service, http: Request) -> ASGIApp:
     given, request = await read_as(
         http, request_types.COMPLETION, requests.of_completion, service.config, service.offload
     )
-    return await answer(service, await loaded.named(given.model), http, given, request, SHAPE)
+    return await answer(service, await lookup.named(loaded, given.model), http, given, request, SHAPE)

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.pooled import pooled_for, written
 from server.http.body import body_cost, read_request
+from server.loaded import lookup
 from server.pooling import answers, api_types, request_types
 from server.pooling.prepare import of_embeddings
 from server.pooling.vectors import base64_of, json_of
@@ -25,7 +26,7 @@ from server.routes.service import Service
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, request_types.EMBEDDINGS, service.config, service.offload)
-    loaded = await loaded.pooled_by(given.model)
+    loaded = await lookup.pooled_by(loaded, given.model)
     served = loaded.require_pooling("embed")
     request = await service.offload.run(body_cost(http), lambda: of_embeddings(given, served, "embed"))
     envelope, results = await pooled_for(service, loaded, http, request, prefix="embd-")

@@ -21,6 +21,7 @@ from server.llamacpp.answers import last, selected
 from server.llamacpp.frames import ContentFrames
 from server.llamacpp.prepare import INFILL_NAMES, NAMES, Prepared, of_completion, of_infill
 from server.llamacpp.state import props, slots
+from server.loaded import lookup
 from server.loaded.model import LoadedModel
 from server.routes.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, Route, route
 from server.routes.service import Service
@@ -33,7 +34,7 @@ RETRY_SLOT_S = 1
 async def complete(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, request_types.COMPLETION, service.config, service.offload)
-    loaded = await loaded.named(given.model)
+    loaded = await lookup.named(loaded, given.model)
     prepared = await service.offload.run(body_cost(http), lambda: of_completion(given))
     return await _answer(service, loaded, http, given, prepared, NAMES, is_list=given.is_list)
 
@@ -62,7 +63,7 @@ COMPLETION, COMPLETIONS = _completing("/completion", "llamaCompletion"), _comple
 async def infill(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, request_types.INFILL, service.config, service.offload)
-    loaded = await loaded.named(given.model)
+    loaded = await lookup.named(loaded, given.model)
     return await _answer(service, loaded, http, given, of_infill(given), INFILL_NAMES, is_list=False)
 
 

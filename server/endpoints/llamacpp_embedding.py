@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 from server.endpoints.shared.pooled import pooled_for, written
 from server.http.body import body_cost, read_request
 from server.llamacpp import api_types, request_types
+from server.loaded import lookup
 from server.pooling import answers
 from server.pooling.request import PoolingRequest, texts_of
 from server.pooling.vectors import json_of
@@ -18,7 +19,7 @@ from server.routes.service import Service
 async def embed(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, request_types.EMBEDDING, service.config, service.offload)
-    loaded = await loaded.pooled_by(given.model)
+    loaded = await lookup.pooled_by(loaded, given.model)
     served = loaded.require_pooling("embed")
     field = "input" if given.content is None else "content"
     normalise = None if given.embd_normalize is None else given.embd_normalize == 2

@@ -20,6 +20,7 @@ from server.http.head import arrival, request_id
 from server.http.noted import note_ignored
 from server.http.sse import EventStream
 from server.http.watch import ClientWatch, while_waited_for
+from server.loaded import lookup
 from server.loaded.model import LoadedModel
 from server.routes.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, ErrorsBelow, Operation, route
 from server.routes.service import Service
@@ -39,7 +40,7 @@ ERRORS = ErrorsBelow("/v1/messages", AnthropicErrors())
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     request = await read_request(http, request_types.MESSAGES, service.config, service.offload)
-    loaded = await loaded.named(request.model)
+    loaded = await lookup.named(loaded, request.model)
     prepared = await _prepare_messages(service, loaded, http, request)
     id = f"msg_{request_id(http.scope)}"
     with NAMES.spoken():
@@ -86,7 +87,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
 async def count_tokens(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     request = await read_request(http, request_types.COUNT, service.config, service.offload)
-    loaded = await loaded.named(request.model)
+    loaded = await lookup.named(loaded, request.model)
     prepared = await _prepare_messages(service, loaded, http, request)
     note_ignored(http, prepared.ignored, service.config)
     with NAMES.spoken():

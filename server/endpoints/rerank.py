@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.pooled import pooled_for
 from server.http.body import body_cost, json_response, read_request
+from server.loaded import lookup
 from server.pooling import answers, api_types, request_types
 from server.pooling.cohere import meta
 from server.pooling.prepare import of_rerank
@@ -22,7 +23,7 @@ DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised
 async def _rerank(cut: bool, service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, request_types.RERANK, service.config, service.offload)
-    loaded = await loaded.pooled_by(given.model)
+    loaded = await lookup.pooled_by(loaded, given.model)
     served = loaded.require_pooling("score")
     comparison = await service.offload.run(body_cost(http), lambda: of_rerank(given, served, cut=cut))
     envelope, results = await pooled_for(service, loaded, http, comparison.request, prefix="rerank-")

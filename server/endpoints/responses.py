@@ -14,6 +14,7 @@ from server.generate.collect import collect
 from server.http.body import json_response, read_request
 from server.http.sse import EventStream
 from server.http.watch import ClientWatch, while_waited_for
+from server.loaded import lookup
 from server.responses import api_types
 from server.responses.background import BackgroundRun
 from server.responses.body import render
@@ -44,7 +45,7 @@ class Responses:
     async def create(self, service: Service, http: Request) -> ASGIApp:
         loaded = service.lifecycle.require_model()
         wire = await read_request(http, RESPONSES, service.config, service.offload)
-        loaded = await loaded.named(wire.model)
+        loaded = await lookup.named(loaded, wire.model)
         prepared = await while_waited_for(http.receive, prepare(service, self._store, loaded, http, wire))
         if wire.background:
             return self._in_background(service, prepared, streams=bool(wire.stream))
@@ -136,7 +137,7 @@ class Responses:
         """Counts the prompt that the same request would make."""
         loaded = service.lifecycle.require_model()
         wire = await read_request(http, COUNT, service.config, service.offload)
-        loaded = await loaded.named(wire.model)
+        loaded = await lookup.named(loaded, wire.model)
         return json_response(
             {"object": "response.input_tokens", "input_tokens": await counted(service, self._store, loaded, http, wire)}
         )
@@ -144,7 +145,7 @@ class Responses:
     async def compact(self, service: Service, http: Request) -> ASGIApp:
         loaded = service.lifecycle.require_model()
         wire = await read_request(http, COMPACT, service.config, service.offload)
-        loaded = await loaded.named(wire.model)
+        loaded = await lookup.named(loaded, wire.model)
         return json_response(await compacted(service, self._store, loaded, http, wire))
 
     def _entry(self, http: Request) -> Entry:

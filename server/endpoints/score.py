@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from server.endpoints.shared.pooled import pooled_for, written
 from server.http.body import body_cost, read_request
+from server.loaded import lookup
 from server.pooling import answers, api_types, request_types
 from server.pooling.prepare import of_score
 from server.routes.route import GENERATION_REFUSALS, JSON, Operation, Route
@@ -16,7 +17,7 @@ from server.routes.service import Service
 async def score(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, request_types.SCORE, service.config, service.offload)
-    loaded = await loaded.pooled_by(given.model)
+    loaded = await lookup.pooled_by(loaded, given.model)
     served = loaded.require_pooling("score")
     comparison = await service.offload.run(body_cost(http), lambda: of_score(given, served))
     envelope, results = await pooled_for(service, loaded, http, comparison.request, prefix="score-")

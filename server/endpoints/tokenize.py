@@ -13,6 +13,7 @@ from server.generate.conversation import chat_ids
 from server.generate.preprocess import PIECE, PROMPT, check_ids, max_tokens_of_text, text_ids
 from server.http.body import body_cost, json_response, read_request
 from server.http.watch import while_waited_for
+from server.loaded import lookup
 from server.loaded.model import LoadedModel
 from server.openai import request_types, requests
 from server.routes.route import BODY_REFUSALS, JSON, Operation, route
@@ -46,7 +47,7 @@ class DetokenizeResponse(Struct):
 async def tokenize(service: Service, http: Request) -> Response:
     loaded, offload = service.lifecycle.require_model(), service.offload
     given = await read_request(http, request_types.TOKENIZE, service.config, offload)
-    loaded = await loaded.named(given.model)
+    loaded = await lookup.named(loaded, given.model)
     if given.messages is not None:
         chat = await offload.run(body_cost(http), partial(requests.chat_of, given))
         work = chat_ids(loaded, offload, chat)
@@ -79,7 +80,7 @@ def _ids(loaded: LoadedModel, ids: list[int], *, with_strings: bool) -> Response
 async def detokenize(service: Service, http: Request) -> Response:
     loaded, offload = service.lifecycle.require_model(), service.offload
     given = await read_request(http, request_types.DETOKENIZE, service.config, offload)
-    loaded = await loaded.named(given.model)
+    loaded = await lookup.named(loaded, given.model)
     max_tokens = max_tokens_of_text(loaded.engine.model.max_model_len)
     if len(given.tokens) > max_tokens:
         raise InvalidRequest(f"{len(given.tokens)} tokens; at most {max_tokens} become a text", param=TOKENS)
@@ -89,7 +90,7 @@ async def detokenize(service: Service, http: Request) -> Response:
 
 def _text(loaded: LoadedModel, ids: list[int]) -> Pieces[Response]:
     yield from check_ids(ids, loaded.engine.model.vocab_size, TOKENS)
-    detokenizer = loaded.tokenizer.detokenizer(skip_special_tokens=False)
+    detokenizer = loaded.tokenizer.table.detokenizer(skip_special_tokens=False)
     pieces: list[str] = []
     for start in range(0, len(ids), PIECE):
         pieces.append(detokenizer.feed(ids[start : start + PIECE]))

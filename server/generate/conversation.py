@@ -17,7 +17,7 @@ from server.loaded.chat_format import ChatFormat, OutputParser
 from server.loaded.control_tokens import ControlTokens, Shield
 from server.loaded.model import LoadedModel
 from server.loaded.prompt import MEDIA_MARKS, ChatTemplate, EndlessTemplate, PromptError
-from server.loaded.template_bounds import rendering_within
+from server.loaded.template_bounds import MAX_RENDER_S
 from server.loaded.text_pieces import PIECE_CHARS
 from server.media.part import MediaPart
 from server.media.placeholders import PlaceholderError, PromptMedia, ReadMedia
@@ -108,13 +108,14 @@ async def _render(
     parts = chat.media
     media = await loaded.media.read(parts) if parts else None
 
-    def render() -> Pieces[_Rendered]:
+    def render(limit_s: float) -> Pieces[_Rendered]:
         seen = messages_json(messages)
         if loaded.chat_format.prompted:
             seen = prompted.with_tools(seen, tools)
         text, escaped = template.render_shielded(
             shield,
             seen,
+            limit_s,
             tools=None if loaded.chat_format.prompted else tools or None,
             add_generation_prompt=chat.add_generation_prompt,
             documents=chat.documents,
@@ -172,16 +173,15 @@ def _check_results(loaded: LoadedModel, messages: Sequence[Message]) -> None:
                 )
 
 
-async def _within_bounds(template: ChatTemplate, offload: Offload, cost: int, work: Callable[[], Pieces[T]]) -> T:
-    """The result of `work`, which costs so much if `template` is like others. One that was seen to take long, however short the
-    conversation, never does so on the event loop again."""
+async def _within_bounds(template: ChatTemplate, offload: Offload, cost: int, work: Callable[[float], Pieces[T]]) -> T:
+    """The result of `work`, which is given the seconds that the template may take, and costs so much if `template` is like others.
+    One that was seen to take long, however short the conversation, never does so on the event loop again."""
     if cost <= SHORT_CHARS and not template.is_slow:
         try:
-            with rendering_within(SHORT_RENDER_S):
-                return await offload.run_pieces(cost, work())
+            return await offload.run_pieces(cost, work(SHORT_RENDER_S))
         except EndlessTemplate:
             template.is_slow = True
-    return await offload.run_pieces(max(cost, SHORT_CHARS + 1), work())
+    return await offload.run_pieces(max(cost, SHORT_CHARS + 1), work(MAX_RENDER_S))
 
 
 def _check_count(loaded: LoadedModel, chat: Chat, *, fits: bool) -> None:

@@ -18,7 +18,8 @@ from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
-from server.loaded.tokenizer import Detokenizer, Tokenizer
+from server.loaded.tokenizer import Tokenizer
+from server.text.detokenize import Detokenizer
 from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolCall, joined
 from server.text.stop import StopStrings
 from server.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable
@@ -72,7 +73,7 @@ class Choice:
 
     def __init__(self, tokenizer: Tokenizer, options: TextOptions, end: Callable[[], None]) -> None:
         output_parser = options.output_parser
-        self._detokenizer: Detokenizer = tokenizer.detokenizer(
+        self._detokenizer: Detokenizer = tokenizer.table.detokenizer(
             skip_special_tokens=options.skip_special_tokens,
             keep_ids=output_parser.keep_ids if output_parser is not None else frozenset(),
             continues=options.continues_prompt,

@@ -80,10 +80,10 @@ def completion_writer(tokenizer: Tokenizer, style: Style) -> Writer:
 def _places(tokenizer: Tokenizer, style: Style) -> Callable[[int], int]:
     """Gives, token by token, the character of the answer's text at which each begins; a token that completes a character begins
     where that does."""
-    detokenizer = tokenizer.detokenizer(skip_special_tokens=style.skip_special_tokens, continues=True)
+    detokenizer = tokenizer.table.detokenizer(skip_special_tokens=style.skip_special_tokens, continues=True)
     end, num_echoed = 0, 0
     if style.echo is not None:
-        prompt = tokenizer.detokenizer(skip_special_tokens=False)
+        prompt = tokenizer.table.detokenizer(skip_special_tokens=False)
         num_echoed, end = len(style.echo.ids), -_num_unseen(tokenizer, style.echo)
 
     def place(id: int) -> int:

@@ -42,12 +42,11 @@ async def start(
     log-probabilities by `take_logprobs`; `finish_reason` is set with the last of them.
 
     Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""
-    loaded.check_generates()
     _check(config, loaded, request)
     terms = Terms.of(
         config, arrival, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
     )
-    await loaded.enter(terms.deadline_s)
+    await loaded.enter_to_generate(terms.deadline_s)
     fits = request.truncation is None
     output_parser: OutputParser | None = None
     ignored: tuple[Field, ...] = ()

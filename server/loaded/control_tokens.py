@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -100,6 +100,10 @@ class Shield:
         self._control = control
         self._hidden: list[str] = []
         self._mark = f"x{control.nonce}"
+
+    def around(self, given: Any, render: Callable[[Any], str]) -> tuple[str, str | None]:
+        """What `render` makes of `given`, JSON data in which nothing may be mistaken for a control token: see `reveal`."""
+        return self.reveal(render(self.hide(given)))
 
     def hide(self, value: Any) -> Any:
         """JSON data with marks in its texts and names, in place of what may not stand there."""

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from runtime.api import Adapter, AdapterRefused, EngineClient, MatcherFactory, ModelInfo
+from runtime.api import Adapter, EngineClient, MatcherFactory, ModelInfo
 from server.config.version import __version__
 from server.loaded.adapters import Resolver
 from server.loaded.chat_format import ChatFormat
@@ -22,7 +22,7 @@ from server.loaded.prompt import ChatTemplate
 from server.loaded.swaps import Status, SwappedModel
 from server.loaded.tokenizer import Tokenizer
 from server.media.reader import MediaReader, NoMedia
-from server.wire.errors import InvalidRequest, ModelNotFound, TaskNotSupported
+from server.wire.errors import TaskNotSupported
 
 
 class Grammar(Protocol):
@@ -39,9 +39,6 @@ class GrammarCompiler(Protocol):
     async def factory(self, grammar: Grammar) -> MatcherFactory:
         """Raises GrammarError for a grammar that cannot be compiled, or costs too much."""
         ...
-
-
-_NAMED_AT_MOST = 20  # adapters in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,52 +126,17 @@ class LoadedModel:
         if self.swapped is not None:
             await self.swapped.enter(deadline_s)
 
+    async def enter_to_generate(self, deadline_s: float | None = None) -> None:
+        """`enter`, for what is to be generated. Raises TaskNotSupported where the model is served to be pooled."""
+        if self.pooling is not None:
+            raise TaskNotSupported(self.engine.model.architecture, "generate", self.pooling.tasks)
+        await self.enter(deadline_s)
+
     def knows(self, name: str) -> bool:
         """Whether it is a name of the model, of the one beside it, or of an adapter that is loaded."""
         return name in self.all_names or (
             self.engine.adapters is not None and self.engine.adapters.find(name) is not None
         )
-
-    async def named(self, wanted: str | None) -> LoadedModel:
-        """The model as a request for `wanted` has it: itself, for one of its names or None; the one beside it, for one of those;
-        another one, which is loaded if it has never been; or with the adapter of that name, which may have to be loaded.
-
-        Raises ModelNotFound, or InvalidRequest for an adapter that cannot be served, or as `SwappedModel.enter` does."""
-        if wanted is None or wanted in self.names:
-            return self
-        if self.beside is not None and wanted in self.beside.names:
-            return self.beside
-        for other in self.others:
-            if other.name == wanted:
-                return await other.once_loaded()
-        adapters = self.engine.adapters
-        if adapters is None:
-            raise ModelNotFound(wanted, self.all_names)
-        adapter = adapters.find(wanted)
-        if adapter is None and self.resolver is not None:
-            try:
-                adapter = await self.resolver.find(wanted)
-            except AdapterRefused as error:
-                raise InvalidRequest(f"the adapter cannot be served: {error}", param="model") from None
-        if adapter is None:
-            raise ModelNotFound(wanted, (*self.all_names, *(each.name for each in adapters.all()[:_NAMED_AT_MOST])))
-        return self._with(adapter)
-
-    async def pooled_by(self, wanted: str | None) -> LoadedModel:
-        """`named`, for what is to be pooled: where None is wanted, it is the one beside it that does so, if there is one."""
-        return self.beside if wanted is None and self.beside is not None else await self.named(wanted)
-
-    def _with(self, adapter: Adapter) -> LoadedModel:
-        """The same in all but name and adapter: what is not read anew is shared."""
-        other = copy(self)
-        for name, value in {
-            "adapter": adapter,
-            "names": (adapter.name, *self.names),
-            "fingerprint": _fingerprint(adapter.name, self.engine.model),
-            "created": adapter.created,
-        }.items():
-            object.__setattr__(other, name, value)
-        return other
 
     def require_pooling(self, task: str) -> ServedPooling:
         """What prompts are pooled to. Raises TaskNotSupported where the model generates; `task`: what was asked for."""
@@ -187,10 +149,17 @@ class LoadedModel:
             raise TaskNotSupported(self.engine.model.architecture, task, ("generate",), hint=hint)
         return self.pooling
 
-    def check_generates(self) -> None:
-        """Raises TaskNotSupported where the model is served to be pooled."""
-        if self.pooling is not None:
-            raise TaskNotSupported(self.engine.model.architecture, "generate", self.pooling.tasks)
+    def with_adapter(self, adapter: Adapter) -> LoadedModel:
+        """The same in all but name and adapter: what is not read anew is shared."""
+        other = copy(self)
+        for name, value in {
+            "adapter": adapter,
+            "names": (adapter.name, *self.names),
+            "fingerprint": _fingerprint(adapter.name, self.engine.model),
+            "created": adapter.created,
+        }.items():
+            object.__setattr__(other, name, value)
+        return other
 
     @property
     def name(self) -> str:

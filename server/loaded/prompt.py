@@ -22,7 +22,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from server.loaded.control_tokens import Shield
-from server.loaded.template_bounds import BoundedEnvironment, TemplateTooLong, rendering_within
+from server.loaded.template_bounds import MAX_RENDER_S, BoundedEnvironment, TemplateTooLong
 
 Message = Mapping[str, Any]
 N = TypeVar("N", bound=nodes.Node)
@@ -88,14 +88,16 @@ class ChatTemplate:
 
         The text holds whatever the template writes of BOS: encode it with `add_special_tokens=False`.
         Raises PromptError where there is no template, or it refuses or fails on these messages."""
-        return self.render_shielded(None, messages, tools, add_generation_prompt, documents, continue_final, **kwargs)[
-            0
-        ]
+        text, _ = self.render_shielded(
+            None, messages, MAX_RENDER_S, tools, add_generation_prompt, documents, continue_final, **kwargs
+        )
+        return text
 
     def render_shielded(
         self,
         shield: Shield | None,
         messages: Sequence[Message],
+        limit_s: float = MAX_RENDER_S,
         /,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -103,39 +105,43 @@ class ChatTemplate:
         continue_final: bool = False,
         **kwargs: Any,
     ) -> tuple[str, str | None]:
-        """What `render` gives; and the same with aliases for the template's control tokens, where the client wrote some."""
+        """What `render` gives; and the same with aliases for the template's control tokens, where the client wrote some.
+        `limit_s`: of the thread's time, that it may take."""
         template = self._choose(with_tools=bool(tools))
         if "messages" in kwargs:
             raise PromptError("chat_template_kwargs may not replace the messages")
         if not messages:
             raise PromptError("the conversation is empty: at least one message is needed")
         seen = [_as_seen(message, template) for message in messages]
-        if shield is not None:
-            seen, tools, documents, kwargs = shield.hide([seen, tools, documents, kwargs])
-        if continue_final:
-            seen[-1] = _with_end(seen[-1])
-            add_generation_prompt = False
-        variables = {**self._named_tokens, **kwargs}
-        variables |= {
-            "messages": seen, "tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt
-        }  # fmt: skip
-        try:
-            text = template.render(variables)
-        except PromptError as error:
-            raise type(error)(str(error) if shield is None else shield.reveal(str(error))[0]) from error
-        if continue_final:
-            text, end, _ = text.rpartition(_END)
-            if not end:
-                raise PromptError(
-                    "the chat template does not write the last message's content, so it cannot be continued"
-                )
-        return (text, None) if shield is None else shield.reveal(text)
+
+        def written(given: Any) -> str:
+            seen, tools, documents, kwargs = given
+            if continue_final:
+                seen[-1] = _with_end(seen[-1])
+            variables = {**self._named_tokens, **kwargs}
+            variables |= {
+                "messages": seen, "tools": tools, "documents": documents,
+                "add_generation_prompt": add_generation_prompt and not continue_final,
+            }  # fmt: skip
+            try:
+                text = template.render(variables, limit_s)
+            except PromptError as error:
+                raise type(error)(str(error) if shield is None else shield.reveal(str(error))[0]) from error
+            if continue_final:
+                text, end, _ = text.rpartition(_END)
+                if not end:
+                    raise PromptError(
+                        "the chat template does not write the last message's content, so it cannot be continued"
+                    )
+            return text
+
+        given = [seen, tools, documents, kwargs]
+        return (written(given), None) if shield is None else shield.around(given, written)
 
     def writes(self, text: str, messages: Sequence[Message]) -> bool:
         """Whether the template takes `messages`, and `text`, which stands in one of them, comes out."""
         try:
-            with rendering_within(_PROBE_S):
-                return text in self.render(messages)
+            return text in self.render_shielded(None, messages, _PROBE_S)[0]
         except PromptError:
             return False
 
@@ -226,9 +232,9 @@ class _Compiled:
         except jinja2.TemplateSyntaxError as error:
             raise PromptError(f"the chat template {name!r} is broken, line {error.lineno}: {error.message}") from error
 
-    def render(self, variables: dict[str, Any]) -> str:
+    def render(self, variables: dict[str, Any], limit_s: float) -> str:
         try:
-            return self.environment.render(self.template, variables)
+            return self.environment.render(self.template, variables, limit_s)
         except TemplateTooLong as error:
             raise EndlessTemplate(f"the chat template does not come to an end on these messages: {error}") from error
         except _Refusal as error:
@@ -241,8 +247,7 @@ class _Compiled:
         seen = [_as_seen(message, self) for message in _PROBE]
         variables = {**named_tokens, "messages": seen, "tools": _PROBE_TOOLS, "add_generation_prompt": True}
         try:
-            with rendering_within(_PROBE_S):
-                text = self.render(variables)
+            text = self.render(variables, _PROBE_S)
         except PromptError:
             return False
         # Not JSON inside a string, and not what Python makes of an object.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,30 +21,18 @@ MAX_CHARS = 64 << 20  # four times the largest body
 MAX_BITS = 1 << 16  # of a power
 _TICKS = 64  # turns and calls between two looks at the clock
 
-_LIMIT_S: ContextVar[float] = ContextVar("limit_s", default=MAX_RENDER_S)
-
 
 class TemplateTooLong(Exception):
     """It does not come to an end, or writes without one."""
 
 
-@contextmanager
-def rendering_within(limit_s: float) -> Iterator[None]:
-    """Templates that are rendered here have so many seconds of their thread's time."""
-    token = _LIMIT_S.set(limit_s)
-    try:
-        yield
-    finally:
-        _LIMIT_S.reset(token)
-
-
 class _Effort:
     """What one rendering has taken so far."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], limit_s: float) -> None:
         self._clock = clock
-        self._limit_s = _LIMIT_S.get()
-        self._end_s = clock() + self._limit_s
+        self._limit_s = limit_s
+        self._end_s = clock() + limit_s
         self._ticks = 0
 
     def tick(self) -> None:
@@ -89,9 +76,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             loop.iter = nodes.Filter(loop.iter, "turns", [], [], None, None, lineno=loop.lineno)
         return self.from_string(tree)
 
-    def render(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
-        """Raises TemplateTooLong, and whatever the template does."""
-        effort = _Effort(self._clock)
+    def render(self, template: jinja2.Template, variables: dict[str, Any], limit_s: float) -> str:
+        """`limit_s`: of the thread's time. Raises TemplateTooLong, and whatever the template does."""
+        effort = _Effort(self._clock, limit_s)
         token = _EFFORT.set(effort)
         try:
             pieces, num_chars = [], 0

@@ -18,10 +18,10 @@ from server.context.offload import Pieces
 from server.loaded.control_tokens import ControlTokens
 from server.loaded.framing import Framing
 from server.loaded.text_pieces import PIECE_CHARS, TextPieces
-from server.text.detokenize import Detokenizer, TokenTable
+from server.text.detokenize import TokenTable
 from server.text.gguf import TokenizerError, Vocabulary, build_backend
 
-__all__ = ["Detokenizer", "Tokenizer", "TokenizerError", "TooManyTokens"]
+__all__ = ["Tokenizer", "TokenizerError", "TooManyTokens"]
 
 # Names under which chat templates of all families end a turn or a text. A GGUF file gives one eos id, and models trained
 # for chat may end with another of these; only control tokens count.
@@ -45,12 +45,12 @@ class TooManyTokens(ValueError):
 class Tokenizer:
     """`named_tokens`: special tokens by their transformers name ("bos_token": "<s>"), as chat templates see them.
     `chat_template`: source, or sources by name, or None. `eos_token_ids`: every id that ends a text. `infill_ids`: what a GGUF file
-    names for filling in the middle ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")."""
+    names for filling in the middle ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"). `table`: ids to
+    text, whole and in pieces."""
 
     __slots__ = (
         "_backend",
         "_pieces",
-        "_table",
         "_vocab_size",
         "bos_token",
         "bos_token_id",
@@ -62,6 +62,7 @@ class Tokenizer:
         "framing",
         "infill_ids",
         "named_tokens",
+        "table",
     )  # fmt: skip
 
     def __init__(
@@ -75,7 +76,7 @@ class Tokenizer:
         backend.no_truncation()  # a tokenizer.json may carry the settings of its last training run
         backend.no_padding()
         self._backend = backend
-        self._table = TokenTable(backend)
+        self.table = TokenTable(backend)
         self._pieces = TextPieces(backend)
         self.framing = Framing.of(backend)
         self.control = ControlTokens(backend)
@@ -142,7 +143,7 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        return self._table.special_ids
+        return self.table.special_ids
 
     def encode(self, text: str, add_special_tokens: bool = True, plain: bool = False) -> list[int]:
         """`add_special_tokens`: what the tokenizer puts around a text (BOS, mostly). A text that already begins with BOS,
@@ -217,19 +218,13 @@ class Tokenizer:
         except OverflowError as error:
             raise ValueError("a token id is negative or does not fit 32 bits") from error
 
-    def detokenizer(
-        self, *, skip_special_tokens: bool = True, keep_ids: frozenset[int] = frozenset(), continues: bool = False
-    ) -> Detokenizer:
-        """A new request's incremental `decode`. See `TokenTable.detokenizer` for the rest."""
-        return self._table.detokenizer(skip_special_tokens=skip_special_tokens, keep_ids=keep_ids, continues=continues)
-
     def token_bytes(self, id: int) -> bytes:
         """What one token stands for inside a text; b"" outside the vocabulary."""
-        return self._table.token_bytes(id)
+        return self.table.token_bytes(id)
 
     def all_token_bytes(self) -> list[bytes]:
         """`token_bytes` of every id of the vocabulary; off the event loop, for a table of it."""
-        return self._table.all_token_bytes(self._vocab_size)
+        return self.table.all_token_bytes(self._vocab_size)
 
     def token_string(self, id: int) -> str:
         """The token as the vocabulary spells it ("Ġthe", "▁the"); "" outside it."""

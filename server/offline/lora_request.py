@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.api import AdapterRefused
+from server.loaded import lookup
 from server.loaded.model import LoadedModel
 
 
@@ -44,7 +45,7 @@ class LoraNames:
         self._loading = asyncio.Lock()
 
     async def model(self, asked: LoRARequest | None) -> LoadedModel:
-        """The model with that adapter. Raises ValueError where there is none, ApiError as `LoadedModel.named` does."""
+        """The model with that adapter. Raises ValueError where there is none, ApiError as `lookup.named` does."""
         if asked is None:
             return self._loaded
         adapters, path = self._loaded.engine.adapters, os.fspath(asked.lora_path)
@@ -61,4 +62,4 @@ class LoraNames:
                     await adapters.load(asked.lora_name, path)
                 except AdapterRefused as error:
                     raise ValueError(f"lora_request {asked.lora_name!r}: {error}") from None
-        return await self._loaded.named(asked.lora_name)
+        return await lookup.named(self._loaded, asked.lora_name)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from server.config.server_config import ServerConfig
+from server.loaded import lookup
 from server.loaded.model import LoadedModel
 from server.loaded.swaps import SwappedModel
 from server.ollama.request_types import LATEST
@@ -26,8 +27,8 @@ def full_name(name: str) -> str:
 
 
 async def named(loaded: LoadedModel, given: str) -> LoadedModel:
-    """`LoadedModel.named`, with or without the tag that says nothing."""
-    return await loaded.named(given if loaded.knows(given) else given.removesuffix(LATEST))
+    """`lookup.named`, with or without the tag that says nothing."""
+    return await lookup.named(loaded, given if loaded.knows(given) else given.removesuffix(LATEST))
 
 
 def listed(loaded: LoadedModel, name: str) -> Json:

@@ -77,9 +77,9 @@ async def test_it_leaves_the_event_loop_and_the_next_chat_never_gets_there(serve
     threads: list[str] = []
     original = template_bounds._Effort.__init__
 
-    def noted(self, clock):
+    def noted(self, clock, limit_s):
         threads.append(threading.current_thread().name)
-        original(self, clock)
+        original(self, clock, limit_s)
 
     server = await serve(template=ChatTemplate(LOOPS, clock=ticking()))
     monkeypatch.setattr(template_bounds._Effort, "__init__", noted)

@@ -95,7 +95,7 @@ def test_smollm2_knows_its_special_tokens():
 @settings(max_examples=300, deadline=None)
 def test_smollm2_streams_any_ids_to_what_decode_gives(numbers, size, skip):
     tokenizer = smollm2.ours()
-    detokenizer = tokenizer.detokenizer(skip_special_tokens=skip)
+    detokenizer = tokenizer.table.detokenizer(skip_special_tokens=skip)
     streamed = (
         "".join(detokenizer.feed(numbers[at : at + size]) for at in range(0, len(numbers), size)) + detokenizer.flush()
     )
@@ -106,7 +106,7 @@ def test_smollm2_streams_any_ids_to_what_decode_gives(numbers, size, skip):
 def test_smollm2_streams_hard_texts_token_by_token(text):
     tokenizer = smollm2.ours()
     ids = tokenizer.encode(text)
-    detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
+    detokenizer = tokenizer.table.detokenizer(skip_special_tokens=False)
     assert "".join(detokenizer.feed([id]) for id in ids) + detokenizer.flush() == tokenizer.decode(
         ids, skip_special_tokens=False
     )

@@ -1,0 +1,40 @@
+"""Which of the models that are served a name in a request means; with its adapter, where it is an adapter's."""
+
+from __future__ import annotations
+
+from runtime.api import AdapterRefused
+from server.loaded.model import LoadedModel
+from server.wire.errors import InvalidRequest, ModelNotFound
+
+_NAMED_AT_MOST = 20  # adapters in a message
+
+
+async def named(loaded: LoadedModel, wanted: str | None) -> LoadedModel:
+    """The model as a request for `wanted` has it: `loaded`, for one of its names or None; the one beside it, for one of those;
+    another one, which is loaded if it has never been; or with the adapter of that name, which may have to be loaded.
+
+    Raises ModelNotFound, or InvalidRequest for an adapter that cannot be served, or as `SwappedModel.enter` does."""
+    if wanted is None or wanted in loaded.names:
+        return loaded
+    if loaded.beside is not None and wanted in loaded.beside.names:
+        return loaded.beside
+    for other in loaded.others:
+        if other.name == wanted:
+            return await other.once_loaded()
+    adapters = loaded.engine.adapters
+    if adapters is None:
+        raise ModelNotFound(wanted, loaded.all_names)
+    adapter = adapters.find(wanted)
+    if adapter is None and loaded.resolver is not None:
+        try:
+            adapter = await loaded.resolver.find(wanted)
+        except AdapterRefused as error:
+            raise InvalidRequest(f"the adapter cannot be served: {error}", param="model") from None
+    if adapter is None:
+        raise ModelNotFound(wanted, (*loaded.all_names, *(each.name for each in adapters.all()[:_NAMED_AT_MOST])))
+    return loaded.with_adapter(adapter)
+
+
+async def pooled_by(loaded: LoadedModel, wanted: str | None) -> LoadedModel:
+    """`named`, for what is to be pooled: where None is wanted, it is the one beside `loaded` that does so, if there is one."""
+    return loaded.beside if wanted is None and loaded.beside is not None else await named(loaded, wanted)
