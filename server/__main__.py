@@ -146,29 +146,15 @@ def check_early(config: ServerConfig) -> None:
 
 
 def list_models(argv: list[str]) -> int:
-    """Print the architectures that can be served, our own first; the exit code."""
-    if argv:
-        print("usage: oneloop models\n\nList the architectures, as config.json names them, and what computes each.")
-        return 0 if argv[0] in ("-h", "--help") else 2
-    import signal
+    """Print the models that can be served by name, and the architectures; the exit code."""
+    from server.offline import models
 
-    from runtime.models.implementation import supported
+    def found() -> dict[str, Any]:
+        from runtime.doctor.models import models
 
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
-    others = False
-    for architecture, by in supported():
-        others = others or by != "native"
-        print(f"{architecture:40} {by}")
-    if others:
-        print(
-            "What else transformers builds is tried when it is asked for. A config may still ask for what is not served: that "
-            "is said when the model is loaded."
-        )
-    else:
-        print(
-            "More are served through the transformers package, which is not installed here: pip install transformers."
-        )
-    return 0
+        return models()
+
+    return models.main(argv, found)
 
 
 def inspect_adapter(argv: list[str]) -> int:

@@ -26,6 +26,13 @@ GIB = 1 << 30
 FILES_WANTED = 4096
 DISK_WANTED = 20 * GIB  # a model of 8 billion parameters in 16 bits, with some room
 _COPY_BYTES, _COPIES = 1 << 28, 5
+_EXTRAS = (
+    ("python_multipart", "python-multipart", "uploads for /v1/batches", "batches"),
+    ("PIL", "pillow", "chats with pictures", "media"),
+    ("av", "av", "chats with sounds and videos", "media"),
+    ("matplotlib", "matplotlib", "pictures of `oneloop bench`", "bench"),
+    ("opentelemetry", "opentelemetry", "traces (--otlp-traces-endpoint)", "otel"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ def findings() -> dict[str, Any]:
     device = torch.cuda.is_available()
     memory = torch.cuda.mem_get_info()[0] if device else free_host_bytes()
     rate = memory_rate("cuda" if device else "cpu")
-    formats = ("bf16",) if device else ("bf16", "Q8_0", "Q4_K")
+    formats = _device_formats() if device else ("bf16", "Q8_0", "Q4_K")
     return {
         "findings": [asdict(finding) for finding in found],
         "memory_bytes": memory,
@@ -52,6 +59,11 @@ def findings() -> dict[str, Any]:
         "fits": [{**asdict(fit), "fits": fit.fits} for fit in what_fits(memory, rate, formats)],
         "kernels": ops.describe(),
     }
+
+
+def _device_formats() -> tuple[str, ...]:
+    refusal = ops.linear_refusal([ops.WeightFormat("fp8")], torch.bfloat16, torch.device("cuda"))
+    return ("bf16",) if refusal is not None else ("bf16", "fp8")
 
 
 def memory_rate(device: str) -> float:
@@ -123,12 +135,11 @@ def _packages() -> Iterator[Finding]:
             yield Finding("packages", f"{name} {version(name)}")
         except PackageNotFoundError:
             yield Finding("packages", f"{name} is not installed, which {what} need", "note", f"pip install {name}")
-    if importlib.util.find_spec("python_multipart") is None:
-        text = "python-multipart is not installed, which uploads for /v1/batches need"
-        yield Finding("packages", text, "note", "pip install 'oneloop[batches]'")
-    if importlib.util.find_spec("PIL") is None:
-        text = "pillow is not installed, which chats with pictures need"
-        yield Finding("packages", text, "note", "pip install 'oneloop[media]'")
+    for module, name, what, extra in _EXTRAS:
+        if importlib.util.find_spec(module) is None:
+            yield Finding(
+                "packages", f"{name} is not installed, which {what} need", "note", f"pip install 'oneloop[{extra}]'"
+            )
 
 
 def _limits() -> Iterator[Finding]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BYTES_PER_WEIGHT = {"bf16": 2.0, "Q8_0": 34 / 32, "Q4_K": 144 / 256}  # with the scales of their blocks (GGUF)
+BYTES_PER_WEIGHT = {
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "Q8_0": 34 / 32,
+    "Q4_K": 144 / 256,
+}  # with the scales of their blocks (GGUF)
 RESERVE = 0.9  # of the memory, that weights and cache may take together
 _KV_ELEMENT_BYTES = 2
 

@@ -15,7 +15,7 @@ COMMANDS = ("serve", "chat", "complete", "batch", "bench", "health", "models", "
 USAGE = (
     "oneloop [serve [MODEL]] [options]\n       oneloop chat|complete [PROMPT] [--url URL] [options]\n"
     "       oneloop batch IN OUT [--resume] [options]\n       oneloop bench COMMAND [options]\n"
-    "       oneloop health [live|ready|generate] [options]\n       oneloop models\n"
+    "       oneloop health [live|ready|generate] [options]\n       oneloop models [--json]\n"
     "       oneloop lora inspect FOLDER [--model MODEL]\n"
     "       oneloop doctor [--json]\n       oneloop completion bash|zsh|fish"
 )

@@ -24,6 +24,7 @@ _OWN = {
     "complete": ("--url",),
     "batch": ("--resume",),
     "doctor": ("--json",),
+    "models": ("--json",),
     "completion": SHELLS,
     "lora": ("inspect", "--model", "--max-lora-rank", "--json"),
 }

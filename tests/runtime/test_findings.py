@@ -50,3 +50,9 @@ def test_what_fits_is_arithmetic():
     assert llama.tokens_per_s == pytest.approx(100e9 / 16.06e9)
     assert (fits["Qwen3-32B", "bf16"].kv_tokens, fits["Qwen3-32B", "bf16"].fits) == (0, False)
     assert fits["Qwen3-32B", "Q4_K"].weights_bytes == int(32.8e9 * 4.5 / 8)
+
+
+def test_extras_that_are_not_installed_are_notes_with_their_command(monkeypatch):
+    monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None if name in ("av", "matplotlib") else name)
+    notes = {finding.text.partition(" ")[0]: finding.mend for finding in room._packages() if finding.mend}
+    assert notes == {"av": "pip install 'oneloop[media]'", "matplotlib": "pip install 'oneloop[bench]'"}
