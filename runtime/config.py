@@ -93,6 +93,7 @@ class DeviceDefaults:
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_cache_bytes: Callable[[int], int]  # of the memory that is free after loading
+    looks_up: bool = False  # n-grams, where nobody said otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +214,8 @@ class EnginePlan:
         if config.enable_prefix_caching and layout.no_prefix_reason:
             notes.append(f"prefix caching is off: {layout.no_prefix_reason}")
         speculative = config.speculation
+        if speculative is not None:
+            speculative = speculative.where(on_device=defaults.looks_up and config.tensor_parallel_size == 1)
         capacity = layout.longest(num_blocks, budget, max_model_len)
         if capacity < max_model_len:
             if config.max_model_len is not None or capacity < layout.block_size:

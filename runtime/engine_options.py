@@ -17,7 +17,7 @@ MODEL, ENGINE, HTTP = "model", "engine", "HTTP"  # groups of --help
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8_per_token_head"]
 SPECULATES_BY_MODEL = WITH_MODEL  # methods that --speculative-model is for
-SpeculativeMethod = Literal["ngram", "suffix", "draft_model", "ngram_gpu", "mtp", "eagle", "eagle3"]
+SpeculativeMethod = Literal["ngram", "suffix", "draft_model", "ngram_gpu", "ngram_cpu", "mtp", "eagle", "eagle3"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
@@ -201,7 +201,7 @@ class EngineOptions:
     )
     speculative_method: SpeculativeMethod | None = option(
         None,
-        "guess tokens from what stands in prompt and answer (ngram; ngram_gpu looks it up on the device), or in past answers too "
+        "guess tokens from what stands in prompt and answer (ngram: ngram_gpu on CUDA, else ngram_cpu), or in past answers too "
         "(suffix), by a smaller model (draft_model), or by layers that read the model's hidden states: of its own checkpoint "
         "(mtp), or of one made for it (eagle, eagle3); never changes an answer",
         group=ENGINE,

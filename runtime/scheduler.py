@@ -34,6 +34,7 @@ from typing import NamedTuple
 from runtime.api import FinishReason
 from runtime.batch import (
     NOT_FINITE,
+    ON_DEVICE,
     PromptLogprobsSpan,
     RowBinding,
     Sample,
@@ -454,8 +455,9 @@ class Scheduler:
 
     # --- running --------------------------------------------------------------------------------------------------
 
-    def _drafts(self, num_wanted: Several[int], room: int) -> dict[int, tuple[int, ...]] | None:
-        """Drafts for decodes, by number, `room` in all at most. None where who should have some has ids in flight."""
+    def _drafts(self, num_wanted: list[int], room: int) -> dict[int, tuple[int, ...]] | None:
+        """Drafts for decodes, by number, `room` in all at most. None where who should have some has ids in flight; but where others
+        have drafts of the device, it has nothing to compute in `num_wanted` then, and they go on."""
         assert self.speculation is not None
         most, could_draft = self.limits.max_num_batched_tokens, []
         for sequence, wanted in zip(self.running, num_wanted, strict=True):
@@ -467,13 +469,22 @@ class Scheduler:
                     could_draft.append((sequence, num))
         guesses = self.speculation.guesses(could_draft, len(num_wanted)) if could_draft else {}
         drafts: dict[int, tuple[int, ...]] = {}
+        waiting: set[int] = set()
         for sequence, _ in could_draft:
             draft_ids = guesses.get(sequence.number, ())[: max(0, room)]
-            if draft_ids:
-                if sequence.num_in_flight and not self.speculation.on_device:
+            if not draft_ids:
+                continue
+            if sequence.num_in_flight and draft_ids[0] != ON_DEVICE:
+                if not self.speculation.on_device:
                     return None
-                drafts[sequence.number] = draft_ids
-                room -= len(draft_ids)
+                waiting.add(sequence.number)
+                continue
+            drafts[sequence.number] = draft_ids
+            room -= len(draft_ids)
+        if waiting:
+            for index, sequence in enumerate(self.running):
+                if sequence.number in waiting:
+                    num_wanted[index] = 0
         return drafts
 
     def _takes_drafts(self, sequence: Sequence) -> bool:
@@ -481,13 +492,14 @@ class Scheduler:
         return sequence.takes_drafts and not (self._has_states and sequence.has_matchers)
 
     def _proposals(self, num_wanted: Several[int], drafts: Mapping[int, Several[int]]) -> dict[int, int]:
-        """How many drafts decodes, of which the step checks `drafts`, are to find behind it, by number. Those with matchers none:
-        their masks would have to wait for ids that only the device knows."""
+        """How many drafts decodes, of which the step checks `drafts`, are to find behind it, by number. Those none whose drafts the
+        host has to know: masks would have to wait for ids that only the device knows."""
         assert self.speculation is not None
         most, could_draft = self.limits.max_num_batched_tokens, []
         for sequence, wanted in zip(self.running, num_wanted, strict=True):
             decodes = wanted == 1 or (wanted and sequence.restart >= 0)
-            if decodes and sequence.takes_drafts and not sequence.has_matchers and sequence.first_unfollowed < 0:
+            may_have = sequence.takes_drafts and sequence.first_unfollowed < 0
+            if decodes and may_have and not self.speculation.is_on_host(sequence):
                 num_new = 1 + len(drafts.get(sequence.number, ()))
                 left = sequence.max_tokens_total - sequence.num_tokens, most - sequence.num_in_flight
                 if (num := min(left) - num_new - 1) > 0:

@@ -550,6 +550,6 @@ def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -
         pooler=model.spec.pooler_info,
         generates=model.spec.generates,
         speculative="" if plan.speculative is None else str(plan.speculative),
-        reads_predictions=plan.speculative is not None and not plan.speculative.on_device,
+        reads_predictions=plan.speculative is not None and plan.speculative.reads_predictions,
         modalities=frozenset() if model.encoder is None else model.encoder.spec.modalities,
     )

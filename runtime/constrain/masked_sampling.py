@@ -43,9 +43,7 @@ class Engine(Protocol):
 class MaskedSampling:
     def __init__(self, model: ModelInfo, scheduler: Scheduler, engine: Engine) -> None:
         self._engine = engine
-        speculation = scheduler.speculation
-        looks_ahead = speculation is not None and not speculation.on_device
-        self._mask_maker = MaskMaker(model, engine.wake, looks_ahead=looks_ahead)
+        self._mask_maker = MaskMaker(model, engine.wake, looks_ahead=scheduler.speculation is not None)
         self._deferred = DeferredSampling(scheduler, self._mask_maker)
 
     # --- sequences ------------------------------------------------------------------------------------------------

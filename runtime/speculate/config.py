@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self
 
-METHODS: Final = ("ngram", "suffix", "draft_model", "ngram_gpu", "mtp", "eagle", "eagle3")
+METHODS: Final = ("ngram", "suffix", "draft_model", "ngram_gpu", "ngram_cpu", "mtp", "eagle", "eagle3")
 ON_DEVICE: Final = (
     "draft_model",
     "ngram_gpu",
@@ -17,11 +17,12 @@ ON_DEVICE: Final = (
 )  # methods that guess behind a step, on the device
 HEADS: Final = ("mtp", "eagle", "eagle3")  # of these, those by layers that read the model's hidden states
 WITH_MODEL: Final = ("draft_model", "eagle", "eagle3")  # of these, those that a checkpoint of their own is named for
-_ELSEWHERE: Final = (
-    "extract_hidden_states",
-    "medusa",
-    "mlp_speculator",
-)
+_ELSEWHERE: Final = {  # vLLM's, and why they are refused
+    "extract_hidden_states": "it guesses nothing",
+    "medusa": "its heads are published as pickle files, which are never loaded, and were made for trees of guesses; an eagle3 head "
+    "is right more often",
+    "mlp_speculator": "its heads guess less than those of eagle3",
+}
 MAX_DRAFTS: Final = 64  # a row's in one step
 _DEFAULT_DRAFTS: Final = 8
 _DEFAULT_OF_HEADS: Final = 3  # which are trained to guess the next few
@@ -40,7 +41,8 @@ class Lookup(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
     """`num_speculative_tokens`: drafts of a row in one step at most; `adaptive`: fewer where fewer bring more, and none where they
-    cost more than they bring. `prompt_lookup_max`, `prompt_lookup_min` (ngram, ngram_gpu): how many last tokens are looked for.
+    cost more than they bring. `prompt_lookup_max`, `prompt_lookup_min` (ngram, ngram_gpu, ngram_cpu): how many last tokens are
+    looked for. (ngram is one of the other two: see `where`.)
     `suffix_decoding_*` (suffix): how many last tokens are looked for at most, how many past answers are kept, how many drafts
     there are at most for each token found again, and how likely all drafts up to one must be right. `model` (draft_model,
     eagle, eagle3): what guesses, called as `--model` is. (mtp: layers that the model's own checkpoint brings.)
@@ -95,7 +97,7 @@ class SpeculativeConfig:
         elif "prompt_lookup_min" in values and "prompt_lookup_max" not in values:
             values["prompt_lookup_max"] = values["prompt_lookup_min"]
         for key in values:
-            for prefix, owners in ((_LOOKUP, ("ngram", "ngram_gpu")), (_SUFFIX, ("suffix",))):
+            for prefix, owners in ((_LOOKUP, ("ngram", "ngram_gpu", "ngram_cpu")), (_SUFFIX, ("suffix",))):
                 if key.startswith(prefix) and method not in owners:
                     raise ValueError(f"{key} is for method {' and '.join(owners)}, not {method}")
         if "model" in values and method not in WITH_MODEL:
@@ -125,6 +127,12 @@ class SpeculativeConfig:
         if not isinstance(self.adaptive, bool):
             raise ValueError(f"adaptive {self.adaptive!r} is neither true nor false")
 
+    def where(self, *, on_device: bool) -> Self:
+        """With ngram as the method that is meant, of which nobody has said where it looks things up."""
+        if self.method != "ngram":
+            return self
+        return replace(self, method="ngram_gpu" if on_device else "ngram_cpu")
+
     def lookup(self, max_model_len: int) -> Lookup | None:
         """What is looked up on the device, None where nothing is."""
         if self.method != "ngram_gpu":
@@ -134,6 +142,11 @@ class SpeculativeConfig:
     @property
     def on_device(self) -> bool:
         return self.method in ON_DEVICE
+
+    @property
+    def reads_predictions(self) -> bool:
+        """Whether what a request predicts is looked up."""
+        return self.method in ("suffix", "ngram", "ngram_gpu", "ngram_cpu")
 
     @property
     def follows(self) -> bool:
@@ -153,8 +166,8 @@ class SpeculativeConfig:
 def _check_method(method: object) -> None:
     if method not in METHODS:
         served = f"{', '.join(METHODS[:-1])} and {METHODS[-1]} are"
-        if method in _ELSEWHERE:
-            raise ValueError(f"method {method!r} is not served yet; {served}")
+        if (why := _ELSEWHERE.get(str(method))) is not None:
+            raise ValueError(f"method {method!r} is not served: {why}; {served}")
         raise ValueError(f"unknown method {method!r}{_did_you_mean(str(method), METHODS)}; {served} served")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from runtime.speculate.anything import Anything
 from runtime.speculate.config import SpeculativeConfig
 from runtime.speculate.ngram import Ngram
-from runtime.speculate.on_device import DeviceSpeculation, Drafted
+from runtime.speculate.on_device import DeviceSpeculation
 from runtime.speculate.proposer import Proposer
 from runtime.speculate.speculation import Speculation
 from runtime.speculate.suffix import Suffix
@@ -27,27 +27,24 @@ def _suffix(config: SpeculativeConfig) -> Proposer:
     )
 
 
-def _drafted(config: SpeculativeConfig) -> Proposer:
-    return Drafted()
-
-
 PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
-    "ngram": _ngram,
+    "ngram_cpu": _ngram,
     "suffix": _suffix,
-    "draft_model": _drafted,
-    "ngram_gpu": _drafted,
-    "mtp": _drafted,
-    "eagle": _drafted,
-    "eagle3": _drafted,
-}
+}  # of those that guess on the host
 
 
 def speculation_of(config: SpeculativeConfig, draft_share: float, follow_share: float = 0.0) -> Speculation:
-    """`draft_share`: what a draft is assumed to take, in steps of a single row. `follow_share`: what a draft model, or a head, is
-    assumed to add to a step by computing it, too."""
+    """Of a method that says where it looks things up; ngram does so on the host. `draft_share`: what a draft is assumed to take, in
+    steps of a single row. `follow_share`: what a draft model, or a head, is assumed to add to a step by computing it, too."""
+    config = config.where(on_device=False)
     cost = VerificationCost(draft_share, follow_share) if config.adaptive else None
     if config.on_device:
-        proposer, most = PROPOSERS[config.method](config), config.num_speculative_tokens
-        return DeviceSpeculation(proposer, most, cost, rests=config.follows)
+        return DeviceSpeculation(
+            _ngram(config),
+            config.num_speculative_tokens,
+            cost,
+            predictions=config.reads_predictions,
+            rests=config.follows,
+        )
     proposer = PROPOSERS[config.method](config) if config.synthetic_acceptance is None else Anything()
     return Speculation(proposer, config.num_speculative_tokens, cost)

@@ -27,7 +27,7 @@ _KEPT, _PRIOR = (
     0.995,
     10.0,
 )  # of what drafts brought, from one to the next; and drafts that were as expected, to begin with
-_GUESSED = 4  # tokens of a guess that is only compared
+GUESSED = 4  # tokens of a guess that is only compared
 
 
 def forced_ids(sequence: Sequence, most: int) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ class Speculation:
             num = min(most, self._most) if plan.probing else row.num_worth(plan.price, min(most, self._most))
             if not num and (sequence.number + self._num_asked) % LOOK_EVERY:
                 continue
-            guess = self._proposer.propose(sequence, num or min(most, _GUESSED))
+            guess = self._proposer.propose(sequence, num or min(most, GUESSED))
             row.guessed(guess)
             if num and guess:
                 guesses[sequence.number] = tuple(guess)
@@ -129,6 +129,10 @@ class Speculation:
         """How many steps of a single row it takes to compute so many tokens anew, as is assumed; none where nothing is weighed."""
         return 0.0 if self._cost is None else self._cost.draft_share * num_tokens
 
+    def is_on_host(self, sequence: Sequence) -> bool:
+        """Whether its drafts are guessed by the host."""
+        return True
+
     def _all_guesses(self, could_draft: Several[tuple[Sequence, int]]) -> dict[int, tuple[int, ...]]:
         found = {
             sequence.number: tuple(self._proposer.propose(sequence, min(most, self._most)))
@@ -139,8 +143,11 @@ class Speculation:
     def _row(self, sequence: Sequence) -> Acceptance:
         row = self._rows.get(sequence.number)
         if row is None:
-            row = self._rows[sequence.number] = Acceptance(self._chances)
+            row = self._rows[sequence.number] = Acceptance(self._chances_of(sequence))
         return row
+
+    def _chances_of(self, sequence: Sequence) -> Chances:
+        return self._chances
 
     def _begin(self, num_rows: int) -> Plan | None:
         """What a step of so many rows is planned by; None where nobody knows yet what one takes."""
@@ -176,7 +183,7 @@ class Speculation:
             if num_drafts:
                 self._expected = _KEPT * self._expected + row.expected(num_drafts)
                 self._were_right = _KEPT * self._were_right + max(0, len(token_ids) - 1)
-            self._learn(row, num_drafts, token_ids)
+            self._learn(sequence, row, num_drafts, token_ids)
         if not num_drafts or not token_ids:
             return
         num_accepted = len(token_ids) - 1
@@ -188,7 +195,7 @@ class Speculation:
         for position in range(num_accepted):
             self.num_accepted_at[position] += 1
 
-    def _learn(self, row: Acceptance, num_drafts: int, token_ids: Several[int]) -> None:
+    def _learn(self, sequence: Sequence, row: Acceptance, num_drafts: int, token_ids: Several[int]) -> None:
         row.gained(token_ids)
 
     def finished(self, sequence: Sequence) -> None:

@@ -55,7 +55,9 @@ class UnfollowedTokens:
         """One of them for whom that is worth while by now."""
         if not (self._some_lack and self.follows) or self._speculation is None:
             return None
-        lacking = [sequence for sequence in running if sequence.first_unfollowed >= 0 and _may_have_drafts(sequence)]
+        lacking = [
+            sequence for sequence in running if sequence.first_unfollowed >= 0 and self._may_have_drafts(sequence)
+        ]
         self._some_lack = bool(lacking)
         if (gain := self._speculation.gain(len(running))) <= 0 or not lacking:
             return None
@@ -99,10 +101,11 @@ class UnfollowedTokens:
 
     def is_computed_anew(self, sequence: Sequence, first_unfollowed: int) -> bool:
         """Whether a sequence that starts computes a cached prefix from there on itself."""
-        if self._speculation is None or not self.follows or not _may_have_drafts(sequence):
+        if self._speculation is None or not self.follows or not self._may_have_drafts(sequence):
             return False
         return sequence.num_tokens - first_unfollowed <= _ANEW and self._speculation.gain(self._num_running + 1) > 0
 
-
-def _may_have_drafts(sequence: Sequence) -> bool:
-    return sequence.takes_drafts and isinstance(sequence.work, Sample) and not sequence.has_matchers
+    def _may_have_drafts(self, sequence: Sequence) -> bool:
+        assert self._speculation is not None
+        samples = isinstance(sequence.work, Sample)
+        return samples and sequence.takes_drafts and not self._speculation.is_on_host(sequence)

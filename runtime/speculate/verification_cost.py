@@ -80,9 +80,9 @@ class VerificationCost:
         if size is not None:
             size.learn(num_drafts, took_s, followed=followed)
         elif not num_drafts:
-            self._sizes[num_rows.bit_length()] = _Size(self._assumed(num_rows), took_s, followed=followed)
+            self._sizes[num_rows.bit_length()] = _Size(self.assumed(num_rows), took_s, followed=followed)
 
-    def _assumed(self, num_rows: int) -> Cost:
-        """The rows of a step take as long as so many drafts."""
+    def assumed(self, num_rows: int) -> Cost:
+        """Before anything is known: the rows of a step take as long as so many drafts."""
         share = self.draft_share
         return Cost(_ASSUMED_SHARE, share / (1 + share * (num_rows - 1)))

@@ -117,7 +117,7 @@ def assert_alike(guessed: list[tuple[list[int], list]], plain: list[tuple[list[i
 
 
 CAPTURED = {
-    "speculative_method": "ngram",
+    "speculative_method": "ngram_cpu",
     "max_num_batched_tokens": 72,
 }  # CUDA captures steps with drafts; n-grams are not asked
 

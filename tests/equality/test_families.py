@@ -511,7 +511,7 @@ def test_greedy_tokens_equal_transformers_on_cuda(case):
         ({}, {"together": True}),
         ({"max_num_batched_tokens": 17}, {"together": True, "rounds": 2}),
         ({"enforce_eager": True, "max_num_batched_tokens": 80}, {"together": True, "preempting": True}),
-        ({"speculative_method": "ngram"}, {"together": True, "proposer": answers}),  # captures steps with drafts
+        ({"speculative_method": "ngram_cpu"}, {"together": True, "proposer": answers}),  # captures steps with drafts
     ):
         config = EngineConfig(
             device="cuda", dtype="float32", num_kv_blocks=64, max_model_len=case.longest, max_num_seqs=16, **options

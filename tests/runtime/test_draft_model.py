@@ -158,7 +158,7 @@ def test_guesses_cost_nobody_a_block_and_have_room_where_they_are_made():
     assert one.num_draft_tokens > 0
 
 
-def test_rows_with_matchers_or_without_leave_have_none():
+def test_rows_with_matchers_or_without_leave_have_none_of_the_device():
     scheduler = scheduler_of(40)
     scheduler.add(sequence(1, [5, 6], matchers=(lambda: None,)))
     request = Request("2", [7], SamplingParams(9, 0.0), speculative=False)

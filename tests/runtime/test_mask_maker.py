@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from runtime.api import ConstraintError, FinishReason
 from runtime.constrain.masks import mask_of, only_token
+from runtime.speculate.ngram import Ngram
+from runtime.speculate.on_device import DeviceSpeculation
 from runtime.speculate.speculation import Speculation
 from runtime.speculate.verification_cost import VerificationCost
 from tests.fake_runner import FakeRunner, Rule
@@ -78,12 +81,13 @@ class Slipping:
         pass
 
 
+@pytest.mark.parametrize("kind", [Speculation, DeviceSpeculation])
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
 @pytest.mark.parametrize("patient", [True, False])
-async def test_drafts_change_no_token_under_a_matcher_and_save_steps(steps_in_flight, patient):
+async def test_drafts_change_no_token_under_a_matcher_and_save_steps(steps_in_flight, patient, kind):
     made = Made(from_last)
     runner = FakeRunner(patient=patient)
-    async with engine_on(runner, steps_in_flight=steps_in_flight, speculation=Speculation(Slipping(), 3)) as engine:
+    async with engine_on(runner, steps_in_flight=steps_in_flight, speculation=kind(Slipping(), 3)) as engine:
         requests = [request(max_tokens=24, matchers=(made,)), request((5,) * 9, 17, matchers=(made,))]
         got = await read(engine.submit(requests))
         check_pool(engine._scheduler)
@@ -92,6 +96,40 @@ async def test_drafts_change_no_token_under_a_matcher_and_save_steps(steps_in_fl
     assert all(ids == whole[: len(ids)] for ids, whole in zip(seen, (got[1][0], got[0][0]), strict=True))
     if patient:
         assert len([row for batch in runner.batches for row in batch.rows if row.number == 1]) < 14
+
+
+async def test_beside_drafts_of_the_device_matchers_have_some_of_the_host_and_nobody_else_waits():
+    """Of two rows in the same steps, one step ahead."""
+    made, runner = Made(from_last), FakeRunner(patient=True)
+    speculation = DeviceSpeculation(Slipping(), 3)
+    async with engine_on(runner, steps_in_flight=2, speculation=speculation) as engine:
+        got = await read(engine.submit([request(max_tokens=24, matchers=(made,)), request((5,) * 9, 40)]))
+        check_pool(engine._scheduler)
+    assert got[0] == (drawn_by(from_last, 24, 3), LENGTH)
+    rows = [{row.number: row for row in batch.rows} for batch in runner.batches]
+    masked, others = ([of[number] for of in rows if number in of] for number in (1, 2))
+    assert len(masked) < 12
+    assert any(row.draft_ids for row in masked)
+    assert not any(row.num_proposed or row.guessed_on_device for row in masked)
+    assert len(others) == len(rows)  # it is in every step, and what it guesses is never right here
+    assert all(row.guessed_on_device for row in others[2:30])
+
+
+@pytest.mark.parametrize("predictions", [True, False])
+async def test_what_a_request_predicts_is_looked_up_by_the_host(predictions):
+    runner = FakeRunner()
+    plain = await answered(runner, None)
+    speculation = DeviceSpeculation(Ngram(2, 5), 4, predictions=predictions)
+    async with engine_on(FakeRunner(), steps_in_flight=2, speculation=speculation) as engine:
+        found = await read(engine.submit([replace(request(max_tokens=24), prediction=tuple(plain))]))
+    assert found == {0: (plain, LENGTH)}
+    assert (speculation.num_accepted_tokens > 12) is predictions
+
+
+async def answered(runner: FakeRunner, speculation: Speculation | None) -> list[int]:
+    async with engine_on(runner, speculation=speculation) as engine:
+        found = await read(engine.submit([request(max_tokens=24)]))
+    return found[0][0]
 
 
 class Clueless:
@@ -108,11 +146,12 @@ def mostly_forced(ids: list[int]) -> set[int]:
     return {300 + place + step for step in range(1 if place > 1 else 3)}
 
 
+@pytest.mark.parametrize("kind", [Speculation, DeviceSpeculation])
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 @pytest.mark.parametrize("adaptive", [True, False])
-async def test_what_alone_may_follow_is_a_draft_whatever_else_is_guessed(steps_in_flight, adaptive):
+async def test_what_alone_may_follow_is_a_draft_whatever_else_is_guessed(steps_in_flight, adaptive, kind):
     runner, made = FakeRunner(patient=True), Made(mostly_forced)
-    speculation = Speculation(Clueless(), 8, VerificationCost(0.01) if adaptive else None)
+    speculation = kind(Clueless(), 8, VerificationCost(0.01) if adaptive else None)
     async with engine_on(runner, steps_in_flight=steps_in_flight, speculation=speculation) as engine:
         got = await read(engine.submit([request(max_tokens=56, matchers=(made,))]))
         check_pool(engine._scheduler)

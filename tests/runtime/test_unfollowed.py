@@ -13,7 +13,8 @@ from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
-from runtime.speculate.on_device import DeviceSpeculation, Drafted
+from runtime.speculate.ngram import Ngram
+from runtime.speculate.on_device import DeviceSpeculation
 from tests.kinds import full, window
 
 BLOCK = 4
@@ -26,7 +27,7 @@ class Told(DeviceSpeculation):
     worth = 0.0
 
     def __init__(self) -> None:
-        super().__init__(Drafted(), 3)
+        super().__init__(Ngram(2, 5), 3)
 
     def follows(self, num_rows: int) -> bool:
         return self.follow

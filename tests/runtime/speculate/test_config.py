@@ -6,10 +6,11 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from runtime.config import EngineConfig
+from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
 from runtime.engine_options import EngineOptions
-from runtime.speculate.config import METHODS, WITH_MODEL, SpeculativeConfig
+from runtime.speculate.config import METHODS, ON_DEVICE, WITH_MODEL, SpeculativeConfig
 from runtime.speculate.methods import PROPOSERS, speculation_of
+from tests.kinds import full
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ from runtime.speculate.methods import PROPOSERS, speculation_of
         ("[1]", "is not a JSON object"),
         ({}, "method is missing: one of ngram"),
         ({"method": "ngam"}, r"unknown method 'ngam' \(did you mean ngram\?\); ngram, .* and eagle3 are served"),
-        ({"method": "medusa"}, "'medusa' is not served yet"),
+        ({"method": "medusa"}, "'medusa' is not served: its heads are published as pickle files, .*; ngram, suffix, "),
         ({"method": "eagle3"}, "model None is not the name of a draft model"),
         ({"method": "deepseek_mtp", "model": "x/y"}, "model is for method draft_model and eagle and eagle3, not mtp"),
         ({"method": ["ngram"]}, r"unknown method \['ngram'\]"),
@@ -29,7 +30,7 @@ from runtime.speculate.methods import PROPOSERS, speculation_of
         ({"method": "ngram", "num_speculative_tokens": 2.0}, "num_speculative_tokens 2.0 is not a whole"),
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens True is not a whole"),
         ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min 4 is more than"),
-        ({"method": "suffix", "prompt_lookup_max": 3}, "prompt_lookup_max is for method ngram and ngram_gpu, not suffix"),
+        ({"method": "suffix", "prompt_lookup_max": 3}, "is for method ngram and ngram_gpu and ngram_cpu, not suffix"),
         ({"method": "ngram", "suffix_decoding_max_tree_depth": 3}, "is for method suffix, not ngram"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "1.5 is not a number from 0 to 1"),
         ({"method": "draft_model"}, "model None is not the name of a draft model"),
@@ -68,10 +69,41 @@ def test_the_plain_options_say_the_same():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_an_option_and_has_a_proposer(method):
     (choices, _) = get_args(get_type_hints(EngineOptions)["speculative_method"])
-    assert get_args(choices) == METHODS == tuple(PROPOSERS)
+    assert get_args(choices) == METHODS
+    assert {*METHODS} == {"ngram", *PROPOSERS, *ON_DEVICE}
     for adaptive in (True, False):
         given = {"method": method, "num_speculative_tokens": 3, "adaptive": adaptive}
         config = SpeculativeConfig.of(given | ({"model": "x/y"} if method in WITH_MODEL else {}))
-        assert speculation_of(config, 0.1).most == 3
+        told = speculation_of(config, 0.1)
+        assert (told.most, told.on_device) == (3, config.on_device)
         by = f"{method} x/y" if method in WITH_MODEL else method
         assert str(config) == f"{by}, {'up to ' if adaptive else ''}3 drafts of a sequence in a step"
+
+
+def test_ngram_looks_up_where_that_is_best_and_the_others_where_they_say():
+    for method, on_cuda, on_cpu in (
+        ("ngram", "ngram_gpu", "ngram_cpu"),
+        ("ngram_gpu", "ngram_gpu", "ngram_gpu"),
+        ("ngram_cpu", "ngram_cpu", "ngram_cpu"),
+        ("suffix", "suffix", "suffix"),
+    ):
+        config = SpeculativeConfig.of({"method": method, "num_speculative_tokens": 3})
+        assert config.where(on_device=True).method == on_cuda
+        assert config.where(on_device=False).method == on_cpu
+        assert config.where(on_device=True).reads_predictions
+    lengths = SpeculativeConfig.of({"method": "ngram", "prompt_lookup_max": 4}).where(on_device=True).lookup(99)
+    assert lengths == (4, 4, 99)
+
+
+@pytest.mark.parametrize(
+    ("looks_up", "options", "method"),
+    [(True, {}, "ngram_gpu"), (False, {}, "ngram_cpu"), (True, {"tensor_parallel_size": 2}, "ngram_cpu")],
+)
+def test_a_plan_says_where(looks_up, options, method):
+    config = EngineConfig(speculative_method="ngram", num_kv_blocks=9, **options)
+    defaults = DeviceDefaults("float32", 4, 64, lambda free_bytes: free_bytes, looks_up=looks_up)
+    plan = EnginePlan.resolve(
+        config, dtype="float32", layers=(full(1, 8, None),), model_len=64, defaults=defaults, free_bytes=0
+    )
+    assert plan.speculative is not None
+    assert plan.speculative.method == method

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from runtime.batch import ON_DEVICE, Sample, ScheduledBatch, ScheduledRow
 from runtime.sequence import Sequence
-from runtime.speculate.on_device import DeviceSpeculation, Drafted
+from runtime.speculate.ngram import Ngram
+from runtime.speculate.on_device import DeviceSpeculation
 from runtime.speculate.speculation import Speculation
 from runtime.speculate.verification_cost import VerificationCost
 from runtime.step_budget import FixedBudget
@@ -153,7 +154,7 @@ def by_head(
     plain = simulate(device, FixedBudget(None), traffic)
     with_head = replace(device, follow=device.base * HEAD["follow"] * (1 + streams // 128), guess=HEAD["guess"])
     cost = VerificationCost(share(device), HEAD["follow"])
-    speculation = DeviceSpeculation(Drafted(), 3, cost, rests=True)
+    speculation = DeviceSpeculation(Ngram(2, 5), 3, cost, rests=True)
     batches: list[ScheduledBatch] = []
     took, truth = speculation.took, Truth(chance)
 
@@ -183,7 +184,7 @@ def test_a_head_that_is_often_right_follows_all(streams, least):
 def test_those_who_are_left_when_others_have_gone_are_computed_anew_and_have_drafts():
     """256 streams for a while, of which four go on."""
     device, lengths = GPU, {number: 1500 if number < 4 else 150 for number in range(256)}
-    speculation = DeviceSpeculation(Drafted(), 3, VerificationCost(share(device), HEAD["follow"]), rests=True)
+    speculation = DeviceSpeculation(Ngram(2, 5), 3, VerificationCost(share(device), HEAD["follow"]), rests=True)
     traffic = Traffic([Arrival(number * 2e-5, 64, length) for number, length in lengths.items()])
     plain = simulate(device, FixedBudget(None), traffic)
     guessed = simulate(
