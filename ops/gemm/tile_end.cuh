@@ -2,9 +2,17 @@
 // n + 8, or gate and up (GATED: out [M, N / 2] is silu(gate) * up), and a thread's sums 4 j to 4 j + 3 are row n of columns
 // 8 j + 2 t and + 1, and then those of the row's partner.
 
+// Where the sums of x's rows go: so many rows, one behind the other.
+struct Rows {
+  int count;
+  u16* out;
+  __device__ __forceinline__ u16* row(int m, int width) const { return out + long(m) * width; }
+  __device__ __forceinline__ float weight(int m) const { return 1.f; }
+};
+
 // Four sums of block j of eight rows of x, of the pair of weight rows `n` in the tile.
-template <bool GATED>
-__device__ __forceinline__ void put(int j, const float (&v)[4], int pair, int M, int N, const u16* bias, u16* out) {
+template <bool GATED, class ROWS_OUT>
+__device__ __forceinline__ void put(int j, const float (&v)[4], int pair, int N, const u16* bias, const ROWS_OUT& rows) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, width = GATED ? N / 2 : N;
   const int n = GATED ? pair * 8 + g : pair * 16 + g, partner = GATED ? N / 2 + n : n + 8;
   if (n >= width) return;
@@ -12,9 +20,9 @@ __device__ __forceinline__ void put(int j, const float (&v)[4], int pair, int M,
 #pragma unroll
   for (int c = 0; c < 2; c++) {
     const int m = 8 * j + 2 * t + c;
-    if (m >= M) continue;
-    u16* row = out + long(m) * width;
-    const float first = v[c] + b0, second = v[c + 2] + b1;
+    if (m >= rows.count) continue;
+    u16* row = rows.row(m, width);
+    const float weight = rows.weight(m), first = (v[c] + b0) * weight, second = (v[c + 2] + b1) * weight;
     if (GATED) {
       const float gate = rounded(first);
       row[n] = u16(pack(gate / (1.f + __expf(-gate)) * rounded(second), 0.f));
@@ -27,14 +35,14 @@ __device__ __forceinline__ void put(int j, const float (&v)[4], int pair, int M,
 
 // Sums [ROWS / 2] of each of THREADS, of the pair of weight rows of this warp; the `splits` blocks of a cluster add up what each
 // has of the same tile, always in the same order. `room`: in shared memory, ROWS * THREADS * 2 bytes, free in all of them.
-template <int ROWS, int THREADS, bool GATED>
-__device__ __forceinline__ void write_tile(const float (&sums)[ROWS / 2], unsigned char* room, int pair, int M, int N,
-                                           const u16* bias, u16* out, int split, int splits) {
+template <int ROWS, int THREADS, bool GATED, class ROWS_OUT>
+__device__ __forceinline__ void write_tile(const float (&sums)[ROWS / 2], unsigned char* room, int pair, int N, const u16* bias,
+                                           const ROWS_OUT& rows, int split, int splits) {
   if (splits == 1) {
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
       const float v[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
-      put<GATED>(j, v, pair, M, N, bias, out);
+      put<GATED>(j, v, pair, N, bias, rows);
     }
     return;
   }
@@ -45,13 +53,13 @@ __device__ __forceinline__ void write_tile(const float (&sums)[ROWS / 2], unsign
   for (int j = 0; j < ROWS / 8; j++)
     parts[j * THREADS] = make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
   wait_for_cluster();
-  for (int j = split; j < ROWS / 8 && 8 * j < M; j += splits) {
+  for (int j = split; j < ROWS / 8 && 8 * j < rows.count; j += splits) {
     float v[4] = {};
     for (int s = 0; s < splits; s++) {
       const float4 part = load_remote(parts + j * THREADS, s);
       v[0] += part.x, v[1] += part.y, v[2] += part.z, v[3] += part.w;
     }
-    put<GATED>(j, v, pair, M, N, bias, out);
+    put<GATED>(j, v, pair, N, bias, rows);
   }
   meet_cluster();  // nobody leaves while others read its sums
 }

@@ -69,7 +69,7 @@ __device__ __forceinline__ void tiled(const TensorMap* weight_map, const TensorM
     if (i > 0 && threadIdx.x % 32 == 0) arrive(empty + (i - 1) % STAGES);
   }
   wait_for_products<0>();
-  write_tile<ROWS, CONSUMERS, GATED>(sums, stages, tile * (TILE_ROWS / 16) + warp, M, N, bias, out, split, splits);
+  write_tile<ROWS, CONSUMERS, GATED>(sums, stages, tile * (TILE_ROWS / 16) + warp, N, bias, Rows{M, out}, split, splits);
 }
 
 #define TILED(NAME, ROWS, STAGES, GATED)                                                                                 \

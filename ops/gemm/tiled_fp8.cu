@@ -123,7 +123,8 @@ __device__ __forceinline__ void tiled_fp8(const TensorMap* weight_map, const flo
     }
   }
   const int width = GATED ? N / 2 : N;
-  write_tile<ROWS, CONSUMERS, GATED>(sums, stages, pair, M - first_row, N, bias, out + long(first_row) * width, split, splits);
+  const Rows rows{M - first_row, out + long(first_row) * width};
+  write_tile<ROWS, CONSUMERS, GATED>(sums, stages, pair, N, bias, rows, split, splits);
 }
 
 #define TILED_FP8(NAME, ROWS, WGS, STAGES, GROUPED, GATED, BLOCKS, THREADS, REGISTERS)                                   \

@@ -81,6 +81,7 @@ def tiled_fp8(
     `splits`: into so many parts K is cut, up to 8, and no more than K has chunks."""
     (num_rows, in_features), (groups, out_features) = x.shape, scales.shape
     if tile is None or splits is None:
+        compile_ahead(in_features, out_features, groups > 1, gated, out_dtype, x.device)
         multiprocessors = tuning.of(x.device).multiprocessors
         tile, splits = choose(num_rows, in_features, out_features, groups > 1, gated, multiprocessors)
     row_tiles, tiles_of_weight = -(-num_rows // tile.rows), -(-out_features // (64 * tile.wgs))
@@ -116,6 +117,16 @@ def choose(
     num_tiles = -(-out_features // (64 * wgs)) * -(-num_rows // rows)
     splits = warpgroups.splits(num_tiles, multiprocessors * blocks, -(-in_features // GROUP))
     return _tile(rows, wgs, blocks, grouped, gated), splits
+
+
+@functools.cache
+def compile_ahead(
+    in_features: int, out_features: int, grouped: bool, gated: bool, dtype: torch.dtype, device: torch.device
+) -> None:  # fmt: skip
+    """Begin to compile what any number of rows may need, once."""
+    multiprocessors = tuning.of(device).multiprocessors
+    chosen = (choose(rows, in_features, out_features, grouped, gated, multiprocessors) for rows in (17, 33, 65))
+    program().compile_ahead({tile.name for tile, _ in chosen}, dtype, device)
 
 
 def _products(rows: int) -> str:

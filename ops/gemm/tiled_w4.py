@@ -6,6 +6,7 @@ The weight is laid once in pieces, in which each lane finds its codes side by si
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ _HERE = Path(__file__).parent
 CHUNK = 128  # columns
 PIECE_ROWS = 32
 _BOX = 64  # columns of x in one copy
-_GROUPS = (1, 2, 4)  # scales of a row in a chunk
+GROUPS = (1, 2, 4)  # scales of a row in a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def groups_of_chunk(in_features: int, groups: int) -> int | None:
     if rest or (group % CHUNK and CHUNK % group):
         return None
     found = max(1, CHUNK // group)
-    return found if found in _GROUPS else None
+    return found if found in GROUPS else None
 
 
 def fits(out_features: int, in_features: int, groups: int) -> bool:
@@ -84,6 +85,11 @@ def fits(out_features: int, in_features: int, groups: int) -> bool:
 def can_gate(out_features: int) -> bool:
     """Whether gates and ups are whole pieces."""
     return out_features % (2 * PIECE_ROWS) == 0
+
+
+def groups_of(pieces: Tensor) -> int:
+    """Scales of a row in a chunk."""
+    return (pieces.shape[-1] // PIECE_ROWS - CHUNK // 2) // 4
 
 
 def in_pieces(codes: Tensor, words: Tensor) -> Tensor:
@@ -116,8 +122,9 @@ def tiled_w4(
     `splits`: into so many parts K is cut, up to 8, and no more than K has chunks."""
     num_rows, in_features = x.shape
     x = x.contiguous()
-    groups = (pieces.shape[2] // PIECE_ROWS - CHUNK // 2) // 4
+    groups = groups_of(pieces)
     if tile is None or splits is None:
+        compile_ahead(in_features, out_features, groups, gated, x.dtype, x.device)
         tile, splits = choose(num_rows, in_features, out_features, groups, gated, tuning.of(x.device).multiprocessors)
     row_tiles, tiles = -(-num_rows // tile.rows), -(-out_features // (64 * tile.wgs))
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
@@ -138,11 +145,12 @@ def tiles(groups: int, gated: bool) -> list[Tile]:
         for blocks in (1, 2, 3, 4)
         if wgs * blocks <= (2 if rows == 128 else 4) and (rows < warpgroups.MANY_ROWS or blocks <= 2)
     ]
-    return [_tile(*shape, groups, gated) for shape in shapes]
+    return [tile_of(*shape, groups, gated) for shape in shapes]
 
 
-def _tile(rows: int, wgs: int, blocks: int, groups: int, gated: bool) -> Tile:
-    stages = warpgroups.stages(_stage_bytes(rows, wgs, groups), blocks)
+def tile_of(rows: int, wgs: int, blocks: int, groups: int, gated: bool, spare_bytes: int = 0) -> Tile:
+    """With as many stages as there is room for beside `spare_bytes` of each block."""
+    stages = warpgroups.stages(_stage_bytes(rows, wgs, groups), blocks, spare_bytes)
     return Tile(rows, wgs, stages, blocks, groups, gated)
 
 
@@ -154,7 +162,22 @@ def choose(
     wgs, blocks = (1, 4) if rows <= 16 else (2, 2) if rows <= 64 else (2, 1)
     num_tiles = -(-out_features // (64 * wgs)) * -(-num_rows // rows)
     splits = warpgroups.splits(num_tiles, multiprocessors * blocks, -(-in_features // CHUNK))
-    return _tile(rows, wgs, blocks, groups, gated), splits
+    return tile_of(rows, wgs, blocks, groups, gated), splits
+
+
+@functools.cache
+def compile_ahead(
+    in_features: int, out_features: int, groups: int, gated: bool, dtype: torch.dtype, device: torch.device
+) -> None:  # fmt: skip
+    """Begin to compile what any number of rows may need, once."""
+    multiprocessors = tuning.of(device).multiprocessors
+    chosen = (choose(rows, in_features, out_features, groups, gated, multiprocessors) for rows in (1, 9, 17, 33, 65))
+    program().compile_ahead({tile.name for tile, _ in chosen}, dtype, device)
+
+
+def products(sizes: Iterable[int]) -> str:
+    """The matrix instructions for so many rows of x each."""
+    return "\n".join(_products(rows) for rows in sorted(set(sizes)))
 
 
 def _products(rows: int) -> str:
@@ -175,12 +198,11 @@ template <> __device__ __forceinline__ void Products<{rows}>::add(float (&sums)[
 @functools.cache
 def program() -> Program:
     """Made with the first weight: no start without such weights is to compile it."""
-    known = [tile for groups in _GROUPS for gated in (False, True) for tile in tiles(groups, gated)]
+    known = [tile for groups in GROUPS for gated in (False, True) for tile in tiles(groups, gated)]
     return Program(
-        [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tile_end.cuh", _HERE / "tiled_w4.cu"],
+        [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tile_end.cuh", _HERE / "w4.cuh", _HERE / "tiled_w4.cu"],
         {tile.name: tile.source for tile in known},
-        prelude="\n".join(_products(rows) for rows in sorted({tile.rows for tile in known})),
-        architecture="sm_90a", listed=False,
+        prelude=products(tile.rows for tile in known), architecture="sm_90a", listed=False,
     )  # fmt: skip
 
 

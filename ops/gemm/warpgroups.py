@@ -25,9 +25,9 @@ def registers(rows: int, warpgroups: int, blocks: int) -> int:
     return min(240, (at_start * num_threads - _LEFT * 128) // (128 * warpgroups) // 8 * 8)
 
 
-def stages(stage_bytes: int, blocks: int) -> int:
-    """That shared memory holds for each of `blocks`, 16 at most."""
-    return min(16, (_SHARED_OF_ALL // blocks - 1024 - ALIGNMENT - _BARRIERS) // stage_bytes)
+def stages(stage_bytes: int, blocks: int, spare_bytes: int = 0) -> int:
+    """That shared memory holds for each of `blocks` beside `spare_bytes`, 16 at most."""
+    return min(16, (_SHARED_OF_ALL // blocks - 1024 - ALIGNMENT - _BARRIERS - spare_bytes) // stage_bytes)
 
 
 def splits(num_tiles: int, places: int, chunks: int) -> int:

@@ -1,8 +1,8 @@
-"""Mixture of experts in Triton on weights in codes and scales: the grouped products of triton_grouped.py, of codes that become
-numbers in registers.
+"""Mixture of experts on weights in codes and scales: the grouped products of triton_grouped.py, of codes that become numbers in
+registers; of four bits on Hopper those of experts_w4.cu, where it has them.
 
-Codes lie as gemm/coded.py lays those of a linear layer, expert behind expert. The sum over a group of columns is in float32 and
-meets the scales there."""
+For Triton codes lie as gemm/coded.py lays those of a linear layer, expert behind expert. The sum over a group of columns is in
+float32 and meets the scales there."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ops.gemm.coded import laid
+from ops.cuda.program import missing_for_hopper
+from ops.gemm import tiled_w4
+from ops.gemm.coded import Stack, in_rows, stacked
+from ops.gemm.dequantize import codes_of
 from ops.gemm.triton_coded import numbers
 from ops.gemm.weight import check_refill, overwrite
 from ops.launch import overlap, wait_for_previous
+from ops.moe import experts_w4
 from ops.moe.triton_experts import GroupedExpertWeights, tiles_for
 from ops.moe.triton_grouped import find, load_columns, write
 from ops.moe.triton_route import Routed
@@ -29,12 +33,15 @@ _MAX_COLUMNS, _MANY_ROWS, _MAX_STAGES = 128, 128, 3
 
 
 class _Kept(NamedTuple):
-    """Of all experts: weight [E, out, bytes of a row], scales [E, groups, out], and the order of their columns [E, in], if any."""
+    """Of all experts: weight [E, out, bytes of a row], scales [E, groups, out], and the order of their columns [E, in], if any.
+    `in_pieces`: instead the weight is in the pieces of gemm/tiled_w4.py, scales among them, and `scales` [E, 0, out] empty."""
 
     codes: WeightFormat
     weight: Tensor
     scales: Tensor
     order: Tensor | None
+    groups: int
+    in_pieces: bool
 
 
 class CodedExpertWeights(GroupedExpertWeights):
@@ -64,27 +71,40 @@ class CodedExpertWeights(GroupedExpertWeights):
         if len(formats) != 1 or (current is not None and formats[0] != current.codes):
             kept = "codes of one kind" if current is None else str(current.codes)
             raise ValueError(f"experts in {' and '.join(map(str, formats))} where {kept} are kept")
-        groups = 1 if current is None else current.scales.shape[1]
-        weight, scales, order, in_features = laid(parts_of(stored), groups)
-        check_refill("weight", (len(weight), in_features), self.shape.matrix(half))
+        stack = stacked(parts_of(stored), 1 if current is None else current.groups)
+        groups = stack.scales.shape[0]
+        check_refill("weight", (len(stack.weight), stack.in_features), self.shape.matrix(half))
+        in_pieces = self._in_pieces(half, stack) if current is None else current.in_pieces
+        weight = tiled_w4.in_pieces(codes_of(W4, stack.weight), stack.scales) if in_pieces else in_rows(stack)
+        scales = stack.scales[:0] if in_pieces else stack.scales
         if current is None:
-            current = self._weights[half] = self._room(formats[0], weight, scales, order)
-            self.nbytes += sum(each.nbytes for each in current[1:] if each is not None)
-            self.written = tuple((name, str(kept.codes), kept.scales.shape) for name, kept in self._weights.items())
-        if (order is None) != (current.order is None):
+            order = None if stack.order is None else self._room(stack.order)
+            current = _Kept(formats[0], self._room(weight), self._room(scales), order, groups, in_pieces)
+            self._weights[half] = current
+            self.nbytes += sum(each.nbytes for each in (current.weight, current.scales, order) if each is not None)
+            self.written = tuple((name, str(kept.codes), kept.groups) for name, kept in self._weights.items())
+        if (stack.order is None) != (current.order is None):
             raise ValueError("either all experts have their columns in an order of their own or none")
+        if groups != current.groups:
+            raise ValueError(f"an expert in {groups} groups of columns where {current.groups} are kept")
         overwrite(current.weight[expert], weight, "weight")
         overwrite(current.scales[expert], scales, "scales")
-        overwrite(None if current.order is None else current.order[expert], order, "order")
+        overwrite(None if current.order is None else current.order[expert], stack.order, "order")
 
-    def _room(self, codes: WeightFormat, weight: Tensor, scales: Tensor, order: Tensor | None) -> _Kept:
-        def room(one: Tensor) -> Tensor:
-            return one.new_empty((self.shape.num_experts, *one.shape), device=self._device)
+    def _in_pieces(self, half: Half, stack: Stack) -> bool:
+        if missing_for_hopper() is not None or stack.order is not None or stack.scales.dtype != torch.int32:
+            return False
+        return experts_w4.fits(self.shape, stack.scales.shape[0], half)
 
-        return _Kept(codes, room(weight), room(scales), None if order is None else room(order))
+    def _room(self, one: Tensor) -> Tensor:
+        return one.new_empty((self.shape.num_experts, *one.shape), device=self._device)
 
     def product(self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles) -> Tensor:
-        return _launch(self.shape, half, self._weights[half], self._biases.get(half), x, routed, tiles)
+        kept, bias = self._weights[half], self._biases.get(half)
+        if not kept.in_pieces:
+            return _launch(self.shape, half, kept, bias, x, routed, tiles)
+        experts_w4.compile_ahead(tiled_w4.groups_of(kept.weight), x.dtype, x.device)
+        return experts_w4.experts_w4(self.shape, half, kept.weight, bias, x, routed)
 
 
 @triton.jit
@@ -177,10 +197,10 @@ def _product(
 def _launch(
     shape: ExpertShape, half: Half, kept: _Kept, bias: Tensor | None, x: Tensor, routed: Routed, tiles: ProductTiles
 ) -> Tensor:
-    codes, weight, scales, order = kept
+    codes, weight, scales, order, groups, _ = kept
     first, columns = half == "gate_up", min(tiles.columns, _MAX_COLUMNS)
     stages = tiles.stages if tiles.rows < _MANY_ROWS else min(tiles.stages, _MAX_STAGES)
-    num_pairs, groups = routed.order.shape[0], scales.shape[1]
+    num_pairs = routed.order.shape[0]
     out_features, in_features = (shape.intermediate_size if first else shape.hidden_size), x.shape[1]
     out = torch.empty((num_pairs, out_features), dtype=x.dtype, device=x.device)
     max_hit = min(num_pairs, shape.num_experts)

@@ -6,12 +6,15 @@ import pytest
 import torch
 
 import ops
+from ops.cuda.program import missing_for_hopper
 from ops.gemm.dequantize import dequantize
+from ops.moe import experts_w4
 from ops.moe.triton_coded import CodedExpertWeights
 from ops.moe.triton_experts import mix
+from ops.moe.triton_gather import gather
 from ops.stored import FP8, W4, W8, StoredWeight
 from tests.ops.moe_case import Clamped, moe_case
-from tests.ops.places import interpreted_once, places
+from tests.ops.places import DEVICES, interpreted_once, places
 from tests.ops.test_coded_linear import drawn, to
 
 CASES = [(FP8, 1), (FP8, 3), (W8, 1), (W4, 1), (W4, 3)]
@@ -73,3 +76,44 @@ def test_what_is_filled_in_must_go_together():
         experts.fill("down", 1, order)
     with pytest.raises(ValueError, match="no bias"):
         experts.fill("down", 1, StoredWeight(W4, {"bias": torch.zeros(128)}))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_for_each_pair(device):
+    x = torch.randn(5, 96, device=device)
+    order = torch.randperm(15, device=device).int()
+    assert torch.equal(gather(x, order, 3), x[(order // 3).long()])
+
+
+def test_every_number_of_pairs_has_an_instance():
+    for groups in (1, 2, 4):
+        known = experts_w4.tiles(groups, gated=True)
+        assert all(each.shared_bytes + 4 * 512 <= 227 << 10 and each.stages >= 2 for each in known)
+        for pairs in (0.1, 1, 6, 20, 70, 500):
+            assert experts_w4.choose(pairs, groups, gated=True) in known
+    assert experts_w4.fits(ops.ExpertShape(128, 2048, 768), 16, "gate_up")
+    assert experts_w4.fits(ops.ExpertShape(128, 2048, 768), 6, "down")
+    assert not experts_w4.fits(ops.ExpertShape(4, 192, 96, True, Clamped(1.702, 7.0)), 1, "down")
+
+
+@pytest.mark.skipif(missing_for_hopper() is not None, reason=str(missing_for_hopper()))
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", [128, 64, 32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_experts_in_four_bits_come_out_of_registers(group, dtype):
+    """Every instance, experts that nobody chose, and some whose pairs are more than a tile."""
+    shape = ops.ExpertShape(24, 384, 256 if group == 128 else 192, True)
+    for num_tokens, top_k in ((1, 2), (40, 4), (70, 4), (100, 8), (600, 8)):
+        case = moe_case(num_tokens, shape, ops.Routing(top_k, renormalize=True), plus=True)
+        experts = CodedExpertWeights(shape, dtype, torch.device("cuda"))
+        for half, weights in case.weights.items():
+            for expert, weight in enumerate(weights):
+                stored = drawn(W4, *weight.shape, weight.shape[1] // group, zeros=True, seed=expert)
+                weight.copy_(dequantize(stored, torch.float64))
+                bias = case.biases[half][expert].to("cuda", dtype)
+                experts.fill(half, expert, to(stored, "cuda").with_bias(bias))
+        inputs = case.inputs(dtype, "cuda")
+        choice = experts.choose(num_tokens, top_k)
+        out = mix(experts, inputs["x"], inputs["logits"], case.routing, None, inputs["plus"], choice)
+        expected = case.expected().to("cuda")
+        assert (out.double() - expected).norm() < 2e-2 * expected.norm(), (num_tokens, top_k)

@@ -1,0 +1,150 @@
+// Products of a weight in four bits: codes become 16-bit floats in the registers out of which matrix instructions take them, and what
+// scales and zero points say is applied to sums in float32 and to whole numbers, so that nothing is rounded.
+//
+// A piece of the weight (tiled_w4.py) is 32 rows by 128 columns: a lane finds the 32 codes that it needs of a row in 16 bytes, and
+// behind them are GROUPS scales of each row. A scale is a float32 without its last 8 bits, in which the zero point is.
+
+constexpr int CHUNK = 128, PIECE_ROWS = 32;
+
+template <int ROWS>
+struct Products {  // sums (+)= weight[64, 16] x[ROWS, 16]^T, the weight in registers; see tiled_w4.py
+  static __device__ void add(float (&sums)[ROWS / 2], const u32 (&weight)[4], u64 x, int begun);
+};
+
+// A code is the end of the mantissa of a number whose last bit is worth 1, and so is its zero point.
+#ifdef FLOAT16
+constexpr u32 BASE = 0x64006400;  // 1024
+#define DIFFERENCE "sub.rn.f16x2"
+#else
+constexpr u32 BASE = 0x43004300;  // 128
+#define DIFFERENCE "sub.rn.bf16x2"
+#endif
+
+__device__ __forceinline__ u32 two_codes(u32 word, u32 zeros) {
+  u32 pair;
+  asm volatile("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(0x000f000f), "r"(BASE));  // (a & b) | c
+  asm volatile(DIFFERENCE " %0, %0, %1;" : "+r"(pair) : "r"(zeros));
+  return pair;
+}
+
+__device__ __forceinline__ Vec load_vec(const unsigned char* shared) { return *reinterpret_cast<const Vec*>(shared); }
+__device__ __forceinline__ u32 load_word(const unsigned char* shared) { return *reinterpret_cast<const u32*>(shared); }
+
+// Chunks of 128 columns on their way from memory to the WGS warpgroups that multiply them, STAGES at a time: WGS * 64 rows of the weight
+// and ROWS of x. GATED: half the rows are gates, the others their ups.
+template <int ROWS, int WGS, int STAGES, int GROUPS, bool GATED>
+struct W4Ring {
+  static constexpr int PIECE = PIECE_ROWS * (CHUNK / 2 + GROUPS * 4), X_BYTES = ROWS * CHUNK * 2, W_BYTES = 2 * WGS * PIECE;
+  static constexpr int CONSUMERS = WGS * 128;
+  unsigned char *x_stages, *w_stages;
+  u64 *full, *empty;
+  int stage = 0, parity = 0;
+
+  // `shared`: STAGES * (X_BYTES + W_BYTES) bytes behind the next multiple of 1024. All threads meet behind this.
+  __device__ __forceinline__ W4Ring(unsigned char* shared, u64* full, u64* empty) : full(full), empty(empty) {
+    x_stages = shared + (1024 - address_of(shared) % 1024) % 1024;
+    w_stages = x_stages + STAGES * X_BYTES;
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < STAGES; i++) {
+        make_barrier(full + i, 1);
+        make_barrier(empty + i, CONSUMERS / 32);
+      }
+      barriers_are_made();
+    }
+  }
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+
+  // Of one thread: chunk `at` of a tile's rows, out of a weight of so many pieces, each of `chunks`.
+  __device__ __forceinline__ void fetch_weight(const unsigned char* weight, int tile, int pieces, int chunks, int at) {
+    expect_bytes(full + stage, X_BYTES + W_BYTES);
+#pragma unroll
+    for (int p = 0; p < 2 * WGS; p++) {  // those beyond the last repeat it
+      const int piece = min(GATED ? p % 2 * (pieces / 2) + tile * WGS + p / 2 : tile * WGS * 2 + p, pieces - 1);
+      copy_bytes(w_stages + stage * W_BYTES + p * PIECE, weight + (long(piece) * chunks + at) * PIECE, PIECE, full + stage);
+    }
+  }
+  __device__ __forceinline__ void fetch_x(const TensorMap* x_map, int first_row, int at) {
+    unsigned char* to = x_stages + stage * X_BYTES;
+    copy_tile(to, x_map, full + stage, at * CHUNK, first_row);
+    copy_tile(to + X_BYTES / 2, x_map, full + stage, at * CHUNK + CHUNK / 2, first_row);
+  }
+
+  // Of all threads that multiply: sums += the next `count` chunks, one at least.
+  __device__ __forceinline__ void multiply(float (&sums)[ROWS / 2], int count) {
+    // Of a warp's 16 rows the first eight are one unit of a piece, their partners another.
+    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, of_group = warp / 4, in_group = warp % 4;
+    const int upper_row = GATED ? in_group * 8 + g : in_group % 2 * 16 + g, lower_row = GATED ? upper_row : upper_row + 8;
+    const int upper_piece = of_group * 2 + (GATED ? 0 : in_group / 2), lower_piece = GATED ? upper_piece + 1 : upper_piece;
+    const unsigned char* upper_at = w_stages + upper_piece * PIECE + upper_row * 64 + lane % 4 * 16;
+    const unsigned char* lower_at = w_stages + lower_piece * PIECE + lower_row * 64 + lane % 4 * 16;
+    const int upper_scale = upper_piece * PIECE + PIECE_ROWS * 64 + upper_row * 4;
+    const int lower_scale = lower_piece * PIECE + PIECE_ROWS * 64 + lower_row * 4;
+
+    float part[ROWS / 2];
+    u32 numbers[2][2][4];  // of a quarter of a chunk each
+    Vec codes[2];
+    u32 scale[GROUPS][2];
+    auto load_codes = [&](int stage) {
+      codes[0] = load_vec(upper_at + stage * W_BYTES);
+      codes[1] = load_vec(lower_at + stage * W_BYTES);
+#pragma unroll
+      for (int i = 0; i < GROUPS; i++) {
+        scale[i][0] = load_word(w_stages + stage * W_BYTES + upper_scale + i * PIECE_ROWS * 4);
+        scale[i][1] = load_word(w_stages + stage * W_BYTES + lower_scale + i * PIECE_ROWS * 4);
+      }
+    };
+    auto expand = [&](int quarter) {
+#pragma unroll
+      for (int step = 0; step < 2; step++)
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+          const u32 word = codes[row].word[quarter] >> (step * 8);
+          const u32 zeros = BASE | (scale[quarter * GROUPS / 4][row] & 15) * 0x10001;
+          numbers[quarter % 2][step][row] = two_codes(word, zeros);
+          numbers[quarter % 2][step][row + 2] = two_codes(word >> 4, zeros);
+        }
+    };
+    wait_for(full + stage, parity);
+    load_codes(stage);
+    expand(0);
+    for (int i = 0; i < count; i++) {
+      const u64 x = operand(x_stages + stage * X_BYTES);
+      const int current = stage;
+      float by[GROUPS][2];
+#pragma unroll
+      for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+        for (int row = 0; row < 2; row++) by[group][row] = __uint_as_float(scale[group][row] & 0xffffff00);
+#pragma unroll
+      for (int quarter = 0; quarter < 4; quarter++) {
+        begin_products();
+#pragma unroll
+        for (int step = 0; step < 2; step++) {
+          const int at = quarter * 2 + step;  // of the chunk's steps of 16 columns
+          Products<ROWS>::add(part, numbers[quarter % 2][step], x + at / 4 * (X_BYTES / 32) + at % 4 * 2, at % (8 / GROUPS));
+        }
+        end_products();
+        // Meanwhile the next quarter becomes numbers, in the registers of the last one.
+        if (quarter == 3) {
+          advance();
+          if (i + 1 < count) {
+            wait_for(full + stage, parity);
+            load_codes(stage);
+          }
+        }
+        wait_for_products<1>();
+        expand((quarter + 1) % 4);
+        if ((quarter + 1) * GROUPS % 4) continue;
+        wait_for_products<0>();
+        settle(part);
+        const int group = quarter * GROUPS / 4;
+#pragma unroll
+        for (int j = 0; j < ROWS / 2; j++) sums[j] += part[j] * by[group][j / 2 % 2];
+      }
+      if (lane == 0) arrive(empty + current);
+    }
+  }
+};
