@@ -34,10 +34,6 @@ template <int COUNT>
 __device__ __forceinline__ void give_registers_back() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
-template <int COUNT>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
 // The groups' turns at the matrix units: barriers 1 and 2. Both groups: barrier 3.
 __device__ __forceinline__ void await_turn(int group) { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(CONSUMERS) : "memory"); }
 __device__ __forceinline__ void pass_turn(int group) { asm volatile("bar.arrive %0, %1;" ::"r"(2 - group), "n"(CONSUMERS) : "memory"); }
