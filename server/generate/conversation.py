@@ -106,7 +106,7 @@ async def _render(
 
     _check_results(loaded, messages)
     parts = chat.media
-    media = await loaded.media.read(parts) if parts else None
+    media = await loaded.media.read(parts, chat.processor_kwargs) if parts else None
 
     def render(limit_s: float) -> Pieces[_Rendered]:
         seen = messages_json(messages)

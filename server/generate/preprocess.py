@@ -128,7 +128,7 @@ async def media_ids(
     """The ids of a text with placeholders, and what stands at them. Raises InvalidRequest where these are not as many."""
     [text] = given.prompts
     assert isinstance(text, str), "placeholders are text"
-    media = await loaded.media.read(given.media)
+    media = await loaded.media.read(given.media, given.processor_kwargs)
     try:
         text, ordered = media.written(text)
         special = given.add_special_tokens

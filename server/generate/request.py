@@ -76,6 +76,7 @@ class Chat(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False  # the answer goes on in the last message, the assistant's
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    processor_kwargs: Mapping[str, Any] | None = None  # how its media are processed, over the operator's
     documents: Sequence[Mapping[str, Any]] | None = None
     reasoning_effort: str | None = None
     add_special_tokens: bool = False
@@ -131,6 +132,7 @@ class Prompts(Struct, frozen=True):
     add_special_tokens: bool = True
     allow_special_tokens: bool = True  # False: in prompts they are text
     media: Sequence[MediaPart] = ()
+    processor_kwargs: Mapping[str, Any] | None = None
 
 
 class Infill(Struct, frozen=True):

@@ -10,7 +10,7 @@ import numpy as np
 from server.context.offload import Pieces
 from server.media import images, sound, video
 from server.media.limits import MediaLimits
-from server.media.part import MediaPart
+from server.media.part import MediaPart, Modality
 from server.wire.errors import InvalidMedia
 
 
@@ -44,6 +44,18 @@ def decode(
 
 def _video(found: video.Video) -> Decoded:
     return Decoded(found.frames, {"video_metadata": [found.metadata], "do_sample_frames": False})
+
+
+def sample(modality: Modality, sampling_rate: int) -> Decoded:
+    """A picture, a sound or a video to try a processor with."""
+    if modality == "audio":
+        times = np.arange(sampling_rate, dtype=np.float32) / sampling_rate
+        return Decoded(np.sin(2764.6 * times), {"sampling_rate": sampling_rate})  # 440 Hz
+    row = np.linspace(0, 255, 256).astype(np.uint8)
+    picture = np.broadcast_to(row[None, :, None], (256, 256, 3))
+    if modality == "image":
+        return Decoded(images.of_array(picture, "sample"))
+    return _video(video.given_frames(np.stack([picture] * 8), "sample", max_frames=8))
 
 
 def fingerprint(value: Any, where: str) -> Iterator[bytes]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-MODALITIES: Final = ("image", "audio", "video")
+from server.media.part import Modality
+
+MODALITIES: Final[Sequence[Modality]] = ("image", "audio", "video")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,16 @@ def read_io_kwargs(text: str) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
+def check_processor_kwargs(given: Mapping[str, Any]) -> None:
+    """What a request says of how its items are processed: of a processor's options those that cannot cost more than an operator
+    allows anyway. Raises ValueError."""
+    for name, value in given.items():
+        check = PROCESSOR_KWARGS.get(name)
+        if check is None:
+            raise ValueError(f"{name} is not one of {', '.join(PROCESSOR_KWARGS)}; others are --mm-processor-kwargs")
+        check(name, value)
+
+
 def read_object(text: str) -> dict[str, Any]:
     """A JSON object. Raises ValueError."""
     try:
@@ -78,6 +90,27 @@ def _rate(name: str, value: Any) -> None:
         raise ValueError(f"{name}: {value!r} is not a number of frames a second")
 
 
+def _switch(name: str, value: Any) -> None:
+    if type(value) is not bool:
+        raise ValueError(f"{name}: {value!r} is not true or false")
+
+
+def _up_to(most: int) -> Callable[[str, Any], None]:
+    def check(name: str, value: Any) -> None:
+        if type(value) is not int or not 1 <= value <= most:
+            raise ValueError(f"{name}: {value!r} is not a count from 1 to {most}")
+
+    return check
+
+
+MAX_KWARGS_PIXELS: Final = 1 << 24  # a small picture may be made so large: 200 MB of numbers
+MAX_KWARGS_TILES: Final = 64
+# By name, what refuses a value of a request: pixels of pictures that know several sizes, tiles of those that are cut.
+PROCESSOR_KWARGS: Final = MappingProxyType({
+    **dict.fromkeys(("min_pixels", "max_pixels"), _up_to(MAX_KWARGS_PIXELS)),
+    **dict.fromkeys(("min_patches", "max_patches", "max_image_tiles", "pan_and_scan_max_num_crops"), _up_to(MAX_KWARGS_TILES)),
+    **dict.fromkeys(("do_pan_and_scan", "do_image_splitting", "crop_to_patches"), _switch),
+})  # fmt: skip
 # By modality and name, what refuses a value: vLLM's names.
 IO_KWARGS: Final = MappingProxyType({
     "image": {"rgba_background_color": _colour}, "audio": {}, "video": {"num_frames": _frames, "fps": _rate},

@@ -67,7 +67,7 @@ class MediaOptions:
         self, folder: Path, model_config: Mapping[str, Any], modalities: frozenset[str]
     ) -> MediaReader | NoMedia:
         """For the model in `folder`, which takes these `modalities`. One whose processor cannot be had is served for text, and the
-        log says why."""
+        log says why. Raises ValueError, which names the option, where it does not go with --mm-processor-kwargs."""
         if not modalities:
             return NoMedia()
         try:
@@ -76,8 +76,14 @@ class MediaOptions:
             logger.warning("text only: %s", error)
             return NoMedia(str(error))
         reader = self.reader_of(processor, modalities)
+        for modality, why in reader.probe().items():
+            if self.processor_kwargs:
+                raise ValueError(f"--mm-processor-kwargs: the model's processor takes no {modality} with them: {why}")
+            logger.warning("does not read %s: its processor fails: %s", modality, why)
+        if not reader.modalities:
+            return NoMedia("the model's processor fails, as the server's log says")
         logger.info("reads %s beside text", ", ".join(sorted(reader.modalities)))
-        if missing := sorted(modalities - reader.modalities):
+        if missing := sorted(modalities - processor.modalities):
             logger.warning("does not read %s: what its processor needs for that is not installed", ", ".join(missing))
         return reader
 

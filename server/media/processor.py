@@ -109,7 +109,7 @@ class Processor:
                 return_text_replacement_offsets=True,
                 **options,
             )
-        except (ValueError, TypeError, IndexError, ZeroDivisionError, RuntimeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, ZeroDivisionError, RuntimeError) as error:
             raise Refused(str(error) or type(error).__name__) from error
         if modality == "audio":
             self._check_heard(made, len(value))

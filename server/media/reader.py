@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from server.context.arrival import TENANT
 from server.context.offload import RETRY_AFTER_S, Offload, Pieces
-from server.media.decode import Decoded, decode, fingerprint
-from server.media.limits import MediaLimits
+from server.media.decode import Decoded, decode, fingerprint, sample
+from server.media.limits import MODALITIES, MediaLimits, check_processor_kwargs
 from server.media.part import Given, MediaPart
 from server.media.placeholders import PromptMedia, ReadMedia
 from server.media.processor import Processor, Refused
@@ -37,7 +37,7 @@ class NoMedia:
     def __init__(self, why: str | None = None) -> None:
         self._why = why
 
-    async def read(self, parts: Sequence[MediaPart]) -> NoReturn:
+    async def read(self, parts: Sequence[MediaPart], processor_kwargs: Mapping[str, Any] | None = None) -> NoReturn:
         """Raises TextOnly or MediaNotInstalled."""
         part = parts[0]
         if self._why is not None:
@@ -75,12 +75,17 @@ class MediaReader:
         self._held = _Held(max_held_bytes + cache_bytes)
         self._is_shared = is_shared
 
-    async def read(self, parts: Sequence[MediaPart]) -> PromptMedia:
-        """What the parts are.
+    async def read(self, parts: Sequence[MediaPart], processor_kwargs: Mapping[str, Any] | None = None) -> PromptMedia:
+        """What the parts are. `processor_kwargs`: the request's, over the operator's.
 
         Raises TextOnly, InvalidMedia or another InvalidRequest that names the part's field; TooManyRequests."""
         self._check(parts)
-        tasks = [asyncio.ensure_future(self._read(part)) for part in parts]
+        try:
+            check_processor_kwargs(processor_kwargs or {})
+        except ValueError as error:
+            raise InvalidRequest(f"mm_processor_kwargs: {clip(error)}", param="mm_processor_kwargs") from None
+        options = {**self._processor_kwargs, **(processor_kwargs or {})}
+        tasks = [asyncio.ensure_future(self._read(part, options)) for part in parts]
         try:
             read = list(await asyncio.gather(*tasks))
         finally:
@@ -100,11 +105,28 @@ class MediaReader:
                     f"at most {limit} of {part.modality} may be in a prompt (--limit-mm-per-prompt)", param=part.where
                 )
 
-    async def _read(self, part: MediaPart) -> ReadMedia:
+    async def _read(self, part: MediaPart, options: Mapping[str, Any]) -> ReadMedia:
         data = await self._sources.fetch(part) if self._sources.is_remote(part) else None
-        return await self._workers.run_pieces(COST, self._work(part, data, None if self._is_shared else TENANT.get()))
+        tenant = None if self._is_shared else TENANT.get()
+        return await self._workers.run_pieces(COST, self._work(part, data, options, tenant))
 
-    def _work(self, part: MediaPart, data: bytes | None, tenant: str | None) -> Pieces[ReadMedia]:
+    def probe(self) -> dict[str, str]:
+        """By modality, why the processor does not take a sample, of those for which it does not; these are not read any more."""
+        refused: dict[str, str] = {}
+        for modality in MODALITIES:
+            if modality not in self.modalities:
+                continue
+            value, options = sample(modality, self.processor.sampling_rate)
+            try:
+                self.processor.process(modality, value, {**self._processor_kwargs, **options})
+            except Refused as error:
+                refused[modality] = str(error)
+        self.modalities -= refused.keys()
+        return refused
+
+    def _work(
+        self, part: MediaPart, data: bytes | None, options: Mapping[str, Any], tenant: str | None
+    ) -> Pieces[ReadMedia]:
         """One item, on a thread. Raises InvalidMedia or TooManyRequests."""
         self._held.check()
         processor, source = self.processor, part.source
@@ -113,7 +135,7 @@ class MediaReader:
             value = source.value
         else:
             value = self._sources.read(part) if data is None else data
-        digest = self._digest(part, value)
+        digest = self._digest(part, value, options)
         key = (tenant, digest)
         if (kept := self._cache.get(key)) is not None:
             return kept
@@ -122,9 +144,8 @@ class MediaReader:
             part, value, self._limits, self._io_kwargs.get(part.modality, {}), processor.sampling_rate
         )
         yield
-        options = {**self._processor_kwargs, **decoded.options}
         try:
-            expansion, inputs = processor.process(part.modality, decoded.value, options)
+            expansion, inputs = processor.process(part.modality, decoded.value, {**options, **decoded.options})
         except Refused as error:
             raise InvalidMedia(f"the model's processor does not take it: {clip(error)}", part.where) from None
         read = ReadMedia(part.modality, digest, expansion, inputs)
@@ -132,8 +153,8 @@ class MediaReader:
         self._cache.keep(key, read)
         return read
 
-    def _digest(self, part: MediaPart, value: Any) -> bytes:
-        how = json.dumps([part.modality, self._io_kwargs.get(part.modality, {}), dict(self._processor_kwargs)])
+    def _digest(self, part: MediaPart, value: Any, options: Mapping[str, Any]) -> bytes:
+        how = json.dumps([part.modality, self._io_kwargs.get(part.modality, {}), dict(options)], sort_keys=True)
         found = hashlib.sha256(self.processor.fingerprint + how.encode())
         for piece in fingerprint(value, part.where):
             found.update(piece)

@@ -107,7 +107,9 @@ def of_prompt(prompt: Prompt, params: SamplingParams, lora: LoRARequest | None =
     )
     if found.media:
         assert isinstance(request.prompt, Prompts), "a prompt by itself"
-        request = replace(request, prompt=replace(request.prompt, media=found.media))
+        request = replace(
+            request, prompt=replace(request.prompt, media=found.media, processor_kwargs=found.processor_kwargs)
+        )
     return Prepared(request, found.text, lora)
 
 

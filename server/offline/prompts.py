@@ -13,11 +13,10 @@ from server.offline.media import beside_prompt
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
-_READ = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data")
+_READ = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data", "mm_processor_kwargs")
 # What vLLM's prompts may have beside these, and nothing here reads.
 _UNREAD = {
     "multi_modal_uuids": "media are known by what they are",
-    "mm_processor_kwargs": "give them to the LLM",
     "prompt_embeds": "prompts are text or token ids here",
     "token_type_ids": "no model here has them",
     "encoder_prompt": "models with an encoder are not served",
@@ -27,12 +26,14 @@ _UNREAD = {
 
 @dataclass(frozen=True, slots=True)
 class PlainPrompt:
-    """`given`: as the API takes it. `text`: as it was given, where it was text. `media`: what stands at its placeholders."""
+    """`given`: as the API takes it. `text`: as it was given, where it was text. `media`: what stands at its placeholders, and how
+    it is processed."""
 
     given: str | list[list[int]]
     text: str | None
     cache_salt: str | None = None
     media: Sequence[MediaPart] = ()
+    processor_kwargs: Mapping[str, Any] | None = None
 
 
 def plain(prompt: Prompt) -> PlainPrompt:
@@ -45,7 +46,7 @@ def plain(prompt: Prompt) -> PlainPrompt:
                 raise ValueError(f"a prompt's {key} is not supported: {_UNREAD[key]}")
         elif key not in _READ:
             raise ValueError(f"a prompt has no key {key!r}{did_you_mean(str(key), _READ)}")
-    text, ids, salt, data = (prompt.get(key) for key in _READ)
+    text, ids, salt, data, processor_kwargs = (prompt.get(key) for key in _READ)
     media = beside_prompt(data or {})
     if text is not None and not isinstance(text, str):
         raise ValueError(f"a prompt's 'prompt' is text, not {type(text).__name__}")
@@ -55,7 +56,7 @@ def plain(prompt: Prompt) -> PlainPrompt:
         return PlainPrompt(_ids(ids), text, salt)
     if text is None:
         raise ValueError("a prompt that is a dict needs 'prompt' or 'prompt_token_ids'")
-    return PlainPrompt(text, text, salt, media)
+    return PlainPrompt(text, text, salt, media, processor_kwargs)
 
 
 def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

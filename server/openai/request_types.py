@@ -440,6 +440,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None  # the answer goes on in the last message, the assistant's
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # then reasoning is ended; -1: never
@@ -535,6 +536,7 @@ class TokenizeRequest(Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
     return_token_strs: bool | None = None
@@ -586,7 +588,6 @@ _REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
     "web_search_options": (),
     "chat_template": (),
     "media_io_kwargs": (),
-    "mm_processor_kwargs": (),
     "mm_payload": ("tensors",),
 }
 _REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
@@ -597,7 +598,6 @@ _REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
 _REFUSED_BY_TOKENIZE: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "media_io_kwargs": (),
-    "mm_processor_kwargs": (),
 }
 # A beam search looks at the likeliest answers as the model has them, and draws nothing.
 _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {

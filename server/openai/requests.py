@@ -78,6 +78,7 @@ def chat_of(request: ChatRequest | TokenizeRequest) -> Chat:
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
         template_kwargs=request.chat_template_kwargs or {},
+        processor_kwargs=request.mm_processor_kwargs,
         documents=request.documents,
         reasoning_effort=request.reasoning_effort,
         add_special_tokens=bool(request.add_special_tokens),

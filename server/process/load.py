@@ -257,8 +257,8 @@ async def _load_one(
         await engine.close()
         raise LoadError(str(error)) from error
     reader = MediaOptions.of(config).reader
-    media = await asyncio.to_thread(reader, files.tokenizer_path, files.config, engine.model.modalities)
     try:
+        media = await asyncio.to_thread(reader, files.tokenizer_path, files.config, engine.model.modalities)
         await _load_adapters(config, engine)
     except (ValueError, AdapterRefused) as error:
         await engine.close()

@@ -170,6 +170,7 @@ class ResponsesRequest(ConstrainedOutput, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     allow_special_tokens: bool | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=INT64)] | None = None
@@ -262,7 +263,6 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "ec_transfer_params": (),
     "media_io_kwargs": (),
-    "mm_processor_kwargs": (),
 }
 _REPLACED = {
     "messages": "input",

@@ -35,6 +35,7 @@ def generate_request(wire: ResponsesRequest, messages: list[Message], tools: Too
         tool_choice=tools.choice,
         parallel_tool_calls=wire.parallel_tool_calls is not False,
         template_kwargs=wire.chat_template_kwargs or {},
+        processor_kwargs=wire.mm_processor_kwargs,
         allow_special_tokens=wire.allow_special_tokens,
         reasoning_effort=None if wire.reasoning is None else wire.reasoning.effort,
     )

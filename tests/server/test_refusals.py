@@ -211,7 +211,7 @@ UNSUPPORTED = {
     "return_prompt_text": True, "repetition_detection": {},
     "watermarking": {}, "kv_transfer_params": {}, "ec_transfer_params": {}, "vllm_xargs": {"a": 1}, "stream_interval": 2,
     "spaces_between_special_tokens": False, "media_io_kwargs": {},
-    "mm_processor_kwargs": {}, "mm_payload": "x", "return_weight_versions": True, "return_token_offsets": True,
+    "mm_payload": "x", "return_weight_versions": True, "return_token_offsets": True,
     "routed_experts_prompt_start": 1,
 }  # fmt: skip
 

@@ -63,6 +63,7 @@ def test_pictures_beside_a_prompt(llm, seeing):
 @pytest.mark.parametrize(("prompt", "reason"), [
     ({"prompt": "no place", "multi_modal_data": {"image": PICTURE}}, r"0 placeholders \(<image>\) for 1 pictures"),
     ({"prompt": "<image><image>", "multi_modal_data": {"image": PICTURE}}, "2 placeholders"),
+    ({"prompt": "<image>", "multi_modal_data": {"image": PICTURE}, "mm_processor_kwargs": {"size": 1}}, "size is not one of"),
     ({"prompt": "<image>", "multi_modal_data": {"image": 5}}, "int is no file, picture or array"),
     ({"prompt": "<image>", "multi_modal_data": {"image": b"text"}}, "no picture that can be read"),
     ({"prompt": "<image>", "multi_modal_data": {"audio": b"text"}}, "reads text and image only"),

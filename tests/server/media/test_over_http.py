@@ -137,6 +137,17 @@ async def test_tokenize_shows_placeholders(serve_seeing):
     assert counted.json()["input_tokens"] == answer["count"]
 
 
+@pytest.mark.parametrize("name", ["chat", "responses"])
+async def test_how_pictures_are_processed_has_bounds(serve_seeing, name):
+    server = await serve_seeing()
+    path, body = REQUESTS[name]
+    answer = await server.post(path, body | {"mm_processor_kwargs": {"min_pixels": 1 << 40}})
+    error = error_of(answer, 400)
+    assert error["param"] == "mm_processor_kwargs"
+    assert "is not a count from 1 to 16777216" in error["message"]
+    assert (await server.post(path, body | {"mm_processor_kwargs": {"max_pixels": 4096}})).status_code == 200
+
+
 async def test_several_answers_share_a_picture(serve_seeing):
     server = await serve_seeing()
     await server.chat(messages=user(OPENAI, TEXT), n=3)

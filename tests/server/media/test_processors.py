@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import transformers
 
+from server.config.server_config import ServerConfig
 from server.context.offload import to_the_end
 from server.media.limits import MediaLimits
+from server.media.media_options import MediaOptions
 from server.media.placeholders import Expansion, PlaceholderError, PromptMedia, ReadMedia
-from server.media.processor import Processor, ProcessorError
+from server.media.processor import Processor, ProcessorError, Refused
+from server.media.reader import NoMedia
 from server.media.video import read_video
 from server.wire.errors import InvalidMedia, InvalidRequest, TextOnly
 from tests.server.media.pictures import drawn
@@ -228,6 +231,56 @@ async def test_processor_kwargs_reach_the_processor(tinies):
     few = await prompt(seeing(tiny, mm_processor_kwargs='{"max_pixels": 256}'), [part(C)])
     many = await prompt(seeing(tiny), [part(C)])
     assert len(few.media[0].positions) < len(many.media[0].positions)
+
+
+async def test_a_requests_kwargs_stand_over_the_operators(tinies):
+    loaded = seeing(tinies["qwen2_vl"], mm_processor_kwargs='{"max_pixels": 1024}')
+    many = await prompt(loaded, [part(C)])
+    few = await prompt(loaded, [part(C)], processor_kwargs={"max_pixels": 256})
+    assert len(few.media[0].positions) < len(many.media[0].positions)
+    assert few.media[0].digest != many.media[0].digest
+    same = await prompt(loaded, [part(C)], processor_kwargs={"max_pixels": 1024})
+    assert same.media[0].digest == many.media[0].digest
+
+
+@pytest.mark.parametrize(("kwargs", "complaint"), [
+    ({"size": {"height": 1}}, "size is not one of min_pixels, max_pixels"),
+    ({"min_pixels": 1 << 30}, "min_pixels: 1073741824 is not a count from 1 to 16777216"),
+    ({"max_pixels": True}, "max_pixels: True is not a count"),
+    ({"max_patches": 65}, "max_patches: 65 is not a count from 1 to 64"),
+    ({"do_pan_and_scan": 1}, "do_pan_and_scan: 1 is not true or false"),
+])  # fmt: skip
+async def test_a_requests_kwargs_have_bounds(tinies, kwargs, complaint):
+    with pytest.raises(InvalidRequest, match=complaint) as refusal:
+        await prompt(seeing(tinies["qwen2_vl"]), [part(C)], processor_kwargs=kwargs)
+    assert refusal.value.param == "mm_processor_kwargs"
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_processor_takes_its_sample(tinies, kind):
+    made = reader(tinies[kind])
+    before = made.modalities
+    assert made.probe() == {}
+    assert made.modalities == before
+
+
+def test_kwargs_that_the_processor_does_not_take_fail_at_the_start(tinies):
+    tiny = tinies["llava"]
+    options = MediaOptions.of(ServerConfig(mm_processor_kwargs='{"crop_size": {"width": 3}}'))
+    with pytest.raises(ValueError, match="--mm-processor-kwargs: the model's processor takes no image with them"):
+        options.reader(tiny.folder, tiny.config, frozenset({"image"}))
+
+
+def test_a_processor_that_fails_leaves_the_model_its_text_and_the_log_says_so(tinies, monkeypatch, caplog):
+    tiny = tinies["llava"]
+
+    def broken(*_):
+        raise Refused("crop_size is missing")
+
+    monkeypatch.setattr(Processor, "process", broken)
+    found = MediaOptions.of(ServerConfig()).reader(tiny.folder, tiny.config, frozenset({"image"}))
+    assert isinstance(found, NoMedia)
+    assert "does not read image: its processor fails: crop_size is missing" in caplog.text
 
 
 # --- processors that cannot be had --------------------------------------------------------------------------------
