@@ -63,6 +63,7 @@ def read_sound(data: bytes, where: str, *, rate: int, max_seconds: float) -> Pie
         if not container.streams.audio:
             raise InvalidMedia("there is no sound in it", where)
         stream = container.streams.audio[0]
+        check_codec(stream, where)
         check_seconds(_seconds(container, stream), max_seconds, where)
         if not 0 < (stream.rate or 0) <= MAX_RATE:
             raise InvalidMedia(f"it says that it has {stream.rate} samples a second", where)
@@ -119,6 +120,12 @@ def given_samples(value: Any, where: str, *, rate: int, max_seconds: float) -> S
 def _mixed(frame: AudioFrame) -> Samples:
     """The mean of the channels."""
     return np.asarray(frame.to_ndarray().mean(axis=0), dtype=np.float32)
+
+
+def check_codec(stream: Any, where: str) -> None:
+    """Raises InvalidMedia for a stream that nothing here decodes, of which little else can be asked."""
+    if stream.codec_context is None:
+        raise InvalidMedia("what is in it was made by a codec that is not read here", where)
 
 
 def check_seconds(seconds: float | None, max_seconds: float, where: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from server.context.offload import Pieces
 from server.media.images import check_size
 from server.media.limits import MediaLimits
-from server.media.sound import check_seconds, opened, too_long
+from server.media.sound import check_codec, check_seconds, opened, too_long
 from server.wire.errors import InvalidMedia
 
 NUM_FRAMES: Final = 32  # of a video that are shown, where nobody says otherwise: vLLM's number
@@ -69,6 +69,7 @@ def _measured(data: bytes, where: str, max_pixels: int, max_seconds: float) -> P
         if not container.streams.video:
             raise InvalidMedia("there is no picture in it", where)
         stream = container.streams.video[0]
+        check_codec(stream, where)
         check_size((stream.width, stream.height), max_pixels, where)
         seconds = None if container.duration is None else container.duration / 1_000_000
         check_seconds(seconds, max_seconds, where)
