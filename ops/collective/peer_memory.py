@@ -18,6 +18,8 @@ MAX_RANKS = 8
 LINES_BYTES = 512 << 10  # of a tensor that is pushed in lines; larger ones are read by the others
 BLOCKS_BYTES = 64 << 20  # of what is exchanged at once
 _PER_BLOCK = 2048  # vectors of 16 bytes
+_MAX_NORMED = 16384  # features, of which a block's threads have some each
+_NORM_BLOCKS, _NORM_ROWS = 264, 8  # from so many blocks on a block has several rows, up to so many
 _PROGRAM = Program(
     [Path(__file__).with_name("peers.cu")],
     {
@@ -25,6 +27,8 @@ _PROGRAM = Program(
         "sum_lines_wide": "SUM_LINES(sum_lines_wide, true)",
         "sum_blocks": "SUM_BLOCKS(sum_blocks, false)",
         "sum_blocks_wide": "SUM_BLOCKS(sum_blocks_wide, true)",
+        "sum_lines_norm": "SUM_LINES_NORM(sum_lines_norm)",
+        "sum_blocks_norm": "SUM_BLOCKS_NORM(sum_blocks_norm)",
         "concat_columns": "CONCAT_BLOCKS(concat_columns)",
     },
     listed=False,
@@ -82,6 +86,35 @@ class PeerMemory:
         for first in range(0, x.numel(), step := BLOCKS_BYTES // x.element_size()):
             part = slice(first, first + step)
             self._blocks("sum_blocks" + wide, flat[part], whole[part])
+        return out
+
+    def can_norm(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether `add_rms_norm` takes them."""
+        return x.element_size() == 2 and weight.dtype == x.dtype and x.shape[1] <= _MAX_NORMED and not x.shape[1] % 8
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual [T, H] += the sum of x [T, H] over ranks, rounded as `sum` does, in place -> its RMS norm [T, H], as
+        `ops.add_rms_norm` would, in one kernel. All of one type in 16 bits; the same bits on every rank, as residual has them."""
+        x, out = x.contiguous(), torch.empty_like(residual)
+        rows, features = x.shape
+        if x.nbytes <= LINES_BYTES:
+            threads = min(1024, -(-features // 4 // 32) * 32)
+            if rows:
+                self._kernel("sum_lines_norm", x).launch(
+                    (rows, 1, 1), threads, 0, x, residual, weight, out, features // 4, eps, self._memory, self._calls, self.number,
+                    self.size, LINES_BYTES // 8,
+                )  # fmt: skip
+            return out
+        vectors = features // 8
+        step = min(BLOCKS_BYTES // (features * 2), (BLOCKS_BYTES // 16 // _PER_BLOCK) * _NORM_ROWS)
+        for first in range(0, rows, step):
+            part = slice(first, first + step)
+            num = min(step, rows - first)
+            per_block = min(_NORM_ROWS, math.ceil(num / _NORM_BLOCKS))
+            self._kernel("sum_blocks_norm", x).launch(
+                (math.ceil(num / per_block), 1, 1), 512, 0, x[part], residual[part], weight, out[part], num, per_block, vectors,
+                eps, self._memory, self._calls, self.number, self.size, BLOCKS_BYTES // 16,
+            )  # fmt: skip
         return out
 
     def concat(self, x: Tensor) -> Tensor:

@@ -172,6 +172,137 @@ __device__ __forceinline__ void concat_blocks(const Vec* x, Vec* out, int num_ve
   end_call(calls, call);
 }
 
+// The sum of a value over the threads of a block, the same on each.
+__device__ __forceinline__ float over_block(float value) {
+  __shared__ float of_warp[32];
+#pragma unroll
+  for (int step = 16; step; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  float sum = 0.f;
+  for (int warp = 0; warp < blockDim.x / 32; warp++) sum += of_warp[warp];
+  __syncthreads();  // until all have read it
+  return sum;
+}
+
+// The next value of the residual, rounded as it is kept, of a sum that is rounded as it is where nothing else is done with it.
+__device__ __forceinline__ u32 added(u32 residual, u32 sum) { return pack(low(residual) + low(sum), high(residual) + high(sum)); }
+__device__ __forceinline__ float square(u32 word) { return low(word) * low(word) + high(word) * high(word); }
+__device__ __forceinline__ u32 normed(u32 word, float scale, u32 weight) {
+  return pack(low(word) * scale * low(weight), high(word) * scale * high(weight));
+}
+
+// A block has a row of `num_lines` lines: x [rows], summed, is added to residual [rows], whose RMS norm is out [rows].
+__device__ __forceinline__ void sum_lines_and_norm(const u32* x, u32* residual, const u32* weight, u32* out, int num_lines, float eps,
+                                                   Memory memory, u32* calls, int rank, int ranks, int capacity) {
+  constexpr int MANY = 4;  // lines of a thread
+  let_next_start();
+  u32 weights[MANY][2];
+#pragma unroll
+  for (int k = 0; k < MANY; k++) {
+    const int i = threadIdx.x + k * blockDim.x;
+    if (i < num_lines) weights[k][0] = weight[2 * i], weights[k][1] = weight[2 * i + 1];
+  }
+  wait_for_previous();
+  const u32 call = *reinterpret_cast<volatile u32*>(calls), mark = call + 1;
+  const long long half = (long long)(call & 1) * ranks * capacity;
+  const int first_line = blockIdx.x * num_lines;
+  x += 2ll * first_line, residual += 2ll * first_line, out += 2ll * first_line;
+  u32 own[MANY][2], stream[MANY][2];
+#pragma unroll
+  for (int k = 0; k < MANY; k++) {
+    const int i = threadIdx.x + k * blockDim.x;
+    if (i >= num_lines) continue;
+    own[k][0] = x[2 * i], own[k][1] = x[2 * i + 1];
+    for (int peer = 0; peer < ranks; peer++)
+      if (peer != rank)
+        put_line(reinterpret_cast<Vec*>(memory.lines[peer]) + half + (long long)rank * capacity + first_line + i, own[k][0], own[k][1], mark);
+    stream[k][0] = residual[2 * i], stream[k][1] = residual[2 * i + 1];
+  }
+  const Vec* given = reinterpret_cast<const Vec*>(memory.lines[rank]) + half + first_line;
+  const u64 began = now();
+  float squares = 0.f;
+#pragma unroll
+  for (int k = 0; k < MANY; k++) {
+    const int i = threadIdx.x + k * blockDim.x;
+    if (i >= num_lines) continue;
+    Sum<false> a, b;
+    for (int peer = 0; peer < ranks; peer++) {
+      u32 first = own[k][0], second = own[k][1];
+      if (peer != rank) {
+        const Vec* line = given + (long long)peer * capacity + i;
+        Vec v = peek(line);
+        while (v.word[1] != mark || v.word[3] != mark) {
+          if (now() - began > PATIENCE_NS) {
+            v.word[0] = v.word[2] = 0xffffffffu;  // not a number, for all to see
+            break;
+          }
+          v = peek(line);
+        }
+        first = v.word[0], second = v.word[2];
+      }
+      a.add(first, peer == 0);
+      b.add(second, peer == 0);
+    }
+    stream[k][0] = added(stream[k][0], a.word()), stream[k][1] = added(stream[k][1], b.word());
+    residual[2 * i] = stream[k][0], residual[2 * i + 1] = stream[k][1];
+    squares += square(stream[k][0]) + square(stream[k][1]);
+  }
+  const float scale = rsqrtf(over_block(squares) / (4 * num_lines) + eps);
+#pragma unroll
+  for (int k = 0; k < MANY; k++) {
+    const int i = threadIdx.x + k * blockDim.x;
+    if (i >= num_lines) continue;
+    out[2 * i] = normed(stream[k][0], scale, weights[k][0]), out[2 * i + 1] = normed(stream[k][1], scale, weights[k][1]);
+  }
+  end_call(calls, call);
+}
+
+// The same for larger ones: a block has `per_block` rows of `width` vectors.
+__device__ __forceinline__ void sum_blocks_and_norm(const Vec* x, Vec* residual, const Vec* weight, Vec* out, int num_rows, int per_block,
+                                                    int width, float eps, Memory memory, u32* calls, int rank, int ranks, int capacity) {
+  constexpr int MANY = 4;  // vectors of a row that a thread has
+  let_next_start();
+  wait_for_previous();
+  const u32 call = *reinterpret_cast<volatile u32*>(calls);
+  const int first_row = blockIdx.x * per_block, last_row = min(first_row + per_block, num_rows);
+  const bool came = exchange(x, first_row * width, last_row * width, memory, call, rank, ranks, capacity);
+  const long long half = (long long)(call & 1) * capacity;
+  for (int row = first_row; row < last_row; row++) {
+    Vec stream[MANY];
+    float squares = 0.f;
+#pragma unroll
+    for (int k = 0; k < MANY; k++) {
+      const int column = threadIdx.x + k * blockDim.x, i = row * width + column;
+      if (column >= width) continue;
+      Sum<false> sums[4];
+      for (int peer = 0; peer < ranks; peer++) {
+        const Vec v = peer == rank ? x[i] : peek(reinterpret_cast<const Vec*>(memory.blocks[peer]) + half + i);
+#pragma unroll
+        for (int w = 0; w < 4; w++) sums[w].add(v.word[w], peer == 0);
+      }
+      stream[k] = residual[i];
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        stream[k].word[w] = came ? added(stream[k].word[w], sums[w].word()) : 0xffffffffu;
+        squares += square(stream[k].word[w]);
+      }
+      residual[i] = stream[k];
+    }
+    const float scale = rsqrtf(over_block(squares) / (8 * width) + eps);
+#pragma unroll
+    for (int k = 0; k < MANY; k++) {
+      const int column = threadIdx.x + k * blockDim.x;
+      if (column >= width) continue;
+      const Vec weights = weight[column];
+#pragma unroll
+      for (int w = 0; w < 4; w++) stream[k].word[w] = normed(stream[k].word[w], scale, weights.word[w]);
+      out[row * width + column] = stream[k];
+    }
+  }
+  end_call(calls, call);
+}
+
 #define SUM_LINES(NAME, WIDE)                                                                                                       \
   extern "C" __global__ void __launch_bounds__(256)                                                                                 \
       NAME(const u32* x, u32* out, int num_words, Memory memory, u32* calls, int rank, int ranks, int capacity) {                   \
@@ -186,4 +317,15 @@ __device__ __forceinline__ void concat_blocks(const Vec* x, Vec* out, int num_ve
   extern "C" __global__ void __launch_bounds__(512) NAME(const Vec* x, Vec* out, int num_vectors, int per_block, int width,         \
                                                          Memory memory, u32* calls, int rank, int ranks, int capacity) {            \
     concat_blocks(x, out, num_vectors, per_block, width, memory, calls, rank, ranks, capacity);                                     \
+  }
+#define SUM_LINES_NORM(NAME)                                                                                                        \
+  extern "C" __global__ void __launch_bounds__(1024) NAME(const u32* x, u32* residual, const u32* weight, u32* out, int num_lines,  \
+                                                          float eps, Memory memory, u32* calls, int rank, int ranks, int capacity) { \
+    sum_lines_and_norm(x, residual, weight, out, num_lines, eps, memory, calls, rank, ranks, capacity);                             \
+  }
+#define SUM_BLOCKS_NORM(NAME)                                                                                                       \
+  extern "C" __global__ void __launch_bounds__(512)                                                                                 \
+      NAME(const Vec* x, Vec* residual, const Vec* weight, Vec* out, int num_rows, int per_block, int width, float eps, Memory memory, \
+           u32* calls, int rank, int ranks, int capacity) {                                                                         \
+    sum_blocks_and_norm(x, residual, weight, out, num_rows, per_block, width, eps, memory, calls, rank, ranks, capacity);           \
   }

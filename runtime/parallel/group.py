@@ -13,6 +13,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+import ops
+
 T = TypeVar("T")
 
 
@@ -30,6 +32,10 @@ class Peers(Protocol):
 
     def sum(self, x: Tensor) -> Tensor:
         """x, of one shape on every rank -> the sum over them, a fresh tensor."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`ops.add_rms_norm` of the sum of x [T, H] over the ranks."""
         ...
 
     def concat(self, x: Tensor) -> Tensor:
@@ -109,6 +115,9 @@ class HostRank:
 
     def sum(self, x: Tensor) -> Tensor:
         return self._exchange(x, _sum)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return ops.add_rms_norm(self.sum(x), residual, weight, eps)
 
     def concat(self, x: Tensor) -> Tensor:
         return self._exchange(x, lambda every: torch.cat([*every], dim=1))

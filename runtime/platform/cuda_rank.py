@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+import ops
 from ops.collective.peer_memory import PeerMemory
 from runtime.parallel.group import HostRank
 
@@ -22,6 +23,11 @@ class CudaRank:
 
     def sum(self, x: Tensor) -> Tensor:
         return self._memory.sum(x)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if self._memory.can_norm(x, weight):
+            return self._memory.add_rms_norm(x, residual, weight, eps)
+        return ops.add_rms_norm(self.sum(x), residual, weight, eps)
 
     def concat(self, x: Tensor) -> Tensor:
         return self._memory.concat(x)

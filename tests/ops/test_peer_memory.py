@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+import ops
 from ops.collective import peer_memory
 from runtime.parallel.group import Group, HostRank
 from runtime.platform.cuda_rank import CudaRank
@@ -55,6 +56,30 @@ def test_sums_are_those_of_float32_rounded_once(pair, shape, dtype):
     for _ in range(3):  # both halves of the buffers
         for out in pair(lambda rank: rank.sum(given[rank.number].cuda()).cpu()):
             assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "shape", [(1, 64), (1, 4096), (3, 5120), (64, 4096), (65, 4096), (256, 4096), (700, 2048), (7, 16384), (9000, 4096)]
+)
+def test_a_sum_with_the_norm_is_the_sum_and_then_the_norm(pair, shape, dtype):
+    given = [drawn(shape, dtype, seed) for seed in range(SIZE)]
+    stream, weight = drawn(shape, dtype, 7), drawn(shape[1:], dtype, 8)
+
+    def work(rank):
+        x, one, other = given[rank.number].cuda(), stream.cuda(), stream.cuda()
+        expected = ops.add_rms_norm(rank.sum(x), one, weight.cuda(), 1e-5)
+        found = [rank.add_rms_norm(x, other, weight.cuda(), 1e-5)]
+        assert torch.equal(one, other)
+        torch.testing.assert_close(found[0].float(), expected.float(), rtol=1e-2, atol=1e-3)
+        found += [
+            rank.add_rms_norm(x, stream.cuda(), weight.cuda(), 1e-5) for _ in range(2)
+        ]  # both halves of the buffers
+        return [each.cpu() for each in found]
+
+    first, second = pair(work)
+    for each in (*first[1:], *second):
+        assert torch.equal(each, first[0])
 
 
 @pytest.mark.parametrize("shape", [(1, 64128), (1, 8), (5, 48), (256, 64128), (700, 75968)])

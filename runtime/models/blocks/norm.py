@@ -7,8 +7,10 @@ from typing import Protocol
 from torch import Tensor
 
 import ops
+from ops.symbols import NotTraceable, Symbol
 from runtime.models.blocks.weights import Weights
 from runtime.models.spec.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from runtime.parallel.group import Peers
 
 
 class NormBlock(Protocol):
@@ -59,7 +61,49 @@ class NoNormBlock:
         return residual
 
 
+class SummedRMSNormBlock(RMSNormBlock):
+    """Is given parts of a sum to add: the sum is taken on the way."""
+
+    def __init__(self, weight: Tensor, eps: float, peers: Peers) -> None:
+        super().__init__(weight, eps)
+        self._peers = peers
+
+    def add(self, x: Tensor | None, residual: Tensor) -> Tensor:
+        if x is None:
+            return super().add(x, residual)
+        _refuse_trace(x)
+        return self._peers.add_rms_norm(x, residual, self._weight, self._eps)
+
+
+class SummedNormBlock:
+    """The same for other norms."""
+
+    def __init__(self, norm: NormBlock, peers: Peers) -> None:
+        self._norm, self._peers = norm, peers
+        self.forward = norm.forward
+
+    def add(self, x: Tensor | None, residual: Tensor) -> Tensor:
+        if x is not None:
+            _refuse_trace(x)
+            x = self._peers.sum(x)
+        return self._norm.add(x, residual)
+
+
+def _refuse_trace(x: Tensor) -> None:
+    if isinstance(x, Symbol):
+        raise NotTraceable("a norm of what is summed over several devices")
+
+
 def build_norm(norm: Norm, name: str, weights: Weights) -> NormBlock:
+    peers = weights.sums.get(name)
+    if peers is None:
+        return _norm(norm, name, weights)
+    if isinstance(norm, RMSNorm):
+        return SummedRMSNormBlock(weights.tensors[f"{name}.weight"], norm.eps, peers)
+    return SummedNormBlock(_norm(norm, name, weights), peers)
+
+
+def _norm(norm: Norm, name: str, weights: Weights) -> NormBlock:
     match norm:
         case RMSNorm(eps):
             return RMSNormBlock(weights.tensors[f"{name}.weight"], eps)

@@ -9,15 +9,17 @@ from ops.moe.weights import Beside, Half
 from ops.symbols import NotTraceable, Symbol
 from runtime.models.blocks.weights import Weights
 from runtime.models.spec.decoder import EMBEDDING, DecoderSpec
-from runtime.models.spec.sharding import reduced_linears
+from runtime.models.spec.sharding import deferred_sums, reduced_linears
 from runtime.parallel.group import Peers
 
 
 def put_together(spec: DecoderSpec, weights: Weights, peers: Peers) -> Weights:
     """Weights of `spec`, made by `sharded`, with which blocks compute what they would with those of the whole."""
     tensors, linears = dict(weights.tensors), dict(weights.linears)
+    deferred = deferred_sums(spec)
     for name in reduced_linears(spec):
-        linears[name] = SummedLinear(linears[name], peers)
+        if name not in deferred.parts:
+            linears[name] = SummedLinear(linears[name], peers)
     table = tensors.pop(f"{EMBEDDING}.weight", None)
     if spec.generates:
         linears[spec.head.name] = SharedRows(linears[spec.head.name], peers)
@@ -25,8 +27,11 @@ def put_together(spec: DecoderSpec, weights: Weights, peers: Peers) -> Weights:
         linears[EMBEDDING] = SharedRows(
             linears[EMBEDDING] if table is None else ops.prepare_linear(_dense(table)), peers
         )
-    experts = {each.name: SummedExperts(weights.experts[each.name], peers) for each in spec.experts()}
-    return weights._replace(linears=linears, tensors=tensors, experts=experts)
+    experts = dict(weights.experts)
+    for name in experts.keys() - deferred.parts:
+        experts[name] = SummedExperts(experts[name], peers)
+    sums = dict.fromkeys(deferred.norms, peers)
+    return weights._replace(linears=linears, tensors=tensors, experts=experts, sums=sums)
 
 
 def _dense(table: Tensor) -> ops.StoredWeight:
@@ -73,7 +78,7 @@ class SharedRows(_Part):
 
 
 class SummedExperts(ops.ExpertWeights):
-    """Of every expert, a share of its inner columns."""
+    """Of every expert, a share of its inner columns. What is added to what they give is a part of the sum, too."""
 
     def __init__(self, part: ops.ExpertWeights, peers: Peers) -> None:
         self.shape = part.shape
@@ -98,5 +103,4 @@ class SummedExperts(ops.ExpertWeights):
         assert beside is None, "adapters are not shared out"
         if isinstance(x, Symbol):
             raise NotTraceable("experts whose sums are taken over several devices")
-        mixed = self._peers.sum(self._part.mix(x, logits, routing, e_score_correction_bias, None))
-        return mixed if plus is None else mixed.add_(plus)
+        return self._peers.sum(self._part.mix(x, logits, routing, e_score_correction_bias, plus))

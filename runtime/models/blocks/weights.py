@@ -13,18 +13,21 @@ from torch import Tensor
 
 import ops
 from runtime.models.spec.decoder import DecoderSpec
+from runtime.parallel.group import Peers
 
 
 class Weights(NamedTuple):
     """`linears`: prepared matrices by the names of `spec.linears()`. `experts`: by those of `spec.experts()`. `tensors`:
     everything else, by parameter. `recipes`: by parameter, what writes other values of it into all that was derived of it.
-    `kv_scales`: by layer, what numbers of an fp8 KV cache are times, keys and values; of those that a checkpoint has it for."""
+    `kv_scales`: by layer, what numbers of an fp8 KV cache are times, keys and values; of those that a checkpoint has it for.
+    `sums`: by the names of norms that are given parts of a sum, those with whom it is taken."""
 
     linears: Mapping[str, ops.LinearWeight]
     tensors: Mapping[str, Tensor]
     experts: Mapping[str, ops.ExpertWeights]
     recipes: dict[str, list[Callable[[Tensor], None]]]
     kv_scales: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    sums: Mapping[str, Peers] = MappingProxyType({})
 
     @property
     def nbytes(self) -> int:

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from runtime.models.spec.attention import Attention, LatentAttention, NormScope
-from runtime.models.spec.decoder import DecoderSpec, ShardOf
+from runtime.models.spec.decoder import FINAL_NORM, DecoderSpec, ShardOf, layer_name
 from runtime.models.spec.layer import (
     MLP,
     AnyLayer,
     FusedLayer,
     HybridLayer,
+    Layer,
     Mixer,
     OnlyBlock,
+    ParallelLayer,
     ParallelMixers,
+    PostNormLayer,
     SingleLayer,
 )
 from runtime.models.spec.mlp import GatedMLP, PlainMLP
@@ -86,6 +90,70 @@ def reduced_linears(spec: DecoderSpec) -> Iterator[str]:
         for linear in spec.linears():
             if linear.reduce and linear.in_features != whole[linear.name].in_features:
                 yield linear.name
+
+
+class DeferredSums(NamedTuple):
+    """`norms`: names of those that are given parts of a sum to add to the stream, and take the sum first. `parts`: names of the
+    linears and experts that these parts come from, or that give a part to experts, and are not summed by themselves."""
+
+    norms: frozenset[str]
+    parts: frozenset[str]
+
+
+def deferred_sums(spec: DecoderSpec) -> DeferredSums:
+    """Which sums of `spec`, made by `sharded`, can wait for the norm that adds them to the stream: so each is one operation with
+    it, and what stands side by side has one sum together."""
+    reduced = frozenset(reduced_linears(spec)) | (
+        frozenset() if spec.shard_of is None else {each.name for each in spec.experts()}
+    )
+
+    def of(name: str, *blocks: OnlyBlock) -> frozenset[str]:
+        """The parts that all that these give is made of; none where some of it is no part of a sum."""
+        found = [_last_of(block, name, spec.hidden_size) & reduced for block in blocks]
+        return frozenset().union(*found) if all(found) else frozenset()
+
+    within = {part for parts in _within_experts(spec) for part in parts & reduced}
+    if spec.aux_layers:  # these want the stream itself
+        return DeferredSums(frozenset(), frozenset(within))
+    norms: dict[str, frozenset[str]] = {}
+    added: frozenset[str] = frozenset()  # what the layer before has left to be added
+    for index, layer in enumerate(spec.layers):
+        name, before, added = layer_name(index), added, frozenset()
+        match layer:
+            case Layer():
+                if layer.before is not None:
+                    norms[f"{name}.{layer.before[0]}"] = before
+                if layer.before is not None and layer.after is None:
+                    norms[f"{name}.{layer.before[1]}"] = of(name, *layer.mixers)
+                    added = of(name, layer.mlp)
+            case ParallelLayer():
+                norms[f"{name}.{layer.norms[0]}"] = before
+                added = of(name, *layer.mixers, layer.mlp)
+            case SingleLayer(block):
+                norms[f"{name}.{layer.before}"] = before
+                added = of(name, block)
+            case PostNormLayer():
+                norms[f"{name}.{layer.norms[0]}"] = of(name, *layer.mixers)
+                norms[f"{name}.{layer.norms[1]}"] = of(name, layer.mlp)
+    norms[FINAL_NORM] = added
+    return DeferredSums(
+        frozenset(norm for norm, parts in norms.items() if parts), frozenset(within).union(*norms.values())
+    )
+
+
+def _last_of(block: OnlyBlock, layer: str, hidden_size: int) -> frozenset[str]:
+    """What gives all that a block gives, where that can be a part of a sum."""
+    if isinstance(block, MoE):
+        return frozenset() if block.latent else frozenset({block.experts(layer, hidden_size).name})
+    return frozenset(linear.name for linear in block.linears(layer, hidden_size) if linear.reduce)
+
+
+def _within_experts(spec: DecoderSpec) -> Iterator[frozenset[str]]:
+    """The last linear layers of what stands beside experts and is added to what they give before the sum."""
+    for index, layer in enumerate(spec.layers):
+        for block in layer.blocks:
+            if isinstance(block, MoE) and block.shared is not None and block.latent is None:
+                yield _last_of(block.shared, layer_name(index), spec.hidden_size)
 
 
 def kept_whole(spec: DecoderSpec) -> frozenset[str]:

@@ -10,7 +10,8 @@ from runtime.config import WeightPolicy
 from runtime.models.load import load_model, opened
 from runtime.models.registry import spec_from_config
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.sharding import cuts, kept_whole, reduced_linears, sharded
+from runtime.models.spec.sharding import cuts, deferred_sums, kept_whole, reduced_linears, sharded
+from runtime.parallel.group import HostRank
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import Cut, Parameter, Span, merge, plan, reduced
 from runtime.weights.stream import TensorStream
@@ -183,6 +184,55 @@ def test_mixers_that_do_not_fall_apart_by_heads_are_kept_whole(family, whole):
     part = sharded(spec_from_config({**config.to_dict(), "vocab_size": 96}), 1, 2)
     assert kept_whole(part) == whole
     assert not {name for name in reduced_linears(part) if name.endswith("o_proj")} or "Attention" not in whole
+
+
+class Counted(HostRank):
+    """Counts the sums that it takes by itself, and those with a norm."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.sums, self.normed = 0, 0
+
+    def sum(self, x):
+        self.sums += 1
+        return super().sum(x)
+
+    def add_rms_norm(self, x, residual, weight, eps):
+        self.sums, self.normed = self.sums - 1, self.normed + 1
+        return super().add_rms_norm(x, residual, weight, eps)
+
+
+@pytest.mark.parametrize(
+    ("name", "by_themselves", "with_norms"),
+    [
+        ("as many kv heads", 1, 4),  # the embedding; attention and MLP of two layers
+        ("norms of each head, tied, in pairs", 3, 0),  # side by side: one sum a layer, which layer norms add
+        ("experts with biases", 1, 4),
+        ("a shared expert", 1, 4),  # with the other experts' sum
+        ("latents", 1, 4),
+    ],
+)
+def test_a_sum_is_taken_once_and_with_the_norm_behind_it(name, by_themselves, with_norms, tmp_path, monkeypatch):
+    files = checkpoint(tmp_path, MODELS[name], 1)
+    monkeypatch.setattr("tests.runtime.models.shard_group.HostRank", Counted)
+    shards = Shards(spec_from_config(files.config), files, 2, lambda decoder: Paged(decoder, 1, 64))
+    shards.run(lambda part: part.step({0: [3, 4, 5]}))
+    for rank in shards._ranks:
+        assert (rank.sums, rank.normed) == (by_themselves, with_norms)
+
+
+@pytest.mark.parametrize("family", ["olmo 2", "gemma 3", "zamba 2", "bamba"])
+def test_a_norm_takes_sums_only_of_what_are_parts_of_one(family):
+    """Where norms stand behind blocks, or a block is computed whole, nothing is left for another norm."""
+    config = FAMILIES[family].config()
+    config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    part = sharded(spec_from_config({**config.to_dict(), "vocab_size": 96}), 1, 2)
+    deferred = deferred_sums(part)
+    reduced = {*reduced_linears(part), *(each.name for each in part.experts())}
+    assert deferred.parts <= reduced
+    assert bool(deferred.norms) == bool(deferred.parts)
+    if family in ("olmo 2", "gemma 3"):
+        assert not deferred.norms
 
 
 def test_one_device_has_the_whole_and_ranks_are_checked():
