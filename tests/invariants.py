@@ -23,7 +23,7 @@ def check_pool(scheduler: Scheduler) -> None:
 def check_tables(scheduler: Scheduler, *, drafting: bool = False) -> None:
     """Running sequences have a row each and, for every group of layers, blocks for what a next query sees of what they computed,
     with what they are promised enough for a whole prompt, and no more than planned for; no other sequence has any. `drafting`: some
-    may have blocks for drafts that were wrong."""
+    may have blocks for drafts that were wrong, or are still to be made."""
     rows = [sequence.row for sequence in scheduler.running]
     assert None not in rows
     assert len(set(rows)) == len(rows) <= scheduler.limits.max_num_seqs

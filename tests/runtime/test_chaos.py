@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from runtime.admission import AdmissionLimits
 from runtime.api import ConstraintError, EngineStopped, FinishReason, QueueFull, Request, SamplingParams
+from runtime.speculate.on_device import DeviceSpeculation
 from runtime.speculate.speculation import Speculation
 from runtime.token_stream import EngineTokenStream
 from tests.fake_runner import Rule, make_engine
@@ -77,6 +78,25 @@ class Guesses:
         pass
 
 
+class Resting(DeviceSpeculation):
+    """Drafts of the device wherever there may be some; but what makes them rests in steps now and then, and whose tokens it did not
+    compute is computed anew soon."""
+
+    def __init__(self) -> None:
+        super().__init__(Guesses(), 3)
+        self.num_steps = 0
+
+    def follows(self, num_rows: int) -> bool:
+        self.num_steps += 1
+        return self.num_steps % 5 != 0
+
+    def gain(self, num_rows: int) -> float:
+        return 1.0
+
+    def steps_to_compute(self, num_tokens: int) -> float:
+        return num_tokens / 20
+
+
 @dataclass(eq=False)
 class Client:
     """One `submit` and its reader."""
@@ -107,16 +127,17 @@ class Chaos(RuleBasedStateMachine):
     @initialize(
         policy=some.sampled_from(["fcfs", "priority", "fair"]),
         steps_in_flight=some.sampled_from([1, 2]),
-        drafts=some.booleans(),
+        drafts=some.sampled_from([None, "host", "device"]),
     )
-    def begin(self, policy: str, steps_in_flight: int, *, drafts: bool) -> None:
+    def begin(self, policy: str, steps_in_flight: int, *, drafts: str | None) -> None:
         self.loop = asyncio.new_event_loop()
         self.runner = FaultyRunner(manual=True)
         self.clients: list[Client] = []
         self.probes: list[asyncio.Task[None]] = []
         self.num_admitted = 0
         self.draining: asyncio.Task[int] | None = None
-        self.engine = self.run(self.make(policy, steps_in_flight, Speculation(Guesses(), 3) if drafts else None))
+        speculations = {None: None, "host": Speculation(Guesses(), 3), "device": Resting()}
+        self.engine = self.run(self.make(policy, steps_in_flight, speculations[drafts]))
         self.engine._masked._mask_maker._threads = AtOnce()
         self.scheduler = self.engine._scheduler
 
@@ -255,7 +276,8 @@ class Chaos(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         if hasattr(self, "engine"):
             check_pool(self.scheduler)
-            check_tables(self.scheduler)
+            speculation = self.scheduler.speculation
+        check_tables(self.scheduler, drafting=speculation is not None and speculation.on_device)
 
     # --- the end --------------------------------------------------------------------------------------------------
 

@@ -111,25 +111,21 @@ async def test_beside_drafts_of_the_device_matchers_have_some_of_the_host_and_no
     assert len(masked) < 12
     assert any(row.draft_ids for row in masked)
     assert not any(row.num_proposed or row.guessed_on_device for row in masked)
-    assert len(others) == len(rows)  # it is in every step, and what it guesses is never right here
-    assert all(row.guessed_on_device for row in others[2:30])
+    assert len(rows) - len(others) <= 1  # while it answers it is in every step
+    assert all(row.guessed_on_device for row in others[2:8])
 
 
 @pytest.mark.parametrize("predictions", [True, False])
 async def test_what_a_request_predicts_is_looked_up_by_the_host(predictions):
-    runner = FakeRunner()
-    plain = await answered(runner, None)
-    speculation = DeviceSpeculation(Ngram(2, 5), 4, predictions=predictions)
-    async with engine_on(FakeRunner(), steps_in_flight=2, speculation=speculation) as engine:
-        found = await read(engine.submit([replace(request(max_tokens=24), prediction=tuple(plain))]))
-    assert found == {0: (plain, LENGTH)}
-    assert (speculation.num_accepted_tokens > 12) is predictions
-
-
-async def answered(runner: FakeRunner, speculation: Speculation | None) -> list[int]:
-    async with engine_on(runner, speculation=speculation) as engine:
-        found = await read(engine.submit([request(max_tokens=24)]))
-    return found[0][0]
+    async with engine_on(FakeRunner()) as engine:
+        plain = await read(engine.submit([request(max_tokens=24)]))
+    runner, speculation = FakeRunner(), DeviceSpeculation(Ngram(2, 5), 4, predictions=predictions)
+    async with engine_on(runner, steps_in_flight=2, speculation=speculation) as engine:
+        found = await read(engine.submit([replace(request(max_tokens=24), prediction=tuple(plain[0][0]))]))
+    assert found == plain
+    drafted = [row for batch in runner.batches for row in batch.rows if row.draft_ids]
+    assert {row.guessed_on_device for row in drafted} == {not predictions}
+    assert speculation.num_accepted_tokens > 12
 
 
 class Clueless:
