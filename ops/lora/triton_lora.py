@@ -5,7 +5,7 @@ follows from the number of tokens and slots alone, so one captured graph serves 
 and further ones while there are any. The first kernel shrinks the inputs for all parts of a layer, with the inner sum cut into
 pieces where few tokens would leave the device idle; the second adds the pieces up, expands, and adds to what the weight gave, or,
 behind gate and up, gates with that: nothing more is launched for the activation. Each output belongs to one program: the same bits
-every time.
+every time. Few tokens in 16 bits on Hopper are few_tokens.cu's, by the same two steps over the same tiles.
 
 What a kernel reads before it waits for the one before it: which tiles there are, which a kernel wrote as the step began that let no
 later one begin early; and adapters, which copies wrote. A program without a tile ends at once, but for the first, which waits: else
@@ -14,7 +14,6 @@ whoever comes next would take what came before for done."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
@@ -23,6 +22,8 @@ from torch import Tensor
 
 from ops.activation.triton_activation import activated
 from ops.launch import overlap, wait_for_previous
+from ops.lora import few_tokens
+from ops.lora.few_tokens import Slots, Sorted
 from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
 from ops.lora.triton_index import index, tile_rows
 
@@ -168,14 +169,6 @@ def _expand_gated(
         up_b = _matrix(b_ptr, stride_b, slot, column + WIDTH, 2 * WIDTH, RANK)
 
 
-class _Views(NamedTuple):
-    """A slot, or all of them, as they lie in memory: a [..., PARTS, RANK, K], b [..., N, RANK], scale [..., PARTS] float32."""
-
-    a: Tensor
-    b: Tensor
-    scale: Tensor
-
-
 class TritonLoraSlots(LoraSlots):
     def __init__(self, shape: LoraShape, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(shape)
@@ -185,14 +178,18 @@ class TritonLoraSlots(LoraSlots):
         self._depth, self._columns = (256, 128) if self._rank <= 32 else (64, 32)
         num_parts = len(shape.parts)
         self._starts = [sum(shape.parts[:part]) for part in range(num_parts)]
+        self._few = few_tokens.fits(shape, self._rank, dtype, device)
+        if self._few:
+            few_tokens.compile_ahead(self._rank, dtype, device)
         self._blocks = self._cut(self._columns)
+        self._few_blocks = {columns: self._cut(columns) for columns in few_tokens.COLUMNS} if self._few else {}
         self._is_pair = num_parts == 2 and shape.parts[0] == shape.parts[1]
         self._sizes = num_parts * self._rank * shape.in_features, shape.out_features * self._rank
         used = sum(self._sizes) * dtype.itemsize + 4 * num_parts
         self.slot_bytes = -(-used // _ALIGNMENT) * _ALIGNMENT
         self.nbytes = shape.num_slots * self.slot_bytes
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
-        self._bound: _Views | None = None
+        self._bound: Slots | None = None
 
     def _cut(self, columns: int) -> Tensor:
         """The part, first column and end of each program's tile of columns, [3, tiles] int32."""
@@ -206,15 +203,15 @@ class TritonLoraSlots(LoraSlots):
     def bind(self, memory: Tensor) -> None:
         self._bound = self._views(memory)
 
-    def _views(self, memory: Tensor) -> _Views:
+    def _views(self, memory: Tensor) -> Slots:
         """memory [..., slot_bytes] uint8: the last dim is contiguous."""
         of_a, of_b = (size * self._dtype.itemsize for size in self._sizes)
         num_parts, lead = len(self.shape.parts), memory.shape[:-1]
         a = memory[..., :of_a].view(self._dtype).view(*lead, num_parts, self._rank, self.shape.in_features)
         b = memory[..., of_a : of_a + of_b].view(self._dtype).view(*lead, self.shape.out_features, self._rank)
-        return _Views(a, b, memory[..., of_a + of_b : of_a + of_b + 4 * num_parts].view(torch.float32))
+        return Slots(a, b, memory[..., of_a + of_b : of_a + of_b + 4 * num_parts].view(torch.float32))
 
-    def _slots(self) -> _Views:
+    def _slots(self) -> Slots:
         if self._bound is None:  # nobody has given it memory
             size = self.shape.num_slots, self.slot_bytes
             self.bind(torch.zeros(size, dtype=torch.uint8, device=self._device))
@@ -248,6 +245,17 @@ class TritonLoraSlots(LoraSlots):
         """Rows of x and out contiguous; x may be of a wider type than the adapters."""
         if not len(out):
             return
+        self._compile(x)
+        if self._takes_few(x, out):
+            slots, tokens = self._slots(), _known(adapters)
+            few_tokens.expand(
+                few_tokens.shrunk(x, slots, tokens),
+                slots,
+                tokens,
+                self._few_blocks[few_tokens.columns(self._rank, len(x))],
+                out,
+            )
+            return
         h, (order, tiles, used), (_, b, scale) = self._shrunk(x, adapters), _known(adapters), self._slots()
         _expand[_grid(self._blocks.shape[1], tiles)](
             h, b, b.stride(0), scale, scale.stride(0), self._blocks, order, tiles, used, out, out.stride(0),
@@ -260,7 +268,11 @@ class TritonLoraSlots(LoraSlots):
             return None
         width = self.shape.parts[0]
         out = gate_up.new_empty(len(gate_up), width)
-        if len(out):
+        self._compile(x)
+        if self._takes_few(x, gate_up):
+            slots, tokens = self._slots(), _known(adapters)
+            few_tokens.expand_gated(few_tokens.shrunk(x, slots, tokens), slots, tokens, gate_up.contiguous(), out)
+        elif len(out):
             h, (order, tiles, used), (_, b, scale) = self._shrunk(x, adapters), _known(adapters), self._slots()
             _expand_gated[_grid(triton.cdiv(width, self._columns), tiles)](
                 h, b, b.stride(0), scale, scale.stride(0), order, tiles, used, gate_up.contiguous(), out, len(out),
@@ -269,9 +281,12 @@ class TritonLoraSlots(LoraSlots):
             )  # fmt: skip
         return out
 
+    def _takes_few(self, x: Tensor, out: Tensor) -> bool:
+        is_aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 and out.data_ptr() % 16 == 0
+        return self._few and 0 < len(x) <= few_tokens.MAX_TOKENS and x.dtype == out.dtype == self._dtype and is_aligned
+
     def _shrunk(self, x: Tensor, adapters: TokenAdapters) -> Tensor:
         """h [pieces, T as sorted, parts, rank] float32."""
-        self._compile(x)
         num_tokens, size, num_parts = len(x), self.shape.in_features, len(self.shape.parts)
         most = next((pieces for tokens, pieces in _PIECES if num_tokens <= tokens), _FEWEST_PIECES)
         piece = triton.cdiv(triton.cdiv(size, most), self._depth) * self._depth
@@ -303,11 +318,11 @@ class TritonLoraSlots(LoraSlots):
 _compiled: set[tuple[LoraShape, torch.dtype, torch.dtype, torch.device]] = set()
 
 
-def _known(adapters: TokenAdapters) -> tuple[Tensor, Tensor, Tensor]:
+def _known(adapters: TokenAdapters) -> Sorted:
     assert adapters.order is not None
     assert adapters.tiles is not None
     assert adapters.used is not None
-    return adapters.order, adapters.tiles, adapters.used
+    return Sorted(adapters.order, adapters.tiles, adapters.used)
 
 
 def _grid(across: int, tiles: Tensor) -> tuple[int, int]:

@@ -15,41 +15,40 @@ from triton.testing import do_bench
 
 import ops
 from ops.compiling import compile_together
-from ops.lora import triton_lora
+from ops.lora import few_tokens
 from ops.lora.triton_index import index
 from ops.lora.triton_lora import TritonLoraSlots
 
-PIECES = triton_lora._PIECES
 NUM_LAYERS, NUM_SLOTS, RANK, HIDDEN, INNER = 8, 65, 16, 4096, 12288
 PARTS = {"qkv": (4096, 1024, 1024), "o": (HIDDEN,), "gate_up": (INNER, INNER), "down": (HIDDEN,)}
 DEVICE = torch.device("cuda", 0)
 
 
 class Way(NamedTuple):
-    """How. `columns`: of a program that expands; `programs`: of a launch; `pieces`: of the inner sum, up to 512 tokens."""
+    """How. `few`: tokens up to which few_tokens.cu computes, with `twice` tokens or more by programs of twice as many columns;
+    `adds`: else nothing is added, and gate and up are gated by a kernel of their own."""
 
     name: str
-    columns: int = 128
-    programs: int = 2048
-    pieces: int | None = None
+    few: int = few_tokens.MAX_TOKENS
+    twice: int = few_tokens._FEWEST_TOKENS
+    adds: bool = True
 
 
 WAYS = (
-    Way("as it is"), Way("64 columns", columns=64), Way("1024 programs", programs=1024),
-    Way("4096 programs", programs=4096), Way("16 pieces", pieces=16),
+    Way("as it is"), Way("in Triton", few=0), Way("twice", twice=1), Way("never twice", twice=1 << 20),
+    Way("nothing is added", adds=False),
 )  # fmt: skip
 
 
 class Layer:
     def __init__(self) -> None:
-        self.weights, self.slots, self.blocks = {}, {}, {}
+        self.weights, self.slots = {}, {}
         for name, parts in PARTS.items():
             inner = INNER if name == "down" else HIDDEN
             weight = torch.randn(sum(parts), inner, device=DEVICE).mul_(0.02).bfloat16()
             self.weights[name] = ops.prepare_linear(ops.StoredWeight.dense(weight))
             shape = ops.LoraShape(sum(parts), inner, parts, NUM_SLOTS, RANK)
             self.slots[name] = slots = TritonLoraSlots(shape, torch.bfloat16, DEVICE)
-            self.blocks[name] = {columns: slots._cut(columns) for columns in (64, 128)}
             for tensor, value in zip(slots._slots(), (1.0, 1.0, 1e-4), strict=True):
                 tensor.fill_(value)
 
@@ -57,8 +56,9 @@ class Layer:
         weight, slots = self.weights[name], self.slots[name]
         if adapters is None:
             return ops.gated_linear(x, weight) if name == "gate_up" else ops.linear(x, weight)
-        slots._columns, slots._blocks = way.columns, self.blocks[name][way.columns]
         out = weight.matmul(x)
+        if not way.adds:
+            return ops.silu_mul(out) if name == "gate_up" else out
         if name == "gate_up":
             return slots.gated(x, adapters, out)
         slots.add(x, adapters, out)
@@ -86,8 +86,7 @@ def main() -> None:
 
     def run(batch: int, adapters: ops.TokenAdapters | None, way: Way = WAYS[0]) -> None:
         x, residual = (torch.zeros(batch, HIDDEN, device=DEVICE).bfloat16() for _ in range(2))
-        triton_lora._PROGRAMS = way.programs
-        triton_lora._PIECES = PIECES if way.pieces is None else ((512, way.pieces),)
+        few_tokens.MAX_TOKENS, few_tokens._FEWEST_TOKENS = way.few, way.twice
         for layer in layers:
             x = ops.add_rms_norm(x, residual, norm, 1e-6)
             layer.linear("qkv", x, adapters, way)

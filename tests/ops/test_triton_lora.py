@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import ops
+from ops.lora import few_tokens
 from ops.lora.reference import ReferenceLoraSlots
 from ops.lora.triton_index import index, tile_rows
 from ops.lora.triton_lora import TritonLoraSlots
@@ -172,3 +173,47 @@ def test_one_graph_serves_any_mixture():
         replayed = out.clone()
         run()
         assert torch.equal(replayed, out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rank", [16, 32, 64])
+@pytest.mark.parametrize("num_tokens", [1, 9, 300, 512, 513])
+def test_few_tokens_and_many_take_what_the_reference_does(num_tokens, rank, dtype, monkeypatch):
+    """By few_tokens.cu, and by Triton where tokens are many or that is not taken: layers as large as those of real models, whose K
+    has a piece that is not full. Sums over K are in float32, so what is rounded is h, and the result."""
+    device, size, sizes = torch.device("cuda"), 9000, (1000, 512, 512)
+    random = torch.Generator().manual_seed(num_tokens + rank)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random).to(dtype).float()
+
+    x = (drawn(num_tokens, size) / size**0.5).to(dtype)
+    slots_of = torch.randint(-1, 5, (num_tokens,), generator=random, dtype=torch.int32)
+    for shape in (ops.LoraShape(2024, size, sizes, 5, rank), ops.LoraShape(2048, size, (1024, 1024), 5, rank)):
+        reference = ReferenceLoraSlots(shape, torch.float64, torch.device("cpu"))
+        slots = TritonLoraSlots(shape, dtype, device)
+        for slot in range(5):
+            some, start = [], 0
+            for part in shape.parts:
+                if (slot + start) % 3:
+                    some.append(ops.LoraPart(start, drawn(rank, size), drawn(part, rank) / rank**0.5, 2.0))
+                start += part
+            for each in (reference, slots):
+                each.put(slot, each.prepared(some))
+        given = drawn(num_tokens, shape.out_features).to(dtype)
+        expected = given.double()
+        reference.add(x.double(), ops.TokenAdapters(slots_of), expected)
+        gated = torch.nn.functional.silu(expected[:, :1024]) * expected[:, 1024:] if len(shape.parts) == 2 else None
+        adapters = index(slots_of.to(device), 5)
+        for most in (few_tokens.MAX_TOKENS, 0):
+            monkeypatch.setattr(few_tokens, "MAX_TOKENS", most)
+            out = given.to(device)
+            slots.add(x.to(device), adapters, out)
+            eps = torch.finfo(dtype).eps
+            torch.testing.assert_close(out.cpu().double(), expected, rtol=2 * eps, atol=8 * eps)
+            assert torch.equal(out.cpu()[slots_of < 0], given[slots_of < 0])
+            if gated is not None:
+                out = slots.gated(x.to(device), adapters, given.to(device))
+                torch.testing.assert_close(out.cpu().double(), gated, rtol=4 * eps, atol=16 * eps)
+        monkeypatch.undo()

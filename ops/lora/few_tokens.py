@@ -1,0 +1,146 @@
+"""Adapters for few tokens on CUDA: A and B as streams, multiplied in registers (few_tokens.cu)."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ops.cuda.program import CompiledKernel, Program, missing
+from ops.lora.share import LoraShape
+
+MAX_TOKENS = 512
+RANKS = (16, 32, 64)  # that kernels are made for
+_THREADS = 128
+
+
+class Sorted(NamedTuple):
+    """A step's tokens as `ops.lora.share.TokenAdapters` has them for a device: order [T], tiles [3, M] of 16 tokens, used [2]."""
+
+    order: Tensor
+    tiles: Tensor
+    used: Tensor
+
+
+class Slots(NamedTuple):
+    """A layer's slot, or all of them, as they lie in memory: a [..., parts, rank, K], b [..., N, rank], scale [..., parts] float32.
+    All slots are equally far from each other."""
+
+    a: Tensor
+    b: Tensor
+    scale: Tensor
+
+    @property
+    def stride(self) -> int:
+        """From one slot to the next, in units of 16 bytes."""
+        return self.a.stride(0) * self.a.itemsize // 16
+
+
+COLUMNS = (128, 256)  # of B, that a program may take
+_INNER = 1024  # columns of K, of one that shrinks
+_FEWEST_TOKENS = (
+    64  # from which a program that expands has twice as many columns: less is read of h, where there is enough to do
+)
+_SHRINK = "lora_shrink"
+
+
+class _Expand(NamedTuple):
+    """An instance. `blocks`: of 32 columns, that a warp takes; `kind`: EXPAND or EXPAND_GATED."""
+
+    kind: str
+    rank: int
+    blocks: int
+
+    @property
+    def name(self) -> str:
+        return f"lora_{self.kind.lower()}_{self.rank}_{self.blocks}"
+
+    @property
+    def columns(self) -> int:
+        return _THREADS * self.blocks
+
+
+_EXPANDS = [_Expand(kind, rank, blocks) for kind in ("EXPAND", "EXPAND_GATED") for rank in RANKS for blocks in (1, 2)]
+_PROGRAM = Program(
+    [Path(__file__).with_suffix(".cu")],
+    {_SHRINK: f"SHRINK({_SHRINK}, 8)"}
+    | {each.name: f"{each.kind}({each.name}, {each.rank}, {each.blocks})" for each in _EXPANDS},
+    listed=False,
+)
+
+
+def fits(shape: LoraShape, rank: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """`rank`: that slots have room for."""
+    return (
+        device.type == "cuda"
+        and missing() is None
+        and dtype in (torch.bfloat16, torch.float16)
+        and rank in RANKS
+        and shape.in_features % 8 == 0
+        and all(part % 8 == 0 for part in shape.parts)
+    )
+
+
+@functools.cache
+def compile_ahead(rank: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Begin to compile what layers of this rank need."""
+    names = [each.name for each in _EXPANDS if each.rank == rank and each.blocks <= _most_blocks(rank)]
+    _PROGRAM.compile_ahead([_SHRINK, *names], dtype, device)
+
+
+def columns(rank: int, num_tokens: int) -> int:
+    """Of B, that one program takes."""
+    return _expand("EXPAND", rank, num_tokens).columns
+
+
+def shrunk(x: Tensor, slots: Slots, tokens: Sorted) -> Tensor:
+    """x [T, K], rows 16 bytes apart or a multiple -> h [pieces, T as sorted, parts, rank] float32, whose sum is x A^T."""
+    num_tokens, (_, num_parts, rank, size) = len(x), slots.a.shape
+    pieces = -(-size // _INNER)
+    h = torch.empty(pieces, num_tokens, num_parts, rank, dtype=torch.float32, device=x.device)
+    groups, num_tiles = num_parts * rank // 16, tokens.tiles.shape[1]
+    _kernel(_SHRINK, x.dtype, x.device).launch(
+        (groups * pieces, num_tiles, 1), _THREADS, 0,
+        x, x.stride(0), slots.a, slots.stride, tokens.order, tokens.tiles, tokens.used, h, num_tokens, num_tiles, groups, size,
+    )  # fmt: skip
+    return h
+
+
+def expand(h: Tensor, slots: Slots, tokens: Sorted, blocks: Tensor, out: Tensor) -> None:
+    """out [T, N] contiguous += scale * h B^T. blocks [3, M] int32: the part, first column and end of every `columns`."""
+    pieces, num_tokens, num_parts, rank = h.shape
+    num_tiles = tokens.tiles.shape[1]
+    _kernel(_expand("EXPAND", rank, num_tokens).name, out.dtype, out.device).launch(
+        (blocks.shape[1], num_tiles, 1), _THREADS, 0,
+        h, slots.b, slots.stride, slots.scale, slots.scale.stride(0), blocks, tokens.order, tokens.tiles, tokens.used,
+        out, out.stride(0), num_tokens, num_tiles, num_parts * rank // 16, pieces,
+    )  # fmt: skip
+
+
+def expand_gated(h: Tensor, slots: Slots, tokens: Sorted, gate_up: Tensor, out: Tensor) -> None:
+    """out [T, N / 2] = silu(gate) * up of gate_up [T, N] + scale * h B^T, both contiguous."""
+    pieces, num_tokens, _, rank = h.shape
+    width, num_tiles = out.shape[1], tokens.tiles.shape[1]
+    which = _expand("EXPAND_GATED", rank, num_tokens)
+    _kernel(which.name, out.dtype, out.device).launch(
+        (-(-width // which.columns), num_tiles, 1), _THREADS, 0,
+        h, slots.b, slots.stride, slots.scale, slots.scale.stride(0), tokens.order, tokens.tiles, tokens.used, gate_up, out,
+        width, num_tokens, num_tiles, pieces,
+    )  # fmt: skip
+
+
+def _most_blocks(rank: int) -> int:
+    """That leave registers for several programs."""
+    return 2 if rank == 16 else 1
+
+
+def _expand(kind: str, rank: int, num_tokens: int) -> _Expand:
+    return _Expand(kind, rank, _most_blocks(rank) if num_tokens >= _FEWEST_TOKENS else 1)
+
+
+@functools.cache
+def _kernel(name: str, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
+    return _PROGRAM.kernel(name, dtype, device)
