@@ -30,10 +30,6 @@ __device__ __forceinline__ void copy_heads(void* to, const TensorMap* map, u64* 
       "l"(map), "r"(address_of(barrier)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
-template <int COUNT>
-__device__ __forceinline__ void give_registers_back() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
 // The groups' turns at the matrix units: barriers 1 and 2. Both groups: barrier 3.
 __device__ __forceinline__ void await_turn(int group) { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(CONSUMERS) : "memory"); }
 __device__ __forceinline__ void pass_turn(int group) { asm volatile("bar.arrive %0, %1;" ::"r"(2 - group), "n"(CONSUMERS) : "memory"); }
@@ -111,7 +107,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
   if (num_works == 0) return;  // everybody, so nobody waits and nothing was counted
 
   if (warp >= CONSUMERS / 32) {
-    give_registers_back<40>();
+    give_registers<232>();
     if (warp > CONSUMERS / 32) return;
     int index = blockIdx.x;
     for (int turn = 0, tile = 0;; turn++) {

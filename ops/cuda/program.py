@@ -147,11 +147,15 @@ class Program:
         (module,) = _check(driver.cuModuleLoadData(code))
         return module
 
+    def source(self, name: str) -> str:
+        """What is compiled for this kernel."""
+        sources = (path.read_text() for path in (_COMMON, *self._sources))
+        return "\n".join([*sources, self._prelude, self.instances[name]])
+
     def _machine_code(self, name: str, dtype: torch.dtype, device: torch.device) -> bytes:
         from cuda.bindings import nvrtc
 
-        sources = (path.read_text() for path in (_COMMON, *self._sources))
-        text = "\n".join([*sources, self._prelude, self.instances[name]])
+        text = self.source(name)
         options = [
             "--std=c++17",
             f"--gpu-architecture={self._architecture or _architecture(device)}",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import ops
 from ops.gemm import few_rows_coded, tiled_fp8, tiled_w4
-from ops.gemm.coded import CodedLinearWeight, TiledLinearWeight
+from ops.gemm.coded import CodedLinearWeight, TiledLinearWeight, prepare
 from ops.gemm.cuda import CudaLinearWeight
 from ops.gemm.triton_coded import round_rows
 from ops.gemm.weight import LinearWeight
@@ -71,7 +71,7 @@ def bench_served(counts: Sequence[int]) -> None:
     totals = {(scheme, count): 0.0 for scheme in SCHEMES for count in counts}
     for out_features, in_features in LAYER:
         for scheme in SCHEMES:
-            make = CudaLinearWeight if scheme == "bf16" else ops.prepare_linear
+            make = CudaLinearWeight if scheme == "bf16" else prepare
             weights: list[LinearWeight] = copies_of(make, scheme, out_features, in_features)
             times = []
             for count in counts:
