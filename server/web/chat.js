@@ -208,6 +208,15 @@ function toggle(name, wanted) {
   }
 }
 
+// Closes what lies over the chat on a narrow screen; or else stops the answer.
+function escape() {
+  const over = WIDE.matches ? undefined : ["library", "settings"].find(name => !$(name).hidden);
+  if (over) {
+    toggle(over, false);
+    $(`${over}-toggle`).focus();
+  } else running?.stop();
+}
+
 async function greet() {
   try {
     const health = await fetchHealth();
@@ -253,7 +262,7 @@ for (const name of ["library", "settings"]) {
 }
 for (const example of document.querySelectorAll(".example")) example.addEventListener("click", () => { $("text").value = example.textContent; grow(); $("text").focus(); });
 addEventListener("keydown", event => {
-  if (event.key === "Escape" && running && !document.querySelector("dialog[open]")) running.stop();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) escape();
   if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); toggle("library", true); $("search").focus(); }
 });
 

@@ -11,10 +11,11 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -51,6 +52,23 @@ def start() -> webdriver.Chrome:
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     driver.set_script_timeout(float(os.environ.get("PYTEST_TIMEOUT", 300)) / 2)  # a hang ends before the test does
     return driver
+
+
+# Where the focus is, [path, whether it can be seen there]; null where it is nowhere.
+_FOCUSED = """
+const at = document.activeElement;
+if (!at || at === document.body) return null;
+const steps = [];
+for (let each = at; each.parentElement; each = each.parentElement) steps.unshift([...each.parentElement.children].indexOf(each));
+const style = getComputedStyle(at);
+return [`${at.tagName} ${steps.join(".")}`, style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0];
+"""
+
+
+class Focused(NamedTuple):
+    path: str
+    is_marked: bool  # by an outline
+    name: str  # as a screen reader says it
 
 
 class Page:
@@ -128,6 +146,24 @@ class Page:
     async def press(self, key: str) -> None:
         element = await self._do(lambda: self._driver.switch_to.active_element)
         await self._do(lambda: element.send_keys(key))
+
+    async def back(self) -> None:
+        """Shift and Tab."""
+        await self._do(
+            lambda: ActionChains(self._driver).key_down(Keys.SHIFT).send_keys(Keys.TAB).key_up(Keys.SHIFT).perform()
+        )
+
+    async def tabbed(self) -> list[Focused]:
+        """What the Tab key comes to, from the top of the page to its end."""
+        await self.run("document.body.tabIndex = -1; document.body.focus()")
+        found: list[Focused] = []
+        while len(found) < 200:
+            await self._do(lambda: ActionChains(self._driver).send_keys(Keys.TAB).perform())
+            if (seen := await self.run(_FOCUSED)) is None or seen[0] in [each.path for each in found]:
+                break
+            found.append(Focused(*seen, await self._do(lambda: self._driver.switch_to.active_element.accessible_name)))
+        await self.run("document.body.removeAttribute('tabindex')")
+        return found
 
     async def say(self, text: str) -> None:
         """Into the chat, with the Enter key."""

@@ -295,6 +295,52 @@ async def test_axe_finds_nothing_serious(serve, page_of, dark):
     assert await page.serious() == []
 
 
+# Whatever can be clicked, typed into, chosen from or scrolled, and is neither hidden nor off.
+_CONTROLS = """
+return [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")]
+  .filter(each => each.checkVisibility({visibilityProperty: true}) && !each.disabled && each.tabIndex >= 0).length
+"""
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+async def test_the_keyboard_reaches_all_and_each_has_a_name_and_a_mark(serve, page_of, size):
+    server = await serve("Fine, with `code`.\n\n```js\n1\n```")
+    page = page_of(server)
+    await page.open(size=size)
+    await page.say("Hi")
+    await page.until(ANSWERED)
+    await page.type("#settings-toggle", Keys.ENTER)
+    reached = await page.tabbed()
+    assert [each for each in reached if not each.name] == []
+    assert [each for each in reached if not each.is_marked] == []
+    assert reached[0].name == "Skip to the message field"
+    assert len(reached) == await page.run(_CONTROLS)
+
+
+async def test_a_chat_by_keys_alone(serve, page_of):
+    """Nothing is clicked: a question, its stop, another answer, a panel on a phone, and back to the message field."""
+    server = await serve("Hello there", paused=True)
+    page = page_of(server)
+    await page.open(size=PHONE)
+    assert await page.run("return document.activeElement.id") == "text"
+    await page.press("Hi" + Keys.ENTER)
+    await server.engine.until(lambda: bool(server.engine.live))
+    await page.press(Keys.ESCAPE)
+    await server.engine.until(lambda: not server.engine.live)
+    await page.until("document.querySelector('.stats')?.textContent.includes('Stopped.')")
+    while await page.run("return document.activeElement.textContent") != "Again":
+        await page.back()
+    await page.press(Keys.ENTER)
+    await server.engine.until(lambda: bool(server.engine.live))
+    server.engine.step(30)
+    await page.until(ANSWERED)
+    await page.until("document.getElementById('announcements').textContent !== ''")
+    await page.press(Keys.CONTROL + "k" + Keys.NULL)
+    await page.until("document.activeElement.id === 'search'")
+    await page.press(Keys.ESCAPE)
+    await page.until("document.getElementById('library').hidden && document.activeElement.id === 'library-toggle'")
+
+
 @contextlib.asynccontextmanager
 async def proxy(port: int, prefix: str):
     """Passes on to `port` what is asked below `prefix`, and nothing else, one request a connection."""

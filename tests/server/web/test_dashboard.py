@@ -392,6 +392,21 @@ async def test_a_dashboard_asks_for_the_key_it_needs(serve, page_of):
 
 
 @needs_chromium
+async def test_the_keyboard_reaches_all_and_each_has_a_name_and_a_mark(serve, page_of):
+    server = await serve()
+    Clock(server)
+    fill(server.engine)
+    page = page_of(server)
+    for path, also in (("/dashboard", "Overview"), ("/dashboard#requests/first", "second")):
+        await page.open(path)
+        reached = await page.tabbed()
+        assert [each for each in reached if not (each.name and each.is_marked)] == []
+        assert reached[0].name == "Skip to the numbers"
+        assert also in [each.name for each in reached]
+        await page.open("/")
+
+
+@needs_chromium
 @needs_axe
 @pytest.mark.parametrize(("size", "dark"), [(WIDE, False), (PHONE, True)], ids=["wide light", "phone dark"])
 async def test_axe_finds_nothing_serious(serve, page_of, size, dark):
