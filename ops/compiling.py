@@ -21,6 +21,9 @@ _COMPILERS = 8  # at a time; much of the work is Python, which one thread does a
 _UNINITIALISED = {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}
 
 
+_inside = threading.Lock()
+
+
 class _Zeros(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -29,7 +32,18 @@ class _Zeros(TorchFunctionMode):
 
 @contextmanager
 def compile_together(device: torch.device) -> Iterator[None]:
-    """Ends when all is compiled. A kernel that does not compile says so at its first real launch."""
+    """Ends when all is compiled. A kernel that does not compile says so at its first real launch. Who comes while another thread is
+    inside launches and compiles as ever."""
+    if not _inside.acquire(blocking=False):
+        yield
+        return
+    try:
+        yield from _compiled_together(device)
+    finally:
+        _inside.release()
+
+
+def _compiled_together(device: torch.device) -> Iterator[None]:
     here, begun = threading.get_ident(), set[tuple[str, str, str]]()
 
     def begin(*, key: str, fn: Any, compile: Any, **_: Any) -> bool:

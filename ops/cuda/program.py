@@ -26,6 +26,8 @@ logger = logging.getLogger("oneloop.ops")
 _COMMON = Path(__file__).with_name("common.cuh")
 _COMPILERS = 8  # at a time; each takes some tens of MiB while it works
 _programs: list[Program] = []
+_compiling: dict[str, threading.Lock] = {}  # by what goes into it
+_choosing = threading.Lock()
 _DTYPE_FLAGS = {torch.bfloat16: (), torch.float16: ("-DFLOAT16",)}
 
 
@@ -164,11 +166,14 @@ class Program:
         version = _check(nvrtc.nvrtcVersion())
         digest = hashlib.sha256(repr((text, options, version)).encode()).hexdigest()
         cached = _cache_folder() / f"{digest[:32]}.cubin"
-        if cached.is_file():
-            return cached.read_bytes()
-        code = _compile(text, options)
-        _keep(cached, code)
-        return code
+        with _choosing:
+            lock = _compiling.setdefault(digest, threading.Lock())
+        with lock:  # another device of the same kind may want the same
+            if cached.is_file():
+                return cached.read_bytes()
+            code = _compile(text, options)
+            _keep(cached, code)
+            return code
 
 
 def compile_ahead(dtype: torch.dtype, device: torch.device) -> None:

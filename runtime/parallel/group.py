@@ -7,7 +7,8 @@ ranks, by each rank for itself: they have the same bits everywhere, or ranks wou
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import torch
@@ -100,7 +101,17 @@ class HostRank:
     def __init__(self, group: Group, number: int, device: int | None = None) -> None:
         self.group, self.number, self.size = group, number, group.size
         self.device = number if device is None else device
+        self.is_alone = False
         self._meeting: Meeting | None = None
+
+    @contextmanager
+    def by_itself(self) -> Iterator[None]:
+        """Inside nothing is exchanged with other ranks, who do not come: what is computed is of no use."""
+        self.is_alone = True
+        try:
+            yield
+        finally:
+            self.is_alone = False
 
     def within(self, meeting: Meeting, work: Callable[[], T]) -> T:
         """Run a step, or whatever else all ranks run, which meets there."""
@@ -127,6 +138,8 @@ class HostRank:
         return int(self.concat(torch.tensor([[number]])).min())
 
     def _exchange(self, x: Tensor, made_of: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
+        if self.is_alone:
+            return made_of([x] * self.size)
         assert self._meeting is not None, "ranks exchange tensors within a step"
         return self._meeting.exchange(self.number, x, made_of)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -212,23 +213,43 @@ class CudaPlatform:
                 report(LoadProgress("graphs", done, len(shapes), "graphs"))
                 yield shape
 
-        gc.collect()
-        gc.disable()  # a collection in the middle of a capture may free what belongs to it
         try:
-            with torch.inference_mode():
+            with _UNCOLLECTED, torch.inference_mode():
                 graphs.capture(reported(), compute)
         except RuntimeError as error:
             if not may_fail or isinstance(error, torch.OutOfMemoryError):
                 raise
             graphs.clear()
             log.warning("no steps are captured as graphs: a module refuses (%s)", str(error).splitlines()[0])
-        finally:
-            gc.enable()
         torch.cuda.synchronize()
         report(LoadProgress("graphs", len(shapes), len(shapes), "graphs"))
         taken = free_before - self.memory().free
         if graphs.is_captured:
             log.info("captured %d steps in %.2f GiB", len(shapes), taken / GIB)
+
+
+class _Uncollected:
+    """No collection while anybody is inside: in the middle of a capture it may free what belongs to it. Any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._was_enabled = Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                gc.collect()
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._was_enabled:
+                gc.enable()
+
+
+_UNCOLLECTED = _Uncollected()
 
 
 def _capture_proposals(drafter: Drafter, plan: EnginePlan, graphs: GraphPool) -> None:
@@ -283,11 +304,13 @@ def _measure_step(
     lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
     work = work_of(model, pools=pools)
     batch = prompts(lengths[: plan.max_num_seqs], plan.layout, num_blocks, work, adapter_slots_of(model)[-1])
-    # Launches that are left out for the while are one thread's; other ranks compile as they go.
-    first = not isinstance(worker, RankWorker) or worker.rank.number == 0
-    with ops.compile_together(_current()) if first else nullcontext():
-        runner.run(batch)
-        _run_each_kind(runner, plan, num_blocks, model, pools=pools)
+    rank = worker.rank if isinstance(worker, RankWorker) else None
+    if rank is None or rank.number == 0:
+        with nullcontext() if rank is None else rank.by_itself(), ops.compile_together(_current()):
+            runner.run(batch)
+            _run_each_kind(runner, plan, num_blocks, model, pools=pools)
+    if rank is not None:
+        rank.least(0)  # the others wait for what the first compiles, and find it on the disk
     torch.cuda.reset_peak_memory_stats()
     runner.run(batch)
     token_s = _seconds(runner, batch) / batch.num_tokens

@@ -14,7 +14,7 @@ class CudaRank:
     """See `Peers`. Made on the rank's thread, by all ranks at once."""
 
     def __init__(self, rank: HostRank) -> None:
-        self.number, self.size = rank.number, rank.size
+        self.number, self.size, self._host = rank.number, rank.size, rank
         device = torch.device("cuda", torch.cuda.current_device())
         self._memory = PeerMemory(rank.number, rank.size, device)
         own = [device.index, *self._memory.addresses]
@@ -22,12 +22,14 @@ class CudaRank:
         self._memory.meet([addresses for _, *addresses in every], [index for index, *_ in every])
 
     def sum(self, x: Tensor) -> Tensor:
-        return self._memory.sum(x)
+        return self._host.sum(x) if self._host.is_alone else self._memory.sum(x)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         if self._memory.can_norm(x, weight):
+            if self._host.is_alone:
+                return residual.clone()
             return self._memory.add_rms_norm(x, residual, weight, eps)
         return ops.add_rms_norm(self.sum(x), residual, weight, eps)
 
     def concat(self, x: Tensor) -> Tensor:
-        return self._memory.concat(x)
+        return self._host.concat(x) if self._host.is_alone else self._memory.concat(x)

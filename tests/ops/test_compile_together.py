@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 import ops
+from ops.compiling import compile_together
 
 
 @triton.jit
@@ -56,3 +57,13 @@ def test_the_hook_of_others_is_back_afterwards() -> None:
 def test_on_a_cpu_steps_run_as_ever() -> None:
     with ops.compile_together(torch.device("cpu")):
         assert ops.activate(torch.ones(2, 4), "relu").sum() == 8
+
+
+def test_who_comes_while_another_thread_compiles_leaves_its_hook_alone() -> None:
+    before, cpu = triton.knobs.runtime.jit_cache_hook, torch.device("cpu")
+    with compile_together(cpu):
+        hook = triton.knobs.runtime.jit_cache_hook
+        with compile_together(cpu):
+            inside = triton.knobs.runtime.jit_cache_hook
+        assert triton.knobs.runtime.jit_cache_hook is inside is hook is not before
+    assert triton.knobs.runtime.jit_cache_hook is before

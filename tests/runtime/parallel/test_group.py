@@ -58,6 +58,17 @@ def test_a_rank_that_fails_takes_the_others_out_of_its_step_and_of_no_other(rank
     assert [each.item() for each in step(ranks, lambda rank: rank.sum(torch.ones(1)))] == [3.0] * SIZE
 
 
+def test_a_rank_by_itself_waits_for_nobody(ranks):
+    def work(rank):
+        if rank.number == 0:
+            with rank.by_itself():
+                assert rank.sum(torch.ones(1)).item() == SIZE  # of its own alone
+                assert rank.concat(torch.ones(1, 2)).shape == (1, 2 * SIZE)
+        return rank.least(rank.number)
+
+    assert step(ranks, work) == [0] * SIZE
+
+
 def test_a_rank_may_be_a_step_ahead(ranks):
     first, second = ranks[0].group.claim(0), ranks[0].group.claim(0)
     assert first is not second

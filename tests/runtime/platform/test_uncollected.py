@@ -1,0 +1,28 @@
+"""While steps are captured, on however many threads, nothing is collected."""
+
+from __future__ import annotations
+
+import gc
+
+from runtime.platform.cuda import _Uncollected
+
+
+def test_collections_come_back_with_the_last_that_leaves():
+    block = _Uncollected()
+    assert gc.isenabled()
+    block.__enter__()
+    with block:
+        assert not gc.isenabled()
+    assert not gc.isenabled()
+    block.__exit__()
+    assert gc.isenabled()
+
+
+def test_who_had_turned_collections_off_finds_them_off():
+    gc.disable()
+    try:
+        with _Uncollected():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
