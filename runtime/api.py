@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, Protocol, Self
 
+from runtime.media import EMBEDS as EMBEDS
 from runtime.media import MediaItem as MediaItem
 from runtime.media import check_media
 
@@ -425,6 +426,7 @@ class ModelInfo:
     speculative: str = ""  # how tokens are guessed, for people; empty where they are not
     reads_predictions: bool = False  # guesses are looked for in what a request predicts
     modalities: frozenset[str] = frozenset()  # "image", "audio", "video": what it takes beside text
+    takes_embeds: bool = False  # prompts may be embeddings
 
     def check(self, request: Request) -> None:
         """What `Engine.submit` checks of a request's params first, and takes a millisecond for nobody.
@@ -432,7 +434,8 @@ class ModelInfo:
         Raises ValueError, whose message is for people, where this model cannot do what is asked."""
         params = request.params
         if request.media:
-            check_media(request.media, self.modalities, len(request.prompt_ids), self.architecture)
+            takes = self.modalities | ({EMBEDS} if self.takes_embeds else set())
+            check_media(request.media, takes, len(request.prompt_ids), self.architecture)
         if isinstance(params, PoolingParams):
             self.resolve(params, len(request.prompt_ids))
         elif not self.generates:

@@ -113,6 +113,7 @@ class EnginePlan:
     speculative: SpeculativeConfig | None
     notes: tuple[str, ...]  # what was cut to fit, for people
     lora: LoraLimits | None = None
+    enable_prompt_embeds: bool = False
     max_num_encoder_tokens: int = 0
     encoder_cache_size: int = 0
     kv_cache_note: str = ""  # what the KV cache is kept in and what that gains, where it is not `dtype`; for people
@@ -243,6 +244,7 @@ class EnginePlan:
             speculative=speculative,
             notes=tuple(notes),
             lora=config.lora,
+            enable_prompt_embeds=config.enable_prompt_embeds,
             max_num_encoder_tokens=config.max_num_encoder_tokens or budget,
             encoder_cache_size=config.encoder_cache_size,
         )

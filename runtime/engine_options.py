@@ -124,6 +124,11 @@ class EngineOptions:
         group=ENGINE,
         minimum=1,
     )
+    enable_prompt_embeds: bool = option(
+        False,
+        "take prompts as embeddings (prompt_embeds), which nobody can read; for clients that are trusted",
+        group=ENGINE,
+    )
     encoder_cache_size: int = option(
         16384,
         "tokens of pictures and sounds that are kept on the device, for prompts that have them again",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     Int32s: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 
+EMBEDS: Final = "embeds"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MediaItem:
     """One picture, sound or video of a prompt, ready for the model's encoder.
 
-    `modality`: "image", "audio" or "video". `digest`: of the media's bytes and of all options of its processing: items of the same
-    digest have the same inputs. `positions` [N] int32, ascending: the prompt's positions that take the encoder's N outputs, in
-    their order; the ids there are the model's placeholder. `inputs`: the processor's tensors of this item alone (pixel_values,
-    image_grid_thw, …), as the model's own processor names them. Nobody writes to any of them."""
+    `modality`: "image", "audio" or "video"; EMBEDS for tokens of a prompt that are given as embeddings. `digest`: of the media's
+    bytes and of all options of its processing: items of the same digest have the same inputs. `positions` [N] int32, ascending: the
+    prompt's positions that take the encoder's N outputs, in their order; the ids there are the model's placeholder. `inputs`: the
+    processor's tensors of this item alone (pixel_values, image_grid_thw, …), as the model's own processor names them; or, below
+    EMBEDS, the N outputs themselves [N, W] of an encoder that ran elsewhere. Nobody writes to any of them."""
 
     modality: str
     digest: bytes

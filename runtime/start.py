@@ -516,18 +516,26 @@ def _adapters(plan: EnginePlan, model: Model) -> Adapters | None:
 
 
 def _encoding(plan: EnginePlan, model: Model) -> EncoderScheduling | None:
-    if model.encoder is None:
+    spec = None if model.encoder is None else model.encoder.spec
+    if spec is None and not _takes_embeds(plan, model):
         return None
-    spec = model.encoder.spec
     return EncoderScheduling(
         EncoderLimits(
             plan.max_num_encoder_tokens,
             plan.encoder_cache_size,
             plan.max_model_len,
-            spec.whole_items,
-            spec.rope_positions,
+            spec is not None and spec.whole_items,
+            model.spec.pooler_info.embedding_size * (1 + (0 if spec is None else spec.num_deepstack)),
+            None if spec is None else spec.rope_positions,
         )
     )
+
+
+def _takes_embeds(plan: EnginePlan, model: Model) -> bool:
+    """Not where all tokens of an item see each other: those of a prompt do not. Nor where layers want more than an embedding."""
+    spec = None if model.encoder is None else model.encoder.spec
+    takes = spec is None or not (spec.whole_items or spec.num_deepstack)
+    return plan.enable_prompt_embeds and model.spec.generates and takes
 
 
 def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -> ModelInfo:
@@ -552,4 +560,5 @@ def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -
         speculative="" if plan.speculative is None else str(plan.speculative),
         reads_predictions=plan.speculative is not None and plan.speculative.reads_predictions,
         modalities=frozenset() if model.encoder is None else model.encoder.spec.modalities,
+        takes_embeds=_takes_embeds(plan, model),
     )

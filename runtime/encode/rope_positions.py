@@ -52,7 +52,12 @@ class VisionPositions:
         for item in media:
             if item.modality not in _GRIDS:  # a sound's tokens stand like a text's
                 continue
-            sizes = item.inputs[_GRIDS[item.modality]].reshape(-1).tolist()
+            grid = item.inputs.get(_GRIDS[item.modality])
+            if grid is None:
+                raise ValueError(
+                    f"the {item.modality} has no {_GRIDS[item.modality]}, which says where its tokens stand"
+                )
+            sizes = grid.reshape(-1).tolist()
             if len(sizes) != 3 or min(sizes) < 1 or any(size % self.merge_size for size in sizes[1:]):
                 raise ValueError(f"the {item.modality} has a grid of {sizes}, not (time, height, width)")
             steps, height, width = sizes[0], sizes[1] // self.merge_size, sizes[2] // self.merge_size

@@ -18,7 +18,7 @@ import numpy as np
 from runtime.api import Request
 from runtime.batch import EncoderWork, MediaSpan, RowMedia
 from runtime.encode.cache import EncoderCache, Holder
-from runtime.media import MediaItem
+from runtime.media import EMBEDS, MediaItem
 from runtime.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ RopePositions: TypeAlias = "Callable[[Several[MediaItem], int], Int32s]"
 class EncoderLimits:
     """`max_num_encoder_tokens`: outputs that a step has encoders begin with, unless a single item has more. `cache_size`: outputs
     that are kept. `max_model_len`: positions that there are. `whole_items`: an item is never cut, since its tokens see each other
-    all. `rope_positions`: where a prompt's tokens stand for a rotary embedding of three axes, if the model has one."""
+    all. `width`: of an output. `rope_positions`: where a prompt's tokens stand for a rotary embedding of three axes, if the model
+    has one."""
 
     max_num_encoder_tokens: int
     cache_size: int
     max_model_len: int
     whole_items: bool = False
+    width: int = 0
     rope_positions: RopePositions | None = None
 
 
@@ -55,6 +57,11 @@ class EncoderScheduling:
         """Raises ValueError, whose message is for people, for what no step could hold, and for grids that do not fit."""
         for item in request.media:
             num = len(item.positions)
+            embeds = item.inputs.get(EMBEDS)
+            if embeds is not None and embeds.shape != (num, self.limits.width):
+                raise ValueError(
+                    f"embeddings {list(embeds.shape)} for {num} tokens: those of this model are {[num, self.limits.width]}"
+                )
             if num > self.cache.capacity:
                 raise ValueError(
                     f"the {item.modality} has {num} tokens, and there is room for {self.cache.capacity} (--encoder-cache-size)"

@@ -265,9 +265,9 @@ def _capture_proposals(drafter: Drafter, plan: EnginePlan, graphs: GraphPool) ->
 
 def _encoder_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """What an encoder's outputs take, and what it computes them in, of which nobody knows the shapes."""
-    if spec.encoder is None:
+    if spec.encoder is None and not config.enable_prompt_embeds:
         return 0
-    width = spec.pooler_info.embedding_size * (1 + spec.encoder.num_deepstack)
+    width = spec.pooler_info.embedding_size * (1 + (0 if spec.encoder is None else spec.encoder.num_deepstack))
     return config.encoder_cache_size * width * ELEMENT_BYTES[_dtype(config)] + _ENCODER_STEP_BYTES
 
 

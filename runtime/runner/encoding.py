@@ -20,6 +20,7 @@ from torch import Tensor
 import ops
 from runtime.batch import EncoderWork, ScheduledBatch, ScheduledRow
 from runtime.fault import Fault, RowFailed
+from runtime.media import EMBEDS, MediaItem
 from runtime.models.forward_step import DeepstackStep, ForwardStep
 from runtime.models.model import Model
 from runtime.runner.host_tables import Int32s
@@ -44,14 +45,15 @@ class _Item:
 class Encoding:
     """Call it on the event loop, but for `embedded`."""
 
-    def __init__(self, model: Model, lane: Lane) -> None:
+    def __init__(self, model: Model, lane: Lane, device: torch.device) -> None:
         self._model = model
         self._lane = lane
+        self._device = device
         self._items: dict[bytes, _Item] = {}
 
     def refuse(self, batch: ScheduledBatch) -> None:
         """Raises ValueError for work that there is no encoder for."""
-        if batch.encoder_work and self._model.encoder is None:
+        if self._model.encoder is None and any(EMBEDS not in work.item.inputs for work in batch.encoder_work):
             numbers = sorted({work.number for work in batch.encoder_work})
             raise ValueError(f"encoder work for sequences {numbers}: no encoder runs beside this model")
 
@@ -66,22 +68,28 @@ class Encoding:
         loop = asyncio.get_running_loop()
         items = [_Item(work, loop.create_future()) for work in batch.encoder_work]
         self._items |= {item.work.key: item for item in items}
-        for _, same in groupby(items, key=lambda item: item.work.item.modality):
+        for _, same in groupby(items, key=lambda item: (item.work.item.modality, EMBEDS in item.work.item.inputs)):
             self._begin(list(same))
         return [item.done for item in items]
 
     def _begin(self, items: list[_Item]) -> None:
-        encoder = self._model.encoder
-        assert encoder is not None
+        """All of one modality; encoded elsewhere, or none of them."""
 
         def encode() -> list[Tensor]:
             wanted = [item for item in items if item.is_wanted]
-            found = encoder.encode([item.work.item for item in wanted]) if wanted else []
+            found = self._encoded([item.work.item for item in wanted]) if wanted else []
             for item, outputs in zip(wanted, found, strict=True):
                 item.outputs = outputs
             return found
 
         self._lane.beside(encode).add_done_callback(partial(self._end, items))
+
+    def _encoded(self, items: Sequence[MediaItem]) -> list[Tensor]:
+        if EMBEDS in items[0].inputs:
+            dtype = getattr(torch, self._model.dtype)
+            return [torch.from_numpy(item.inputs[EMBEDS]).to(self._device, dtype) for item in items]
+        assert self._model.encoder is not None
+        return self._model.encoder.encode(items)
 
     def _end(self, items: list[_Item], ended: asyncio.Future[Any]) -> None:
         error = ended.exception()
@@ -129,8 +137,8 @@ class Encoding:
                         ]
         if not tokens:
             return step
-        places, vectors = index_on(step.input_ids.device, tokens), torch.cat(outputs)
         embeds = self._model.embed(step.input_ids)
+        places, vectors = index_on(embeds.device, tokens), torch.cat(outputs)
         size = embeds.shape[1]
         embeds[places] = vectors[:, :size]
         deepstack = None

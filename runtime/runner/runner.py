@@ -118,7 +118,7 @@ class ModelRunner:
         self._logprobs = LogprobsState()
         self._pooling = Pooling(model)
         self._captures_samples = model.spec.generates and not pools
-        self._encoding = Encoding(model, lane)
+        self._encoding = Encoding(model, lane, inputs.last_ids.device)
         self.drafter = drafter_of(model, cache.layers, inputs, sampler, lookup)
 
     # --- what the engine calls ------------------------------------------------------------------------------------

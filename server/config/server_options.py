@@ -165,6 +165,11 @@ class ServerOptions(EngineOptions):
         group=HTTP,
         metavar="JSON",
     )
+    enable_mm_embeds: bool = option(
+        False,
+        "take image_embeds and audio_embeds in place of pictures and sounds: nobody can look at them; for clients that are trusted",
+        group=HTTP,
+    )
     mm_processor_cache_gb: float = option(
         1.0,
         "GiB of processed pictures that are kept for the next turn; 0 keeps none",

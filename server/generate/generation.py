@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from runtime.api import FinishReason, Output, Request, TokenLogprobs, TokenStream
+from runtime.api import EMBEDS, FinishReason, Output, Request, TokenLogprobs, TokenStream
 from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
 from server.loaded.chat_format import OutputParser
@@ -396,6 +396,8 @@ class Generation:
         found: dict[str, int] = {}
         for request in self.requests[:: self._per_prompt]:
             for item in request.media:
+                if item.modality == EMBEDS:
+                    continue
                 found[item.modality] = found.get(item.modality, 0) + len(item.positions)
         return found
 

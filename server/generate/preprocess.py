@@ -17,7 +17,10 @@ from server.generate.sampling import check_token_ids
 from server.loaded.model import LoadedModel
 from server.loaded.text_pieces import PIECE_CHARS
 from server.loaded.tokenizer import Tokenizer, TooManyTokens
+from server.media.embeds import prompt_item
+from server.media.part import Base64, MediaPart
 from server.media.placeholders import PlaceholderError
+from server.media.source import base64_bytes
 from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest
 
 MAX_TOKENS = 1 << 18  # of a text that need not fit the context, if four times the context is less
@@ -136,6 +139,27 @@ async def media_ids(
         return media.placed(ids, ordered)
     except PlaceholderError as error:
         raise InvalidRequest(str(error), param=PROMPT) from None
+
+
+async def embeds_ids(
+    loaded: LoadedModel, offload: Offload, part: MediaPart, max_bytes: int
+) -> tuple[list[int], tuple[MediaItem, ...]]:
+    """What stands for a prompt that is given as embeddings, and these. Raises InvalidRequest."""
+    if not loaded.engine.model.takes_embeds:
+        raise InvalidRequest(
+            f"this server takes no {part.kind}: it was started without --enable-prompt-embeds, or its model has no room for them",
+            param=part.where,
+        )
+    assert isinstance(part.source, Base64), "as it comes in JSON"
+    text = part.source.text
+
+    def read() -> Pieces[MediaItem]:
+        data = base64_bytes(text, part.where, max_bytes)
+        yield
+        return prompt_item(data, part.where)
+
+    item = await offload.run_pieces(len(text), read())
+    return [0] * len(item.positions), (item,)
 
 
 async def infill_ids(loaded: LoadedModel, offload: Offload, given: Infill, *, fits: bool) -> list[list[int]]:

@@ -133,6 +133,7 @@ class Prompts(Struct, frozen=True):
     allow_special_tokens: bool = True  # False: in prompts they are text
     media: Sequence[MediaPart] = ()
     processor_kwargs: Mapping[str, Any] | None = None
+    embeds: MediaPart | None = None  # in place of the only prompt
 
 
 class Infill(Struct, frozen=True):

@@ -21,7 +21,16 @@ from server.generate.generation import Generation, TextOptions
 from server.generate.logprobs import Echo
 from server.generate.long_prompt import prepared
 from server.generate.matchers import matchers_for
-from server.generate.preprocess import TRUNCATE, echoed, infill_ids, media_ids, predicted_ids, prompt_ids, truncated
+from server.generate.preprocess import (
+    TRUNCATE,
+    echoed,
+    embeds_ids,
+    infill_ids,
+    media_ids,
+    predicted_ids,
+    prompt_ids,
+    truncated,
+)
 from server.generate.request import Chat, GenerateRequest, Infill
 from server.generate.sampling import sampling_params
 from server.generate.terms import Terms
@@ -59,6 +68,9 @@ async def start(
     elif isinstance(request.prompt, Infill):
         prompts = await infill_ids(loaded, offload, request.prompt, fits=fits)
         request = _ending_with_the_middle(loaded, request)
+    elif request.prompt.embeds is not None:
+        whole, media = await embeds_ids(loaded, offload, request.prompt.embeds, config.max_media_size)
+        prompts = [whole]
     elif request.prompt.media:
         whole, media = await media_ids(loaded, offload, request.prompt, fits=fits)
         prompts = [whole]

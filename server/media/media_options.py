@@ -36,6 +36,7 @@ class MediaOptions:
     cache_bytes: int
     max_held_bytes: int
     is_shared: bool
+    takes_embeds: bool
 
     @classmethod
     def of(cls, config: ServerConfig) -> Self:
@@ -61,6 +62,7 @@ class MediaOptions:
             int(config.mm_processor_cache_gb * 1024**3),
             int(config.max_media_memory_gb * 1024**3),
             config.shared_prefix_cache,
+            config.enable_mm_embeds,
         )
 
     def reader(
@@ -102,6 +104,7 @@ class MediaOptions:
             cache_bytes=self.cache_bytes,
             max_held_bytes=self.max_held_bytes,
             is_shared=self.is_shared,
+            takes_embeds=self.takes_embeds,
         )
 
 

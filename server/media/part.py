@@ -34,12 +34,14 @@ class Given(Struct, frozen=True):
 
 
 class MediaPart(Struct, frozen=True):
-    """`where`: the field it came in, by the client's own path. `kind`: what the client calls it ("image_url")."""
+    """`where`: the field it came in, by the client's own path. `kind`: what the client calls it ("image_url"). `is_embeds`: it is
+    what the model's encoder would make of it (`embeds.py`)."""
 
     modality: Modality
     source: Url | Base64 | Given
     where: str
     kind: str
+    is_embeds: bool = False
 
 
 def file_part(url: str, where: str, kind: str) -> MediaPart:

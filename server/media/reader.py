@@ -15,12 +15,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from runtime.api import EMBEDS
 from server.context.arrival import TENANT
 from server.context.offload import RETRY_AFTER_S, Offload, Pieces
 from server.media.decode import Decoded, decode, fingerprint, sample
+from server.media.embeds import read_embeds
 from server.media.limits import MODALITIES, MediaLimits, check_processor_kwargs
 from server.media.part import Given, MediaPart
-from server.media.placeholders import PromptMedia, ReadMedia
+from server.media.placeholders import Expansion, PromptMedia, ReadMedia
 from server.media.processor import Processor, Refused
 from server.media.source import Sources
 from server.wire.errors import InvalidMedia, InvalidRequest, MediaNotInstalled, TextOnly, TooManyRequests, clip
@@ -48,7 +50,8 @@ class NoMedia:
 class MediaReader:
     """`modalities`: the model's. `io_kwargs`: how files are decoded, by modality; `processor_kwargs`: what the processor gets
     beside each item. `cache_bytes`: of what is kept, at most. `max_held_bytes`: of what requests hold together beside that, before
-    more is refused. `is_shared`: what one key has sent may be found again by another, who can tell by the time it takes."""
+    more is refused. `is_shared`: what one key has sent may be found again by another, who can tell by the time it takes.
+    `takes_embeds`: items may be what the encoder would make of them."""
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class MediaReader:
         cache_bytes: int = 0,
         max_held_bytes: int = 16 * 1024**3,
         is_shared: bool = False,
+        takes_embeds: bool = False,
     ) -> None:
         self.processor = processor
         self.modalities = modalities & processor.modalities
@@ -74,6 +78,8 @@ class MediaReader:
         self._cache = _Cache(cache_bytes)
         self._held = _Held(max_held_bytes + cache_bytes)
         self._is_shared = is_shared
+        self._takes_embeds = takes_embeds
+        self._around: dict[str, Expansion] = {}  # what stands for a sample, by modality
 
     async def read(self, parts: Sequence[MediaPart], processor_kwargs: Mapping[str, Any] | None = None) -> PromptMedia:
         """What the parts are. `processor_kwargs`: the request's, over the operator's.
@@ -98,6 +104,11 @@ class MediaReader:
         for part in parts:
             if part.modality not in self.modalities:
                 raise TextOnly(part.where, part.kind, param=part.where, takes=sorted(self.modalities))
+            if part.is_embeds and not self._takes_embeds:
+                raise InvalidRequest(
+                    f"{part.where}: this server takes no {part.kind}: it was started without --enable-mm-embeds",
+                    param=part.where,
+                )
             counts[part.modality] += 1
             limit = self._limits.max_items.get(part.modality, 0)
             if counts[part.modality] > limit:
@@ -118,7 +129,9 @@ class MediaReader:
                 continue
             value, options = sample(modality, self.processor.sampling_rate)
             try:
-                self.processor.process(modality, value, {**self._processor_kwargs, **options})
+                self._around[modality], _ = self.processor.process(
+                    modality, value, {**self._processor_kwargs, **options}
+                )
             except Refused as error:
                 refused[modality] = str(error)
         self.modalities -= refused.keys()
@@ -140,6 +153,12 @@ class MediaReader:
         if (kept := self._cache.get(key)) is not None:
             return kept
         yield
+        if part.is_embeds:
+            inputs = read_embeds(value, part.where)
+            read = ReadMedia(part.modality, digest, self._expansion(part, len(inputs[EMBEDS])), inputs)
+            self._held.note(read)
+            self._cache.keep(key, read)
+            return read
         decoded: Decoded = yield from decode(
             part, value, self._limits, self._io_kwargs.get(part.modality, {}), processor.sampling_rate
         )
@@ -153,8 +172,16 @@ class MediaReader:
         self._cache.keep(key, read)
         return read
 
+    def _expansion(self, part: MediaPart, num_outputs: int) -> Expansion:
+        """Raises InvalidMedia where a model wants text among an item's outputs, which only its processor knows."""
+        around = self._around.get(part.modality)
+        if around is None or len(around.runs) != 1:
+            raise InvalidMedia(f"{part.kind} are not for this model: there is text among the tokens of one", part.where)
+        return Expansion(around.text, (num_outputs,))
+
     def _digest(self, part: MediaPart, value: Any, options: Mapping[str, Any]) -> bytes:
-        how = json.dumps([part.modality, self._io_kwargs.get(part.modality, {}), dict(options)], sort_keys=True)
+        kind = part.kind if part.is_embeds else part.modality
+        how = json.dumps([kind, self._io_kwargs.get(part.modality, {}), dict(options)], sort_keys=True)
         found = hashlib.sha256(self.processor.fingerprint + how.encode())
         for piece in fingerprint(value, part.where):
             found.update(piece)

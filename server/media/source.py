@@ -47,7 +47,7 @@ class Sources:
                 raise too_large(self._max_bytes, where)
             return value
         if isinstance(source, Base64):
-            return self._decoded(source.text, where)
+            return base64_bytes(source.text, where, self._max_bytes)
         scheme = _scheme(source.url)
         if scheme == "data":
             return self._data(source.url, where)
@@ -58,35 +58,13 @@ class Sources:
     def _data(self, url: str, where: str) -> bytes:
         head = _BASE64_HEAD.match(url)
         if head is not None:
-            return self._decoded(url[head.end() :], where)
+            return base64_bytes(url[head.end() :], where, self._max_bytes)
         _, comma, text = url.partition(",")
         if not comma:
             raise InvalidMedia("the data URL has no comma, and so no data", where)
         if len(text) > 3 * self._max_bytes:
             raise too_large(self._max_bytes, where)
-        return self._not_empty(unquote_to_bytes(text), where)
-
-    def _decoded(self, text: str, where: str) -> bytes:
-        max_chars = 4 * (self._max_bytes // 3 + 1)
-        if "\n" in text or " " in text:  # lines, as mail has them
-            text = _without_space(text, max_chars)
-        if len(text) > max_chars:
-            raise too_large(self._max_bytes, where)
-        try:
-            if len(text) % 4 or -1 < text.find("=") < len(text) - 2:
-                raise ValueError("it ends within a group, or before its end")
-            pieces = [
-                base64.b64decode(text[start : start + _PIECE_CHARS], validate=True)
-                for start in range(0, len(text), _PIECE_CHARS)
-            ]
-        except ValueError:
-            raise InvalidMedia("its data is not base64", where) from None
-        return self._not_empty(b"".join(pieces), where)
-
-    def _not_empty(self, data: bytes, where: str) -> bytes:
-        if not data:
-            raise InvalidMedia("there is no data", where)
-        return data
+        return _not_empty(unquote_to_bytes(text), where)
 
     def _file(self, url: str, where: str) -> bytes:
         if self._folder is None:
@@ -114,7 +92,32 @@ class Sources:
             raise refusal
         if facts.st_size > self._max_bytes:
             raise too_large(self._max_bytes, where)
-        return self._not_empty(file.readall(), where)
+        return _not_empty(file.readall(), where)
+
+
+def base64_bytes(text: str, where: str, max_bytes: int) -> bytes:
+    """Raises InvalidMedia."""
+    max_chars = 4 * (max_bytes // 3 + 1)
+    if "\n" in text or " " in text:  # lines, as mail has them
+        text = _without_space(text, max_chars)
+    if len(text) > max_chars:
+        raise too_large(max_bytes, where)
+    try:
+        if len(text) % 4 or -1 < text.find("=") < len(text) - 2:
+            raise ValueError("it ends within a group, or before its end")
+        pieces = [
+            base64.b64decode(text[start : start + _PIECE_CHARS], validate=True)
+            for start in range(0, len(text), _PIECE_CHARS)
+        ]
+    except ValueError:
+        raise InvalidMedia("its data is not base64", where) from None
+    return _not_empty(b"".join(pieces), where)
+
+
+def _not_empty(data: bytes, where: str) -> bytes:
+    if not data:
+        raise InvalidMedia("there is no data", where)
+    return data
 
 
 def _without_space(text: str, max_chars: int) -> str:

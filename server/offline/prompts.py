@@ -17,7 +17,7 @@ _READ = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data", "mm_pro
 # What vLLM's prompts may have beside these, and nothing here reads.
 _UNREAD = {
     "multi_modal_uuids": "media are known by what they are",
-    "prompt_embeds": "prompts are text or token ids here",
+    "prompt_embeds": "prompts are text or token ids here; /v1/completions takes embeddings",
     "token_type_ids": "no model here has them",
     "encoder_prompt": "models with an encoder are not served",
     "decoder_prompt": "models with an encoder are not served",

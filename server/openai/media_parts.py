@@ -67,7 +67,19 @@ class FilePart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type
     cache_control: Any = None
 
 
-AnyMediaPart = ImagePart | InputImagePart | InputAudioPart | AudioPart | VideoPart | FilePart
+class ImageEmbedsPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="image_embeds"):
+    """Base64 of a safetensors file."""
+
+    image_embeds: str
+
+
+class AudioEmbedsPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="audio_embeds"):
+    audio_embeds: str
+
+
+AnyMediaPart = (
+    ImagePart | InputImagePart | InputAudioPart | AudioPart | VideoPart | FilePart | ImageEmbedsPart | AudioEmbedsPart
+)
 
 
 def media_part(part: AnyMediaPart, where: str) -> MediaPart:
@@ -81,6 +93,10 @@ def media_part(part: AnyMediaPart, where: str) -> MediaPart:
             return _of_url("video", given, f"{where}.video_url", "video_url")
         case InputAudioPart(input_audio=given):
             return MediaPart("audio", Base64(given.data), f"{where}.input_audio.data", "input_audio")
+        case ImageEmbedsPart(image_embeds=text):
+            return MediaPart("image", Base64(text), f"{where}.image_embeds", "image_embeds", is_embeds=True)
+        case AudioEmbedsPart(audio_embeds=text):
+            return MediaPart("audio", Base64(text), f"{where}.audio_embeds", "audio_embeds", is_embeds=True)
         case InputImagePart():
             return input_image(part.image_url, part.file_id, where)
         case FilePart(file=given):

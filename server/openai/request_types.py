@@ -483,13 +483,22 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     # One msgspec union cannot hold two list types, so a list is sorted out by `prompts`.
-    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)] | None = None
+    prompt_embeds: str | None = None  # in its place: base64 of a safetensors file
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     suffix: str | None = None  # what follows the answer, for models that fill in the middle
 
     def check(self) -> None:
         super().check()
+        if self.prompt_embeds is not None:
+            for name in ("prompt", "suffix", "echo", "prompt_logprobs", "truncate_prompt_tokens"):
+                if getattr(self, name) not in (None, "", False):
+                    raise InvalidRequest(
+                        f"{name} and prompt_embeds contradict each other: nobody can read these", param=name
+                    )
+        elif self.prompt is None:
+            raise InvalidRequest("Missing required parameter: prompt", param="prompt")
         if self.suffix and self.echo:
             raise InvalidRequest(
                 "echo and suffix contradict each other: an answer in the middle repeats no prompt", param="echo"
@@ -513,6 +522,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         """One entry per prompt, as text or as token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
+        assert self.prompt is not None, "there are embeddings in its place"
         kinds = {type(item) for item in self.prompt}
         if len(kinds) > 1:
             raise InvalidRequest("prompt mixes strings and token ids", param="prompt")
@@ -593,7 +603,6 @@ _REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
 _REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
     "max_completion_tokens": (),
     "prediction": (),
-    "prompt_embeds": (),
 }
 _REFUSED_BY_TOKENIZE: dict[str, tuple[Any, ...]] = {
     "chat_template": (),

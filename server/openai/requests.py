@@ -23,7 +23,7 @@ from server.generate.request import (
     ToolChoice,
     Truncation,
 )
-from server.media.part import MediaPart
+from server.media.part import Base64, MediaPart
 from server.openai import request_types
 from server.openai.media_parts import AnyMediaPart, media_part
 from server.openai.request_types import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
@@ -60,6 +60,9 @@ def of_completion(request: CompletionRequest) -> GenerateRequest:
 
 
 def _prompt(request: CompletionRequest) -> Prompts | Infill:
+    if request.prompt_embeds is not None:
+        part = MediaPart("image", Base64(request.prompt_embeds), "prompt_embeds", "prompt_embeds", is_embeds=True)
+        return Prompts([[0]], embeds=part)
     if request.suffix:
         if request.allow_special_tokens is not None:
             raise InvalidRequest("allow_special_tokens is not for prompts with a suffix", param="allow_special_tokens")

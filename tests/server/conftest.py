@@ -304,6 +304,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             facts = {} if pooler is None else {"pooler": pooler, "generates": generates, "architecture": "FakeModel"}
             media = media or NoMedia()
             facts["modalities"] = media.modalities
+            facts["takes_embeds"] = bool(options.get("enable_prompt_embeds"))
             model = fake_model(
                 vocab_size=spoken.vocab_size, eos_token_ids=frozenset({EOS}), max_model_len=max_model_len, **facts
             )

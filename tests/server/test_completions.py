@@ -130,7 +130,6 @@ async def test_the_openai_client_reads_both_kinds(serve):
         ({"best_of": 3, "n": 4}, "best_of"),
         ({"best_of": 129}, "best_of"),
         ({"prompt": ["a"] * 65, "best_of": 4}, "best_of"),
-        ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
         ({"min_tokens": 17}, "min_tokens"),
     ],
     ids=str,
