@@ -109,12 +109,26 @@ class TiledLinearWeight(StackedCodes):
         x = self._ordered(x)
         if not len(x):
             return x.new_empty(0, self.out_features)
+        if self._may_stream(len(x)):
+            return self.stream(x)
         return self.by_widened(x) if len(x) >= self._tuning.min_widened_rows else self.in_tiles(x)
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
         if not 0 < len(x) < self._tuning.min_widened_rows or not tiled_w4.can_gate(self.out_features):
             return None
-        return self.in_tiles(self._ordered(x), gated=True)
+        x = self._ordered(x)
+        return self.stream(x, gated=True) if self._may_stream(len(x)) else self.in_tiles(x, gated=True)
+
+    def _may_stream(self, num_rows: int) -> bool:
+        return num_rows <= few_rows_coded.MAX_ROWS and few_rows_coded.fits(
+            W4, self.out_features, self.in_features, self.groups
+        )
+
+    def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
+        """For few rows. `how`: as of `few_rows_coded.few_rows`."""
+        shape = self.out_features, self.groups
+        few_rows_coded.compile_ahead(W4, self.in_features, *shape, x.dtype, x.device)
+        return few_rows_coded.few_rows(x, W4, self._kept[0], None, self._bias, *shape, gated=gated, **how)
 
     def in_tiles(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
         """x in the order of the codes. `how`: as of `tiled_w4.tiled_w4`."""
@@ -138,8 +152,10 @@ class CodedLinearWeight(StackedCodes):
             and missing_for_hopper() is None
             and tiled_fp8.fits(self.out_features, self.in_features, self.groups)
         )
-        self._few = missing() is None and few_rows_coded.fits(
-            self.codes, self.out_features, self.in_features, self.groups
+        self._few = (
+            self.codes == FP8
+            and missing() is None
+            and few_rows_coded.fits(FP8, self.out_features, self.in_features, self.groups)
         )
         self._by_cublas = (
             self.codes == FP8 and self.groups == 1 and not (self.out_features % _ALIGNED or self.in_features % _ALIGNED)
@@ -152,8 +168,8 @@ class CodedLinearWeight(StackedCodes):
     def matmul(self, x: Tensor) -> Tensor:
         num_rows = x.shape[0]
         if self._few:
-            shape = self.in_features, self.out_features, self.groups
-            few_rows_coded.compile_ahead(self.codes, *shape, x.dtype, x.device)
+            shape = self.out_features, self.groups
+            few_rows_coded.compile_ahead(self.codes, self.in_features, *shape, x.dtype, x.device)
         x = self._ordered(x)
         if self._may_stream(num_rows):
             return self.stream(x, gated=False)
@@ -169,7 +185,7 @@ class CodedLinearWeight(StackedCodes):
         return None
 
     def _may_stream(self, num_rows: int) -> bool:
-        return self._few and 0 < num_rows <= (2 if self.codes == W4 else 1) * few_rows_coded.MAX_ROWS
+        return self._few and 0 < num_rows <= few_rows_coded.MAX_ROWS
 
     def _is_widened(self, num_rows: int) -> bool:
         by, elements = self._tuning, self.out_features * self.in_features
@@ -177,7 +193,10 @@ class CodedLinearWeight(StackedCodes):
 
     def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
         """For few rows; as the other ways, x in the order of the codes. `how`: as of `few_rows_coded.few_rows`."""
-        return few_rows_coded.few_rows(x, self.codes, self._weight, self._scales, self._bias, gated=gated, **how)
+        shape = self.out_features, self.groups
+        return few_rows_coded.few_rows(
+            x, self.codes, self._weight, self._scales, self._bias, *shape, gated=gated, **how
+        )
 
     def by_triton(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_coded import linear  # no CPU needs Triton

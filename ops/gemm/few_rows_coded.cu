@@ -1,10 +1,10 @@
 // out [M, N] = x weight^T for few rows M, as few_rows.cu computes it, of a weight in codes and scales: codes become 16-bit floats in
 // registers, up to a factor or an offset that sums in float32 make good when they meet the scales.
 //
-// A unit is 64 bytes of each of a warp's 16 rows, 16 of a lane, which are taken as parts of eight codes of neighbouring columns, each
-// beside 16 bytes of x. `scales` [groups, N]: a group is 2^shift segments; SEGMENTS: of a unit, 0 where a row has one scale, which
-// is applied behind the last unit. Scales are in the queue beside the codes that they belong to. What counts is instructions:
-// a multiprocessor has some 200 of each scheduler for a unit.
+// A unit is 64 bytes of each of a warp's 16 rows, 16 of a lane, which are taken as parts of eight codes, each beside 16 bytes of x.
+// SEGMENTS: of a unit, each with a scale of its own, 0 where a row has one scale, which is applied behind the last unit. Scales are in
+// the queue beside the codes that they belong to. fp8: `scales` [groups, N], where a group is 2^shift segments; four bits have theirs
+// in the pieces of tiled_w4.py. What counts is instructions: a multiprocessor has some 200 of each scheduler for a unit.
 
 struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
   static constexpr int COLUMNS = 64, PARTS = 2, UNITS = 4;
@@ -18,8 +18,17 @@ struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
   static constexpr u32 SHIFT = 4, MASK = 0x87f087f0;
   static constexpr float OF_SCALE = 18446744073709551616.f, OF_SUM = 72057594037927936.f;  // 2^64 and 2^56
 #endif
+  // Bytes of `units` of a row, and of a row before others; where a lane's columns begin.
+  template <int SEGMENTS>
+  static constexpr int UNIT = 64;
+  template <int SEGMENTS>
+  static __device__ __forceinline__ long row(int row, int units) { return long(row) * units * 64; }
   static __device__ __forceinline__ int first(int t) { return t * 16; }
-  static constexpr __device__ __forceinline__ int step(int part) { return part * 8; }
+  static __device__ __forceinline__ Vec columns(const u16* x, int part) { return load(x + part * 8); }
+  template <int SEGMENTS>
+  static __device__ __forceinline__ const u32* scale_of(const unsigned char*, const u32* scales, int row, int segment, int shift, int N) {
+    return scales + long(segment >> shift) * N + row;
+  }
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word) * OF_SCALE; }
   static __device__ __forceinline__ float offset(u32) { return 0.f; }
   // Two codes as signed numbers of 16 bits, moved up until the first bit of the exponent is where it belongs; the sign stays atop.
@@ -36,10 +45,9 @@ struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
       pairs[2 * i + 1] = two(codes.word[2 * part + i], 0xb3a2);
     }
   }
-  static __device__ __forceinline__ Vec arranged(const Vec& x) { return x; }
 };
 
-struct W4 {  // a byte's lower half is a column of the first 64, its upper half the one 64 on: 16 bytes are 16 neighbours of each
+struct W4 {  // in pieces: a part is the 32 columns of a word of each lane, which has 2 t, 2 t + 1, and those 8, 16 and 24 on
   static constexpr int COLUMNS = 128, PARTS = 4, UNITS = 2;
   static constexpr bool OFFSET = true;
   // A code is the end of the mantissa of a number whose last bit is worth 1: so it is too large by that, and by its zero point.
@@ -49,12 +57,22 @@ struct W4 {  // a byte's lower half is a column of the first 64, its upper half 
   static constexpr u32 BASE = 0x43004300, ONES = 0x3f803f80, WIDE_BASE = 0x43000000, WIDE_SHIFT = 16;  // 128
 #endif
   static constexpr float OF_SUM = 1.f;
-  static __device__ __forceinline__ int first(int t) { return t * 16; }
-  static constexpr __device__ __forceinline__ int step(int part) { return part / 2 * 64 + part % 2 * 8; }
+  template <int SEGMENTS>
+  static constexpr int UNIT = 32 * (64 + SEGMENTS * 4);
+  template <int SEGMENTS>
+  static __device__ __forceinline__ long row(int row, int units) { return long(row / 32) * units * UNIT<SEGMENTS> + row % 32 * 64; }
+  static __device__ __forceinline__ int first(int t) { return t * 2; }
+  static __device__ __forceinline__ Vec columns(const u16* x, int part) {
+    const u32* at = reinterpret_cast<const u32*>(x + part * 32);
+    return {at[0], at[4], at[8], at[12]};
+  }
+  template <int SEGMENTS>
+  static __device__ __forceinline__ const u32* scale_of(const unsigned char* unit, const u32*, int row, int segment, int, int) {
+    return reinterpret_cast<const u32*>(unit + 32 * 64 - row % 32 * 60 + segment % SEGMENTS * 128);  // from row 64 r to scale 4 r
+  }
   // A scale without its last 8 bits, in which the zero point is.
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word & 0xffffff00); }
   static __device__ __forceinline__ float offset(u32 word) { return __uint_as_float((word & 15) << WIDE_SHIFT | WIDE_BASE); }
-  // Of four columns the first and the third are a pair, and the second and the fourth.
   static __device__ __forceinline__ u32 two(u32 word) {
     u32 pair;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(0x000f000f), "r"(BASE));  // (a & b) | c
@@ -62,19 +80,11 @@ struct W4 {  // a byte's lower half is a column of the first 64, its upper half 
   }
   static __device__ __forceinline__ void expand(const Vec& codes, int part, u32 (&pairs)[4]) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const u32 word = codes.word[part % 2 * 2 + i];
-      pairs[2 * i] = two(word >> (part / 2 * 4));
-      pairs[2 * i + 1] = two(word >> (part / 2 * 4 + 8));
-    }
-  }
-  static __device__ __forceinline__ Vec arranged(const Vec& x) {
-    return {__byte_perm(x.word[0], x.word[1], 0x5410), __byte_perm(x.word[0], x.word[1], 0x7632),
-            __byte_perm(x.word[2], x.word[3], 0x5410), __byte_perm(x.word[2], x.word[3], 0x7632)};
+    for (int i = 0; i < 4; i++) pairs[i] = two(codes.word[part] >> (4 * i));
   }
 };
 
-__device__ __forceinline__ void copy_async_to(u32 address, const Vec* from) {
+__device__ __forceinline__ void copy_async_to(u32 address, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
 __device__ __forceinline__ void copy_word_async_to(u32 address, const u32* from) {
@@ -82,7 +92,7 @@ __device__ __forceinline__ void copy_word_async_to(u32 address, const u32* from)
 }
 
 template <class CODES, int SEGMENTS, int WARPS, int BATCHES, int TILES, bool GATED>
-__device__ __forceinline__ void few_coded(const u16* x, const Vec* weight, const u32* scales, const u16* bias, u16* out, int M, int N,
+__device__ __forceinline__ void few_coded(const u16* x, const unsigned char* weight, const u32* scales, const u16* bias, u16* out, int M, int N,
                                           int K, int shift) {
   constexpr int COUNT = CODES::UNITS, COLUMNS = CODES::COLUMNS, PARTS = CODES::PARTS, SLOTS = BATCHES * COUNT;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -95,36 +105,40 @@ __device__ __forceinline__ void few_coded(const u16* x, const Vec* weight, const
   const u32 queue_address = u32(__cvta_generic_to_shared(queue)), scale_address = u32(__cvta_generic_to_shared(scale_queue));
   let_next_start();
 
+  constexpr int UNIT = CODES::template UNIT<SEGMENTS>;
   auto upper_of = [&](int slab) { return GATED ? slab * 8 + g : slab * 16 + g; };
   const int to_lower = GATED ? N / 2 : 8;
-  const long to_lower_vec = long(to_lower) * units * 4;
+  auto start_of = [&](int row) { return weight + CODES::template row<SEGMENTS>(row, units) + first_unit * UNIT; };
   int ahead_slab = blockIdx.x, ahead_unit = 0, ahead_place = 0;
-  const Vec* ahead = weight + (long(upper_of(ahead_slab)) * units + first_unit) * 4 + t;
+  const unsigned char *ahead = start_of(upper_of(ahead_slab)), *ahead_lower = start_of(upper_of(ahead_slab) + to_lower);
   auto fetch = [&] {
     if (ahead_slab < slabs) {
-      const u32* of_upper = scales + upper_of(ahead_slab);
+      const int upper = upper_of(ahead_slab);
 #pragma unroll
       for (int u = 0; u < COUNT; u++) {
         if (ahead_unit + u < own_units) {
           const u32 to = queue_address + (ahead_place * COUNT + u) * 1024;
-          copy_async_to(to, ahead + u * 4);
-          copy_async_to(to + 512, ahead + u * 4 + to_lower_vec);
+          copy_async_to(to, ahead + u * UNIT + t * 16);
+          copy_async_to(to + 512, ahead_lower + u * UNIT + t * 16);
 #pragma unroll
           for (int i = 0; i < SEGMENTS; i++) {
             const u32 scale_to = scale_address + ((ahead_place * COUNT + u) * SEGMENTS + i) * 256;
-            const u32* from = of_upper + (((first_unit + ahead_unit + u) * SEGMENTS + i) >> shift) * N;
-            copy_word_async_to(scale_to, from);
-            copy_word_async_to(scale_to + 128, from + to_lower);
+            const int segment = (first_unit + ahead_unit + u) * SEGMENTS + i;
+            auto of = [&](const unsigned char* unit, int row) {
+              return CODES::template scale_of<SEGMENTS>(unit + u * UNIT, scales, row, segment, shift, N);
+            };
+            copy_word_async_to(scale_to, of(ahead, upper));
+            copy_word_async_to(scale_to + 128, of(ahead_lower, upper + to_lower));
           }
         }
       }
     }
     end_of_batch();
     ahead_place = ahead_place == BATCHES - 1 ? 0 : ahead_place + 1;
-    ahead_unit += COUNT, ahead += COUNT * 4;
+    ahead_unit += COUNT, ahead += COUNT * UNIT, ahead_lower += COUNT * UNIT;
     if (ahead_unit >= batches * COUNT) {
       ahead_unit = 0, ahead_slab += gridDim.x;
-      ahead = weight + (long(upper_of(ahead_slab)) * units + first_unit) * 4 + t;
+      ahead = start_of(upper_of(ahead_slab)), ahead_lower = start_of(upper_of(ahead_slab) + to_lower);
     }
   };
 #pragma unroll
@@ -148,7 +162,7 @@ __device__ __forceinline__ void few_coded(const u16* x, const Vec* weight, const
 #pragma unroll
           for (int p = 0; p < PARTS; p++) {
             values[u][j][p] = {0, 0, 0, 0};
-            if (first + u < own_units) values[u][j][p] = load(rows[j] + (first + u) * COLUMNS + CODES::step(p));
+            if (first + u < own_units) values[u][j][p] = CODES::columns(rows[j] + (first + u) * COLUMNS, p);
           }
       wait_for_batches<BATCHES - 1>();
 #pragma unroll
@@ -170,7 +184,7 @@ __device__ __forceinline__ void few_coded(const u16* x, const Vec* weight, const
           CODES::expand(b, p, lower);
 #pragma unroll
           for (int j = 0; j < TILES; j++) {
-            const Vec v = CODES::arranged(values[u][j][p]);
+            const Vec& v = values[u][j][p];
             float(&to)[4] = SEGMENTS ? part_sum[j] : sum[j];
             mma(to, upper[0], lower[0], upper[1], lower[1], v.word[0], v.word[1]);
             mma(to, upper[2], lower[2], upper[3], lower[3], v.word[2], v.word[3]);
@@ -214,6 +228,6 @@ __device__ __forceinline__ void few_coded(const u16* x, const Vec* weight, const
 
 #define FEW_CODED(NAME, CODES, SEGMENTS, WARPS, BATCHES, TILES, GATED)                                                   \
   extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                               \
-      NAME(const u16* x, const Vec* weight, const u32* scales, const u16* bias, u16* out, int M, int N, int K, int shift) { \
+      NAME(const u16* x, const unsigned char* weight, const u32* scales, const u16* bias, u16* out, int M, int N, int K, int shift) { \
     few_coded<CODES, SEGMENTS, WARPS, BATCHES, TILES, GATED>(x, weight, scales, bias, out, M, N, K, shift);              \
   }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ops import tuning
 from ops.cuda.program import CompiledKernel, Program
+from ops.gemm import tiled_w4
 from ops.stored import FP8, W4, WeightFormat
 
 MAX_ROWS = 16
@@ -30,7 +31,7 @@ class _Codes:
 _CODES = {FP8: _Codes("Fp8", 64, 4), W4: _Codes("W4", 128, 2)}
 _MANY_SLABS, _DEEP = 1024, 8192
 _SHARED_BYTES = 227 << 10  # of a block, on Hopper
-_SEGMENTS = {FP8: (0, 1), W4: (1, 2)}
+_SEGMENTS = {FP8: (0, 1), W4: tiled_w4.GROUPS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +76,18 @@ def variants(codes: WeightFormat) -> list[Variant]:
 
 
 def segments_of(codes: WeightFormat, in_features: int, groups: int) -> tuple[int, int] | None:
-    """Segments of a unit, and by how many bits the number of a segment is to be shifted for that of its group; None where no
-    instance has them."""
+    """Segments of a unit, and by how many bits the number of a segment is to be shifted for that of its group, of fp8; None where
+    no instance has them."""
     if codes not in _CODES or in_features % _CODES[codes].columns or in_features % groups:
         return None
+    if codes == W4:
+        segments = tiled_w4.groups_of_chunk(in_features, groups)
+        return None if segments is None else (segments, 0)
     if groups == 1:
-        return (0 if codes == FP8 else 1), 31
-    for segments in _SEGMENTS[codes]:
-        if segments:
-            per_group, rest = divmod(in_features // groups, _CODES[codes].columns // segments)
-            if not rest and per_group & (per_group - 1) == 0 and per_group:
-                return segments, per_group.bit_length() - 1
+        return 0, 31
+    per_group, rest = divmod(in_features // groups, _CODES[codes].columns)
+    if not rest and per_group & (per_group - 1) == 0 and per_group:
+        return 1, per_group.bit_length() - 1
     return None
 
 
@@ -94,12 +96,13 @@ def fits(codes: WeightFormat, out_features: int, in_features: int, groups: int) 
 
 
 def few_rows(
-    x: Tensor, codes: WeightFormat, weight: Tensor, scales: Tensor, bias: Tensor | None, *, gated: bool,
-    variant: Variant | None = None, max_blocks: int | None = None,
+    x: Tensor, codes: WeightFormat, weight: Tensor, scales: Tensor | None, bias: Tensor | None, out_features: int, groups: int, *,
+    gated: bool, variant: Variant | None = None, max_blocks: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """x [M, K] -> [M, N], or [M, N / 2] if `gated`; MAX_ROWS of M at a time. weight [N, bytes of K codes], scales [groups, N] of
-    four bytes, both as coded.py lays them; `fits`. `max_blocks`: of a multiprocessor, by default as many as there is room for."""
-    (num_rows, in_features), (groups, out_features) = x.shape, scales.shape
+    """x [M, K] -> [M, N], or [M, N / 2] if `gated`; MAX_ROWS of M at a time. weight [N, bytes of K codes] and scales [groups, N]
+    float32, as coded.py lays them, or the pieces of tiled_w4.py, scales among them; `fits`. `max_blocks`: of a multiprocessor, by
+    default as many as there is room for."""
+    num_rows, in_features = x.shape
     found = segments_of(codes, in_features, groups)
     assert found is not None
     segments, shift = found

@@ -29,23 +29,24 @@ GROUPS = (1, 2, 4)  # scales of a row in a chunk
 @dataclass(frozen=True, slots=True)
 class Tile:
     """One instance of tiled_w4.cu: `rows` of x by 64 times `wgs` rows of the weight, `stages` chunks under way, `blocks` of
-    it on a multiprocessor, for a weight with so many `groups` in a chunk."""
+    it on a multiprocessor, for a weight with so many `groups` in a chunk. `scaled`: scales meet rounded numbers, not sums."""
 
     rows: int
     wgs: int
     stages: int
     blocks: int
     groups: int
+    scaled: bool
     gated: bool
 
     @property
     def name(self) -> str:
-        sizes = self.rows, self.wgs, self.stages, self.blocks, self.groups, int(self.gated)
+        sizes = self.rows, self.wgs, self.stages, self.blocks, self.groups, int(self.scaled), int(self.gated)
         return "_".join(map(str, ("tiled_w4", *sizes)))
 
     @property
     def source(self) -> str:
-        sizes = self.rows, self.wgs, self.stages, self.groups, int(self.gated)
+        sizes = self.rows, self.wgs, self.stages, self.groups, int(self.scaled), int(self.gated)
         registers = warpgroups.registers(self.rows, self.wgs, self.blocks)
         words = self.name, *sizes, self.blocks, self.threads, registers
         return f"TILED_W4({', '.join(map(str, words))})"
@@ -139,19 +140,21 @@ def tiled_w4(
 def tiles(groups: int, gated: bool) -> list[Tile]:
     """All that are compiled for."""
     shapes = [
-        (rows, wgs, blocks)
-        for rows in (8, 16, 32, 64, 128)
+        (rows, wgs, blocks, scaled)
+        for rows in (8, 16, 32, 64, 128, 256)
         for wgs in (1, 2, 4)
         for blocks in (1, 2, 3, 4)
-        if wgs * blocks <= (2 if rows == 128 else 4) and (rows < warpgroups.MANY_ROWS or blocks <= 2)
+        for scaled in (False, True)
+        if wgs * blocks <= (2 if rows >= 128 else 4) and (rows < warpgroups.MANY_ROWS or blocks <= 2)
+        if not (rows == 256 and (blocks > 1 or not scaled)) and not (rows < 32 and scaled)
     ]
     return [tile_of(*shape, groups, gated) for shape in shapes]
 
 
-def tile_of(rows: int, wgs: int, blocks: int, groups: int, gated: bool, spare_bytes: int = 0) -> Tile:
+def tile_of(rows: int, wgs: int, blocks: int, scaled: bool, groups: int, gated: bool, spare_bytes: int = 0) -> Tile:
     """With as many stages as there is room for beside `spare_bytes` of each block."""
     stages = warpgroups.stages(_stage_bytes(rows, wgs, groups), blocks, spare_bytes)
-    return Tile(rows, wgs, stages, blocks, groups, gated)
+    return Tile(rows, wgs, stages, blocks, groups, scaled, gated)
 
 
 def choose(
@@ -162,7 +165,7 @@ def choose(
     wgs, blocks = (1, 4) if rows <= 16 else (2, 2) if rows <= 64 else (2, 1)
     num_tiles = -(-out_features // (64 * wgs)) * -(-num_rows // rows)
     splits = warpgroups.splits(num_tiles, multiprocessors * blocks, -(-in_features // CHUNK))
-    return tile_of(rows, wgs, blocks, groups, gated), splits
+    return tile_of(rows, wgs, blocks, False, groups, gated), splits
 
 
 @functools.cache

@@ -140,28 +140,49 @@ def tile(num_rows: int, codes: WeightFormat, rounded: bool) -> tuple[int, int, i
 
 
 @triton.jit
-def _round(x_ptr, out_ptr, scale_ptr, stride, IN: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, MOST: tl.constexpr,
-           KIND: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    # One program a row and group, in LANES at a time; scales [groups, stride].
-    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    lane = tl.arange(0, LANES)
-    x_at = x_ptr + row * IN + group * GROUP
+def _round(x_ptr, out_ptr, scale_ptr, IN: tl.constexpr, LANES: tl.constexpr, MOST: tl.constexpr, KIND: tl.constexpr,
+           PDL: tl.constexpr):  # fmt: skip
+    # One program a row, in LANES at a time; scales [rows].
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
+    x_at = x_ptr + row * IN
     wait_for_previous(PDL)
     largest = 0.0
-    for begin in range(0, GROUP, LANES):
-        x = tl.load(x_at + begin + lane, mask=begin + lane < GROUP, other=0.0).to(tl.float32)
+    for begin in range(0, IN, LANES):
+        x = tl.load(x_at + begin + lane, mask=begin + lane < IN, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.max(tl.abs(x), 0))
     scale = tl.where(largest > 0.0, largest, 1.0) / MOST
-    tl.store(scale_ptr + group * stride + row, scale)
-    for begin in range(0, GROUP, LANES):
-        inside = begin + lane < GROUP
+    tl.store(scale_ptr + row, scale)
+    for begin in range(0, IN, LANES):
+        inside = begin + lane < IN
         x = tl.load(x_at + begin + lane, mask=inside, other=0.0).to(tl.float32) / scale
-        x = tl.minimum(tl.maximum(x, -MOST), MOST)
-        if KIND == "fp8":
-            codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-        else:
-            codes = tl.floor(x + 0.5).to(tl.int8).to(tl.uint8, bitcast=True)
-        tl.store(out_ptr + row * IN + group * GROUP + begin + lane, codes, mask=inside)
+        tl.store(out_ptr + row * IN + begin + lane, _codes(x, MOST, KIND), mask=inside)
+
+
+@triton.jit
+def _round_groups(x_ptr, out_ptr, scale_ptr, stride, IN: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+                  LANES: tl.constexpr, MOST: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    # One program GROUPS groups of a row, each of LANES lanes at least as many as columns; scales [groups, stride].
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    lane = tl.arange(0, LANES)
+    at = row * IN + group[:, None] * GROUP + lane[None, :]
+    inside = (group < IN // GROUP)[:, None] & (lane < GROUP)[None, :]
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(x), 1)
+    scale = tl.where(largest > 0.0, largest, 1.0) / MOST
+    tl.store(scale_ptr + group * stride + row, scale, mask=group < IN // GROUP)
+    tl.store(out_ptr + at, _codes(x / scale[:, None], MOST, KIND), mask=inside)
+
+
+@triton.jit
+def _codes(x, MOST: tl.constexpr, KIND: tl.constexpr):
+    x = tl.minimum(tl.maximum(x, -MOST), MOST)
+    if KIND == "fp8":
+        codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        codes = tl.floor(x + 0.5).to(tl.int8).to(tl.uint8, bitcast=True)
+    return codes
 
 
 def round_rows(x: Tensor, codes: WeightFormat, groups: int = 1, slack: int = 0) -> tuple[Tensor, Tensor]:
@@ -173,10 +194,19 @@ def round_rows(x: Tensor, codes: WeightFormat, groups: int = 1, slack: int = 0) 
     room = torch.empty(groups * stride + slack, dtype=torch.float32, device=x.device)
     scales = room[: groups * stride].view(groups, stride)[:, :num_rows]
     group = in_features // groups
-    lanes = min(_MAX_LANES, triton.next_power_of_2(group))
-    if num_rows:
-        _round[(num_rows, groups)](
-            x.contiguous(), out, scales, stride, IN=in_features, GROUP=group, LANES=lanes,
-            MOST=MAX_FP8 if codes == FP8 else 127.0, KIND=codes.name, num_warps=min(8, max(1, lanes // 512)), **overlap(x.device),
-        )  # fmt: skip
+    lanes = triton.next_power_of_2(group)
+    how = {"MOST": MAX_FP8 if codes == FP8 else 127.0, "KIND": codes.name, **overlap(x.device)}
+    if not num_rows:
+        return out, scales
+    if groups == 1:
+        lanes = min(_MAX_LANES, lanes)
+        _round[(num_rows,)](
+            x.contiguous(), out, scales, IN=in_features, LANES=lanes, num_warps=min(8, max(1, lanes // 512)), **how
+        )
+        return out, scales
+    together = max(1, min(_MAX_LANES // lanes, triton.next_power_of_2(groups)))
+    _round_groups[(num_rows, triton.cdiv(groups, together))](
+        x.contiguous(), out, scales, stride, IN=in_features, GROUP=group, GROUPS=together, LANES=lanes,
+        num_warps=min(8, max(1, together * lanes // 512)), **how,
+    )  # fmt: skip
     return out, scales

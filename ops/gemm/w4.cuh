@@ -1,5 +1,6 @@
-// Products of a weight in four bits: codes become 16-bit floats in the registers out of which matrix instructions take them, and what
-// scales and zero points say is applied to sums in float32 and to whole numbers, so that nothing is rounded.
+// Products of a weight in four bits: codes become 16-bit floats in the registers out of which matrix instructions take them. Zero
+// points are taken off whole numbers, which is exact. Scales meet sums of a group in float32, so that nothing is rounded; or, SCALED,
+// they meet the numbers, rounded to 16 bits, so that no sum is waited for: with many rows of x that is what takes the time.
 //
 // A piece of the weight (tiled_w4.py) is 32 rows by 128 columns: a lane finds the 32 codes that it needs of a row in 16 bytes, and
 // behind them are GROUPS scales of each row. A scale is a float32 without its last 8 bits, in which the zero point is.
@@ -15,9 +16,11 @@ struct Products {  // sums (+)= weight[64, 16] x[ROWS, 16]^T, the weight in regi
 #ifdef FLOAT16
 constexpr u32 BASE = 0x64006400;  // 1024
 #define DIFFERENCE "sub.rn.f16x2"
+#define PRODUCT "mul.rn.f16x2"
 #else
 constexpr u32 BASE = 0x43004300;  // 128
 #define DIFFERENCE "sub.rn.bf16x2"
+#define PRODUCT "mul.rn.bf16x2"
 #endif
 
 __device__ __forceinline__ u32 two_codes(u32 word, u32 zeros) {
@@ -32,7 +35,7 @@ __device__ __forceinline__ u32 load_word(const unsigned char* shared) { return *
 
 // Chunks of 128 columns on their way from memory to the WGS warpgroups that multiply them, STAGES at a time: WGS * 64 rows of the weight
 // and ROWS of x. GATED: half the rows are gates, the others their ups.
-template <int ROWS, int WGS, int STAGES, int GROUPS, bool GATED>
+template <int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool GATED>
 struct W4Ring {
   static constexpr int PIECE = PIECE_ROWS * (CHUNK / 2 + GROUPS * 4), X_BYTES = ROWS * CHUNK * 2, W_BYTES = 2 * WGS * PIECE;
   static constexpr int CONSUMERS = WGS * 128;
@@ -83,7 +86,7 @@ struct W4Ring {
     const int upper_scale = upper_piece * PIECE + PIECE_ROWS * 64 + upper_row * 4;
     const int lower_scale = lower_piece * PIECE + PIECE_ROWS * 64 + lower_row * 4;
 
-    float part[ROWS / 2];
+    float part[SCALED ? 1 : ROWS / 2];
     u32 numbers[2][2][4];  // of a quarter of a chunk each
     Vec codes[2];
     u32 scale[GROUPS][2];
@@ -103,13 +106,21 @@ struct W4Ring {
         for (int row = 0; row < 2; row++) {
           const u32 word = codes[row].word[quarter] >> (step * 8);
           const u32 zeros = BASE | (scale[quarter * GROUPS / 4][row] & 15) * 0x10001;
-          numbers[quarter % 2][step][row] = two_codes(word, zeros);
-          numbers[quarter % 2][step][row + 2] = two_codes(word >> 4, zeros);
+          u32(&to)[4] = numbers[quarter % 2][step];
+          to[row] = two_codes(word, zeros);
+          to[row + 2] = two_codes(word >> 4, zeros);
+          if constexpr (SCALED) {
+            const float by = __uint_as_float(scale[quarter * GROUPS / 4][row] & 0xffffff00);
+            const u32 both = pack(by, by);
+            asm volatile(PRODUCT " %0, %0, %1;" : "+r"(to[row]) : "r"(both));
+            asm volatile(PRODUCT " %0, %0, %1;" : "+r"(to[row + 2]) : "r"(both));
+          }
         }
     };
     wait_for(full + stage, parity);
     load_codes(stage);
     expand(0);
+    int before = stage;
     for (int i = 0; i < count; i++) {
       const u64 x = operand(x_stages + stage * X_BYTES);
       const int current = stage;
@@ -124,7 +135,9 @@ struct W4Ring {
 #pragma unroll
         for (int step = 0; step < 2; step++) {
           const int at = quarter * 2 + step;  // of the chunk's steps of 16 columns
-          Products<ROWS>::add(part, numbers[quarter % 2][step], x + at / 4 * (X_BYTES / 32) + at % 4 * 2, at % (8 / GROUPS));
+          const u64 of_x = x + at / 4 * (X_BYTES / 32) + at % 4 * 2;
+          if constexpr (SCALED) Products<ROWS>::add(sums, numbers[quarter % 2][step], of_x, 1);
+          else Products<ROWS>::add(part, numbers[quarter % 2][step], of_x, at % (8 / GROUPS));
         }
         end_products();
         // Meanwhile the next quarter becomes numbers, in the registers of the last one.
@@ -136,15 +149,24 @@ struct W4Ring {
           }
         }
         wait_for_products<1>();
+        if (SCALED && quarter == 0 && i > 0 && lane == 0) arrive(empty + before);
         expand((quarter + 1) % 4);
-        if ((quarter + 1) * GROUPS % 4) continue;
-        wait_for_products<0>();
-        settle(part);
-        const int group = quarter * GROUPS / 4;
+        if constexpr (!SCALED) {
+          if ((quarter + 1) * GROUPS % 4) continue;
+          wait_for_products<0>();
+          settle(part);
+          const int group = quarter * GROUPS / 4;
 #pragma unroll
-        for (int j = 0; j < ROWS / 2; j++) sums[j] += part[j] * by[group][j / 2 % 2];
+          for (int j = 0; j < ROWS / 2; j++) sums[j] += part[j] * by[group][j / 2 % 2];
+        }
       }
-      if (lane == 0) arrive(empty + current);
+      if (!SCALED && lane == 0) arrive(empty + current);
+      before = current;
+    }
+    if constexpr (SCALED) {
+      wait_for_products<0>();
+      settle(sums);
+      if (lane == 0) arrive(empty + before);
     }
   }
 };

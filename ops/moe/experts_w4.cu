@@ -15,14 +15,14 @@ struct PairRows {  // where the sums of places go: to the row of each one's pair
   __device__ __forceinline__ float weight(int m) const { return share[order[m]]; }
 };
 
-template <int ROWS, int WGS, int STAGES, int GROUPS, bool FIRST, int REGISTERS>
+template <int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool FIRST, int REGISTERS>
 __device__ __forceinline__ void experts_w4(const unsigned char* weight, const TensorMap* x_map, const u16* bias, const int* order,
                                            const int* starts, const float* share, u16* out, int experts, int N, int K) {
   extern __shared__ unsigned char shared[];
   __shared__ u64 full[STAGES], empty[STAGES];
   __shared__ int upto[MAX_EXPERTS];  // tiles of pairs, up to and with those of an expert
   let_next_start();
-  W4Ring<ROWS, WGS, STAGES, GROUPS, FIRST> ring(shared, full, empty);
+  W4Ring<ROWS, WGS, STAGES, GROUPS, SCALED, FIRST> ring(shared, full, empty);
   wait_for_previous();
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (warp == 0) {
@@ -84,9 +84,9 @@ __device__ __forceinline__ void experts_w4(const unsigned char* weight, const Te
   }
 }
 
-#define EXPERTS_W4(NAME, ROWS, WGS, STAGES, GROUPS, FIRST, BLOCKS, THREADS, REGISTERS)                                   \
+#define EXPERTS_W4(NAME, ROWS, WGS, STAGES, GROUPS, SCALED, FIRST, BLOCKS, THREADS, REGISTERS)                                   \
   extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                          \
       NAME(const unsigned char* weight, const __grid_constant__ TensorMap x, const u16* bias, const int* order,          \
            const int* starts, const float* share, u16* out, int experts, int N, int K) {                                 \
-    experts_w4<ROWS, WGS, STAGES, GROUPS, FIRST, REGISTERS>(weight, &x, bias, order, starts, share, out, experts, N, K); \
+    experts_w4<ROWS, WGS, STAGES, GROUPS, SCALED, FIRST, REGISTERS>(weight, &x, bias, order, starts, share, out, experts, N, K); \
   }

@@ -57,7 +57,7 @@ def choose(pairs_per_expert: float, groups: int, *, gated: bool) -> Tile:
     """The quickest instance for so many pairs on average: most experts' are one tile."""
     most = next((rows for rows in _SHAPES if pairs_per_expert * 1.5 <= rows), max(_SHAPES))
     wgs, blocks = _SHAPES[most]
-    return tiled_w4.tile_of(most, wgs, blocks, groups, gated, spare_bytes=_MAX_EXPERTS * 4)
+    return tiled_w4.tile_of(most, wgs, blocks, False, groups, gated, spare_bytes=_MAX_EXPERTS * 4)
 
 
 _SHAPES = {

@@ -96,7 +96,7 @@ def bench_tiles(counts: Sequence[int]) -> None:
         for count in counts:
             x = x_of(count, in_features)
             chosen, chosen_splits = tiled_w4.choose(count, in_features, out_features, 1, gated, 132)
-            sizes = {chosen.rows} if count < 128 else {64, 128}
+            sizes = {chosen.rows} if count < 128 else {128, 256}
             known = [tile for tile in tiled_w4.tiles(1, gated) if tile.rows in sizes]
             tiled_w4.program().compile_ahead([tile.name for tile in known], torch.bfloat16, torch.device("cuda", 0))
             times = {}
@@ -105,13 +105,13 @@ def bench_tiles(counts: Sequence[int]) -> None:
                     blocks = -(-out_features // (64 * tile.wgs)) * -(-count // tile.rows) * splits
                     if splits > 1 and blocks > 2 * 132 * tile.blocks:
                         continue
-                    times[tile.rows, tile.wgs, tile.blocks, splits] = each(
+                    times[tile.rows, tile.wgs, tile.blocks, int(tile.scaled), splits] = each(
                         weights,
                         lambda weight, tile=tile, splits=splits, x=x, gated=gated: weight.in_tiles(
                             x, gated=gated, tile=tile, splits=splits
                         ),
                     )
-            now = times.get((chosen.rows, chosen.wgs, chosen.blocks, chosen_splits), float("nan"))
+            now = times.get((chosen.rows, chosen.wgs, chosen.blocks, int(chosen.scaled), chosen_splits), float("nan"))
             best = sorted(times, key=times.__getitem__)[:SHOWN]
             found = ", ".join(f"{times[how]:.1f} {'/'.join(map(str, how))}" for how in best)
             widened = f"; widened {each(weights, lambda weight, x=x: weight.by_widened(x)):.1f}" if count >= 128 else ""
@@ -119,7 +119,7 @@ def bench_tiles(counts: Sequence[int]) -> None:
                 f"{out_features} x {in_features} {count:3}: floor {floor:.1f}, now {now:.1f}; {found}{widened}",
                 flush=True,
             )
-    print("rows of x / warpgroups / blocks / splits")
+    print("rows of x / warpgroups / blocks / scaled / splits")
 
 
 def bench_rounded(counts: Sequence[int]) -> None:
@@ -165,22 +165,27 @@ def bench_rounded(counts: Sequence[int]) -> None:
 
 
 def bench_streams(counts: Sequence[int]) -> None:
-    for scheme in ("fp8", "fp8/128"):
+    for scheme in ("fp8", "fp8/128", "w4/128"):
+        codes = W4 if scheme == "w4/128" else FP8
         for out_features, in_features in LAYER:
-            weights: list[CodedLinearWeight] = copies_of(CodedLinearWeight, scheme, out_features, in_features)
+            make = TiledLinearWeight if codes == W4 else CodedLinearWeight
+            weights: list[TiledLinearWeight] | list[CodedLinearWeight] = copies_of(
+                make, scheme, out_features, in_features
+            )
             gated = (out_features, in_features) == GATED
             for count in (count for count in counts if count <= few_rows_coded.MAX_ROWS):
                 x = x_of(count, in_features)
-                chosen = few_rows_coded.choose(FP8, 1 if "/" in scheme else 0, count, in_features, out_features, gated)
+                segments = 1 if "/" in scheme else 0
+                chosen = few_rows_coded.choose(codes, segments, count, in_features, out_features, gated)
                 wanted = chosen.segments, chosen.tiles, chosen.gated
                 same = [
-                    each for each in few_rows_coded.variants(FP8) if (each.segments, each.tiles, each.gated) == wanted
+                    each for each in few_rows_coded.variants(codes) if (each.segments, each.tiles, each.gated) == wanted
                 ]
                 names = [variant.name for variant in same]
-                few_rows_coded.program(FP8).compile_ahead(names, torch.bfloat16, torch.device("cuda", 0))
+                few_rows_coded.program(codes).compile_ahead(names, torch.bfloat16, torch.device("cuda", 0))
                 times = {}
                 for variant in same:
-                    for blocks in (1, 2, 3, 99):
+                    for blocks in (1, 2, 99):
                         how = {"gated": gated, "variant": variant, "max_blocks": blocks}
                         times[variant.warps, variant.batches, blocks] = each(
                             weights, lambda weight, how=how, x=x: weight.stream(x, **how)

@@ -8,10 +8,10 @@ import torch
 
 import ops
 from ops import native
-from ops.gemm import few_rows_coded, triton_coded, triton_widen
+from ops.gemm import few_rows_coded, tiled_w4, triton_coded, triton_widen
 from ops.gemm.blocks import as_blocks
 from ops.gemm.coded import CodedLinearWeight, laid
-from ops.gemm.dequantize import MAX_FP8, dequantize, round_to_fp8
+from ops.gemm.dequantize import MAX_FP8, codes_of, dequantize, round_to_fp8
 from ops.stored import FP8, W4, W8, StoredWeight, WeightFormat
 from runtime.weights.dequantize import FORMATS
 from runtime.weights.dequantize import dequantize as dequantize_blocks
@@ -138,8 +138,9 @@ def test_every_shape_has_an_instance_or_says_that_it_has_none():
     assert few_rows_coded.segments_of(FP8, 4096, 32) == (1, 1)
     assert few_rows_coded.segments_of(W4, 4096, 32) == (1, 0)
     assert few_rows_coded.segments_of(W4, 4096, 64) == (2, 0)
-    assert few_rows_coded.segments_of(W4, 4096, 1) == (1, 31)
-    assert few_rows_coded.segments_of(W4, 4096, 128) is None  # groups of 32
+    assert few_rows_coded.segments_of(W4, 4096, 1) == (1, 0)
+    assert few_rows_coded.segments_of(W4, 4096, 128) == (4, 0)
+    assert few_rows_coded.segments_of(W4, 4096, 256) is None  # groups of 16
     assert few_rows_coded.segments_of(W4, 4096 + 64, 1) is None
     assert few_rows_coded.segments_of(W8, 4096, 1) is None
     for codes in (FP8, W4):
@@ -169,15 +170,18 @@ def test_every_stream_at_every_shape(codes, dtype):
     known = few_rows_coded.variants(codes)
     few_rows_coded.program(codes).compile_ahead([each.name for each in known], dtype, torch.device("cuda", 0))
     for variant in known:
-        for out_features, in_features in ((192, 640), (2080, 1152), (96, 128)):  # K is never cut evenly
+        for out_features, in_features in ((192, 640), (2112, 1152), (128, 128)):  # K is never cut evenly
             unit = 64 if codes == FP8 else 128
             groups = 1 if not variant.segments else in_features // unit * variant.segments
             stored = to(drawn(codes, out_features, in_features, groups, zeros=True), "cuda")
             weight, scales, _, _ = laid((stored,))
+            if codes == W4:
+                weight, scales = tiled_w4.in_pieces(codes_of(W4, stored.weight), scales), None
             for num_rows in sorted({1, 8 * variant.tiles - 3, 8 * variant.tiles}):
                 x = torch.randn(num_rows, in_features, device="cuda", dtype=dtype)
                 bias = torch.randn(out_features, device="cuda", dtype=dtype)
-                out = few_rows_coded.few_rows(x, codes, weight, scales, bias, gated=variant.gated, variant=variant)
+                how = {"gated": variant.gated, "variant": variant}
+                out = few_rows_coded.few_rows(x, codes, weight, scales, bias, out_features, groups, **how)
                 wanted = exact(x, stored.with_bias(bias))
                 if variant.gated:
                     gate, up = wanted.chunk(2, dim=-1)
