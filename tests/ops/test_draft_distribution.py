@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ops.sampling import reference
-from ops.sampling.tables import Drafts
+from ops.sampling.tables import Drafts, Masks
 from tests.ops.sampling_case import RowParams, fill
 from tests.ops.test_op_sampling import assert_follows, distribution
 
@@ -28,7 +28,13 @@ SETTINGS = [
     RowParams(top_k=5, top_p=0.9, min_p=0.05, temperature=1.5),
     RowParams(presence=0.7, frequency=0.5, repetition=1.3, prompt=(2,)),
     RowParams(frequency=-0.6, bias={1: 1.0, 4: -0.5}, bans=(5,), free_from=11, top_p=0.95),
+    RowParams(allowed=(*range(V),), top_k=4, presence=0.5),  # under the grammar below
 ]
+
+
+def may_follow(token: int) -> list[int]:
+    """A grammar, with a mask for each last token."""
+    return [other for other in range(V) if other not in (token, (token + 1) % V)]
 
 
 def adjusted(params: RowParams, drawn: tuple[int, ...], position: int) -> torch.Tensor:
@@ -40,6 +46,8 @@ def adjusted(params: RowParams, drawn: tuple[int, ...], position: int) -> torch.
             scores[token] *= params.repetition if scores[token] < 0 else 1 / params.repetition
         scores[token] -= count * params.frequency + (count > 0) * params.presence
         scores[token] += params.bias.get(token, 0.0)
+        if params.allowed is not None and token not in may_follow(drawn[-1] if drawn else BEGIN):
+            scores[token] = -torch.inf
         if token in params.bans and position < params.free_from:
             scores[token] = -torch.inf
     return scores
@@ -73,6 +81,7 @@ def test_tokens_gained_behind_guesses_follow_the_distribution_without(params):
     last_ids, num_computed = torch.full((ROWS,), BEGIN), torch.zeros(ROWS, dtype=torch.int64)
     gained: list[list[int]] = [[] for _ in range(ROWS)]
     num_guesses = num_accepted = 0
+    words = torch.tensor([[sum(1 << other for other in may_follow(token))] for token in range(V)], dtype=torch.int32)
     while rows := [row for row in range(ROWS) if len(gained[row]) < LENGTH]:
         owners, positions, behind, inputs = [], [], [], []
         for row in rows:
@@ -84,7 +93,7 @@ def test_tokens_gained_behind_guesses_follow_the_distribution_without(params):
             inputs += [last_id, *guesses]
         ids = reference.sample(
             CHAIN[inputs], torch.tensor(owners, dtype=torch.int32), torch.tensor(positions), last_ids, tables,
-            Drafts(torch.tensor(behind), num_computed),
+            Drafts(torch.tensor(behind), num_computed), Masks(torch.tensor(inputs, dtype=torch.int32), words),
         ).tolist()  # fmt: skip
         num_before = sum(map(len, gained))
         for index, (row, guess) in enumerate(zip(owners, behind, strict=True)):
