@@ -230,6 +230,8 @@ class Scheduler:
             if self.adapters is not None:
                 self.adapters.turn(self.waiting, self.policy.order)
             self._compute_prompts(rows, prompts, budget, scored_cost, may_start=may_start)
+        if self._unfollowed.follows and not self._unfollowed.is_followed:
+            self._note_unfollowed(rows)
         copies = self.copies.take()
         if not rows and not copies and (self.encoding is None or not self.encoding.has_work):
             return None
@@ -513,6 +515,20 @@ class Scheduler:
             self._suspend(sequence)
             self.num_computed_anew += 1
 
+    def _note_unfollowed(self, rows: Several[ScheduledRow]) -> None:
+        """The step has no row for whose sake it would be followed: the others lack its tokens, too."""
+        for row in rows:
+            sequence = self._sequences[row.number]
+            if sequence.first_unfollowed < 0:
+                sequence.first_unfollowed = max(0, row.start - sequence.num_in_flight)
+                self._mark_blocks(sequence, 0)
+
+    def _mark_blocks(self, sequence: Sequence, first_entry: int) -> None:
+        """Of its entries that the prefix cache knows, from this one on, those that lack some tokens."""
+        for table in sequence.tables:
+            first = max(first_entry, table.first_entry, sequence.first_unfollowed // self.cache.block_size)
+            self._unfollowed.note(table.entry_ids(first, max(first, sequence.num_registered_blocks)))
+
     def _propose(self, sequence: Sequence, end: int) -> int:
         """How many drafts the device makes behind a step that ends there: as many as are wanted, if they cost nobody a block."""
         num = self._to_propose.pop(sequence.number, 0)
@@ -647,10 +663,9 @@ class Scheduler:
             first = max(sequence.num_registered_blocks, table.first_entry)
             if first < num_full:
                 self.cache.insert(sequence.block_hashes[first:num_full], group, table.entry_ids(first, num_full))
-                if sequence.first_unfollowed >= 0:
-                    first_unfollowed = max(first, sequence.first_unfollowed // self.cache.block_size)
-                    self._unfollowed.note(table.entry_ids(first_unfollowed, max(first_unfollowed, num_full)))
-        sequence.num_registered_blocks = num_full
+        first, sequence.num_registered_blocks = sequence.num_registered_blocks, num_full
+        if sequence.first_unfollowed >= 0:
+            self._mark_blocks(sequence, first)
 
     def _extend_block_hashes(self, sequence: Sequence) -> None:
         """The hashes of all its full blocks of known tokens."""

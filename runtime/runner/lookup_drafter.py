@@ -57,7 +57,8 @@ class LookupDrafter:
         inputs, history, nobody = self._inputs, self._history, len(self._lengths) - 1
         known = step.rows.long().clamp(min=0)
         has_sampled = torch.zeros(nobody + 1, dtype=torch.bool, device=history.device)
-        has_sampled[torch.where(step.sample_rows >= 0, step.sample_rows, nobody).long()] = True
+        # Not by an index: its True would come from the host, which a captured graph cannot have.
+        has_sampled.index_fill_(0, torch.where(step.sample_rows >= 0, step.sample_rows, nobody).long(), True)
         samples = (step.rows >= 0) & has_sampled[known]
         rows = torch.where(samples, known, nobody)
         gained_from = self._lengths[rows]

@@ -18,8 +18,8 @@ _ANEW = 4096  # tokens, which others wait for
 
 
 class UnfollowedTokens:
-    """`follows`: whether the step in the making is followed for the sake of rows all of whose tokens were, if it has any;
-    `is_followed`: whether it has."""
+    """`follows`: whether the step in the making is followed for the sake of rows that may have drafts and all of whose tokens were;
+    `is_followed`: whether it has any."""
 
     def __init__(self, speculation: Speculation | None, block_size: int) -> None:
         self._speculation = speculation
@@ -46,7 +46,7 @@ class UnfollowedTokens:
         if sequence.first_unfollowed >= 0:
             return
         if self.follows:
-            self.is_followed = True
+            self.is_followed = self.is_followed or self._may_have_drafts(sequence)
         else:
             sequence.first_unfollowed = sequence.num_computed_tokens - sequence.num_in_flight
             self._some_lack = True

@@ -91,6 +91,27 @@ def test_a_step_in_which_all_lack_some_is_not_followed():
     assert not step(scheduler).follows
 
 
+def test_nothing_is_followed_for_those_who_have_no_drafts_and_they_lack_it():
+    scheduler, _ = make()
+    scheduler.add(sequence(1, PROMPT, max_tokens=6, speculative=False))
+    while scheduler.running or scheduler.waiting:
+        assert not step(scheduler).follows
+    scheduler.add(two := sequence(2, [*PROMPT, 3]))
+    step(scheduler)
+    assert (two.num_cached_tokens, two.first_unfollowed) == (len(PROMPT), 0)
+
+
+def test_beside_others_those_who_have_no_drafts_lack_nothing():
+    scheduler, _ = make()
+    scheduler.add(sequence(1, PROMPT, max_tokens=6, speculative=False))
+    scheduler.add(sequence(2, [8, 9]))
+    for _ in range(8):
+        assert step(scheduler).follows
+    scheduler.add(three := sequence(3, [*PROMPT, 3]))
+    step(scheduler)
+    assert (three.num_cached_tokens, three.first_unfollowed) == (len(PROMPT), -1)
+
+
 @pytest.mark.parametrize("groups", [None, (LayerGroup(full(1, 8), 2), LayerGroup(window(1, 8, 6)))])
 def test_who_finds_such_tokens_in_the_prefix_cache_lacks_them_too(groups):
     scheduler, told = make(groups)
