@@ -135,7 +135,8 @@ class Process:
         self._service = Service(config, self._lifecycle, Offload(max_waiting=max(MAX_WAITING, config.max_queue)))
         self._cancel = threading.Event()
         self._clock = clock
-        self._display = terminal.StartupDisplay(sys.stderr, began_s=started_s)
+        self._is_for_people = config.log_format != "json"  # or else each line is a JSON object
+        self._display = terminal.StartupDisplay(sys.stderr, started_s, None if self._is_for_people else logger.info)
         self._last_words = ""
         self._tracing = tracing_of(config)
         if self._tracing is not None:
@@ -223,7 +224,11 @@ class Process:
         self._lifecycle.ready(loaded)
         tell_manager("READY=1", os.environ)
         url = terminal.url_of(self._sock.getsockname(), secured=self._config.ssl_certfile is not None)
-        print(terminal.summary(loaded, self._config, url, seconds, time.monotonic() - self._started_s), flush=True)
+        total_s = time.monotonic() - self._started_s
+        if self._is_for_people:
+            print(terminal.summary(loaded, self._config, url, seconds, total_s), flush=True)
+        else:
+            logger.info("%s is served on %s, after %.1f s", loaded.name, url, total_s)
         return True
 
     def _trace(self, loaded: LoadedModel) -> None:
@@ -239,7 +244,10 @@ class Process:
         if self._cancel.is_set():
             return False
         self._lifecycle.fail(reason)
-        print(f"oneloop: {reason}", file=sys.stderr, flush=True)
+        if self._is_for_people:
+            print(f"oneloop: {reason}", file=sys.stderr, flush=True)
+        else:
+            logger.error(reason)
         return False
 
     # --- ending ---------------------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """What a person at the terminal sees while the server starts: progress, and a summary once it has.
 
-On a terminal a bar per phase that counts something, and a line for one that does not; into a file or a pipe a line per phase.
-Standard library, and tqdm where there is a bar."""
+On a terminal a bar per phase that counts something, and a line for one that does not; into a file or a pipe a line per phase; where
+the log is for programs, a line of the log. Standard library, and tqdm where there is a bar."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from runtime.api import LoadProgress
@@ -27,11 +28,12 @@ POOLING_ENDPOINTS = (
 
 class StartupDisplay:
     """`report` may be called from any thread, `finish` once. `began_s`: when, by `time.monotonic()`, what comes before the first
-    phase began; all of the time belongs to some phase."""
+    phase began; all of the time belongs to some phase. `log`: takes each line, in place of `out`."""
 
-    def __init__(self, out: TextIO, began_s: float | None = None) -> None:
+    def __init__(self, out: TextIO, began_s: float | None = None, log: Callable[[str], None] | None = None) -> None:
         self._out = out
-        self._interactive = out.isatty()
+        self._log = log
+        self._interactive = log is None and out.isatty()
         self._lock = threading.Lock()
         self._phase: str | None = None if began_s is None else "start"
         self._since_s = time.monotonic() if began_s is None else began_s
@@ -43,7 +45,9 @@ class StartupDisplay:
             if progress.phase != self._phase:
                 self._end_phase()
                 self._phase = progress.phase
-                if not (self._interactive and progress.total):
+                if self._log is not None:
+                    self._log(f"loading: {progress.phase}")
+                elif not (self._interactive and progress.total):
                     print(f"oneloop: {progress.phase} …", file=self._out, flush=True)
             if self._interactive and progress.total:
                 self._draw(progress)

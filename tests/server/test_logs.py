@@ -89,3 +89,29 @@ def test_the_command_line_takes_it():
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert json.loads(ended.stderr)["message"] == "x 5"
+
+
+def test_for_programs_every_line_of_a_servers_life_is_json():
+    """What a person at the terminal sees, progress and summary, would be no object."""
+    begun = "import sys; from server.context import logs; from tests import fake_server; logs.begin('info', 'json')"
+    command = [sys.executable, "-c", f"{begun}; sys.exit(fake_server.main())", "--fake", "tiny", "--log-format", "json"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stderr is not None
+        port = int(server.stdout.readline())  # the fake's own
+        said = [json.loads(server.stderr.readline())]
+        while "is served on" not in said[-1]["message"]:
+            said.append(json.loads(server.stderr.readline()))
+        server.terminate()
+        rest, errors = server.communicate()
+    assert f"http://127.0.0.1:{port}" in said[-1]["message"]
+    assert rest == ""
+    assert [json.loads(line)["logger"] for line in errors.splitlines()] == ["oneloop.process"] * 2
+
+
+def test_for_programs_why_nothing_can_be_served_is_json_too():
+    command = [sys.executable, "-m", "server", "--port", "0", "--model", "/no/such", "--log-format", "json"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert [(line["level"], "no such file or folder" in line["message"]) for line in lines][-1] == ("error", True)
