@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from runtime.platform.capture_stream import capture_stream
+
 
 class CapturedProposals:
     """ProposalGraphs. `sizes`: numbers of rows that are captured, ascending; fewer rows are padded."""
@@ -19,7 +21,7 @@ class CapturedProposals:
     def capture(self, one: Callable[[int], None], memory: Any) -> None:
         """Record what `one` enqueues for so many rows, in the `memory` of graphs none of which runs beside another. It has run
         before, so nothing is left to compile."""
-        stream = torch.cuda.Stream()
+        stream = capture_stream()
         for size in reversed(self._sizes):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):

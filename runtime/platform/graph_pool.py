@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from runtime.platform.capture_stream import capture_stream
 from runtime.runner.device_inputs import StepShape
 from runtime.runner.runner import Sampled
 
@@ -128,7 +129,7 @@ class GraphPool:
         """Record what `compute` enqueues for each of `shapes`, and what is to follow it. It has run before for one of each kind, so
         nothing is left to compile or allocate for good."""
         memory = self.memory = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(priority=-1)  # its kernels keep that, beside those of a `SideStream`
+        stream = capture_stream()
         for shape in shapes:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):

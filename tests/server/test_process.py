@@ -351,7 +351,11 @@ def test_a_port_in_use_is_said_in_one_line_and_ends_with_1():
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 0, ["LlamaForCausalLM native", "ArceeForCausalLM transformers"]),
+        (
+            [],
+            0,
+            ["smollm2-135m-instruct", "LlamaForCausalLM", "own kernels", "ArceeForCausalLM", "transformers package"],
+        ),
         (["--help"], 0, ["usage: oneloop models"]),
         (["llama"], 2, ["usage: oneloop models"]),
     ],
@@ -361,7 +365,7 @@ def test_models_lists_what_can_be_served_and_what_computes_it(arguments, code, w
         [sys.executable, "-m", "server", "models", *arguments], cwd=ROOT, capture_output=True, text=True
     )
     assert ended.returncode == code
-    listed = " ".join(ended.stdout.split())
+    listed = " ".join((ended.stderr if code else ended.stdout).split())
     for word in words:
         assert word in listed
 

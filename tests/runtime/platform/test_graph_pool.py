@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from itertools import pairwise
 
@@ -113,3 +114,27 @@ def test_hidden_states_of_any_model_are_not_kept_by_a_graph(monkeypatch):
     assert found.last_hidden_state.tolist() == (-rows).tolist()
     assert found.hidden_states[0].tolist() == (-rows).tolist()
     assert found.hidden_states[1] is found.past_key_values is None
+
+
+@pytest.mark.gpu
+def test_captures_that_come_and_go_leave_no_memory_behind():
+    """As models that take turns are captured again and again: each product of matrices in a capture wants a workspace."""
+    x = torch.ones((64, 4096), dtype=torch.bfloat16, device="cuda")
+    w = torch.ones((4096, 4096), dtype=torch.bfloat16, device="cuda")
+
+    def compute(shape: StepShape) -> tuple[Captured, None]:
+        logits = x[: shape.num_rows] @ w
+        ids = logits[:, 0].to(torch.int64)
+        return Captured(Sampled(ids, logits, ids), Hidden(x[: shape.num_tokens] @ w, None)), None
+
+    def taken() -> int:
+        pool = GraphPool(8, 64)
+        compute(StepShape(8, 8, True))
+        pool.capture(pool.shapes, compute)
+        pool.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    first = taken()
+    assert [taken() for _ in range(3)] == [first] * 3
