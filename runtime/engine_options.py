@@ -103,6 +103,18 @@ class EngineOptions:
         maximum=64,
         aliases=("-tp",),
     )
+    enable_expert_parallel: bool = option(
+        False,
+        "give each device of --tensor-parallel-size whole experts, in the place of a share of every expert's columns",
+        group=ENGINE,
+    )
+    expert_placement: str | None = option(
+        None,
+        "which device has which experts: a JSON file with a list of numbers for each device, or an object of such lists by layer "
+        "(default: neighbours together)",
+        group=ENGINE,
+        metavar="FILE",
+    )
     data_parallel_size: int = option(
         1,
         "copies of the model in this process, each on devices of its own, among which requests are shared out; on a CPU they share "

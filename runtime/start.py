@@ -13,6 +13,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.admission import AdmissionLimits, Callers
@@ -30,7 +31,8 @@ from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.draft_head import DraftHeadSpec
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.pair import PairSpec
-from runtime.models.spec.sharding import kept_whole, sharded
+from runtime.models.spec.placement import read_placement
+from runtime.models.spec.sharding import Placement, kept_whole, sharded
 from runtime.parallel.group import Group, HostRank, Peers
 from runtime.parallel.replicas import Replicas
 from runtime.parallel.runners import RankRunners
@@ -321,9 +323,13 @@ def plan_engine(
     add_plugins(config.model_plugins)
     spec = describe(files.config, config.model_impl, files.modules)  # what cannot be served is said before loading
     spec = _with_draft(config, spec, files, draft)
+    if config.enable_expert_parallel and config.tensor_parallel_size == 1:
+        raise PlanError("--enable-expert-parallel shares experts out over devices: add --tensor-parallel-size")
+    if config.expert_placement is not None and not config.enable_expert_parallel:
+        raise PlanError("--expert-placement says which device has which experts: add --enable-expert-parallel")
     if config.tensor_parallel_size > 1:
         _refuse_sharing(config)
-        spec = shard(spec, 0, config.tensor_parallel_size)  # they are all of a size
+        spec = shard(config, spec, 0)  # they are all of a size
         for kind in sorted(kept_whole(spec)):
             log.info("layers of the kind %s are computed whole on every device", kind)
     config = _with_length(config, spec, files.modules)
@@ -341,13 +347,28 @@ def plan_engine(
     return Planned(config, spec, platform, platform.plan(config, spec, stored_bytes), weights_bytes)
 
 
-def shard(spec: ModelSpec, number: int, size: int) -> DecoderSpec:
-    """What rank `number` of `size` computes. Raises UnsupportedModel."""
+def shard(config: EngineConfig, spec: ModelSpec, number: int) -> DecoderSpec:
+    """What rank `number` computes. Raises UnsupportedModel, or PlanError for a placement of experts that is none."""
+    size = config.tensor_parallel_size
     if isinstance(spec, PairSpec):
         raise UnsupportedModel(f"{spec.architecture} cannot be cut for {size} devices: a draft model stands beside it")
     if not isinstance(spec, DecoderSpec):
         raise UnsupportedModel(f"{spec.architecture} cannot be cut for {size} devices: it runs through transformers")
-    return sharded(spec if spec.shard_of is None else spec.shard_of.whole, number, size)
+    whole = spec if spec.shard_of is None else spec.shard_of.whole
+    if not config.enable_expert_parallel:
+        return sharded(whole, number, size)
+    if not any(True for _ in whole.experts()):
+        raise PlanError(f"{spec.architecture} has no experts: leave --enable-expert-parallel out")
+    return sharded(whole, number, size, _placement(config, len(whole.layers)))
+
+
+def _placement(config: EngineConfig, num_layers: int) -> Placement:
+    if config.expert_placement is None:
+        return Placement()
+    try:
+        return read_placement(Path(config.expert_placement), num_layers, config.tensor_parallel_size)
+    except (OSError, ValueError) as error:
+        raise PlanError(f"expert-placement {config.expert_placement}: {error}") from error
 
 
 def _refuse_sharing(config: EngineConfig) -> None:
@@ -460,7 +481,7 @@ def _loaded(
         )
 
     if peers is not None:
-        spec = shard(spec, peers.number, peers.size)
+        spec = shard(config, spec, peers.number)
     if not isinstance(spec, PairSpec):
         return loaded(spec, files, config.load_format, room)
     from runtime.models.pair import ModelPair

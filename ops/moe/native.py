@@ -13,7 +13,7 @@ from torch import Tensor
 from ops.activation import native as activation
 from ops.gemm.native import NativeLinearWeight
 from ops.gemm.weight import check_refill
-from ops.moe.reference import clamped_swiglu, route
+from ops.moe.reference import clamped_swiglu, route, sorted_here
 from ops.moe.routing import Routing
 from ops.moe.weights import Beside, ExpertShape, ExpertWeights, Half
 from ops.stored import Stored
@@ -51,7 +51,7 @@ class NativeExpertWeights(ExpertWeights):
         ids, weights = route(logits, routing, e_score_correction_bias)
         shares = weights.flatten()
         out = torch.zeros_like(x) if plus is None else plus.clone()
-        for places, spans in _groups(ids):
+        for places, spans in _groups(ids, self.shape):
             tokens = places // routing.top_k
             inner = self._activate(self._each("gate_up", spans, x[tokens], tokens, beside))
             parts = self._each("down", spans, inner, tokens, beside)
@@ -74,14 +74,13 @@ class NativeExpertWeights(ExpertWeights):
         return out
 
 
-def _groups(ids: Tensor) -> Iterator[tuple[Tensor, list[_Span]]]:
+def _groups(ids: Tensor, shape: ExpertShape) -> Iterator[tuple[Tensor, list[_Span]]]:
     """Groups of chosen experts [T, top_k]: where they stand in the flattened ids, ascending by expert, then by place; some experts
     at a time, so that what is between their layers stays in the cache, and who has which."""
-    flat = ids.flatten()
-    order = flat.argsort(stable=True)
+    order, counts = sorted_here(ids, shape)
     spans: list[_Span] = []
     begin = length = 0
-    for expert, count in enumerate(flat.bincount().tolist()):
+    for expert, count in enumerate(counts):
         if count and length + count > _GROUP:
             if spans:
                 yield order[begin : begin + length], spans

@@ -69,11 +69,20 @@ def clamped_swiglu(gate_up: Tensor, activation: ClampedActivation) -> Tensor:
     return (ups + 1) * gates * torch.sigmoid(activation.alpha * gates)
 
 
-def by_expert(ids: Tensor) -> Iterator[tuple[int, Tensor]]:
+def sorted_here(ids: Tensor, shape: ExpertShape) -> tuple[Tensor, list[int]]:
+    """Chosen experts [T, top_k] of those that the router has -> where those of `shape` stand in the flattened ids, by expert, then
+    ascending; and how many each has, up to the last that has any."""
+    flat = ids.flatten() - shape.first
+    if shape.are_all:
+        return flat.argsort(stable=True), flat.bincount().tolist()
+    here = ((flat >= 0) & (flat < shape.num_experts)).nonzero().flatten()
+    own = flat[here]
+    return here[own.argsort(stable=True)], own.bincount().tolist()
+
+
+def by_expert(ids: Tensor, shape: ExpertShape) -> Iterator[tuple[int, Tensor]]:
     """Chosen experts [T, top_k] by expert: each that was chosen, ascending, and where it stands in the flattened ids, ascending."""
-    flat = ids.flatten()
-    order = flat.argsort(stable=True)
-    counts = flat.bincount().tolist()
+    order, counts = sorted_here(ids, shape)
     for expert, places in enumerate(order.split(counts)):
         if len(places):
             yield expert, places
@@ -108,7 +117,7 @@ class StackedExpertWeights(ExpertWeights):
     ) -> Tensor:  # fmt: skip
         ids, weights = route(logits, routing, e_score_correction_bias)
         out = torch.zeros_like(x) if plus is None else plus.clone()
-        for expert, places in by_expert(ids):
+        for expert, places in by_expert(ids, self.shape):
             tokens = places // routing.top_k
             inner = activate(self._linear(x[tokens], "gate_up", expert, tokens, beside), self.shape)
             part = self._linear(inner, "down", expert, tokens, beside) * weights.flatten()[places, None]

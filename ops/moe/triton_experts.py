@@ -38,7 +38,7 @@ class GroupedExpertWeights(ExpertWeights):
         return mix(self, x, logits, routing, e_score_correction_bias, plus, self.choose(x.shape[0], routing.top_k))
 
     def choose(self, num_tokens: int, top_k: int) -> ExpertTiles:
-        per_expert = num_tokens * top_k / self.shape.num_experts
+        per_expert = num_tokens * top_k / (self.shape.num_routed or self.shape.num_experts)
         return next(tiles for tiles in self._tiles if tiles.max_pairs is None or per_expert <= tiles.max_pairs)
 
     def _compile(
@@ -59,7 +59,7 @@ class GroupedExpertWeights(ExpertWeights):
             return
         _compiled.add(key)
         for num_tokens in TOKENS_OF_EACH_ROUTE:
-            route(logits.new_zeros(num_tokens, self.shape.num_experts), routing, e_score_correction_bias)
+            route(logits.new_zeros(num_tokens, logits.shape[1]), routing, e_score_correction_bias)
         plus = None if plus is None else torch.zeros_like(plus[:1])
         for choice in self._tiles:
             mix(
@@ -96,7 +96,9 @@ def mix(
 ) -> Tensor:  # fmt: skip
     """Compute `ops.moe`, of one token at least, by the chosen kernels."""
     x, logits, plus = x.contiguous(), logits.contiguous(), None if plus is None else plus.contiguous()
-    routed = route(logits, routing, e_score_correction_bias)
+    routed, shape = route(logits, routing, e_score_correction_bias), experts.shape
+    if not shape.are_all:  # of the others' pairs nothing is computed, and nothing is read
+        routed = routed._replace(starts=routed.starts[shape.first : shape.first + shape.num_experts + 1])
     inner = experts.product("gate_up", x, routed, choice.gate_up)
     parts = experts.product("down", inner, routed, choice.down)
-    return triton_grouped.add_parts(parts, routing.top_k, plus)
+    return triton_grouped.add_parts(parts, routed.chosen.experts, shape, plus)

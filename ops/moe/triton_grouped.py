@@ -16,7 +16,7 @@ from ops.activation.triton_activation import activated
 from ops.launch import overlap, wait_for_previous
 from ops.moe.reference import StackedExpertWeights
 from ops.moe.triton_route import Routed
-from ops.moe.weights import Half
+from ops.moe.weights import ExpertShape, Half
 from ops.tuning.numbers import ProductTiles
 
 
@@ -116,10 +116,11 @@ def _product(
 
 @triton.jit
 def _add_parts(
-    parts_ptr, plus_ptr, out_ptr,
-    HIDDEN: tl.constexpr, TOP_K: tl.constexpr, LANES: tl.constexpr, PLUS: tl.constexpr, PDL: tl.constexpr,
+    parts_ptr, chosen_ptr, plus_ptr, out_ptr, first_expert,
+    HIDDEN: tl.constexpr, TOP_K: tl.constexpr, LANES: tl.constexpr, PLUS: tl.constexpr, HERE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # parts [tokens, TOP_K, HIDDEN] -> out [tokens, HIDDEN], and `plus` [tokens, HIDDEN] if there is one.
+    # parts [tokens, TOP_K, HIDDEN] -> out [tokens, HIDDEN], and `plus` [tokens, HIDDEN] if there is one. HERE: only of so many
+    # experts, of those chosen [tokens, TOP_K], have parts been written; 0: all have.
     token = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
     inside = lane < HIDDEN
@@ -129,17 +130,23 @@ def _add_parts(
         total = tl.load(plus_ptr + token * HIDDEN + lane, mask=inside, other=0.0).to(tl.float32)
     for rank in tl.static_range(TOP_K):
         at = parts_ptr + (token * TOP_K + rank) * HIDDEN + lane
-        total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        if HERE > 0:
+            expert = tl.load(chosen_ptr + token * TOP_K + rank) - first_expert
+            width = tl.where((expert >= 0) & (expert < HERE), HIDDEN, 0)
+            total += tl.load(at, mask=lane < width, other=0.0).to(tl.float32)
+        else:
+            total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * HIDDEN + lane, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def add_parts(parts: Tensor, top_k: int, plus: Tensor | None) -> Tensor:
-    """parts [T * top_k, H] and plus [T, H] contiguous -> [T, H]."""
-    num_tokens, hidden = parts.shape[0] // top_k, parts.shape[1]
+def add_parts(parts: Tensor, chosen: Tensor, shape: ExpertShape, plus: Tensor | None) -> Tensor:
+    """parts [T * top_k, H] and plus [T, H] contiguous -> [T, H]: of the experts `chosen` [T, top_k] int32 those of `shape`."""
+    (num_tokens, top_k), hidden = chosen.shape, parts.shape[1]
     out = torch.empty((num_tokens, hidden), dtype=parts.dtype, device=parts.device)
     lanes = min(1024, triton.next_power_of_2(hidden))
     _add_parts[(num_tokens, triton.cdiv(hidden, lanes))](
-        parts, parts if plus is None else plus, out, HIDDEN=hidden, TOP_K=top_k, LANES=lanes, PLUS=plus is not None,
+        parts, chosen, parts if plus is None else plus, out, shape.first, HIDDEN=hidden, TOP_K=top_k, LANES=lanes,
+        PLUS=plus is not None, HERE=0 if shape.are_all else shape.num_experts,
         num_warps=4, **overlap(parts.device),
     )  # fmt: skip
     return out

@@ -30,7 +30,8 @@ class ClampedActivation(Protocol):
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
     """`activation`: as for `ops.activate`, or one of gate and up together. `bias`: whether all matrices have one. `gated`: else
-    the gate_up of an expert is its up alone."""
+    the gate_up of an expert is its up alone. `first`, `num_routed`: these are neighbours among so many that a router chooses from,
+    0 where they are all; what a token takes of others is left out."""
 
     num_experts: int
     hidden_size: int
@@ -38,6 +39,12 @@ class ExpertShape:
     bias: bool = False
     activation: str | ClampedActivation = "silu"
     gated: bool = True
+    first: int = 0
+    num_routed: int = 0
+
+    @property
+    def are_all(self) -> bool:
+        return self.num_routed in (0, self.num_experts)
 
     def matrix(self, half: Half) -> tuple[int, int]:
         """(out, in) features of one expert's gate_up or down."""

@@ -147,5 +147,12 @@ def _shape(experts: Experts) -> ops.ExpertShape:
     kind = experts.activation
     activation = kind if isinstance(kind, ClampedSwiglu) else kind.value
     return ops.ExpertShape(
-        experts.num_experts, experts.hidden_size, experts.intermediate_size, experts.bias, activation, experts.gated
+        experts.num_experts,
+        experts.hidden_size,
+        experts.intermediate_size,
+        experts.bias,
+        activation,
+        experts.gated,
+        experts.first,
+        experts.num_routed,
     )

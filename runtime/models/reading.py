@@ -166,8 +166,12 @@ def _plan(spec: DecoderSpec, source: TensorSource) -> list[Load]:
     rules = fitting(parameters, (spec.rules, *spec.other_rules), stored)
     loads = plan(parameters, rules, stored, ignored=(*ignored, *KV_SCALES), ignored_below=spec.ignored_below)
     held = cuts(spec)
-    own = zip(loads, spec.parameters(), strict=True)
-    return [reduced(load, part, held[part.name]) if part.name in held else load for load, part in own]
+    own = {part.name: part for part in spec.parameters()}  # some experts may be elsewhere
+    return [
+        reduced(load, own[name], held[name]) if name in held else load
+        for load in loads
+        if (name := load.parameter.name) in own
+    ]
 
 
 def _routers(spec: DecoderSpec) -> set[str]:

@@ -38,7 +38,12 @@ def test_ranks_on_two_gpus_generate_what_transformers_does(name, tmp_path):
     check(name, 2, tmp_path, "cuda")
 
 
-def check(name, size, tmp_path, device):
+@pytest.mark.parametrize("name", ["gpt-oss", "deepseek v3", "ernie 4.5 moe", "granite moe, shared"])
+def test_ranks_with_whole_experts_generate_what_transformers_does(name, tmp_path):
+    check(name, 2, tmp_path, "cpu", enable_expert_parallel=True)
+
+
+def check(name, size, tmp_path, device, **more):
     family = FAMILIES[name]
     theirs = drawn(family)
     theirs.config.eos_token_id = theirs.generation_config.eos_token_id = None  # answers are all of a length
@@ -46,7 +51,7 @@ def check(name, size, tmp_path, device):
     files = resolve(str(tmp_path), None, lambda progress: None)
 
     async def ranks(model: None, config: EngineConfig) -> EngineParts:
-        options = replace(config, tensor_parallel_size=size, max_num_mixed_tokens=config.max_num_batched_tokens)
+        options = replace(config, tensor_parallel_size=size, max_num_mixed_tokens=config.max_num_batched_tokens, **more)
         return await _built(options, files, lambda progress: None, None, SharedDevice())
 
     rng = random.Random(3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,21 @@ class MoeCase:
                 bias = self.biases[half][expert].to(device, dtype) if self.shape.bias else None
                 experts.fill(half, expert, ops.StoredWeight.dense(weight.to(device, dtype), bias))
         return experts
+
+    def fill_part(self, experts: ops.ExpertWeights, dtype: torch.dtype, device: str = "cpu") -> ops.ExpertWeights:
+        """With those of its own shape, neighbours among all."""
+        first, num = experts.shape.first, experts.shape.num_experts
+        part = replace(
+            self,
+            weights={half: each[first : first + num] for half, each in self.weights.items()},
+            biases={half: each[first : first + num] for half, each in self.biases.items()},
+        )
+        return part.fill(experts, dtype, device)
+
+    def parts(self, num: int) -> list[ops.ExpertShape]:
+        """Shapes of neighbours, `num` at a time."""
+        total = self.shape.num_experts
+        return [replace(self.shape, num_experts=num, first=at, num_routed=total) for at in range(0, total, num)]
 
     def inputs(self, dtype: torch.dtype, device: str = "cpu") -> dict:
         """The tensor arguments of `ops.moe`, logits and correction in float32: rounded, they may choose others."""

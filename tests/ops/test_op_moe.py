@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,6 +80,17 @@ def test_moe_is_the_weighted_sum_of_the_chosen_experts(kernel, num_tokens, shape
     experts = case.fill(ops.prepare_experts(shape, torch.float32, torch.device("cpu")), torch.float32)
     out = ops.moe(**case.inputs(torch.float32), experts=experts, routing=routing)
     torch.testing.assert_close(out.double(), case.expected(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 19])
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_what_neighbours_among_all_give_is_a_part_of_the_sum(kernel, num, num_tokens):
+    case = moe_case(num_tokens, replace(SMALL, bias=True), ops.Routing(3, renormalize=True))
+    total = torch.zeros_like(case.x, dtype=torch.float32)
+    for shape in case.parts(num):
+        experts = case.fill_part(ops.prepare_experts(shape, torch.float32, torch.device("cpu")), torch.float32)
+        total += ops.moe(**case.inputs(torch.float32), experts=experts, routing=case.routing)
+    torch.testing.assert_close(total.double(), case.expected(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("biased", [True, False])

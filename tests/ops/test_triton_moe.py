@@ -104,6 +104,19 @@ def test_moe_matches_the_definition(shape, num_tokens, dtype, tolerance, device)
     assert error(out, case.expected()) < tolerance
 
 
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize("num_tokens", [3, 40])
+def test_what_neighbours_among_all_give_is_a_part_of_the_sum(num_tokens, dtype, tolerance, device):
+    expert_shape, routing, _ = SHAPES["squared relu, ungated"]
+    case, total = moe_case(num_tokens, expert_shape, routing), 0.0
+    for shape in case.parts(2):
+        experts = case.fill_part(TritonExpertWeights(shape, dtype, torch.device(device)), dtype, device)
+        part = ops.moe(**case.inputs(dtype, device), experts=experts, routing=routing)
+        assert part.isfinite().all(), "what others are to write is not read"
+        total += part.cpu().double()
+    assert error(total, case.expected()) < tolerance
+
+
 TILES = files.read("nvidia-h200").groups["experts"]
 ODD = ExpertTiles(1, ProductTiles(64, 16, 16, 4, 2), ProductTiles(16, 128, 32, 4, 2))
 EVERY_CHOICE = [*TILES.half, *TILES.float32, ODD]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from runtime.models.spec.linear import Linear
@@ -50,7 +50,8 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """MLPs of one shape, `GatedMLP`s or `PlainMLP`s without a gate, numbered below `name`."""
+    """MLPs of one shape, `GatedMLP`s or `PlainMLP`s without a gate, numbered below `name`. `numbers`: by which a checkpoint has
+    them, where these are some of all `num_routed`; they are `first` and following in the order in which the router has them."""
 
     name: str
     num_experts: int
@@ -59,10 +60,14 @@ class Experts:
     bias: bool
     activation: Activation | ClampedSwiglu
     gated: bool
+    numbers: tuple[int, ...] = ()
+    first: int = 0
+    num_routed: int = 0
 
     def halves(self, expert: int) -> tuple[Linear, Linear]:
         """gate_up, or up where there is no gate, and down of one of them."""
-        name, inner, stack = f"{self.name}.{expert}", self.intermediate_size, self.num_experts
+        number = self.numbers[expert] if self.numbers else expert
+        name, inner, stack = f"{self.name}.{number}", self.intermediate_size, self.num_routed or self.num_experts
         down = Linear(f"{name}.down", self.hidden_size, inner, self.bias, stack=stack, reduce=True)
         if not self.gated:
             return Linear(f"{name}.up", inner, self.hidden_size, self.bias, stack=stack), down
@@ -79,7 +84,8 @@ class MoE:
     """The experts that the router chooses for each token, by weight, plus `shared`, which every token takes.
 
     `shared_gate`: what `shared` gives is multiplied by the sigmoid of a linear layer with one output. `bias`, `activation`,
-    `gated`: of the experts. `latent`: they work in a space of their own."""
+    `gated`: of the experts. `latent`: they work in a space of their own. `order`: the router has the experts of the checkpoint in
+    this order, and here are those of them from `first` on, `num_held`; () where all are here in their own."""
 
     num_experts: int
     intermediate_size: int
@@ -90,12 +96,19 @@ class MoE:
     activation: Activation | ClampedSwiglu = Activation.SILU
     gated: bool = True
     latent: Latent | None = None
+    order: tuple[int, ...] = ()
+    first: int = 0
+    num_held: int = 0
 
     def experts(self, layer: str, hidden_size: int) -> Experts:
-        return Experts(
+        experts = Experts(
             f"{layer}.mlp.experts", self.num_experts, self.latent.size if self.latent else hidden_size,
             self.intermediate_size, self.bias, self.activation, self.gated,
         )  # fmt: skip
+        if not self.order:
+            return experts
+        held = self.order[self.first : self.first + self.num_held]
+        return replace(experts, num_experts=self.num_held, numbers=held, first=self.first, num_routed=self.num_experts)
 
     def latent_linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         """Projections into the experts' space and out of it, if they have one."""

@@ -8,8 +8,9 @@ computed whole on every device (`kept_whole`). Pure functions on data; who adds 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from runtime.models.spec.attention import Attention, LatentAttention, NormScope
@@ -33,8 +34,16 @@ from runtime.models.spec.moe import MoE
 from runtime.weights.rules import Cut, Parameter, Span
 
 
-def sharded(spec: DecoderSpec, rank: int, size: int) -> DecoderSpec:
-    """What device `rank` of `size` computes; names stay. One device has the whole.
+class Placement(NamedTuple):
+    """Which device has which experts, whole ones (expert parallel). `orders`: by a layer's index all its experts by the
+    checkpoint's numbers, those of the first device first, of each as many; other layers have them in their own order."""
+
+    orders: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+
+
+def sharded(spec: DecoderSpec, rank: int, size: int, placement: Placement | None = None) -> DecoderSpec:
+    """What device `rank` of `size` computes; names stay. One device has the whole. `placement`: of experts, which are shared out by
+    their columns without one.
 
     Raises UnsupportedModel, naming what cannot be shared out evenly or not at all."""
     if not 0 <= rank < size:
@@ -44,6 +53,8 @@ def sharded(spec: DecoderSpec, rank: int, size: int) -> DecoderSpec:
     try:
         _share(spec.vocab_size, size, "rows of the vocabulary")
         layers = tuple(_layer(layer, size) for layer in spec.layers)
+        if placement is not None:
+            layers = tuple(_placed(spec, index, layer, rank, size, placement) for index, layer in enumerate(layers))
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{spec.architecture} cannot be cut for {size} devices: {error}") from error
     return replace(spec, layers=layers, shard_of=ShardOf(spec, rank, size))
@@ -56,13 +67,30 @@ def cuts(spec: DecoderSpec) -> dict[str, Cut]:
     rank, size = spec.shard_of.rank, spec.shard_of.size
     added_once = set(_reduced_biases(spec)) if rank else set()
     found = {}
-    for whole, own in zip(spec.shard_of.whole.parameters(), spec.parameters(), strict=True):
-        assert whole.name == own.name
+    held = {own.name: own for own in spec.parameters()}
+    for whole in spec.shard_of.whole.parameters():
+        own = held.get(whole.name)
+        if own is None:
+            continue  # an expert that another device has
         if whole.name in added_once:
             found[whole.name] = Cut(whole.shape, (), None)
         elif whole.shape != own.shape:
             found[whole.name] = _cut(whole, own, rank, size)
+    for index, layer in enumerate(spec.layers):
+        for moe in (block for block in layer.blocks if isinstance(block, MoE)):
+            if moe.order and moe.order != tuple(range(moe.num_experts)):
+                found |= dict(_reordered(moe, layer_name(index), spec.hidden_size))
     return found
+
+
+def _reordered(moe: MoE, layer: str, hidden_size: int) -> Iterator[tuple[str, Cut]]:
+    """What has a row for each expert has them in the order of their places."""
+    rows = tuple(Span(number, number + 1) for number in moe.order)
+    router = moe.router_linear(layer, hidden_size)
+    for parameter in router.parameters():
+        yield parameter.name, Cut(parameter.shape, rows, None)
+    if moe.router.e_score_correction_bias:
+        yield moe.correction_bias_name(layer), Cut((moe.num_experts,), rows, None)
 
 
 def _cut(whole: Parameter, own: Parameter, rank: int, size: int) -> Cut:
@@ -171,7 +199,8 @@ def kept_whole(spec: DecoderSpec) -> frozenset[str]:
 
 def _reduced_biases(spec: DecoderSpec) -> Iterator[str]:
     yield from (f"{name}.bias" for name in reduced_linears(spec))
-    halves = (half for each in spec.experts() for number in range(each.num_experts) for half in each.halves(number))
+    by_columns = (each for each in spec.experts() if not each.num_routed)  # a whole expert's bias is where it is
+    halves = (half for each in by_columns for number in range(each.num_experts) for half in each.halves(number))
     yield from (f"{half.name}.bias" for half in halves if half.reduce)
 
 
@@ -187,6 +216,30 @@ def _layer(layer: AnyLayer, size: int) -> AnyLayer:
             return replace(layer, block=_one_mixer(mixer, size))
         case _:
             return replace(layer, mixer=_mixer(layer.mixer, size), mlp=_mlp(layer.mlp, size))
+
+
+def _placed(spec: DecoderSpec, index: int, layer: AnyLayer, rank: int, size: int, placement: Placement) -> AnyLayer:
+    """The layer with whole experts in the place of shares of all. `layer`: as it is without."""
+    whole = next((block for block in spec.layers[index].blocks if isinstance(block, MoE)), None)
+    if whole is None:
+        return layer
+    num = whole.num_experts
+    order = placement.orders.get(index, tuple(range(num)))
+    if sorted(order) != list(range(num)):
+        raise UnsupportedModel(f"a placement of {len(order)} experts of layer {index}, which has 0 to {num - 1}")
+    if whole.router.num_groups > 1 and order != tuple(range(num)):
+        raise UnsupportedModel("experts that a router chooses by groups, in another order than their own")
+    held = _share(num, size, "experts")
+
+    def of(moe: MoE) -> MoE:
+        return replace(moe, intermediate_size=whole.intermediate_size, order=order, first=rank * held, num_held=held)
+
+    match layer:
+        case SingleLayer(MoE() as moe):
+            return replace(layer, block=of(moe))
+        case Layer() | PostNormLayer() | ParallelLayer() if isinstance(layer.mlp, MoE):
+            return replace(layer, mlp=of(layer.mlp))
+    raise UnsupportedModel("experts in layers of this kind")
 
 
 def _mixer(mixer: Mixer | ParallelMixers, size: int) -> Mixer | ParallelMixers:

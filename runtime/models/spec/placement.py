@@ -1,0 +1,42 @@
+"""Files that say which device has which experts.
+
+JSON: a list for each device, of the numbers of its experts, for all layers; or an object of such lists by layer, as in
+{"3": [[0, 2], [1, 3]]}, where layers that are not named keep neighbours together. Every device has as many."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from runtime.models.spec.sharding import Placement
+
+
+def read_placement(path: Path, num_layers: int, size: int) -> Placement:
+    """For a model of `num_layers`, on `size` devices. Raises OSError, or ValueError where the file says something else."""
+    given = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(given, list):
+        order = _order(given, size, "it")
+        return Placement(dict.fromkeys(range(num_layers), order))
+    if not isinstance(given, dict):
+        raise ValueError("it is neither a list for each device nor an object of such lists by layer")
+    orders = {}
+    for layer, lists in given.items():
+        if not (layer.isdecimal() and int(layer) < num_layers):
+            raise ValueError(f"there is no layer {layer}: they go from 0 to {num_layers - 1}")
+        orders[int(layer)] = _order(lists, size, f"layer {layer}")
+    return Placement(orders)
+
+
+def _order(lists: Any, size: int, what: str) -> tuple[int, ...]:
+    are_lists = isinstance(lists, list) and all(isinstance(each, list) for each in lists)
+    if not are_lists or not all(type(number) is int for each in lists for number in each):
+        raise ValueError(f"{what} is no list of lists of whole numbers")
+    if len(lists) != size:
+        raise ValueError(f"{what} has lists for {len(lists)} devices, and there are {size}")
+    if len({len(each) for each in lists}) != 1:
+        raise ValueError(f"{what} does not give every device as many experts")
+    numbers = [number for each in lists for number in each]
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"{what} names an expert twice")
+    return tuple(numbers)
