@@ -74,6 +74,12 @@ def _answered_schema(number: int) -> bytes:
     return json.dumps(chat).encode()
 
 
+def _tool(number: int) -> dict[str, object]:
+    properties = {f"p{number}_{index}": {"type": "string", "description": _words(100)} for index in range(20)}
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": f"tool{number}", "parameters": parameters}}
+
+
 ATTACKS: Mapping[str, Attack] = {
     "nothing": Attack(COMPLETIONS, _completion(max_tokens=1)),
     "long-name": Attack(COMPLETIONS, _one(lambda: f'{{"prompt":"hi","max_tokens":1,"{"a" * 15 * MIB}":1}}')),
@@ -94,6 +100,12 @@ ATTACKS: Mapping[str, Attack] = {
     "metadata": Attack(COMPLETIONS, _one(lambda: '{"prompt":"hi","metadata":{"a":[' + ",".join(["{}"] * 1_200_000) + "]}}")),
     "1024-prompts": Attack(COMPLETIONS, _completion(prompt=[_words(1900)] * 1024)),
     "250-prompts": Attack(COMPLETIONS, _completion(prompt=[f"{i} {_words(1900)}" for i in range(250)], max_tokens=1)),
+    "allowed-ids": Attack(
+        COMPLETIONS, _completion(prompt=[f"{i}" for i in range(250)], allowed_token_ids=[*range(49_000)], max_tokens=1)
+    ),
+    "many-tools": Attack(CHAT, _one(lambda: json.dumps({
+        "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "tools": [_tool(number) for number in range(512)],
+    }))),
     "long-prompt": Attack(COMPLETIONS, _completion(prompt=_words(15 * MIB))),
     "truncated-prompt": Attack(COMPLETIONS, _completion(prompt=_words(15 * MIB), truncate_prompt_tokens=8)),
     "tokenize-strings": Attack(TOKENIZE, _one(lambda: json.dumps({"prompt": _words(15 * MIB), "return_token_strs": True}))),
