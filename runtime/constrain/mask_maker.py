@@ -24,7 +24,7 @@ import numpy as np
 
 from runtime.api import ConstraintError, FinishReason, ModelInfo, TokenMatcher
 from runtime.batch import ScheduledRow
-from runtime.constrain.masks import MaskWords, RowMasks, allows, mask_of, num_words, only_token
+from runtime.constrain.masks import MaskWords, RowMasks, allows, mask_of, mask_of_set, num_words, only_token
 from runtime.gpu_event import GpuEvent
 from runtime.sequence import Forced, Sequence
 
@@ -153,7 +153,7 @@ class _Constraint:
         self._num_words = words
         self._looks_ahead = looks_ahead
         self._matchers: tuple[TokenMatcher, ...] | None = None
-        self._allowed = None if params.allowed_token_ids is None else mask_of(params.allowed_token_ids, words)
+        self._allowed = None if params.allowed_token_ids is None else mask_of_set(params.allowed_token_ids, words)
         self._ends = params.stop_token_ids | (frozenset() if params.ignore_eos else eos_token_ids)
         self._not_ends = ~mask_of(self._ends, words) if params.min_tokens else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,12 @@ class RowMasks:
 
 def num_words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
+
+
+@lru_cache(2)
+def mask_of_set(token_ids: frozenset[int], words: int) -> MaskWords:
+    """`mask_of`, made once for all rows of a request, which may start together. Not to be written to."""
+    return mask_of(token_ids, words)
 
 
 def mask_of(token_ids: Collection[int], words: int) -> MaskWords:

@@ -6,7 +6,7 @@ import torch
 
 from ops.sampling import tables
 from runtime.batch import RowBinding
-from runtime.constrain.masks import mask_of
+from runtime.constrain.masks import mask_of_set
 from runtime.sample.stage import Record
 from runtime.transfer import upload
 
@@ -22,4 +22,4 @@ class AllowedTokens:
             record.words[tables.FLAGS] |= tables.MASKED  # each of its draws brings masks
         elif allowed is not None:
             record.words[tables.FLAGS] |= tables.MASKED
-            upload(self._masks[row], mask_of(allowed, self._masks.shape[1]))
+            upload(self._masks[row], mask_of_set(allowed, self._masks.shape[1]))

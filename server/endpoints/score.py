@@ -22,7 +22,7 @@ async def score(service: Service, http: Request) -> ASGIApp:
     comparison = await service.offload.run(body_cost(http), lambda: of_score(given, served))
     envelope, results = await pooled_for(service, loaded, http, comparison.request, prefix="score-")
     scores = await comparison.scores(service.offload, results)
-    return await written(service, envelope.listed(results, answers.scored(scores)), ())
+    return await written(service, envelope.listed(results, answers.scored(scores)), results)
 
 
 def _scoring(path: str, id: str) -> Route:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from runtime.api import MatcherFactory, ModelInfo, SamplingParams
+from server.context.offload import Offload
 from server.generate.request import GenerateRequest
 from server.loaded.defaults import SamplingDefaults
 from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, clip
@@ -20,7 +21,9 @@ from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, cli
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 
+IDS_PER_CHAR = 10  # looked at while a character is tokenised
 MIN_TOKENS, MAX_TOKENS, LOGIT_BIAS = map(Field, ("min_tokens", "max_tokens", "logit_bias"))
+ALLOWED = Field("allowed_token_ids")
 
 
 def sampling_params(
@@ -29,15 +32,17 @@ def sampling_params(
     matchers: tuple[MatcherFactory, ...],
     defaults: SamplingDefaults,
     model: ModelInfo,
+    allowed: frozenset[int] | None = None,
 ) -> list[SamplingParams]:
-    """One for each sequence of a prompt; only the first is asked about the prompt itself, unless answers are streamed.
+    """One for each sequence of a prompt; only the first is asked about the prompt itself, unless answers are streamed. `allowed`:
+    see `allowed_token_ids`.
 
     Raises ContextLengthExceeded where prompt and answer do not fit, and InvalidRequest where an id lies outside the vocabulary
     or min_tokens is more than max_tokens."""
     max_tokens = _resolve_max_tokens(
         request.max_tokens, request.default_max_tokens, num_prompt_tokens, model, request.prompt_field
     )
-    params = _shared_params(request, max_tokens, matchers, defaults, model)
+    params = _shared_params(request, max_tokens, matchers, defaults, model, allowed)
     count = request.n if request.beams else request.num_candidates
     return [for_choice(params, choice, with_prompt_logprobs=choice == 0 or request.stream) for choice in range(count)]
 
@@ -48,6 +53,7 @@ def _shared_params(
     matchers: tuple[MatcherFactory, ...],
     defaults: SamplingDefaults,
     model: ModelInfo,
+    allowed: frozenset[int] | None,
 ) -> SamplingParams:
     wanted = request.sampling
     min_tokens = wanted.min_tokens or 0
@@ -69,7 +75,7 @@ def _shared_params(
         stop_token_ids=_stop_token_ids(wanted.stop_token_ids or [], model.vocab_size),
         min_tokens=min_tokens,
         ignore_eos=bool(wanted.ignore_eos),
-        allowed_token_ids=_allowed_token_ids(wanted.allowed_token_ids, model.vocab_size),
+        allowed_token_ids=allowed,
         logprobs=_logprobs(request, model.vocab_size),
         logprob_token_ids=_logprob_token_ids(wanted.logprob_token_ids or [], model.vocab_size),
         prompt_logprobs=_at_most(request.num_prompt_logprobs, model.vocab_size),
@@ -153,8 +159,19 @@ def _stop_token_ids(ids: list[int], vocab_size: int) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _allowed_token_ids(ids: list[int] | None, vocab_size: int) -> frozenset[int] | None:
+async def allowed_token_ids(request: GenerateRequest, offload: Offload, vocab_size: int) -> frozenset[int] | None:
+    """What alone may be drawn, None where that is everything. Once for all prompts of a request: there may be as many ids as the
+    vocabulary has.
+
+    Raises InvalidRequest."""
+    ids = request.sampling.allowed_token_ids
     if ids is None:
         return None
-    check_token_ids(ids, vocab_size, Field("allowed_token_ids"))
-    return frozenset(ids)
+    if len(ids) > vocab_size:
+        raise InvalidRequest(ALLOWED, f" has {len(ids)} ids; the vocabulary has {vocab_size} tokens", param=ALLOWED)
+
+    def checked() -> frozenset[int]:
+        check_token_ids(ids, vocab_size, ALLOWED)
+        return frozenset(ids)
+
+    return await offload.run(len(ids) // IDS_PER_CHAR, checked)

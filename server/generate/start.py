@@ -32,7 +32,7 @@ from server.generate.preprocess import (
     truncated,
 )
 from server.generate.request import Chat, GenerateRequest, Infill
-from server.generate.sampling import sampling_params
+from server.generate.sampling import allowed_token_ids, sampling_params
 from server.generate.terms import Terms
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
@@ -84,6 +84,7 @@ async def start(
             ignored = (*ignored, PREDICTION)
     matchers = await matchers_for(loaded, request, output_parser)
     beams = _beams(request, loaded.engine.model)
+    allowed = await allowed_token_ids(request, offload, loaded.engine.model.vocab_size)
     requests: list[api.Request] = []
     echoes: list[Echo] = []
     for number, given in enumerate(prompts):
@@ -94,7 +95,7 @@ async def start(
             raise InvalidRequest(TRUNCATE, " may not cut a prompt that has more than text", param=TRUNCATE)
         if request.shown.echo:
             echoes.append(echoed(loaded.tokenizer, request, number, ids, is_cut=len(ids) < len(given)))
-        choices = sampling_params(request, len(ids), matchers.factories, loaded.defaults, loaded.engine.model)
+        choices = sampling_params(request, len(ids), matchers.factories, loaded.defaults, loaded.engine.model, allowed)
         first = len(requests)
         made = await prepared(loaded, offload, ids, terms.cache_salt, media)
         requests += (

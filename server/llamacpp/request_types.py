@@ -101,8 +101,8 @@ class LlamaCompletionRequest(LlamaRequest, kw_only=True):
 
     @property
     def is_list(self) -> bool:
-        """Whether there are several prompts, so that the answer is a list."""
-        return isinstance(self.prompt, list) and not all(isinstance(item, int) for item in self.prompt)
+        """Whether there are several prompts, so that the answer is a list. Of prompts that `prompts` has taken."""
+        return isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt. Raises InvalidRequest."""

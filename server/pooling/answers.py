@@ -11,6 +11,7 @@ from server.pooling.run import Pooled
 from server.pooling.vectors import Write, as_array, dumps
 from server.wire.schema import Json
 
+CHARS_PER_RESULT = 10  # what stands around the numbers of one
 NUMBERS_PER_CHAR = 5  # written while a character is tokenised
 
 Parts = Iterator[tuple[bytes, int]]  # each with how many numbers it took to write
@@ -46,7 +47,8 @@ def usage(pooled: Sequence[Pooled]) -> Json:
 
 def cost_of(pooled: Sequence[Pooled], num_kinds: int = 1) -> int:
     """What to write their numbers takes, in characters of tokenising."""
-    return num_kinds * sum(each.numbers.nbytes // 4 for each in pooled) // NUMBERS_PER_CHAR
+    num_numbers = num_kinds * sum(each.numbers.nbytes // 4 for each in pooled)
+    return num_numbers // NUMBERS_PER_CHAR + CHARS_PER_RESULT * len(pooled)
 
 
 def vectors(pooled: Sequence[Pooled], write: Write, *, kind: str, name: str) -> Parts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from runtime import api
@@ -88,11 +89,12 @@ class _Run:
 
     async def results(self) -> list[Pooled]:
         await self._loaded.enter(self._terms.deadline_s)
-        spans = list(self._spans())
-        if len(spans) == 1:  # the usual case needs no tasks
-            await self._run(spans[0])
+        spans = self._spans()
+        first = next(spans)
+        if first.stop == len(self._found):  # the usual case needs no tasks
+            await self._run(first)
         else:
-            await self._run_all(iter(spans))
+            await self._run_all(chain([first], spans))
         return [found for found in self._found if found is not None]
 
     async def _run_all(self, spans: Iterator[range]) -> None:

@@ -14,10 +14,12 @@ import pytest
 from server.context import offload as module
 from server.context.arrival import CALLER
 from server.context.offload import LONG_CHARS, SHORT_CHARS, GiveBack, Offload
-from server.generate import preprocess
+from server.generate import preprocess, sampling
 from server.generate.sampling import check_token_ids
 from server.loaded import text_pieces
+from server.pooling import answers, run
 from server.wire.errors import TooManyRequests
+from tests.server.pooling.embedders import EMBEDDER
 
 MIDDLING = SHORT_CHARS + 1
 LONG = LONG_CHARS + 1
@@ -423,3 +425,47 @@ async def test_callers_are_told_apart_by_key_else_by_address(serve, monkeypatch)
     assert callers[0] == bytes([127, 0, 0, 1])
     assert callers[1] == callers[3] != callers[2]
     assert callers[1] != callers[0]
+
+
+async def test_ids_that_alone_may_be_drawn_are_looked_at_once_and_off_the_loop(serve, monkeypatch):
+    """Else a request with many prompts holds the loop up for each of them."""
+    server = await serve()
+    looked_at = []
+
+    def noted(ids, vocab_size, param):
+        looked_at.append((param, len(ids), threading.current_thread() is threading.main_thread()))
+        check_token_ids(ids, vocab_size, param)
+
+    monkeypatch.setattr(sampling, "check_token_ids", noted)
+    monkeypatch.setattr(sampling, "IDS_PER_CHAR", 0.05)
+    vocab_size = server.tokenizer.vocab_size
+    answer = await server.complete(prompt=["a"] * 20, max_tokens=1, allowed_token_ids=[*range(vocab_size)])
+    assert answer.status_code == 200, answer.text
+    assert [each for each in looked_at if each[0] == "allowed_token_ids"] == [("allowed_token_ids", vocab_size, False)]
+    assert len({id(request.params.allowed_token_ids) for request in server.engine.submitted}) == 1
+    refused = await server.complete(allowed_token_ids=[5] * (vocab_size + 1))
+    assert refused.json()["error"]["param"] == "allowed_token_ids"
+
+
+async def test_of_thousands_of_texts_to_pool_one_span_is_begun_at_a_time_and_the_answer_is_written_off_the_loop(
+    serve, monkeypatch
+):
+    server = await serve(pooler=EMBEDDER)
+    measured, begun, written = [], [], []
+    cost_of, one_span, scored = run.cost_of, run._Run._run, answers.scored
+
+    def noted_scores(scores):
+        written.append(threading.current_thread() is threading.main_thread())
+        yield from scored(scores)
+
+    async def noted_span(self, span):
+        begun.append(len(measured))
+        await one_span(self, span)
+
+    monkeypatch.setattr(run, "cost_of", lambda given: measured.append(given) or cost_of(given))
+    monkeypatch.setattr(run._Run, "_run", noted_span)
+    monkeypatch.setattr(answers, "scored", noted_scores)
+    assert (await server.post("/score", {"text_1": "a", "text_2": ["b"] * 999})).status_code == 200
+    assert len(measured) == 1000
+    assert begun[0] <= run.SPAN_INPUTS + 1
+    assert written == [False]
