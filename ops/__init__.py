@@ -30,7 +30,7 @@ from ops.gemm import (
 from ops.gemm.by_head import HeadsWeight
 from ops.gemm.dequantize import apart, dequantize, round_to_fp8
 from ops.gemm.weight import LinearWeight
-from ops.inputs import place_tokens, unpack
+from ops.inputs import place_behind, place_tokens, unpack
 from ops.inputs.tensors import StepTensors
 from ops.kv import store_kv
 from ops.lookup import look_up
@@ -110,6 +110,7 @@ __all__ = [
     "moe_refusal",
     "native_isa",
     "paged_attention",
+    "place_behind",
     "place_tokens",
     "prepare_experts",
     "prepare_heads",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ops import backends
 from ops.inputs import reference
-from ops.inputs.tensors import StepTensors
+from ops.inputs.tensors import Behind, StepTensors
 from ops.registry import Op, ShapeClass
 
 _place = Op(
@@ -16,6 +16,14 @@ _place = Op(
     [
         backends.triton("place_tokens", "ops.inputs.triton_unpack:place_tokens"),
         backends.reference("place_tokens", reference.place_tokens),
+    ],
+)
+_behind = Op(
+    "place_behind",
+    ShapeClass("cpu", torch.int64),
+    [
+        backends.triton("place_behind", "ops.inputs.triton_unpack:place_behind"),
+        backends.reference("place_behind", reference.place_behind),
     ],
 )
 _unpack = Op(
@@ -48,3 +56,11 @@ def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, unifo
     `uniform`: each row has one token."""
     run = _place.runs[to.positions.device, to.positions.dtype]
     run(to, padded_tokens=padded_tokens, padded_rows=padded_rows, uniform=uniform)
+
+
+def place_behind(to: StepTensors, rows: Tensor, offset: Tensor) -> Behind:
+    """Where a token more of each of `rows` [B] int64 stands, `offset` [1] int64 behind the first that is not computed. Rows of -1
+    are none, and the last ones: their slots are -1, and they have no length."""
+    run = _behind.runs[rows.device, rows.dtype]
+    placed: Behind = run(to, rows, offset)
+    return placed

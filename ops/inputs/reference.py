@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ops.inputs.tensors import StepTensors
+from ops.inputs.tensors import Behind, StepTensors
 
 
 def unpack(
@@ -46,3 +46,12 @@ def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, unifo
         mapping[:padded_tokens] = torch.where(inside, blocks * to.block_size + positions % to.block_size, -1)
     for table, mapping in zip(to.block_tables[first_state:], to.slot_mapping[first_state:], strict=True):
         mapping[:padded_rows] = torch.where(rows >= 0, table[rows.clamp(min=0), 0].long(), -1)
+
+
+def place_behind(to: StepTensors, rows: Tensor, offset: Tensor) -> Behind:
+    is_row, known = rows >= 0, rows.clamp(min=0)
+    positions = torch.where(is_row, to.num_computed[known] + offset, 0)
+    blocks = to.block_tables[:, known, positions // to.block_size].long()
+    slots = torch.where(is_row, blocks * to.block_size + positions % to.block_size, -1)
+    seq_lens = torch.where(is_row, positions + 1, 0).int()
+    return Behind(positions, slots, rows.int(), seq_lens, pad(is_row.cumsum(0), (1, 0)).int())

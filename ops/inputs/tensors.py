@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -32,3 +33,14 @@ class StepTensors:
     block_tables: Tensor
     num_state_tables: int
     block_size: int
+
+
+class Behind(NamedTuple):
+    """A token more for each of B rows, tensors of its own. positions [B] int64; slot_mapping [G, B] int64; rows, seq_lens [B]
+    int32; query_start_loc [B + 1] int32."""
+
+    positions: Tensor
+    slot_mapping: Tensor
+    rows: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor

@@ -1,17 +1,19 @@
 """What a step needs, from one packed upload to the fixed addresses that captured graphs read.
 
-Two kernels. `_unpack` runs before the step: it enters what is new into the tables by row, advances their counts, and widens, pads
-and completes what is told by batch index; an id that an earlier step sampled is looked up here. `_place` is the step's own first
-kernel: positions and slots of its tokens, from the counts and block tables that the device alone knows exactly. They are two
-since no program may read a table that another one writes."""
+Two kernels, and a third for guesses behind it. `_unpack` runs before the step: it enters what is new into the tables by row,
+advances their counts, and widens, pads and completes what is told by batch index; an id that an earlier step sampled is looked up
+here. `_place` is the step's own first kernel: positions and slots of its tokens, from the counts and block tables that the device
+alone knows exactly. They are two since no program may read a table that another one writes. `_place_behind` does for a round of
+guesses what `_place` does for a step."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ops.inputs.tensors import StepTensors
+from ops.inputs.tensors import Behind, StepTensors
 
 _LANES = 256  # entries of any kind that a program handles
 
@@ -127,3 +129,52 @@ def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, unifo
         padded_rows, padded_rows.bit_length(), max_rows, width, to.slot_mapping.shape[1], TABLES=num_tables,
         STATE_TABLES=to.num_state_tables, BLOCK_SIZE=to.block_size, UNIFORM=uniform, LANES=_LANES, num_warps=4,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_rows", "max_rows", "table_width"])
+def _place_behind(
+    rows_ptr, offset_ptr, num_computed_ptr, block_tables_ptr, positions_ptr, slot_mapping_ptr, table_rows_ptr, seq_lens_ptr,
+    query_start_loc_ptr, num_rows, max_rows, table_width, TABLES: tl.constexpr, BLOCK_SIZE: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    # One program: there are few rows, and each has to know how many there are in all.
+    lane = tl.arange(0, LANES)
+    count = 0
+    for first in range(0, num_rows, LANES):
+        row = tl.load(rows_ptr + first + lane, mask=first + lane < num_rows, other=-1)
+        count += tl.sum((row >= 0).to(tl.int32))
+    offset = tl.load(offset_ptr)
+    table_size = max_rows.to(tl.int64) * table_width
+    for first in range(0, num_rows + 1, LANES):
+        index = first + lane
+        inside = index < num_rows
+        row = tl.load(rows_ptr + index, mask=inside, other=-1)
+        is_row = row >= 0
+        position = tl.load(num_computed_ptr + row, mask=is_row, other=0).to(tl.int64) + offset
+        position = tl.where(is_row, position, 0)
+        tl.store(positions_ptr + index, position, mask=inside)
+        tl.store(table_rows_ptr + index, row.to(tl.int32), mask=inside)
+        tl.store(seq_lens_ptr + index, tl.where(is_row, position + 1, 0).to(tl.int32), mask=inside)
+        tl.store(query_start_loc_ptr + index, tl.minimum(index, count), mask=index <= num_rows)
+        entry_ptr = block_tables_ptr + row * table_width + position // BLOCK_SIZE
+        for table in tl.static_range(TABLES):
+            block = tl.load(entry_ptr + table * table_size, mask=is_row, other=0).to(tl.int64)
+            slot = tl.where(is_row, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+            tl.store(slot_mapping_ptr + table * num_rows + index, slot, mask=inside)
+
+
+def place_behind(to: StepTensors, rows: Tensor, offset: Tensor) -> Behind:
+    num_tables, max_rows, width = to.block_tables.shape
+    num_rows = len(rows)
+
+    def empty(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=rows.device)
+
+    placed = Behind(
+        empty(torch.int64, num_rows), empty(torch.int64, num_tables, num_rows), empty(torch.int32, num_rows),
+        empty(torch.int32, num_rows), empty(torch.int32, num_rows + 1),
+    )  # fmt: skip
+    _place_behind[(1,)](
+        rows, offset, to.num_computed, to.block_tables, *placed, num_rows, max_rows, width, TABLES=num_tables,
+        BLOCK_SIZE=to.block_size, LANES=_LANES, num_warps=4,
+    )  # fmt: skip
+    return placed

@@ -13,7 +13,6 @@ from itertools import accumulate, cycle
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 import ops
 from ops.sampling.tables import Drafts
@@ -252,27 +251,22 @@ class DeviceInputs:
         places[torch.where(rows >= 0, entries, len(places) - 1)] = ids  # the last one is for what nobody wants
 
     def behind(self, rows: Tensor, ids: Tensor, offset: Tensor) -> ForwardStep:
-        tensors, is_row, known = self._tensors, rows >= 0, rows.clamp(min=0)
-        positions = torch.where(is_row, tensors.num_computed[known] + offset, 0)
-        blocks = tensors.block_tables[:, known, positions // tensors.block_size].long()
-        slots = torch.where(is_row, blocks * tensors.block_size + positions % tensors.block_size, -1)
-        query_start_loc = pad(is_row.cumsum(0), (1, 0)).int()
-        seq_lens, table_rows = torch.where(is_row, positions + 1, 0).int(), rows.int()
+        placed = ops.place_behind(self._tensors, rows, offset)
         return ForwardStep(
             input_ids=ids,
-            positions=positions,
-            slot_mapping=(*slots,),
+            positions=placed.positions,
+            slot_mapping=(*placed.slot_mapping,),
             attn_metadata=tuple(
                 ops.AttentionMeta(
-                    query_start_loc=query_start_loc,
-                    seq_lens=seq_lens,
+                    query_start_loc=placed.query_start_loc,
+                    seq_lens=placed.seq_lens,
                     block_tables=table,
                     max_query_len=1,
                     max_seq_len=self._max_model_len,
-                    rows=table_rows,
+                    rows=placed.rows,
                     uniform=True,
                 )
-                for table in tensors.block_tables
+                for table in self._tensors.block_tables
             ),
             kv_caches=self._kv_caches,
         )

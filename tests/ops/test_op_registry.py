@@ -38,7 +38,7 @@ NATIVE = {
     "lora",
 }  # ops that have such a kernel
 OTHERS = {
-    "embedding", "attend", "attend_latent", "unpack", "place_tokens", "causal_conv", "state_space_scan",
+    "embedding", "attend", "attend_latent", "unpack", "place_tokens", "place_behind", "causal_conv", "state_space_scan",
     "selective_scan", "gated_delta_rule", "gated_rms_norm", "lora_index", "look_up", "segment_mean",
 }  # fmt: skip
 

@@ -123,6 +123,7 @@ def make_runner(
     monkeypatch.setattr(torch.cuda, "Event", PassedEvent)
     monkeypatch.setattr(ops, "unpack", triton_unpack.unpack)
     monkeypatch.setattr(ops, "place_tokens", triton_unpack.place_tokens)
+    monkeypatch.setattr(ops, "place_behind", triton_unpack.place_behind)
     inputs = DeviceInputs(rows, 4 * max_model_len, max_model_len, layout, 2, CPU, cache.layers, max_proposed)
     pool = UncapturedPool(rows, 4 * max_model_len, pools=pools) if lane == "replayed" else GraphPool(1, 2)
     steps = CapturedSteps(inputs, pool)
