@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -71,7 +73,7 @@ async def live(tokenizer):
 
     yield start
     for life in lives:
-        await life.client.http.aclose()
+        await life.client.leave()
         if not life.running.done():
             life.running.cancel()
             await asyncio.wait([life.running])
@@ -217,13 +219,18 @@ async def test_no_thread_is_left_behind(live):
 # --- in a process of its own --------------------------------------------------------------------------------------
 
 
-def start(*arguments: str, **env: str) -> tuple[subprocess.Popen[str], int]:
-    child = subprocess.Popen(
+@contextmanager
+def started(*arguments: str, **env: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server in a process, which does not outlive the block, and its port."""
+    with subprocess.Popen(
         [sys.executable, "-m", "tests.fake_server", *arguments],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **env},
-    )  # fmt: skip
-    assert child.stdout is not None
-    return child, int(child.stdout.readline())
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        try:
+            yield child, int(child.stdout.readline())
+        finally:
+            child.kill()
 
 
 def until(port: int, status: str) -> None:
@@ -236,8 +243,7 @@ def until(port: int, status: str) -> None:
 
 
 def test_a_signal_while_loading_ends_at_once_and_takes_the_children_along():
-    child, port = start("--fake", "loads-forever")
-    try:
+    with started("--fake", "loads-forever") as (child, port):
         until(port, "loading")
         grandchild = int(child.stdout.readline().split()[-1])
         child.send_signal(signal.SIGTERM)
@@ -245,14 +251,10 @@ def test_a_signal_while_loading_ends_at_once_and_takes_the_children_along():
         # Killed and adopted by init, or about to be reaped: in any case not running.
         state = Path(f"/proc/{grandchild}/stat")
         assert not state.exists() or state.read_text().split()[2] == "Z"
-    finally:
-        child.kill()
-        child.wait()
 
 
 def test_the_second_signal_ends_at_once_whatever_is_in_flight():
-    child, port = start("--fake", "paused", "--drain-timeout", "600")
-    try:
+    with started("--fake", "paused", "--drain-timeout", "600") as (child, port):
         until(port, "ok")
         with httpx.stream(
             "POST", f"http://127.0.0.1:{port}{CHAT}", json={"messages": MESSAGES, "stream": True}, timeout=None
@@ -262,9 +264,6 @@ def test_the_second_signal_ends_at_once_whatever_is_in_flight():
             until(port, "draining")
             child.send_signal(signal.SIGTERM)  # the same one could come within the moment in which it counts once
             assert child.wait() == 128 + signal.SIGTERM
-    finally:
-        child.kill()
-        child.wait()
 
 
 def until_it_says(child: subprocess.Popen[str], word: str) -> None:
@@ -276,8 +275,7 @@ def until_it_says(child: subprocess.Popen[str], word: str) -> None:
 
 
 def test_an_engine_that_can_never_serve_again_ends_the_process_with_a_code_of_its_own_and_a_last_line():
-    child, port = start("--fake", "dies")
-    try:
+    with started("--fake", "dies") as (child, port):
         until(port, "ok")
         with httpx.stream(
             "POST", f"http://127.0.0.1:{port}{CHAT}", json={"messages": MESSAGES, "stream": True}, timeout=None
@@ -286,21 +284,14 @@ def test_an_engine_that_can_never_serve_again_ends_the_process_with_a_code_of_it
         assert child.wait() == 70
         last = child.stdout.read().splitlines()[-1]
         assert last == "oneloop: the device cannot compute any more: OutOfOrder; only another process can serve"
-    finally:
-        child.kill()
-        child.wait()
 
 
 @pytest.mark.parametrize(("fake", "code"), [("hanging-thread", 0), ("hanging-step", 71)], ids=["a thread", "a step"])
 def test_the_process_ends_when_asked_whatever_hangs(fake, code):
-    child, port = start("--fake", fake)
-    try:
+    with started("--fake", fake) as (child, port):
         until(port, "ok")
         child.send_signal(signal.SIGTERM)
         assert child.wait() == code
-    finally:
-        child.kill()
-        child.wait()
 
 
 @pytest.mark.parametrize(
@@ -309,8 +300,7 @@ def test_the_process_ends_when_asked_whatever_hangs(fake, code):
 )
 def test_the_process_ends_when_asked_though_its_event_loop_hangs(signals, codes):
     options = ("--drain-timeout", "0" if len(signals) == 1 else "600")
-    child, port = start("--fake", "hanging-loop", *options, TEST_LIMIT_S="0")
-    try:
+    with started("--fake", "hanging-loop", *options, TEST_LIMIT_S="0") as (child, port):
         until(port, "ok")
         with pytest.raises(httpx.TransportError):  # nobody will answer
             httpx.post(
@@ -321,9 +311,6 @@ def test_the_process_ends_when_asked_though_its_event_loop_hangs(signals, codes)
             child.send_signal(number)
         assert child.wait() in codes
         assert child.stdout.read().splitlines()[-1].startswith("oneloop: ")
-    finally:
-        child.kill()
-        child.wait()
 
 
 async def test_an_engine_that_dies_while_it_drains_ends_the_process_all_the_same(live):
