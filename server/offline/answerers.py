@@ -74,12 +74,16 @@ async def _pieces(ask: Callable[[], AsyncIterator[RequestOutput]]) -> AsyncGener
 
 
 class Endpoint:
-    """An OpenAI-compatible server. `model` None: the first that it lists. Lives on one event loop."""
+    """An OpenAI-compatible server: http://, https://, or unix:PATH. `model` None: the first that it lists. Lives on one event
+    loop."""
 
     def __init__(
         self, url: str, model: str | None, api_key: str | None, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         base = url.rstrip("/").removesuffix("/v1")
+        if url.startswith("unix:"):
+            transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix:").removeprefix("//"))
+            base = "http://localhost"  # a name that every server answers to
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         timeout = httpx.Timeout(None, connect=CONNECT_LIMIT_S)
         self._client = httpx.AsyncClient(base_url=base, headers=headers, timeout=timeout, transport=transport)

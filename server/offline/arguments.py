@@ -73,7 +73,7 @@ def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, 
     add(
         "--url",
         metavar="URL",
-        help="an OpenAI endpoint, such as http://127.0.0.1:8000, in place of a model in this process",
+        help="an OpenAI endpoint, such as http://127.0.0.1:8000 or unix:PATH, in place of a model in this process",
     )
     add("--api-key", metavar="KEY", help=f"of the endpoint (default: {' or '.join(KEY_VARIABLES)} in the environment)")
     if command == "chat":

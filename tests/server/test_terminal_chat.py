@@ -198,6 +198,24 @@ async def test_an_endpoint_answers_chats_and_goes_on_with_texts(serve, tokenizer
     await endpoint.close()
 
 
+@pytest.mark.parametrize("form", ["unix:{}", "unix://{}"])
+async def test_an_endpoint_may_be_a_unix_socket(tmp_path, form):
+    path = tmp_path / "s"
+
+    async def answer(reader, writer):
+        request = (await reader.readuntil(b"\r\n\r\n")).decode()
+        assert request.startswith("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n")
+        body = b'{"data": [{"id": "behind-a-socket"}]}'
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    async with await asyncio.start_unix_server(answer, path):
+        endpoint = Endpoint(form.format(path), None, None)
+        await endpoint.find_model()
+        await endpoint.close()
+    assert endpoint.name == "behind-a-socket"
+
+
 @pytest.mark.parametrize(
     ("key", "model", "fields", "words"),
     [
