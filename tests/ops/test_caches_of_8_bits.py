@@ -52,6 +52,15 @@ def wide(cache: Tensor) -> Tensor:
     return (from_int8_entries(cache) if cache.dtype == torch.int8 else cache).double()
 
 
+def by_references(function, *arguments) -> Tensor:
+    """In float64, which no kernel of a GPU computes."""
+    ops.force("reference")
+    try:
+        return function(*arguments)
+    finally:
+        ops.force(None)
+
+
 def check(kind, device, spans, heads, kv_heads, size, dtype, tolerance, **limits):
     q, k, v, meta = paged.case(device, spans, heads, kv_heads, size, dtype)
     if "window" in limits:
@@ -150,7 +159,7 @@ def test_a_layer_divides_by_its_scales_and_multiplies_by_them(kind, device, sing
     heads = AttentionHeads(4, 2, 64, 0.125, cos_sin, kv_scales=KV_SCALES)
     exact = [cache.clone() for cache in caches]
     exact_heads = replace(heads, cos_sin=cos_sin.double())
-    wanted = _attend_in_parts(qkv.double(), exact_heads, positions, *exact, slots, meta)
+    wanted = by_references(_attend_in_parts, qkv.double(), exact_heads, positions, *exact, slots, meta)
     got = layer.attend(qkv, heads, positions, *caches, slots, meta)
     assert (got.double() - wanted).norm() / wanted.norm() < tolerance
 
@@ -163,7 +172,9 @@ def test_latents_of_fp8(device, dtype, tolerance, spans):
     cache = to_fp8(cache, 0.03)
     exact_heads = replace(heads, cos_sin=heads.cos_sin.double())
     exact = cache.clone()
-    wanted = _attend_latent_in_parts(q.double(), latent.double(), exact_heads, positions, exact, slots, meta)
+    wanted = by_references(
+        _attend_latent_in_parts, q.double(), latent.double(), exact_heads, positions, exact, slots, meta
+    )
     got = triton_latent.attend_latent(q.contiguous(), latent.contiguous(), heads, positions, cache, slots, meta)
     assert (got.double() - wanted).norm() / wanted.norm() < tolerance
     same = cache.view(torch.int8) == exact.view(torch.int8)
@@ -201,7 +212,7 @@ def test_the_kernel_of_single_queries_writes_and_reads_fp8(shape, norm, dtype):
                 part.mul_(torch.rsqrt(part.square().mean(-1, keepdim=True) + heads.norm_eps) * weight.double())
         normed, positions = torch.cat([q, k, v], 1).flatten(1), meta.seq_lens.long() - 1
         blocks = meta.block_tables.long().gather(1, positions[:, None] // 16)[:, 0]
-        wanted = _attend_in_parts(normed, exact, positions, *parts, blocks * 16 + positions % 16, meta)
+        wanted = by_references(_attend_in_parts, normed, exact, positions, *parts, blocks * 16 + positions % 16, meta)
         out = torch.full((len(contexts), *shape[::2]), float("nan"), device="cuda", dtype=dtype)
         cuda.decode(qkv, heads, *caches, meta, out, fused=True)
         assert single_queries.error(out.flatten(1), wanted) < 2e-2, contexts[:4]
