@@ -1,5 +1,5 @@
 """The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands `batch`,
-`bench`, `chat`, `complete`, `completion`, `doctor`, `health`, `lora` and `models`.
+`bench`, `chat`, `complete`, `completion`, `doctor`, `health`, `lora`, `models` and `quantize`.
 
 Reads the options, opens the port, and only then imports what is heavy. Imports inside functions are the point here: `--help` and
 a typing error must not wait for them."""
@@ -57,6 +57,8 @@ def main() -> int:
             return list_models(argv)
         if command == "lora":
             return inspect_adapter(argv)
+        if command == "quantize":
+            return quantise(argv)
         if command == "doctor":
             return examine(argv)
         config = parse(argv, os.environ)
@@ -171,6 +173,33 @@ def inspect_adapter(argv: list[str]) -> int:
             raise ValueError(str(error)) from error
 
     return lora.main(argv, inspect)
+
+
+def quantise(argv: list[str]) -> int:
+    """Write a model in fewer bits; the exit code. Raises ConfigError."""
+    from server.offline import quantize
+    from server.process.terminal import StartupDisplay
+
+    def run(job: quantize.Job, display: StartupDisplay) -> dict[str, Any]:
+        from runtime.quantize.model import quantize as write
+        from runtime.weights.fetch import resolve
+        from runtime.weights.rules import WeightsError
+        from server.loaded.tokenizer import Tokenizer
+        from server.text.gguf import TokenizerError
+
+        try:
+            files = resolve(job.model, job.revision, display.report)
+            gguf = files.gguf
+            made = Tokenizer.from_folder(files.tokenizer_path) if gguf is None else Tokenizer.from_gguf(gguf.metadata)
+            pieces = job.pieces(made, files.config.get("max_position_embeddings") or 512)
+            done = write(files, job.out, job.scheme, pieces, display.report)
+            if gguf is not None:
+                quantize.write_tokenizer(made, job.out)
+        except (WeightsError, TokenizerError, OSError) as error:
+            raise ValueError(str(error)) from error
+        return done.facts
+
+    return quantize.main(argv, run)
 
 
 def examine(argv: list[str]) -> int:

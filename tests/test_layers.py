@@ -26,7 +26,7 @@ SERVER_ROOMS = (
 )
 # The folders of runtime; the files beside them are the spine, which all of them may know.
 RUNTIME_ROOMS = (
-    ("measure", "doctor"),
+    ("measure", "doctor", "quantize"),
     ("start",),
     ("runner", "lora"),
     ("models", "sample"),

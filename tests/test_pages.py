@@ -108,7 +108,7 @@ def test_options_that_pages_of_the_server_name_exist():
     options = {f"--{word.replace('_', '-')}" for word in words}.union(*(field.metadata["aliases"] for field in fields))
     pages = [page for page in NOW if page.relative_to(ROOT).parts[0] in ("server", "runtime")]
     shown = {each for page in pages for each in re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text())}
-    assert shown - options == {"--help", "--resume"}
+    assert shown - options == {"--help", "--resume", "--scheme", "--calibrate", "--calibration-tokens"}
 
 
 def test_every_promise_names_a_test_or_a_load_that_is_there():

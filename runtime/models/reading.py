@@ -58,7 +58,7 @@ class ParameterReader:
         self._halves = {f"{half.name}.weight" for half in halves}
         exact = {f"{linear.name}.weight" for linear in spec.linears() if linear.float32} | _routers(spec)
         self._online, self._rounded = policy.online, (self._linears | self._halves) - exact
-        self._loads = _plan(spec, source)
+        self._loads = planned_loads(spec, source)
         self._kv_scales = kv_scale_loads(spec, source)
         if policy.online == "fp8":
             self._rounded -= self._not_for_fp8(spec)
@@ -157,7 +157,8 @@ class ParameterReader:
         return of
 
 
-def _plan(spec: DecoderSpec, source: TensorSource) -> list[Load]:
+def planned_loads(spec: DecoderSpec, source: TensorSource) -> list[Load]:
+    """What to read for each parameter of `spec`, in their order. Raises WeightsError naming what does not fit."""
     whole = spec if spec.shard_of is None else spec.shard_of.whole
     parameters = tuple(whole.parameters())
     # Some checkpoints carry a second copy of a tied embedding, or a head that is not asked for.

@@ -11,12 +11,25 @@ from server.config.option import Option, did_you_mean
 from server.config.server_options import ConfigError, flag_of
 from server.config.version import __version__
 
-COMMANDS = ("serve", "chat", "complete", "batch", "bench", "health", "models", "lora", "doctor", "completion")
+COMMANDS = (
+    "serve",
+    "chat",
+    "complete",
+    "batch",
+    "bench",
+    "health",
+    "models",
+    "lora",
+    "quantize",
+    "doctor",
+    "completion",
+)
 USAGE = (
     "oneloop [serve [MODEL]] [options]\n       oneloop chat|complete [PROMPT] [--url URL] [options]\n"
     "       oneloop batch IN OUT [--resume] [options]\n       oneloop bench COMMAND [options]\n"
     "       oneloop health [live|ready|generate] [options]\n       oneloop models [--json]\n"
     "       oneloop lora inspect FOLDER [--model MODEL]\n"
+    "       oneloop quantize MODEL OUT --scheme w4a16|fp8|w8a8 [--calibrate FILE]\n"
     "       oneloop doctor [--json]\n       oneloop completion bash|zsh|fish"
 )
 
@@ -58,7 +71,8 @@ def option_parser(options: Mapping[str, Option]) -> CommandParser:
         description="Serve a language model over the OpenAI API. Without options: SmolLM2-135M-Instruct on 127.0.0.1:8000. "
         "MODEL is the same as --model. `chat` talks at the terminal, `complete` goes on with a text, "
         "`batch` answers a file of requests, `bench` measures any server, `models` lists what can be served, "
-        "`lora inspect` looks at an adapter, `doctor` at this machine, `health` asks a server here whether it is well; "
+        "`lora inspect` looks at an adapter, `doctor` at this machine, `quantize` writes a model in fewer bits, `health` asks a "
+        "server here whether it is well; "
         "`python -m server` is another name of oneloop.",
         epilog="Every option is also an environment variable (in brackets) and a key of the --config file. "
         "A flag beats the environment, the environment beats the file. Once it serves, ask from another terminal: "

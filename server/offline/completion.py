@@ -26,9 +26,10 @@ _OWN = {
     "doctor": ("--json",),
     "models": ("--json",),
     "completion": SHELLS,
+    "quantize": ("--scheme", "--calibrate", "--calibration-tokens", "--revision", "--json"),
     "lora": ("inspect", "--model", "--max-lora-rank", "--json"),
 }
-_NO_SERVER = ("bench", "models", "lora", "doctor", "completion")  # which take none of the server's options
+_NO_SERVER = ("bench", "models", "lora", "quantize", "doctor", "completion")  # which take none of the server's options
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,0 +1,57 @@
+"""GPTQ (Frantar et al. 2022): columns are rounded one after the other, and what each loses is taken up by those still to come, as
+far as the layer's inputs go together with its own.
+
+Scales are chosen before (static groups), so that columns may be rounded in any order, those of the largest inputs first, and stand
+in the file as they stood."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runtime.quantize.schemes import Scheme, spread
+
+_BLOCK = 128  # columns whose errors reach the rest of the matrix together
+_DAMPING = 0.01  # of the mean of the diagonal, added to all of it
+
+
+def gptq(scheme: Scheme, weight: Tensor, gram: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """weight [N, K] float32; gram [K, K] float32, the sum of x^T x over inputs x; `dtype` of scales -> codes [N, K], scales."""
+    importance = gram.diagonal().clone()
+    scales = scheme.scales(weight, importance.clamp(min=float(importance.mean()) * 1e-4), dtype)
+    order = importance.argsort(descending=True)
+    by_column = spread(scales, weight.shape[1])[:, order]
+    left = weight[:, order].clone()
+    factor = _factor(gram[order][:, order])
+    codes = torch.empty_like(left)
+    for begin in range(0, left.shape[1], _BLOCK):
+        end = min(begin + _BLOCK, left.shape[1])
+        block, own = left[:, begin:end], factor[begin:end, begin:end]
+        errors = torch.empty_like(block)
+        for column in range(end - begin):
+            scale = by_column[:, begin + column]
+            rounded = scheme.codes(block[:, column] / scale)
+            codes[:, begin + column] = rounded
+            error = (block[:, column] - rounded * scale) / own[column, column]
+            block[:, column:] -= error[:, None] * own[column, column:]
+            errors[:, column] = error
+        left[:, end:] -= errors @ factor[begin:end, end:]
+    placed = torch.empty_like(codes)
+    placed[:, order] = codes
+    return placed, scales
+
+
+def _factor(gram: Tensor) -> Tensor:
+    """The upper Cholesky factor of the inverse, of a matrix that is damped until it has one."""
+    damping = float(gram.diagonal().mean()) * _DAMPING or 1.0  # inputs that were all zero
+    identity = torch.eye(len(gram), dtype=torch.float64)
+    wide = gram.double()
+    for _ in range(8):
+        lower, failed = torch.linalg.cholesky_ex(wide + damping * identity)
+        if not failed:
+            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            if not failed:
+                made: Tensor = upper.float()
+                return made
+        damping *= 10
+    raise ValueError("the inputs of a layer are no numbers")

@@ -1,0 +1,276 @@
+"""From a model's files to a folder of the same model in fewer bits: which matrices, rounded how, and what is written.
+
+Matrices of layers and experts are quantised; embedding, head, routers and norms stay as they are, and so does what no scheme's
+groups fit. With texts to read, matrices of layers are rounded by GPTQ, some layers at a time, each by what those before it give
+once they are quantised; experts, which are asked for different tokens, are rounded by themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import ops
+from runtime.api import LoadProgress
+from runtime.config import WeightPolicy
+from runtime.models.blocks.weights import expert_halves
+from runtime.models.decoder import Decoder
+from runtime.models.load import opened, read_weights
+from runtime.models.reading import DTYPES, as_torch, planned_loads
+from runtime.models.registry import spec_from_config
+from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
+from runtime.models.spec.moe import MoE
+from runtime.quantize.folder import SHARD_BYTES, ModelFolder
+from runtime.quantize.gptq import gptq
+from runtime.quantize.inputs import WatchedLinear, read_text, watched, watching
+from runtime.quantize.schemes import SCHEMES, Scheme, quantization_config, spread
+from runtime.weights.fetch import ModelFiles
+from runtime.weights.rules import (
+    GroupedRows,
+    InterleavedHalves,
+    InterleavedRope,
+    Load,
+    Parameter,
+    Report,
+    Shard,
+    TensorSource,
+    WeightsError,
+)
+
+GRAM_BYTES = 2 << 30  # of layers that are watched at a time
+_MIN_ROWS = 16  # a gate of one row loses more than it saves
+_BESIDE = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A stored matrix that is to be quantised. `linear`: the layer whose inputs are its own, None of an expert."""
+
+    name: str
+    linear: str | None
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """What came of it. `lost`: of every quantised matrix, the share of its length that rounding took, by name."""
+
+    num_quantised: int
+    left: tuple[str, ...]
+    bytes_before: int
+    bytes_after: int
+    lost: Mapping[str, float]
+    calibrated: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        mean = sum(self.lost.values()) / max(1, len(self.lost))
+        return {
+            "num_quantised": self.num_quantised, "num_calibrated": self.calibrated, "left": list(self.left),
+            "bytes_before": self.bytes_before, "bytes_after": self.bytes_after, "mean_loss": mean,
+        }  # fmt: skip
+
+
+def quantize(
+    files: ModelFiles, out: Path, scheme_name: str, texts: Sequence[Sequence[int]], report: Report,
+    shard_bytes: int = SHARD_BYTES, gram_bytes: int = GRAM_BYTES,
+) -> Quantised:  # fmt: skip
+    """Write `files`' model into the folder `out`, which is not there yet. `texts`: token ids to calibrate by, none to round each
+    matrix by itself.
+
+    Raises WeightsError, UnsupportedModel for what no description of our own knows."""
+    scheme, spec = SCHEMES[scheme_name], spec_from_config(files.config)
+    with ModelFolder(out, shard_bytes) as folder:
+        with files.open_tensors("auto", {}, 0) as source:
+            targets = {target.name: target for target in _targets(spec, source, scheme)}
+            left = tuple(_left(source, targets))
+        if not targets:
+            raise WeightsError(f"{files.name}: nothing in it can be quantised as {scheme.name}")
+        dtype = _model_dtype(files.config)
+        calibrated = _calibrated(files, spec, scheme, targets, texts, DTYPES[dtype], report, gram_bytes)
+        lost: dict[str, float] = {}
+        with files.open_tensors("auto", {}, 0) as source:
+            before = sum(_stored_bytes(source, name) for name in source.shapes)
+            for name, values in _numbers(source, targets, dtype, report):
+                if name not in targets:
+                    folder.add({name: values})
+                    continue
+                codes, scales = calibrated.get(name) or _alone(scheme, values, DTYPES[dtype])
+                worth = codes * spread(scales, values.shape[1])
+                lost[name] = float((worth - values).norm() / values.norm().clamp(min=1e-30))
+                base = name.removesuffix(".weight")
+                made = scheme.tensors(codes, scales, DTYPES[dtype])
+                folder.add({f"{base}.{end}": each for end, each in made.items()})
+        groups: dict[int, list[str]] = {}
+        for target in targets.values():
+            groups.setdefault(target.group, []).append(target.name.removesuffix(".weight"))
+        config = {key: value for key, value in files.config.items() if key != "quantization_config"}
+        section = quantization_config(scheme, groups, list(left))
+        folder.write_json("config.json", {"dtype": dtype} | config | {"quantization_config": section})
+        if files.generation_config:
+            folder.write_json("generation_config.json", files.generation_config)
+        if files.kind == "hf":
+            folder.copy(_beside(files.path))
+        after = folder.nbytes
+    return Quantised(len(targets), left, before, after, lost, len(calibrated))
+
+
+def _targets(spec: DecoderSpec, source: TensorSource, scheme: Scheme) -> Iterator[Target]:
+    linears = {f"{linear.name}.weight": linear.name for linear in spec.linears() if not linear.float32}
+    routers = {
+        f"{block.router_linear(layer, spec.hidden_size).name}.weight"
+        for layer, block in spec.blocks()
+        if isinstance(block, MoE)
+    }
+    kept, halves = {f"{spec.head.name}.weight", f"{HEAD}.weight", f"{EMBEDDING}.weight"} | routers, expert_halves(spec)
+    for load in planned_loads(spec, source):
+        name = load.parameter.name
+        if name in kept or not (name in linears or name in halves) or not _by_rows(load):
+            continue
+        for shard in load.shards:
+            if shard.index is not None or len(shard.shape) != 2 or shard.shape[0] < _MIN_ROWS:
+                continue
+            if shard.name.endswith(".weight") and (group := scheme.group(shard.shape[1])) is not None:
+                yield Target(shard.name, linears.get(name), group)
+
+
+def _by_rows(load: Load) -> bool:
+    """Whether the stored rows are the parameter's, in whichever order."""
+    match load.transform:
+        case InterleavedHalves(as_columns=as_columns):
+            return not as_columns
+        case None | InterleavedRope() | GroupedRows():
+            return True
+    return False
+
+
+def _left(source: TensorSource, targets: Mapping[str, Target]) -> Iterator[str]:
+    """Layers that are not quantised; the head is always named, as it may be the embedding."""
+    yield "lm_head"
+    for name, shape in source.shapes.items():
+        layer = name.removesuffix(".weight")
+        if (
+            len(shape) == 2
+            and name not in targets
+            and layer != name
+            and not layer.endswith(("lm_head", "embed_tokens"))
+        ):
+            yield layer
+
+
+def _model_dtype(config: Mapping[str, Any]) -> str:
+    named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    return named if named in DTYPES else "bfloat16"
+
+
+def _numbers(
+    source: TensorSource, targets: Mapping[str, Target], dtype: str, report: Report
+) -> Iterator[tuple[str, Tensor]]:
+    """Every stored tensor, in the order of layers: those of targets in float32, others as they are stored, or as `dtype` where they
+    are quantised."""
+    names = sorted(source.shapes, key=_in_order)
+    storage = {name: "float32" if name in targets else _FLOATS.get(source.types[name], dtype) for name in names}
+    shapes = {name: source.shapes[name] or (1,) for name in names}
+    loads = [Load(Parameter(name, shapes[name]), (Shard(name, 0, shapes[name]),)) for name in names]
+    for parameter, values in source.stream(loads, dtype, report, storage):
+        yield parameter.name, as_torch(values).reshape(source.shapes[parameter.name])
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """Layer 10 behind layer 9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
+def _alone(scheme: Scheme, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    scales = scheme.scales(values, None, dtype)
+    return scheme.rounded(values, scales), scales
+
+
+def _stored_bytes(source: TensorSource, name: str) -> int:
+    """What it would take in its own plain numbers, or in 16 bits."""
+    return (4 if source.types[name] == "F32" else 2) * prod(source.shapes[name])
+
+
+def _beside(folder: Path) -> Iterator[Path]:
+    """Everything that is about text."""
+    for pattern in _BESIDE:
+        for file in sorted(folder.glob(pattern)):
+            if file.name not in ("config.json", "generation_config.json") and ".index." not in file.name:
+                yield file
+
+
+def _calibrated(
+    files: ModelFiles, spec: DecoderSpec, scheme: Scheme, targets: Mapping[str, Target], texts: Sequence[Sequence[int]],
+    dtype: torch.dtype, report: Report, gram_bytes: int,
+) -> dict[str, tuple[Tensor, Tensor]]:  # fmt: skip
+    """Codes and scales of those that read a text, by name."""
+    if not texts:
+        return {}
+    policy = WeightPolicy("float32")
+    with opened(spec, files, dtype="float32", load_format="auto", seed=0, device="cpu", policy=policy) as reader:
+        weights = read_weights(spec, reader, dtype="float32", device="cpu", progress=report)
+    names = dict.fromkeys(target.linear for target in targets.values() if target.linear is not None)
+    weights, linears = watched(weights, names)
+    longest = max(map(len, texts))
+    decoder = Decoder.build(spec, weights, dtype="float32", device="cpu", max_positions=longest + 1)
+    del weights
+    with files.open_tensors("auto", {}, 0) as source:
+        loads = {load.parameter.name: load for load in planned_loads(spec, source)}
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for number, some in enumerate(_some_layers(linears, gram_bytes)):
+            report(LoadProgress("calibration", number))
+            with watching(some):
+                for text in texts:
+                    read_text(decoder, text)
+                for name, linear in some.items():
+                    load = loads[f"{name}.weight"]
+                    assert linear.gram is not None, "it is watched"
+                    found |= _rounded_layer(decoder, source, load, linear.gram, scheme, targets, dtype)
+    return found
+
+
+def _some_layers(linears: Mapping[str, WatchedLinear], gram_bytes: int) -> Iterator[dict[str, WatchedLinear]]:
+    """Linear layers whose sums fit, whole layers of the model together where they do."""
+    layers: dict[str, dict[str, WatchedLinear]] = {}
+    for name, linear in linears.items():
+        found = re.match(r"(.*?\.\d+)\.", name)
+        layers.setdefault(name if found is None else found[1], {})[name] = linear
+    some: dict[str, WatchedLinear] = {}
+    taken = 0
+    for layer in layers.values():
+        needed = sum(4 * linear.in_features**2 for linear in layer.values())
+        if some and taken + needed > gram_bytes:
+            yield some
+            some, taken = {}, 0
+        some |= layer
+        taken += needed
+    if some:
+        yield some
+
+
+def _rounded_layer(
+    decoder: Decoder, source: TensorSource, load: Load, gram: Tensor, scheme: Scheme, targets: Mapping[str, Target],
+    dtype: torch.dtype,
+) -> dict[str, tuple[Tensor, Tensor]]:  # fmt: skip
+    """Of a linear layer's matrices, which it computes with from here on."""
+    found, parts = {}, []
+    for shard in load.shards:
+        alone = Load(Parameter(shard.name, shard.shape), (Shard(shard.name, 0, shard.shape),))
+        ((_, values),) = source.stream([alone], "float32", lambda progress: None)
+        weight = as_torch(values)
+        if shard.name in targets:
+            codes, scales = found[shard.name] = gptq(scheme, weight, gram, dtype)
+            weight = codes * spread(scales, weight.shape[1])
+        parts.append(weight)
+    if (
+        load.transform is None
+    ):  # rows of others would have to be put in order first; those behind read what they read before
+        decoder.load_parameter(load.parameter.name, ops.StoredWeight.dense(torch.cat(parts)))
+    return found

@@ -1,0 +1,204 @@
+"""Schemes in which a matrix can be written: the grid that its numbers are rounded to, the scales of that, and the tensors and the
+section of config.json by which compressed-tensors' readers know it.
+
+Weights are symmetric: codes times a scale, for each row (fp8, w8a8) or each group of columns of a row (w4a16). Of eight bits a
+server rounds activations, too, each token by its own largest number; nothing of that is in the files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+GROUPS = (128, 64, 32)  # columns that share a scale: the most of these that divide a matrix
+_SHRINK = tuple(
+    1 - step / 25 for step in range(11)
+)  # of the largest number, to be tried as the one that is still on the grid
+
+_IN_CACHE = 1 << 17  # numbers that are gone through again and again
+
+
+class Scheme(ABC):
+    """`scales` and `codes` are of rows [N, K] float32 and of a block of their columns; `codes` are float32 too, of the grid."""
+
+    name: ClassVar[str]
+    format: ClassVar[str]
+    dynamic: ClassVar[bool] = True  # activations are rounded, too
+
+    @abstractmethod
+    def group(self, num_columns: int) -> int | None:
+        """Columns that share a scale; None where no kernel would read the matrix."""
+
+    @abstractmethod
+    def scales(self, weight: Tensor, importance: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """weight [N, K], importance [K] of its columns -> [N, K / group] of numbers that `dtype` has."""
+
+    @abstractmethod
+    def codes(self, scaled: Tensor) -> Tensor:
+        """Numbers in units of their scales -> the nearest ones of the grid."""
+
+    @abstractmethod
+    def tensors(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        """What a file has of a matrix, by the ends of names; scales of plain numbers, `dtype`."""
+
+    @abstractmethod
+    def section(self, group: int) -> dict[str, Any]:
+        """How compressed-tensors describes the weights of a group of layers."""
+
+    def rounded(self, weight: Tensor, scales: Tensor) -> Tensor:
+        """codes of all columns, [N, K]."""
+        return self.codes(weight / spread(scales, weight.shape[1]))
+
+
+def spread(scales: Tensor, num_columns: int) -> Tensor:
+    """[N, groups] -> [N, columns]."""
+    return scales.repeat_interleave(num_columns // scales.shape[1], dim=1)
+
+
+def _safe(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """As the file will have them; rows of zeros are divided by one."""
+    kept = scales.to(dtype).float()
+    return kept.where((kept > 0) & kept.isfinite(), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class W4A16(Scheme):
+    """Four bits, -8 to 7, in groups of columns; activations stay as they are."""
+
+    name = "w4a16"
+    format = "pack-quantized"
+    dynamic = False
+
+    def group(self, num_columns: int) -> int | None:
+        return next((size for size in GROUPS if num_columns % size == 0), None)
+
+    def scales(self, weight: Tensor, importance: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Of several, those by which the squares of what is lost are least: the largest number may be cut."""
+        group = self.group(weight.shape[1])
+        assert group is not None, "such a matrix is not quantised"
+        rows = max(1, _IN_CACHE // weight.shape[1])
+        parts = (weight[begin : begin + rows] for begin in range(0, len(weight), rows))
+        return torch.cat([self._best(some, group, importance, dtype) for some in parts])
+
+    def _best(self, weight: Tensor, group: int, importance: Tensor | None, dtype: torch.dtype) -> Tensor:
+        grouped = weight.reshape(len(weight), -1, group)
+        weights = None if importance is None else importance.view(1, -1, group)
+        largest = grouped.abs().amax(2) / 7.5
+        best, least = _safe(largest, dtype), torch.full_like(largest, torch.inf)
+        for shrink in _SHRINK:
+            scales = _safe(largest * shrink, dtype)
+            each = scales[:, :, None]
+            lost = self.codes(grouped / each).mul_(each).sub_(grouped).square_()
+            total = (lost if weights is None else lost.mul_(weights)).sum(2)
+            better = total < least
+            best, least = torch.where(better, scales, best), torch.where(better, total, least)
+        return best
+
+    def codes(self, scaled: Tensor) -> Tensor:
+        return scaled.round().clamp_(-8, 7)
+
+    def tensors(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Eight codes a word, each 8 more than it is, the first in the lowest bits."""
+        places = (codes + 8).to(torch.int64).reshape(len(codes), -1, 8) << torch.arange(0, 32, 4)
+        words = places.sum(2)
+        return {
+            "weight_packed": torch.where(words >= 2**31, words - 2**32, words).to(torch.int32),
+            "weight_scale": scales.to(dtype),
+            "weight_shape": torch.tensor(codes.shape),
+        }
+
+    def section(self, group: int) -> dict[str, Any]:
+        return _weights(4, "int", strategy="group", group_size=group)
+
+
+class _ByRow(Scheme):
+    """A scale for each row: its largest number is the grid's."""
+
+    __slots__ = ()
+    largest: ClassVar[float]
+    kind: ClassVar[str]
+
+    def group(self, num_columns: int) -> int | None:
+        return num_columns
+
+    def scales(self, weight: Tensor, importance: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return _safe(weight.abs().amax(1, keepdim=True) / self.largest, dtype)
+
+    def section(self, group: int) -> dict[str, Any]:
+        return _weights(8, self.kind, strategy="channel")
+
+
+class Fp8(_ByRow):
+    """E4M3: three bits of mantissa, 448 at most."""
+
+    __slots__ = ()
+    name = "fp8"
+    format = "float-quantized"
+    largest = 448.0
+    kind = "float"
+
+    def codes(self, scaled: Tensor) -> Tensor:
+        return scaled.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+
+    def tensors(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {"weight": codes.to(torch.float8_e4m3fn), "weight_scale": scales.to(dtype)}
+
+
+class W8A8(_ByRow):
+    """Whole numbers from -127 to 127."""
+
+    __slots__ = ()
+    name = "w8a8"
+    format = "int-quantized"
+    largest = 127.0
+    kind = "int"
+
+    def codes(self, scaled: Tensor) -> Tensor:
+        return scaled.round().clamp_(-127, 127)
+
+    def tensors(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {"weight": codes.to(torch.int8), "weight_scale": scales.to(dtype)}
+
+
+def _weights(bits: int, kind: str, **more: Any) -> dict[str, Any]:
+    return {"num_bits": bits, "type": kind, "symmetric": True, "dynamic": False, "observer": "minmax"} | more
+
+
+SCHEMES: dict[str, Scheme] = {each.name: each for each in (W4A16(), Fp8(), W8A8())}
+
+
+def quantization_config(scheme: Scheme, groups: dict[int, list[str]], ignored: list[str]) -> dict[str, Any]:
+    """`groups`: names of layers by how many of their columns share a scale. `ignored`: layers that are not quantised. Layers that
+    are all alike are called by their kind, others by name: who reads it may ask for the kind first."""
+    activations = None
+    if scheme.dynamic:
+        kind = "float" if scheme.name == "fp8" else "int"
+        activations = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "token", "dynamic": True}
+    named: list[tuple[dict[str, Any], list[str]]] = []
+    for group, names in sorted(groups.items()):
+        section = scheme.section(group)
+        if named and named[-1][0] == section:  # a scale a row, however long that is
+            named[-1][1].extend(names)
+        else:
+            named.append((section, [*names]))
+    sections = {
+        f"group_{number}": {
+            "targets": ["Linear"] if len(named) == 1 else sorted(names),
+            "weights": section,
+            "input_activations": activations,
+            "output_activations": None,
+            "format": scheme.format,
+        }
+        for number, (section, names) in enumerate(named)
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": scheme.format,
+        "quantization_status": "compressed",
+        "config_groups": sections,
+        "ignore": sorted(ignored),
+        "kv_cache_scheme": None,
+    }
