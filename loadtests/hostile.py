@@ -4,8 +4,11 @@ Each was seen to hold every stream up for seconds, or to take gigabytes, on some
 
 from __future__ import annotations
 
+import base64
 import json
 import random
+import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -80,6 +83,31 @@ def _tool(number: int) -> dict[str, object]:
     return {"type": "function", "function": {"name": f"tool{number}", "parameters": parameters}}
 
 
+def _png(width: int, height: int, rows: bytes) -> bytes:
+    """A picture of one byte a pixel that says it is so large, and has `rows`, of which each begins with how it is filtered."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows, 1)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def _seen(*pictures: bytes) -> bytes:
+    """A chat about them."""
+    parts = [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(each).decode()}}
+        for each in pictures
+    ]
+    return json.dumps({"messages": [{"role": "user", "content": parts}], "max_tokens": 4}).encode()
+
+
+def _noise(side: int, seed: int) -> bytes:
+    rng = random.Random(seed)
+    return _png(side, side, b"".join(b"\0" + rng.randbytes(side) for _ in range(side)))
+
+
 ATTACKS: Mapping[str, Attack] = {
     "nothing": Attack(COMPLETIONS, _completion(max_tokens=1)),
     "long-name": Attack(COMPLETIONS, _one(lambda: f'{{"prompt":"hi","max_tokens":1,"{"a" * 15 * MIB}":1}}')),
@@ -116,6 +144,12 @@ ATTACKS: Mapping[str, Attack] = {
     ),
     "schemas-and-leave": Attack(CHAT, lambda: map(_schema, range(60)), leaves_after_s=0.5),
     "schemas-answered": Attack(CHAT, lambda: map(_answered_schema, range(40))),
+    "picture-bombs": Attack(CHAT, lambda: iter([_seen(_png(60_000, 60_000, bytes(MIB)))] * 32)),
+    "large-pictures": Attack(CHAT, lambda: (_seen(_png(7_900, 7_900 - i, bytes(7_901 * (7_900 - i)))) for i in range(8))),
+    "pictures": Attack(CHAT, lambda: (_seen(*(_noise(512, 4 * i + k) for k in range(4))) for i in range(16))),
+    "pictures-and-leave": Attack(
+        CHAT, lambda: (_seen(*(_noise(512, -4 * i - k) for k in range(4))) for i in range(1, 17)), leaves_after_s=0.3
+    ),
     "scored-prompt": Attack(COMPLETIONS, _completion(prompt=_words(12_000), prompt_logprobs=20, max_tokens=1)),
     "128-answers": Attack(COMPLETIONS, _completion(n=128)),
     "128-beams": Attack(COMPLETIONS, _completion(n=1, best_of=128, use_beam_search=True)),

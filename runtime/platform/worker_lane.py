@@ -1,13 +1,10 @@
 """WorkerLane: steps computed start to end on one worker thread, where host and device are the same.
 
-What is computed beside them has a second thread, which the system favours less: a step that wants the cores gets them."""
+What is computed beside them has a second thread, and the cores that a step leaves: torch's own operators keep to one thread."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -17,8 +14,6 @@ from torch import Tensor
 from runtime.fault import Fault, host_fault
 from runtime.runner.lane import Launched, Part
 from runtime.runner.worker import Worker
-
-_NICENESS = 5  # of the second thread: beside steps that want all cores it has a quarter of one
 
 
 class WorkerLane:
@@ -46,7 +41,6 @@ class WorkerLane:
     def beside(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:
         if self._second is None:
             self._second = Worker("oneloop-encoder")
-            self._second.enqueue(_favour_others)
         return self._second.enqueue(work)
 
     def fault_beside(self, error: BaseException) -> Fault:
@@ -72,11 +66,6 @@ class WorkerLane:
 
     def stop(self) -> None:
         pass
-
-
-def _favour_others() -> None:
-    if sys.platform == "linux":  # where a thread has a niceness of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _unknown() -> None:

@@ -134,12 +134,24 @@ async def first_tokens(files: ModelFiles, device: str, side: int) -> None:
                     begun.set()
 
     params = SamplingParams(8, temperature=0.0, ignore_eos=True)
-    for num in (1, 1, 1, 16, 16):
+
+    def seeing(num: int) -> list[Request]:
+        nonlocal number
         requests = []
         for index in range(num):
             number += 1
             ids = [9] * 8 + [5] * num_tokens + [9] * 8
             requests.append(Request(str(index), ids, params, media=(picture(rng, side, number, 8),)))
+        return requests
+
+    for num in (1, 1, 16, 16):
+        first = await one(seeing(num))
+        print(
+            f"{num} at once, alone: TTFT p50 {1000 * statistics.median(first):.0f} ms, last {1000 * max(first):.0f}",
+            flush=True,
+        )
+    for num in (1, 1, 1, 16, 16):
+        requests = seeing(num)
         times: list[float] = []
         begun = asyncio.Event()
         stream = asyncio.create_task(decoding(times, begun))

@@ -22,7 +22,9 @@ def test_a_gap_counts_for_the_time_that_it_touches():
     assert gaps_ms([]) == gaps_ms([1.0]) == []
 
 
-@pytest.mark.parametrize("name", ["nothing", "1024-prompts", "schemas-and-leave", "schemas-answered"])
+@pytest.mark.parametrize(
+    "name", ["nothing", "1024-prompts", "schemas-and-leave", "schemas-answered", "picture-bombs", "pictures"]
+)
 def test_the_bodies_of_an_attack_are_json(name):
     assert all(json.loads(body) for body in ATTACKS[name].bodies())
 

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, PngImagePlugin
 
 from server.media.images import MAX_SIDE, of_array, read_image
 from server.wire.errors import InvalidMedia
@@ -40,6 +40,18 @@ HOSTILE = {
     "PostScript, which runs": (POSTSCRIPT, "no picture that can be read"),
     "a format of Pillow's that nobody sends": (stored(drawn(), "PPM"), "no picture that can be read"),
 }
+
+
+def test_what_is_packed_well_is_unpacked_in_small_pieces(monkeypatch):
+    """Pillow's decoders let no other thread move."""
+    sizes = []
+    feed = PngImagePlugin.PngImageFile.load_read
+    monkeypatch.setattr(
+        PngImagePlugin.PngImageFile, "load_read", lambda self, size: sizes.append(size) or feed(self, size)
+    )
+    assert read_image(stored(drawn(200, 200)), "where", max_pixels=LIMIT).size == (200, 200)
+    assert len(sizes) > 10
+    assert max(sizes) <= 4096
 
 
 @pytest.mark.parametrize("name", HOSTILE)
