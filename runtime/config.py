@@ -59,7 +59,8 @@ class EngineConfig(EngineOptions):
         if not self.enable_lora:
             return None
         try:
-            return LoraLimits(self.max_loras, self.max_cpu_loras or 2 * self.max_loras, self.max_lora_rank)
+            max_cpu_loras = self.max_cpu_loras or 2 * self.max_loras
+            return LoraLimits(self.max_loras, max_cpu_loras, self.max_lora_rank, self.lora_experts)
         except ValueError as error:
             raise PlanError(str(error)) from error
 

@@ -252,6 +252,12 @@ class EngineOptions:
     max_lora_rank: int = option(
         16, "the greatest rank of an adapter; slots on a GPU have room for it", group=ENGINE, minimum=1, maximum=512
     )
+    lora_experts: bool = option(
+        False,
+        "on a GPU, have room for adapters of experts, too, which every slot takes, whatever is in it; a CPU always has it, for "
+        "nothing",
+        group=ENGINE,
+    )
     stream_interval: int = option(
         1,
         "tokens that a stream gathers before they are sent, but for the first: more cost less CPU a token, and come less evenly",

@@ -463,7 +463,7 @@ def _loaded(
     room = None
     if (lora := plan.lora) is not None:
         num_ready = min(lora.max_cpu_loras, lora.max_loras + _MORE_ADAPTERS_READY)
-        room = AdapterRoom(lora.max_loras, lora.max_lora_rank, num_ready)
+        room = AdapterRoom(lora.max_loras, lora.max_lora_rank, num_ready, lora.lora_experts)
 
     def loaded(spec: ModelSpec, files: ModelFiles, load_format: str, room: AdapterRoom | None = None) -> Model:
         return load(

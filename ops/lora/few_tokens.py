@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ops.cuda.program import CompiledKernel, Program, missing
 from ops.lora.share import LoraShape
+from ops.lora.slot_memory import Slots
 
 MAX_TOKENS = 512
 RANKS = (16, 32, 64)  # that kernels are made for
@@ -23,20 +24,6 @@ class Sorted(NamedTuple):
     order: Tensor
     tiles: Tensor
     used: Tensor
-
-
-class Slots(NamedTuple):
-    """A layer's slot, or all of them, as they lie in memory: a [..., parts, rank, K], b [..., N, rank], scale [..., parts] float32.
-    All slots are equally far from each other."""
-
-    a: Tensor
-    b: Tensor
-    scale: Tensor
-
-    @property
-    def stride(self) -> int:
-        """From one slot to the next, in units of 16 bytes."""
-        return self.a.stride(0) * self.a.itemsize // 16
 
 
 COLUMNS = (128, 256)  # of B, that a program may take

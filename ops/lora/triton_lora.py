@@ -13,8 +13,6 @@ whoever comes next would take what came before for done."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -23,15 +21,14 @@ from torch import Tensor
 from ops.activation.triton_activation import activated
 from ops.launch import overlap, wait_for_previous
 from ops.lora import few_tokens
-from ops.lora.few_tokens import Slots, Sorted
-from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
+from ops.lora.few_tokens import Sorted
+from ops.lora.share import LoraShape, TokenAdapters
+from ops.lora.slot_memory import SlotMemory
 from ops.lora.triton_index import index, tile_rows
 
 _PROGRAMS = 2048  # of a launch, about, where there is work for them: what a device holds at once
 _PIECES = ((128, 16), (512, 8))  # of the inner sum, up to so many tokens
 _FEWEST_PIECES = 4
-_LEAST_RANK = 16  # of a matrix product
-_ALIGNMENT = 16  # bytes, of what a slot's tensors begin at
 
 
 @triton.jit
@@ -169,27 +166,18 @@ def _expand_gated(
         up_b = _matrix(b_ptr, stride_b, slot, column + WIDTH, 2 * WIDTH, RANK)
 
 
-class TritonLoraSlots(LoraSlots):
+class TritonLoraSlots(SlotMemory):
     def __init__(self, shape: LoraShape, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(shape)
-        self._dtype, self._device = dtype, device
-        self._rank = max(_LEAST_RANK, triton.next_power_of_2(shape.max_rank))
+        super().__init__(shape, dtype, device)
         # Of a program: what it multiplies at a time, in shared memory and registers.
         self._depth, self._columns = (256, 128) if self._rank <= 32 else (64, 32)
-        num_parts = len(shape.parts)
-        self._starts = [sum(shape.parts[:part]) for part in range(num_parts)]
         self._few = few_tokens.fits(shape, self._rank, dtype, device)
         if self._few:
             few_tokens.compile_ahead(self._rank, dtype, device)
         self._blocks = self._cut(self._columns)
         self._few_blocks = {columns: self._cut(columns) for columns in few_tokens.COLUMNS} if self._few else {}
-        self._is_pair = num_parts == 2 and shape.parts[0] == shape.parts[1]
-        self._sizes = num_parts * self._rank * shape.in_features, shape.out_features * self._rank
-        used = sum(self._sizes) * dtype.itemsize + 4 * num_parts
-        self.slot_bytes = -(-used // _ALIGNMENT) * _ALIGNMENT
-        self.nbytes = shape.num_slots * self.slot_bytes
+        self._is_pair = len(shape.parts) == 2 and shape.parts[0] == shape.parts[1]
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
-        self._bound: Slots | None = None
 
     def _cut(self, columns: int) -> Tensor:
         """The part, first column and end of each program's tile of columns, [3, tiles] int32."""
@@ -200,54 +188,13 @@ class TritonLoraSlots(LoraSlots):
         ]
         return torch.tensor(blocks, dtype=torch.int32, device=self._device).T.contiguous()
 
-    def bind(self, memory: Tensor) -> None:
-        self._bound = self._views(memory)
-
-    def _views(self, memory: Tensor) -> Slots:
-        """memory [..., slot_bytes] uint8: the last dim is contiguous."""
-        of_a, of_b = (size * self._dtype.itemsize for size in self._sizes)
-        num_parts, lead = len(self.shape.parts), memory.shape[:-1]
-        a = memory[..., :of_a].view(self._dtype).view(*lead, num_parts, self._rank, self.shape.in_features)
-        b = memory[..., of_a : of_a + of_b].view(self._dtype).view(*lead, self.shape.out_features, self._rank)
-        return Slots(a, b, memory[..., of_a + of_b : of_a + of_b + 4 * num_parts].view(torch.float32))
-
-    def _slots(self) -> Slots:
-        if self._bound is None:  # nobody has given it memory
-            size = self.shape.num_slots, self.slot_bytes
-            self.bind(torch.zeros(size, dtype=torch.uint8, device=self._device))
-        assert self._bound is not None
-        return self._bound
-
-    def prepared(self, parts: Sequence[LoraPart]) -> Tensor:
-        memory = torch.zeros(self.slot_bytes, dtype=torch.uint8)
-        self.write(parts, memory)
-        return memory
-
-    def write(self, parts: Sequence[LoraPart], memory: Tensor) -> None:
-        """What lies in a slot whole, padding included, so that nothing is left of the adapter before."""
-        a, b, scale = self._views(memory)
-        for part in parts:
-            stop = part.start + len(part.b)
-            for place, start in enumerate(self._starts):
-                if part.start <= start < stop:  # one may change several of the layer's parts, by one A
-                    a[place, : part.rank] = part.a
-                    scale[place] = part.scale
-            b[part.start : stop, : part.rank] = part.b
-
-    def put(self, slot: int, share: Tensor | None) -> None:
-        if share is None:
-            self._slots().scale[slot].zero_()
-            return
-        for ours, given in zip(self._slots(), self._views(share), strict=True):
-            ours[slot].copy_(given)
-
     def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
         """Rows of x and out contiguous; x may be of a wider type than the adapters."""
         if not len(out):
             return
         self._compile(x)
         if self._takes_few(x, out):
-            slots, tokens = self._slots(), _known(adapters)
+            slots, tokens = self.slots, _known(adapters)
             few_tokens.expand(
                 few_tokens.shrunk(x, slots, tokens),
                 slots,
@@ -256,7 +203,7 @@ class TritonLoraSlots(LoraSlots):
                 out,
             )
             return
-        h, (order, tiles, used), (_, b, scale) = self._shrunk(x, adapters), _known(adapters), self._slots()
+        h, (order, tiles, used), (_, b, scale) = self._shrunk(x, adapters), _known(adapters), self.slots
         _expand[_grid(self._blocks.shape[1], tiles)](
             h, b, b.stride(0), scale, scale.stride(0), self._blocks, order, tiles, used, out, out.stride(0),
             len(out), tiles.shape[1], PARTS=len(self.shape.parts), RANK=self._rank, PIECES=len(h),
@@ -270,10 +217,10 @@ class TritonLoraSlots(LoraSlots):
         out = gate_up.new_empty(len(gate_up), width)
         self._compile(x)
         if self._takes_few(x, gate_up):
-            slots, tokens = self._slots(), _known(adapters)
+            slots, tokens = self.slots, _known(adapters)
             few_tokens.expand_gated(few_tokens.shrunk(x, slots, tokens), slots, tokens, gate_up.contiguous(), out)
         elif len(out):
-            h, (order, tiles, used), (_, b, scale) = self._shrunk(x, adapters), _known(adapters), self._slots()
+            h, (order, tiles, used), (_, b, scale) = self._shrunk(x, adapters), _known(adapters), self.slots
             _expand_gated[_grid(triton.cdiv(width, self._columns), tiles)](
                 h, b, b.stride(0), scale, scale.stride(0), order, tiles, used, gate_up.contiguous(), out, len(out),
                 tiles.shape[1], RANK=self._rank, WIDTH=width, PIECES=len(h), ROWS=tile_rows(len(out)),
@@ -292,7 +239,7 @@ class TritonLoraSlots(LoraSlots):
         piece = triton.cdiv(triton.cdiv(size, most), self._depth) * self._depth
         pieces = triton.cdiv(size, piece)
         h = torch.empty(pieces, num_tokens, num_parts, self._rank, dtype=torch.float32, device=x.device)
-        (order, tiles, used), a = _known(adapters), self._slots().a
+        (order, tiles, used), a = _known(adapters), self.slots.a
         x = x if x.dtype == self._dtype else x.to(self._dtype)
         _shrink[_grid(num_parts * pieces, tiles)](
             x, x.stride(0), a, a.stride(0), order, tiles, used, h, num_tokens, tiles.shape[1],

@@ -22,7 +22,7 @@ from ops.gemm.weight import check_refill, overwrite
 from ops.launch import overlap, wait_for_previous
 from ops.moe import experts_w4
 from ops.moe.triton_experts import GroupedExpertWeights, tiles_for
-from ops.moe.triton_grouped import find, load_columns, write
+from ops.moe.triton_grouped import Added, find, load_columns, write
 from ops.moe.triton_route import Routed
 from ops.moe.weights import ExpertShape, Half
 from ops.stored import W4, Stored, WeightFormat, formats_of, parts_of
@@ -46,6 +46,8 @@ class _Kept(NamedTuple):
 
 class CodedExpertWeights(GroupedExpertWeights):
     """Biases are [E, out], or none. Experts take the groups of the first that is filled in, which those of the others must fit."""
+
+    takes_adapters = False
 
     def __init__(self, shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.nbytes = shape, 0
@@ -99,7 +101,8 @@ class CodedExpertWeights(GroupedExpertWeights):
     def _room(self, one: Tensor) -> Tensor:
         return one.new_empty((self.shape.num_experts, *one.shape), device=self._device)
 
-    def product(self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles) -> Tensor:
+    def product(self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles, added: Added | None) -> Tensor:
+        assert added is None, "adapters do not change experts in codes"
         kept, bias = self._weights[half], self._biases.get(half)
         if not kept.in_pieces:
             return _launch(self.shape, half, kept, bias, x, routed, tiles)

@@ -11,6 +11,7 @@ from ops import tuning
 from ops.moe import triton_grouped
 from ops.moe.reference import StackedExpertWeights
 from ops.moe.routing import Routing
+from ops.moe.triton_beside import shrunk
 from ops.moe.triton_route import TOKENS_OF_EACH_ROUTE, Routed, route
 from ops.moe.weights import Beside, ExpertShape, ExpertWeights, Half
 from ops.tuning.numbers import ExpertTiles, ProductTiles
@@ -23,27 +24,32 @@ class GroupedExpertWeights(ExpertWeights):
     _tiles: tuple[ExpertTiles, ...]
 
     @abstractmethod
-    def product(self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles) -> Tensor:
-        """gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by pair, weighted."""
+    def product(
+        self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles, added: triton_grouped.Added | None
+    ) -> Tensor:
+        """gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by pair, weighted.
+        `added`: only where `takes_adapters`."""
 
     def mix(
         self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
         beside: Beside | None = None,
     ) -> Tensor:  # fmt: skip
-        assert beside is None, "nothing is added to experts on a device"
         if not x.shape[0]:
             return torch.empty_like(x)
         if x.device.type == "cuda":
-            self._compile(x, logits, routing, e_score_correction_bias, plus)
-        return mix(self, x, logits, routing, e_score_correction_bias, plus, self.choose(x.shape[0], routing.top_k))
+            self._compile(x, logits, routing, e_score_correction_bias, plus, beside)
+        return mix(
+            self, x, logits, routing, e_score_correction_bias, plus, self.choose(x.shape[0], routing.top_k), beside
+        )  # fmt: skip
 
     def choose(self, num_tokens: int, top_k: int) -> ExpertTiles:
         per_expert = num_tokens * top_k / (self.shape.num_routed or self.shape.num_experts)
         return next(tiles for tiles in self._tiles if tiles.max_pairs is None or per_expert <= tiles.max_pairs)
 
     def _compile(
-        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None
-    ) -> None:
+        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
+        beside: Beside | None,
+    ) -> None:  # fmt: skip
         """Run every kernel that any number of tokens will need, once a shape: none is left to be compiled in a capture."""
         key = (
             self.shape,
@@ -53,6 +59,7 @@ class GroupedExpertWeights(ExpertWeights):
             logits.dtype,
             e_score_correction_bias is None,
             plus is None,
+            beside is None,
             x.device,
         )
         if key in _compiled:
@@ -70,6 +77,7 @@ class GroupedExpertWeights(ExpertWeights):
                 e_score_correction_bias,
                 plus,
                 choice,
+                beside,
             )
 
 
@@ -78,8 +86,10 @@ class TritonExpertWeights(GroupedExpertWeights, StackedExpertWeights):
         super().__init__(shape, dtype, device)
         self._tiles = tiles_for(dtype, device)
 
-    def product(self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles) -> Tensor:
-        return triton_grouped.product(self, half, x, routed, tiles)
+    def product(
+        self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles, added: triton_grouped.Added | None
+    ) -> Tensor:
+        return triton_grouped.product(self, half, x, routed, tiles, added)
 
 
 def tiles_for(dtype: torch.dtype, device: torch.device) -> tuple[ExpertTiles, ...]:
@@ -87,18 +97,20 @@ def tiles_for(dtype: torch.dtype, device: torch.device) -> tuple[ExpertTiles, ..
     return by.float32 if dtype == torch.float32 else by.half
 
 
-_compiled: set[tuple[ExpertShape, object, Routing, torch.dtype, torch.dtype, bool, bool, torch.device]] = set()
+_compiled: set[tuple[ExpertShape, object, Routing, torch.dtype, torch.dtype, bool, bool, bool, torch.device]] = set()
 
 
 def mix(
     experts: GroupedExpertWeights, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None,
-    plus: Tensor | None, choice: ExpertTiles,
+    plus: Tensor | None, choice: ExpertTiles, beside: Beside | None = None,
 ) -> Tensor:  # fmt: skip
     """Compute `ops.moe`, of one token at least, by the chosen kernels."""
     x, logits, plus = x.contiguous(), logits.contiguous(), None if plus is None else plus.contiguous()
     routed, shape = route(logits, routing, e_score_correction_bias), experts.shape
     if not shape.are_all:  # of the others' pairs nothing is computed, and nothing is read
         routed = routed._replace(starts=routed.starts[shape.first : shape.first + shape.num_experts + 1])
-    inner = experts.product("gate_up", x, routed, choice.gate_up)
-    parts = experts.product("down", inner, routed, choice.down)
+    added = None if beside is None else shrunk(beside.shares("gate_up"), x, routed, by_token=True)
+    inner = experts.product("gate_up", x, routed, choice.gate_up, added)
+    added = None if beside is None else shrunk(beside.shares("down"), inner, routed, by_token=False)
+    parts = experts.product("down", inner, routed, choice.down, added)
     return triton_grouped.add_parts(parts, routed.chosen.experts, shape, plus)

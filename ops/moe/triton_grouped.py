@@ -7,6 +7,8 @@ are added in the order of its ranks: the same bits every time."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +18,7 @@ from ops.activation.triton_activation import activated
 from ops.launch import overlap, wait_for_previous
 from ops.moe.reference import StackedExpertWeights
 from ops.moe.triton_route import Routed
-from ops.moe.weights import ExpertShape, Half
+from ops.moe.weights import ExpertShape, ExpertShares, Half
 from ops.tuning.numbers import ProductTiles
 
 
@@ -74,8 +76,32 @@ def write(
 
 
 @triton.jit
+def _add_shares(
+    result, h_ptr, b_ptr, slot, place, expert, column, part, stride_slot, stride_expert, num_slots,
+    PARTS: tl.constexpr, RANK: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # result [rows, columns] += what adapters expand h [pairs by place, PARTS, RANK] to: those in `slot` [rows], -1 for none.
+    rank = tl.arange(0, RANK)
+    for number in range(num_slots):
+        is_mine = slot == number
+        if tl.sum(is_mine.to(tl.int32), 0) > 0:
+            h_at = h_ptr + (place.to(tl.int64) * PARTS + part) * RANK
+            h = tl.load(h_at[:, None] + rank[None, :], mask=is_mine[:, None], other=0.0)
+            b_at = (
+                b_ptr
+                + number * stride_slot.to(tl.int64)
+                + expert * stride_expert.to(tl.int64)
+                + (part * OUT + column) * RANK
+            )
+            b = tl.load(b_at[:, None] + rank[None, :])
+            result = tl.dot(h.to(b.dtype), tl.trans(b), result, input_precision=PRECISION)
+    return result
+
+
+@triton.jit(do_not_specialize=["stride_slot", "stride_expert", "num_slots"])
 def _product(
     x_ptr, weight_ptr, bias_ptr, order_ptr, starts_ptr, share_ptr, out_ptr, alpha, limit,
+    tokens_ptr, h_ptr, b_ptr, stride_slot, stride_expert, num_slots, RANK: tl.constexpr,
     EXPERTS: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr,
     BIASED: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
@@ -83,6 +109,7 @@ def _product(
     # FIRST: x [tokens, IN], weight [EXPERTS, OUT, IN] -> out [pairs, OUT], pairs in sorted order, activated by KIND; where GATED,
     # weight [EXPERTS, 2 * OUT, IN].
     # Else: x [pairs, IN] in sorted order, weight [EXPERTS, OUT, IN] -> out [pairs, OUT] in their own order, times share [pairs].
+    # RANK: of adapters, which are added where there are any; 0: there are none.
     BLOCKS: tl.constexpr = (OUT + COLUMNS - 1) // COLUMNS
     column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
     wait_for_previous(PDL)
@@ -108,6 +135,18 @@ def _product(
             up_weight = load_columns(weight_at + OUT * IN, offset, DEPTH, IN)
             up = tl.dot(x, tl.trans(up_weight), up, input_precision=PRECISION)
         result = tl.dot(x, tl.trans(weight), result, input_precision=PRECISION)
+    if RANK > 0:
+        slot = tl.load(tokens_ptr + pair // TOP_K, mask=is_row, other=-1)
+        inside = tl.minimum(column, OUT - 1)
+        result = _add_shares(
+            result, h_ptr, b_ptr, slot, place, expert, inside, 0, stride_slot, stride_expert, num_slots,
+            HALVES, RANK, OUT, PRECISION,
+        )  # fmt: skip
+        if GATED:
+            up = _add_shares(
+                up, h_ptr, b_ptr, slot, place, expert, inside, 1, stride_slot, stride_expert, num_slots,
+                HALVES, RANK, OUT, PRECISION,
+            )  # fmt: skip
     write(
         result, up, bias_ptr, share_ptr, out_ptr, matrix_row, column, place, pair, is_row, alpha, limit,
         OUT, FIRST, GATED, BIASED, KIND,
@@ -152,7 +191,21 @@ def add_parts(parts: Tensor, chosen: Tensor, shape: ExpertShape, plus: Tensor | 
     return out
 
 
-def product(experts: StackedExpertWeights, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles) -> Tensor:
+class Added(NamedTuple):
+    """What adapters add to a product: h [pairs by place, parts, rank] float32, which `shares` expand."""
+
+    h: Tensor
+    shares: ExpertShares
+
+
+def product(
+    experts: StackedExpertWeights,
+    half: Half,
+    x: Tensor,
+    routed: Routed,
+    tiles: ProductTiles,
+    added: Added | None = None,
+) -> Tensor:
     """gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by pair, weighted."""
     shape, weight, bias = experts.shape, experts.weights[half], experts.biases[half]
     first = half == "gate_up"
@@ -163,9 +216,13 @@ def product(experts: StackedExpertWeights, half: Half, x: Tensor, routed: Routed
     max_tiles = (num_pairs + max_hit * (tiles.rows - 1)) // tiles.rows
     kind = shape.activation
     alpha, limit = (0.0, 0.0) if isinstance(kind, str) else (kind.alpha, kind.limit)
+    shares = (routed.order, x, x, 0, 0, 0, 0)
+    if added is not None:
+        b, stride = added.shares.b, added.shares.stride
+        shares = (added.shares.tokens, added.h, b, b.stride(0), stride // b.itemsize, b.shape[0], b.shape[2])
     _product[(max_tiles * triton.cdiv(out_features, tiles.columns),)](
         x, weight, weight if bias is None else bias, routed.order, routed.starts, routed.chosen.weights, out,
-        alpha, limit,
+        alpha, limit, *shares,
         EXPERTS=shape.num_experts, LANES=triton.next_power_of_2(shape.num_experts), TOP_K=routed.chosen.weights.shape[1],
         IN=weight.shape[2], OUT=out_features, ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, FIRST=first,
         GATED=first and shape.gated, BIASED=bias is not None, KIND=kind if isinstance(kind, str) else "clamped_swiglu",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -53,8 +53,24 @@ class ExpertShape:
         return (2 if self.gated else 1) * self.intermediate_size, self.hidden_size
 
 
+class ExpertShares(NamedTuple):
+    """What adapters add to one half of all experts, where a device computes: tokens [T] int32, the slot of each token's, -1 for
+    none. Of expert 0 a [slots, parts, rank, in], b [slots, out, rank], and scale [slots, parts] float32, 0 where an adapter adds
+    nothing to a part; those of each next one are `stride` bytes on. Parts are equally large: gates and ups, or all."""
+
+    tokens: Tensor
+    a: Tensor
+    b: Tensor
+    scale: Tensor
+    stride: int
+
+
 class Beside(Protocol):
     """What else a half of an expert gives some tokens: what their adapters add to it."""
+
+    def shares(self, half: Half) -> ExpertShares:
+        """For kernels of a device, which add them themselves."""
+        ...
 
     def add(self, half: Half, expert: int, x: Tensor, tokens: Tensor, out: Tensor) -> None:
         """out [n, out features] += of x [n, in features], rows of the step's tokens [n] int64, ascending."""
@@ -62,8 +78,10 @@ class Beside(Protocol):
 
 
 class ExpertWeights(ABC):
-    """`nbytes` is what the experts filled so far keep in memory, or what was set aside for all of them."""
+    """`nbytes` is what the experts filled so far keep in memory, or what was set aside for all of them. `takes_adapters`: whether
+    anything may be added to them."""
 
+    takes_adapters: ClassVar[bool] = True
     shape: ExpertShape
     nbytes: int
 
@@ -79,4 +97,4 @@ class ExpertWeights(ABC):
         self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
         beside: Beside | None = None,
     ) -> Tensor:  # fmt: skip
-        """See `ops.moe`. `beside`: where something is added to experts, which only kernels on a CPU have a place for."""
+        """See `ops.moe`. `beside`: where something is added to experts."""

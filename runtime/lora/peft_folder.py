@@ -139,7 +139,9 @@ def _parts(
         if stacks:
             raise WeightsError(f"{folder}: {module} has shapes of none of {', '.join(s.parameter for s in stacks)}")
         if "experts" in module.split("."):
-            raise WeightsError(f"{folder}: {module}: adapters change no experts here; on a CPU they do")
+            raise WeightsError(
+                f"{folder}: {module}: adapters change no experts here: on a GPU --lora-experts makes room"
+            )
         raise WeightsError(f"{folder}: {module} is no linear layer of this model")
     named, count, first = f"{wrapped}.{stack.parameter}", len(stack.targets), stack.targets[0]
     rank, scale = _rank(folder, config, named, max_rank), config.scale_of(named)

@@ -4,7 +4,7 @@ Slots are written in the order of steps, by whoever computes them; to prepare an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,11 +23,13 @@ _HALVES: tuple[Half, Half] = ("gate_up", "down")
 
 class AdapterRoom(NamedTuple):
     """For `num_slots` adapters at a time, none of a greater rank. `num_ready`: those that the host's memory has room for from the
-    beginning, where it must be memory of a kind that is slow to get."""
+    beginning, where it must be memory of a kind that is slow to get. `experts`: on a device, where room is taken whether an adapter
+    changes them or not."""
 
     num_slots: int
     max_rank: int
     num_ready: int = 0
+    experts: bool = False
 
 
 def adaptable(spec: DecoderSpec) -> list[Linear]:
@@ -54,7 +56,7 @@ def expert_linears(spec: DecoderSpec) -> Iterator[tuple[Experts, dict[tuple[Half
 
 
 class ModelAdapters:
-    """`has_experts`: whether adapters may change experts, too: on a device they may not."""
+    """`has_experts`: whether adapters may change experts, too."""
 
     def __init__(self, layers: ops.LoraLayers, num_slots: int, step: StepAdapters, *, has_experts: bool) -> None:
         self.num_slots, self.has_experts = num_slots, has_experts
@@ -77,13 +79,15 @@ class ModelAdapters:
             for linear in adaptable(spec)
         }
         slots = {name: linear.slots for name, linear in linears.items()}
-        experts, has_experts = dict(weights.experts), torch.device(device).type == "cpu"
+        experts = dict(weights.experts)
+        has_experts = room.experts or torch.device(device).type == "cpu"
+        has_experts = has_experts and all(each.takes_adapters for each in experts.values())
         for of, by_half in expert_linears(spec) if has_experts else ():
             bytes_each = experts[of.name].nbytes / sum(
                 each.out_features * each.in_features for each in by_half.values()
             )
             own = {
-                place: (linear.name, _slots(linear, bytes_each, room, dtype, device))
+                place: (linear.name, _slots(linear, bytes_each, room, dtype, device, ops.prepare_expert_lora))
                 for place, linear in by_half.items()
             }
             slots |= dict(own.values())
@@ -117,12 +121,16 @@ class ModelAdapters:
         self._step.current = None if slots is None else ops.index_adapters(slots, self.num_slots)
 
 
-def _slots(linear: Linear, bytes_each: float, room: AdapterRoom, dtype: str, device: str) -> ops.LoraSlots:
+def _slots(
+    linear: Linear, bytes_each: float, room: AdapterRoom, dtype: str, device: str,
+    prepare: Callable[[ops.LoraShape, torch.dtype, torch.device], ops.LoraSlots] | None = None,
+) -> ops.LoraSlots:  # fmt: skip
     """`bytes_each`: what a number of the layer's weight takes. Adapters of one that is kept in 16 bits or fewer are kept in 16:
     what they take of memory counts as its own does."""
     size = linear.out_features, linear.in_features
     shape = ops.LoraShape(*size, linear.parts or size[:1], room.num_slots, room.max_rank, bytes_each < 3)
-    return ops.prepare_lora(shape, torch.float32 if linear.float32 else getattr(torch, dtype), torch.device(device))
+    prepare = prepare or ops.prepare_lora
+    return prepare(shape, torch.float32 if linear.float32 else getattr(torch, dtype), torch.device(device))
 
 
 def _bytes_each(weight: ops.LinearWeight) -> float:

@@ -13,8 +13,10 @@ import torch
 import transformers
 
 import ops
+from ops.lora.slot_memory import ExpertSlots
 from ops.lora.triton_index import index
 from ops.lora.triton_lora import TritonLoraSlots
+from ops.moe.triton_experts import TritonExpertWeights
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig, WeightPolicy
 from runtime.engine import Engine
@@ -46,6 +48,7 @@ class Case:
     ours: object
     deltas: list[Deltas]
     modules: dict
+    experts: dict
     known: dict[tuple[int, tuple[int, ...]], Reference] = field(default_factory=dict)
 
     def expected(self, deltas: Deltas, prompt: list[int], draft: list[int]) -> Reference:
@@ -82,7 +85,7 @@ def case(request, tmp_path_factory):
         assert read.max_rank == rank
         ours.adapters.keep(slot, ours.adapters.prepared(read.parts))
         ours.adapters.place(slot, slot)
-    return Case(folder, theirs, ours, deltas, modules)
+    return Case(folder, theirs, ours, deltas, modules, experts)
 
 
 def true_shape(module: torch.nn.Module, parameter: str) -> torch.Tensor:
@@ -250,14 +253,15 @@ async def test_an_engine_that_slept_says_what_each_merged_model_would(case, tmp_
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", ["llama, biases, tied", "phi-3", "qwen 3 moe"], indirect=True)
+@pytest.mark.parametrize("case", ["llama, biases, tied", "phi-3", "qwen 3 moe", "gpt-oss"], indirect=True)
 async def test_captured_steps_on_cuda_say_what_each_merged_model_would(case, tmp_path):
-    """Adapters come and go in slots that graphs were captured with. Of experts there are none on a device."""
+    """Adapters come and go in slots that graphs were captured with, those of experts, too."""
     files = resolve(str(case.folder), None, lambda progress: None)
     spec = implementation.describe(files.config, "native")
     ours = implementation.load(
         spec, files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None,
-        max_model_len=spec.max_model_len, device="cuda", weights=WeightPolicy("float32"), adapters=AdapterRoom(2, 8),
+        max_model_len=spec.max_model_len, device="cuda", weights=WeightPolicy("float32"),
+        adapters=AdapterRoom(2, 8, experts=True),
     )  # fmt: skip
     config = EngineConfig(
         device="cuda", dtype="float32", enable_lora=True, max_loras=2, max_cpu_loras=3, max_lora_rank=8, num_kv_blocks=64,
@@ -269,7 +273,7 @@ async def test_captured_steps_on_cuda_say_what_each_merged_model_would(case, tmp
     try:
         names, written = [None, "first", "second", "third"], []
         for number, name in enumerate(names[1:]):
-            written.append(write_adapter(tmp_path / name, case.modules, number))
+            written.append(write_adapter(tmp_path / name, case.modules, number, experts=case.experts))
             await engine.adapters.load(name, str(tmp_path / name))
         prompts = [[7, 8, 9] * 7, [5, 6] * 18, [11]]
         asked = [(number, prompt) for prompt in prompts for number in range(len(names))]
@@ -284,11 +288,15 @@ async def test_captured_steps_on_cuda_say_what_each_merged_model_would(case, tmp
         await engine.close()
 
 
-@pytest.mark.parametrize("case", ["llama, biases, tied"], indirect=True)
+@pytest.mark.parametrize("case", ["llama, biases, tied", "qwen 3 moe"], indirect=True)
 @torch.inference_mode()
 def test_kernels_of_a_device_serve_the_same_model(case, monkeypatch):
-    """By Triton's interpreter: what sorts tokens by slot, what shrinks and what expands, in all layers."""
+    """By Triton's interpreter: what sorts tokens by slot, what shrinks and what expands, in all layers and experts."""
     monkeypatch.setattr(ops, "prepare_lora", TritonLoraSlots)
+    monkeypatch.setattr(ops, "prepare_expert_lora", ExpertSlots)
+    monkeypatch.setattr(
+        ops, "prepare_experts", lambda shape, dtype, device, _: TritonExpertWeights(shape, dtype, device)
+    )
     monkeypatch.setattr(ops, "index_adapters", index)
     files = resolve(str(case.folder), None, lambda progress: None)
     spec = implementation.describe(files.config, "native")

@@ -49,7 +49,7 @@ class Layer:
             self.weights[name] = ops.prepare_linear(ops.StoredWeight.dense(weight))
             shape = ops.LoraShape(sum(parts), inner, parts, NUM_SLOTS, RANK)
             self.slots[name] = slots = TritonLoraSlots(shape, torch.bfloat16, DEVICE)
-            for tensor, value in zip(slots._slots(), (1.0, 1.0, 1e-4), strict=True):
+            for tensor, value in zip(slots.slots, (1.0, 1.0, 1e-4), strict=True):
                 tensor.fill_(value)
 
     def linear(self, name: str, x: torch.Tensor, adapters: ops.TokenAdapters | None, way: Way) -> torch.Tensor:

@@ -44,7 +44,7 @@ class Step(NamedTuple):
         return mix(self.experts, self.x, self.logits, ROUTING, None, None, choice)
 
     def half(self, half: Half, how: ProductTiles) -> None:
-        self.experts.product(half, self.x if half == "gate_up" else self.inner, self.routed, how)
+        self.experts.product(half, self.x if half == "gate_up" else self.inner, self.routed, how, None)
 
 
 def steps_of(num_tokens: int, layers: Sequence[GroupedExpertWeights]) -> list[Step]:

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from torch import Tensor
 
 import ops
-from ops.moe.weights import Beside, Half
+from ops.lora.slot_memory import ExpertSlots
+from ops.moe.weights import Beside, ExpertShares, Half
 from ops.symbols import Symbol
 
 
@@ -64,7 +65,7 @@ class LoraLinear(ops.LinearWeight):
 
 class LoraExperts(ops.ExpertWeights):
     """Experts of a layer with room for adapters, each half of each expert its own. `slots`: by half and expert, each with the name
-    by which adapters know it."""
+    by which adapters know it; on a device all are one stretch of memory, in which experts are equally far from each other."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class LoraExperts(ops.ExpertWeights):
         self.shape = weights.shape
         self._weights, self._slots, self._step = weights, slots, step
         self._names = frozenset(name for name, _ in slots.values())
+        self._on_device = any(isinstance(each, ExpertSlots) for _, each in slots.values())
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -88,8 +90,19 @@ class LoraExperts(ops.ExpertWeights):
         beside: Beside | None = None,
     ) -> Tensor:  # fmt: skip
         assert beside is None, "adapters are all that is added"
-        is_changed = self._step.current is not None and any(self._step.changed.get(name) for name in self._names)
+        is_changed = self._step.current is not None and (
+            self._on_device or any(self._step.changed.get(name) for name in self._names)
+        )
         return self._weights.mix(x, logits, routing, e_score_correction_bias, plus, self if is_changed else None)
+
+    def shares(self, half: Half) -> ExpertShares:
+        """See `Beside`."""
+        assert self._step.current is not None
+        (_, first), (_, second) = self._slots[half, 0], self._slots.get((half, 1), self._slots[half, 0])
+        assert isinstance(first, ExpertSlots)
+        assert isinstance(second, ExpertSlots)
+        stride = second.slots.a.data_ptr() - first.slots.a.data_ptr()
+        return ExpertShares(self._step.current.slots, *first.slots, stride)
 
     def add(self, half: Half, expert: int, x: Tensor, tokens: Tensor, out: Tensor) -> None:
         """See `Beside`."""

@@ -1,0 +1,94 @@
+"""Slots of a layer in a device's memory, as kernels read them: what each adapter multiplies by, padded to one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
+
+_LEAST_RANK = 16  # of a matrix product
+_ALIGNMENT = 16  # bytes, of what a slot's tensors begin at
+
+
+class Slots(NamedTuple):
+    """A layer's slot, or all of them, as they lie in memory: a [..., parts, rank, K], b [..., N, rank], scale [..., parts] float32.
+    All slots are equally far from each other."""
+
+    a: Tensor
+    b: Tensor
+    scale: Tensor
+
+    @property
+    def stride(self) -> int:
+        """From one slot to the next, in units of 16 bytes."""
+        return self.a.stride(0) * self.a.itemsize // 16
+
+
+class SlotMemory(LoraSlots):
+    """`dtype`: of activations, and of what is kept."""
+
+    def __init__(self, shape: LoraShape, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(shape)
+        self._dtype, self._device = dtype, device
+        self._rank = max(_LEAST_RANK, 1 << (shape.max_rank - 1).bit_length())
+        num_parts = len(shape.parts)
+        self._starts = [sum(shape.parts[:part]) for part in range(num_parts)]
+        self._sizes = num_parts * self._rank * shape.in_features, shape.out_features * self._rank
+        used = sum(self._sizes) * dtype.itemsize + 4 * num_parts
+        self.slot_bytes = -(-used // _ALIGNMENT) * _ALIGNMENT
+        self.nbytes = shape.num_slots * self.slot_bytes
+        self._bound: Slots | None = None
+
+    def bind(self, memory: Tensor) -> None:
+        self._bound = self._views(memory)
+
+    def _views(self, memory: Tensor) -> Slots:
+        """memory [..., slot_bytes] uint8: the last dim is contiguous."""
+        of_a, of_b = (size * self._dtype.itemsize for size in self._sizes)
+        num_parts, lead = len(self.shape.parts), memory.shape[:-1]
+        a = memory[..., :of_a].view(self._dtype).view(*lead, num_parts, self._rank, self.shape.in_features)
+        b = memory[..., of_a : of_a + of_b].view(self._dtype).view(*lead, self.shape.out_features, self._rank)
+        return Slots(a, b, memory[..., of_a + of_b : of_a + of_b + 4 * num_parts].view(torch.float32))
+
+    @property
+    def slots(self) -> Slots:
+        """Of all adapters."""
+        if self._bound is None:  # nobody has given it memory
+            size = self.shape.num_slots, self.slot_bytes
+            self.bind(torch.zeros(size, dtype=torch.uint8, device=self._device))
+        assert self._bound is not None
+        return self._bound
+
+    def prepared(self, parts: Sequence[LoraPart]) -> Tensor:
+        memory = torch.zeros(self.slot_bytes, dtype=torch.uint8)
+        self.write(parts, memory)
+        return memory
+
+    def write(self, parts: Sequence[LoraPart], memory: Tensor) -> None:
+        """What lies in a slot whole, padding included, so that nothing is left of the adapter before."""
+        a, b, scale = self._views(memory)
+        for part in parts:
+            stop = part.start + len(part.b)
+            for place, start in enumerate(self._starts):
+                if part.start <= start < stop:  # one may change several of the layer's parts, by one A
+                    a[place, : part.rank] = part.a
+                    scale[place] = part.scale
+            b[part.start : stop, : part.rank] = part.b
+
+    def put(self, slot: int, share: Tensor | None) -> None:
+        if share is None:
+            self.slots.scale[slot].zero_()
+            return
+        for ours, given in zip(self.slots, self._views(share), strict=True):
+            ours[slot].copy_(given)
+
+
+class ExpertSlots(SlotMemory):
+    """One matrix's of one expert: what adapters add to it, the kernels of experts' products do (`ops.moe.weights.ExpertShares`)."""
+
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+        raise TypeError("adapters of experts are added where experts are multiplied")
