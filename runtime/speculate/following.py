@@ -2,20 +2,21 @@
 
 A draft model, or a head, has to compute whatever the model does, or it cannot guess. Where drafts do not pay that is for nothing.
 So once they have not paid in `_TRIED` steps of a size, some of which checked a few all the same, it rests in steps of that size:
-these are what they would be without drafts. Texts change, so after `_RESTED` of them it follows a while again. Knows no tokens:
-what a sequence lacks since then, the scheduler notes."""
+these are what they would be without drafts. Texts change, so after `_RESTS` of them it follows a while again: after more and more
+where that is in vain. Knows no tokens: what a sequence lacks since then, the scheduler notes."""
 
 from __future__ import annotations
 
 _TRIED = 48
 _PROBED = range(16, 24)  # of these, those in which some drafts are checked
-_RESTED = 4096
+_RESTS = (1024, 2048, 4096, 8192)  # steps, the first time and so on
 
 
 class _Size:
     def __init__(self) -> None:
         self.num_refused = 0  # steps since drafts last paid
-        self.num_rested = 0
+        self.num_rests = 0  # since then
+        self.num_rested = 0  # steps
 
 
 class Following:
@@ -28,9 +29,10 @@ class Following:
         if size.num_refused < _TRIED:
             return True
         size.num_rested += 1
-        if size.num_rested <= _RESTED:
+        if size.num_rested <= _RESTS[min(size.num_rests, len(_RESTS) - 1)]:
             return False
         size.num_refused = size.num_rested = 0
+        size.num_rests += 1
         return True
 
     def probes(self, num_rows: int) -> bool:
@@ -39,8 +41,10 @@ class Following:
 
     def note(self, num_rows: int, *, pays: bool) -> None:
         """Whether drafts were thought to pay in a step of so many rows."""
-        size = self._size(num_rows)
-        size.num_refused = 0 if pays else size.num_refused + 1
+        if pays:
+            self._sizes[num_rows.bit_length()] = _Size()
+        else:
+            self._size(num_rows).num_refused += 1
 
     def _size(self, num_rows: int) -> _Size:
         size = self._sizes.get(num_rows.bit_length())

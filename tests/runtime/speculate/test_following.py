@@ -6,7 +6,7 @@ from runtime.speculate import following
 from runtime.speculate.following import Following
 from runtime.speculate.verification_cost import VerificationCost
 
-TRIED, RESTED = following._TRIED, following._RESTED
+TRIED, RESTS = following._TRIED, following._RESTS
 
 
 def steps(told: Following, num_rows: int, num_steps: int, *, pays: bool) -> list[bool]:
@@ -20,8 +20,12 @@ def steps(told: Following, num_rows: int, num_steps: int, *, pays: bool) -> list
 
 
 def test_it_rests_once_drafts_have_not_paid_for_long_and_tries_again():
-    found = steps(Following(), 200, TRIED + RESTED + TRIED + 5, pays=False)
-    assert found == [True] * TRIED + [False] * RESTED + [True] * TRIED + [False] * 5
+    told, expected = Following(), []
+    for rested in (*RESTS, RESTS[-1]):  # longer and longer
+        expected += [True] * TRIED + [False] * rested
+    assert steps(told, 200, len(expected), pays=False) == expected
+    told.note(200, pays=True)
+    assert steps(told, 200, TRIED + RESTS[0] + 1, pays=False) == [True] * TRIED + [False] * RESTS[0] + [True]
 
 
 def test_it_never_rests_while_they_pay():
