@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from runtime.weights.dequantize import Bytes
-from runtime.weights.formats.codes import W4, Coded, as_floats, in_bytes
+from runtime.weights.formats.codes import W4, TransposedCodes, as_floats, in_bytes
 from runtime.weights.formats.int32_codes import as_weight, of_awq
 from runtime.weights.formats.scheme import Composite, StoredTensor, UnreadScheme
 from runtime.weights.rules import Span
@@ -20,17 +20,10 @@ _PER_WORD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class AwqWritten(Coded):
+class AwqWritten(TransposedCodes):
     """`dtype`: of scales."""
 
     dtype: str
-
-    @property
-    def whole(self) -> bool:
-        return True
-
-    def rows(self, role: str, span: Span) -> Span | None:
-        return None
 
     def stored_form(self, raw: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
         taken = slice(*span)

@@ -120,6 +120,18 @@ class Coded:
         out[:, order] = grouped.reshape(len(out), -1)
 
 
+@dataclass(frozen=True, slots=True)
+class TransposedCodes(Coded):
+    """What schemes have in common whose tensors have a matrix' rows as their columns: its rows lie apart in the file."""
+
+    @property
+    def whole(self) -> bool:
+        return True
+
+    def rows(self, role: str, span: Span) -> Span | None:
+        return None
+
+
 def worth(codes: str, weight: Bytes) -> Floats:
     """Bytes -> what the codes are worth without scale and zero, [rows, columns]."""
     if codes == FP8:

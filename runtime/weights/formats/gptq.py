@@ -13,26 +13,19 @@ from typing import Any
 import numpy as np
 
 from runtime.weights.dequantize import Bytes
-from runtime.weights.formats.codes import W4, W8, Coded, as_floats, in_bytes, in_groups
+from runtime.weights.formats.codes import W4, W8, TransposedCodes, as_floats, in_bytes, in_groups
 from runtime.weights.formats.int32_codes import along_columns, along_rows, as_weight
 from runtime.weights.formats.scheme import Composite, StoredTensor, UnreadScheme
 from runtime.weights.rules import Span
 
 
 @dataclass(frozen=True, slots=True)
-class GptqWritten(Coded):
+class GptqWritten(TransposedCodes):
     """`symmetric`: all zero points are in the middle. `less_one`: they are stored so. `dtype`: of scales."""
 
     symmetric: bool
     less_one: bool
     dtype: str
-
-    @property
-    def whole(self) -> bool:
-        return True
-
-    def rows(self, role: str, span: Span) -> Span | None:
-        return None
 
     def stored_form(self, raw: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
         bits = 4 if self.codes == W4 else 8
