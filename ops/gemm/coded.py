@@ -18,7 +18,7 @@ from torch.nn import functional
 from ops import tuning
 from ops.backends import on_cuda_at_any_size
 from ops.cuda.program import missing, missing_for_hopper
-from ops.gemm import few_rows_coded, tiled_fp8, tiled_w4
+from ops.gemm import few_rows_coded, pieces, tiled_fp8, tiled_w4
 from ops.gemm.dequantize import apart, codes_of
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
@@ -47,7 +47,7 @@ def prepare(stored: Stored) -> LinearWeight:
     if formats_of(parts) == (W4,) and missing_for_hopper() is None:
         in_features = parts[0].weight.shape[1] * 2
         groups = max(part.tensors["scales"].shape[1] for part in parts)
-        if tiled_w4.fits(sum(len(part.weight) for part in parts), in_features, groups):
+        if pieces.fits(W4, sum(len(part.weight) for part in parts), in_features, groups):
             return TiledLinearWeight(stored)
     return CodedLinearWeight(stored)
 
@@ -99,11 +99,11 @@ class StackedCodes(LinearWeight):
 
 
 class TiledLinearWeight(StackedCodes):
-    """Four bits in the pieces of tiled_w4.py, scales among them."""
+    """Four bits in the pieces of pieces.py, scales among them."""
 
     @staticmethod
     def _lay(stack: Stack) -> tuple[Tensor, ...]:
-        return (tiled_w4.in_pieces(codes_of(W4, stack.weight), stack.scales),)
+        return (pieces.in_pieces(W4, codes_of(W4, stack.weight), stack.scales),)
 
     def matmul(self, x: Tensor) -> Tensor:
         x = self._ordered(x)
@@ -114,7 +114,7 @@ class TiledLinearWeight(StackedCodes):
         return self.by_widened(x) if len(x) >= self._tuning.min_widened_rows else self.in_tiles(x)
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
-        if not 0 < len(x) < self._tuning.min_widened_rows or not tiled_w4.can_gate(self.out_features):
+        if not 0 < len(x) < self._tuning.min_widened_rows or not pieces.can_gate(self.out_features):
             return None
         x = self._ordered(x)
         return self.stream(x, gated=True) if self._may_stream(len(x)) else self.in_tiles(x, gated=True)

@@ -4,7 +4,7 @@
 // A unit is 64 bytes of each of a warp's 16 rows, 16 of a lane, which are taken as parts of eight codes, each beside 16 bytes of x.
 // SEGMENTS: of a unit, each with a scale of its own, 0 where a row has one scale, which is applied behind the last unit. Scales are in
 // the queue beside the codes that they belong to. fp8: `scales` [groups, N], where a group is 2^shift segments; four bits have theirs
-// in the pieces of tiled_w4.py. What counts is instructions: a multiprocessor has some 200 of each scheduler for a unit.
+// in the pieces of pieces.py. What counts is instructions: a multiprocessor has some 200 of each scheduler for a unit.
 
 struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
   static constexpr int COLUMNS = 64, PARTS = 2, UNITS = 4;

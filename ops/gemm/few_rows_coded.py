@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ops import tuning
 from ops.cuda.program import CompiledKernel, Program
-from ops.gemm import tiled_w4
+from ops.gemm import pieces
 from ops.stored import FP8, W4, WeightFormat
 
 MAX_ROWS = 16
@@ -31,7 +31,7 @@ class _Codes:
 _CODES = {FP8: _Codes("Fp8", 64, 4), W4: _Codes("W4", 128, 2)}
 _MANY_SLABS, _DEEP = 1024, 8192
 _SHARED_BYTES = 227 << 10  # of a block, on Hopper
-_SEGMENTS = {FP8: (0, 1), W4: tiled_w4.GROUPS}
+_SEGMENTS = {FP8: (0, 1), W4: pieces.GROUPS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def segments_of(codes: WeightFormat, in_features: int, groups: int) -> tuple[int
     if codes not in _CODES or in_features % _CODES[codes].columns or in_features % groups:
         return None
     if codes == W4:
-        segments = tiled_w4.groups_of_chunk(in_features, groups)
+        segments = pieces.groups_of_chunk(W4, in_features, groups)
         return None if segments is None else (segments, 0)
     if groups == 1:
         return 0, 31
@@ -100,7 +100,7 @@ def few_rows(
     gated: bool, variant: Variant | None = None, max_blocks: int | None = None,
 ) -> Tensor:  # fmt: skip
     """x [M, K] -> [M, N], or [M, N / 2] if `gated`; MAX_ROWS of M at a time. weight [N, bytes of K codes] and scales [groups, N]
-    float32, as coded.py lays them, or the pieces of tiled_w4.py, scales among them; `fits`. `max_blocks`: of a multiprocessor, by
+    float32, as coded.py lays them, or the pieces of pieces.py, scales among them; `fits`. `max_blocks`: of a multiprocessor, by
     default as many as there is room for."""
     num_rows, in_features = x.shape
     found = segments_of(codes, in_features, groups)

@@ -112,8 +112,9 @@ def choose(
     num_rows: int, in_features: int, out_features: int, grouped: bool, gated: bool, multiprocessors: int
 ) -> tuple[Tile, int]:  # fmt: skip
     """The quickest instance, and the parts of K."""
-    rows = next((rows for rows in (32, 64) if num_rows <= rows), 128)
-    wgs, blocks = (2, 2) if rows <= 64 else (2, 1)
+    of_weight = -(-out_features // 128)
+    rows = 32 if num_rows <= 32 else 64 if grouped or -(-num_rows // 64) * of_weight <= multiprocessors else 128
+    wgs, blocks = (2, 2) if rows == 32 or grouped else (2, 1)
     num_tiles = -(-out_features // (64 * wgs)) * -(-num_rows // rows)
     splits = warpgroups.splits(num_tiles, multiprocessors * blocks, -(-in_features // GROUP))
     return _tile(rows, wgs, blocks, grouped, gated), splits

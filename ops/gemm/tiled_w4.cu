@@ -1,17 +1,17 @@
-// out [M, N] = x weight^T of a weight in four bits (w4.cuh), for any number of rows.
+// out [M, N] = x weight^T of a weight in four bits (pieces.cuh), for any number of rows.
 //
 // A block computes WGS * 64 rows of the weight by ROWS rows of x, over a share of K. One thread keeps STAGES chunks of 128 columns
 // under way, those of the weight before the kernel that computes x has ended; WGS warpgroups multiply. The `splits` blocks of a
 // cluster share K, those of the same rows of the weight lie beside each other. REGISTERS: of a thread that multiplies, where those
 // of the others are needed.
 
-template <int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool GATED, int REGISTERS>
+template <class CODES, int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool GATED, int REGISTERS>
 __device__ __forceinline__ void tiled_w4(const unsigned char* weight, const TensorMap* x_map, const u16* bias, u16* out, int M,
                                          int N, int K, int splits, int row_tiles) {
   extern __shared__ unsigned char shared[];
   __shared__ u64 full[STAGES], empty[STAGES];
   let_next_start();
-  W4Ring<ROWS, WGS, STAGES, GROUPS, SCALED, GATED> ring(shared, full, empty);
+  Ring<CODES, ROWS, WGS, STAGES, GROUPS, SCALED, GATED> ring(shared, full, empty);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const int split = blockIdx.x % splits, first_row = blockIdx.x / splits % row_tiles * ROWS, tile = blockIdx.x / splits / row_tiles;
   const int chunks = (K + CHUNK - 1) / CHUNK, first = chunks * split / splits, count = chunks * (split + 1) / splits - first;
@@ -45,9 +45,10 @@ __device__ __forceinline__ void tiled_w4(const unsigned char* weight, const Tens
   write_tile<ROWS, ring.CONSUMERS, GATED>(sums, ring.x_stages, tile * WGS * 4 + warp, N, bias, rows, split, splits);
 }
 
-#define TILED_W4(NAME, ROWS, WGS, STAGES, GROUPS, SCALED, GATED, BLOCKS, THREADS, REGISTERS)                                     \
+#define TILED_W4(NAME, CODES, ROWS, WGS, STAGES, GROUPS, SCALED, GATED, BLOCKS, THREADS, REGISTERS)                      \
   extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                          \
       NAME(const unsigned char* weight, const __grid_constant__ TensorMap x, const u16* bias, u16* out, int M, int N,    \
            int K, int splits, int row_tiles) {                                                                           \
-    tiled_w4<ROWS, WGS, STAGES, GROUPS, SCALED, GATED, REGISTERS>(weight, &x, bias, out, M, N, K, splits, row_tiles);            \
+    tiled_w4<CODES, ROWS, WGS, STAGES, GROUPS, SCALED, GATED, REGISTERS>(weight, &x, bias, out, M, N, K, splits,         \
+                                                                         row_tiles);                                     \
   }

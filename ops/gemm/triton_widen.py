@@ -53,7 +53,7 @@ def widen(weight: Tensor, scales: Tensor, in_features: int, dtype: torch.dtype) 
 
 @triton.jit
 def _widen_pieces(piece_ptr, out_ptr, IN: tl.constexpr, OUT: tl.constexpr, GROUPS: tl.constexpr, PDL: tl.constexpr):
-    # pieces [OUT / 32, chunks of 128 columns, 2048 + 128 * GROUPS bytes], as tiled_w4.py lays them -> out [OUT, IN].
+    # pieces [OUT / 32, chunks of 128 columns, 2048 + 128 * GROUPS bytes], as pieces.py lays them -> out [OUT, IN].
     piece, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     CHUNKS: tl.constexpr = (IN + 127) // 128
     word_ptr = (piece_ptr + (piece * CHUNKS + chunk) * (2048 + 128 * GROUPS)).to(tl.pointer_type(tl.int32))
@@ -70,7 +70,7 @@ def _widen_pieces(piece_ptr, out_ptr, IN: tl.constexpr, OUT: tl.constexpr, GROUP
 
 
 def widen_pieces(pieces: Tensor, out_features: int, in_features: int, dtype: torch.dtype) -> Tensor:
-    """[out_features, in_features] of a weight in the pieces of tiled_w4.py."""
+    """[out_features, in_features] of a weight in the pieces of pieces.py."""
     out = torch.empty((out_features, in_features), dtype=dtype, device=pieces.device)
     groups = (pieces.shape[2] - 2048) // 128
     _widen_pieces[pieces.shape[:2]](

@@ -1,5 +1,5 @@
 """Mixture of experts on weights in codes and scales: the grouped products of triton_grouped.py, of codes that become numbers in
-registers; of four bits on Hopper those of experts_w4.cu, where it has them.
+registers; of four bits and fp8 on Hopper those of experts_coded.cu, where it has them.
 
 For Triton codes lie as gemm/coded.py lays those of a linear layer, expert behind expert. The sum over a group of columns is in
 float32 and meets the scales there."""
@@ -14,13 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ops.cuda.program import missing_for_hopper
-from ops.gemm import tiled_w4
+from ops.gemm import pieces
 from ops.gemm.coded import Stack, in_rows, stacked
 from ops.gemm.dequantize import codes_of
 from ops.gemm.triton_coded import numbers
 from ops.gemm.weight import check_refill, overwrite
 from ops.launch import overlap, wait_for_previous
-from ops.moe import experts_w4
+from ops.moe import experts_coded
 from ops.moe.triton_experts import GroupedExpertWeights, tiles_for
 from ops.moe.triton_grouped import Added, find, load_columns, write
 from ops.moe.triton_route import Routed
@@ -34,7 +34,7 @@ _MAX_COLUMNS, _MANY_ROWS, _MAX_STAGES = 128, 128, 3
 
 class _Kept(NamedTuple):
     """Of all experts: weight [E, out, bytes of a row], scales [E, groups, out], and the order of their columns [E, in], if any.
-    `in_pieces`: instead the weight is in the pieces of gemm/tiled_w4.py, scales among them, and `scales` [E, 0, out] empty."""
+    `in_pieces`: instead the weight is in the pieces of gemm/pieces.py, scales among them, and `scales` [E, 0, out] empty."""
 
     codes: WeightFormat
     weight: Tensor
@@ -76,8 +76,8 @@ class CodedExpertWeights(GroupedExpertWeights):
         stack = stacked(parts_of(stored), 1 if current is None else current.groups)
         groups = stack.scales.shape[0]
         check_refill("weight", (len(stack.weight), stack.in_features), self.shape.matrix(half))
-        in_pieces = self._in_pieces(half, stack) if current is None else current.in_pieces
-        weight = tiled_w4.in_pieces(codes_of(W4, stack.weight), stack.scales) if in_pieces else in_rows(stack)
+        in_pieces = self._in_pieces(formats[0], half, stack) if current is None else current.in_pieces
+        weight = _pieces(formats[0], stack) if in_pieces else in_rows(stack)
         scales = stack.scales[:0] if in_pieces else stack.scales
         if current is None:
             order = None if stack.order is None else self._room(stack.order)
@@ -93,10 +93,10 @@ class CodedExpertWeights(GroupedExpertWeights):
         overwrite(current.scales[expert], scales, "scales")
         overwrite(None if current.order is None else current.order[expert], stack.order, "order")
 
-    def _in_pieces(self, half: Half, stack: Stack) -> bool:
-        if missing_for_hopper() is not None or stack.order is not None or stack.scales.dtype != torch.int32:
+    def _in_pieces(self, codes: WeightFormat, half: Half, stack: Stack) -> bool:
+        if missing_for_hopper() is not None or stack.order is not None:
             return False
-        return experts_w4.fits(self.shape, stack.scales.shape[0], half)
+        return experts_coded.fits(codes, self.shape, stack.scales.shape[0], half)
 
     def _room(self, one: Tensor) -> Tensor:
         return one.new_empty((self.shape.num_experts, *one.shape), device=self._device)
@@ -106,8 +106,12 @@ class CodedExpertWeights(GroupedExpertWeights):
         kept, bias = self._weights[half], self._biases.get(half)
         if not kept.in_pieces:
             return _launch(self.shape, half, kept, bias, x, routed, tiles)
-        experts_w4.compile_ahead(tiled_w4.groups_of(kept.weight), x.dtype, x.device)
-        return experts_w4.experts_w4(self.shape, half, kept.weight, bias, x, routed)
+        experts_coded.compile_ahead(kept.codes, pieces.groups_of(kept.codes, kept.weight), x.dtype, x.device)
+        return experts_coded.experts_coded(kept.codes, self.shape, half, kept.weight, bias, x, routed)
+
+
+def _pieces(codes: WeightFormat, stack: Stack) -> Tensor:
+    return pieces.in_pieces(codes, codes_of(codes, stack.weight), stack.scales)
 
 
 @triton.jit

@@ -98,7 +98,9 @@ def bench_tiles(counts: Sequence[int]) -> None:
             chosen, chosen_splits = tiled_w4.choose(count, in_features, out_features, 1, gated, 132)
             sizes = {chosen.rows} if count < 128 else {128, 256}
             known = [tile for tile in tiled_w4.tiles(1, gated) if tile.rows in sizes]
-            tiled_w4.program().compile_ahead([tile.name for tile in known], torch.bfloat16, torch.device("cuda", 0))
+            tiled_w4.program().compile_ahead(
+                [tile.name("tiled_w4") for tile in known], torch.bfloat16, torch.device("cuda", 0)
+            )
             times = {}
             for tile in known:
                 for splits in (1, 2, 4, 8):

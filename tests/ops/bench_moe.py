@@ -126,7 +126,14 @@ def coded_experts(codes: WeightFormat, group: int) -> CodedExpertWeights:
 def candidates(num_tokens: int) -> Iterator[ProductTiles]:
     per_expert = num_tokens * ROUTING.top_k / SHAPE.num_experts
     if per_expert <= 16:
-        for columns, depth, warps in ((32, 128, 4), (32, 256, 2), (64, 64, 4), (64, 128, 4), (128, 64, 4)):
+        for columns, depth, warps in (
+            (32, 128, 4),
+            (32, 256, 2),
+            (32, 256, 4),
+            (64, 64, 4),
+            (64, 128, 4),
+            (128, 64, 4),
+        ):
             yield from (ProductTiles(16, columns, depth, warps, stages) for stages in (3, 5))
     if 4 <= per_expert <= 64:
         yield from (ProductTiles(32, columns, depth, 4, 4) for columns in (64, 128) for depth in (64, 128))
@@ -135,7 +142,7 @@ def candidates(num_tokens: int) -> Iterator[ProductTiles]:
         yield from (ProductTiles(128, columns, 64, 8, stages) for columns in (64, 128, 256) for stages in (3, 4))
 
 
-def try_tiles(counts: list[int], layers: list[TritonExpertWeights]) -> None:
+def try_tiles(counts: list[int], layers: Sequence[GroupedExpertWeights]) -> None:
     for num_tokens in counts:
         steps = steps_of(num_tokens, layers)
         for half in HALVES:
@@ -151,7 +158,7 @@ def try_tiles(counts: list[int], layers: list[TritonExpertWeights]) -> None:
             print(f"{num_tokens} tokens, {half}: floor {floor((half,), steps):.1f}, best {found}", flush=True)
 
 
-def compile_all(counts: list[int], layers: list[TritonExpertWeights], *, tiles: bool) -> None:
+def compile_all(counts: list[int], layers: Sequence[GroupedExpertWeights], *, tiles: bool) -> None:
     """At the same time, what is measured one after another."""
     step = steps_of(1, layers)[0]
     choices = [layers[0].choose(count, ROUTING.top_k) for count in counts]
@@ -176,8 +183,13 @@ def main() -> None:
     for layer in layers:
         for weight in layer.weights.values():
             weight.normal_(std=0.02)
-    if "coded" in sys.argv[1:]:
+    if "coded" in sys.argv[1:] and not tiles:
         coded(counts, layers)
+        return
+    if tiles and "coded" in sys.argv[1:]:  # of fp8, a scale a row
+        filled = [coded_experts(FP8, 0) for _ in range(LAYERS)]
+        compile_all(counts, filled, tiles=True)
+        try_tiles(counts, filled)
         return
     compile_all(counts, layers, tiles=tiles)
     if tiles:

@@ -8,7 +8,7 @@ import torch
 import ops
 from ops.cuda.program import missing_for_hopper
 from ops.gemm.dequantize import dequantize
-from ops.moe import experts_w4
+from ops.moe import experts_coded
 from ops.moe.triton_coded import CodedExpertWeights
 from ops.moe.triton_experts import mix
 from ops.moe.triton_gather import gather
@@ -86,21 +86,22 @@ def test_a_row_for_each_pair(device):
 
 
 def test_every_number_of_pairs_has_an_instance():
-    for groups in (1, 2, 4):
-        known = experts_w4.tiles(groups, gated=True)
+    for codes, groups in ((FP8, 1), (W4, 1), (W4, 2), (W4, 4)):
+        known = experts_coded.tiles(codes, groups, gated=True)
         assert all(each.shared_bytes + 4 * 512 <= 227 << 10 and each.stages >= 2 for each in known)
         for pairs in (0.1, 1, 6, 20, 70, 500):
-            assert experts_w4.choose(pairs, groups, gated=True) in known
-    assert experts_w4.fits(ops.ExpertShape(128, 2048, 768), 16, "gate_up")
-    assert experts_w4.fits(ops.ExpertShape(128, 2048, 768), 6, "down")
-    assert not experts_w4.fits(ops.ExpertShape(4, 192, 96, True, Clamped(1.702, 7.0)), 1, "down")
+            assert experts_coded.choose(codes, pairs, groups, gated=True) in known
+    assert experts_coded.fits(W4, ops.ExpertShape(128, 2048, 768), 16, "gate_up")
+    assert experts_coded.fits(FP8, ops.ExpertShape(128, 2048, 768), 6, "down")
+    assert not experts_coded.fits(FP8, ops.ExpertShape(128, 2048, 768), 12, "down")  # groups of 64
+    assert not experts_coded.fits(W4, ops.ExpertShape(4, 192, 96, True, Clamped(1.702, 7.0)), 1, "down")
 
 
 @pytest.mark.skipif(missing_for_hopper() is not None, reason=str(missing_for_hopper()))
 @pytest.mark.gpu
-@pytest.mark.parametrize("group", [128, 64, 32])
+@pytest.mark.parametrize(("codes", "group"), [(W4, 128), (W4, 64), (W4, 32), (FP8, 128), (FP8, 0)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_experts_in_four_bits_come_out_of_registers(group, dtype):
+def test_experts_come_out_of_registers(codes, group, dtype):
     """Every instance, experts that nobody chose, and some whose pairs are more than a tile."""
     shape = ops.ExpertShape(24, 384, 256 if group == 128 else 192, True)
     for num_tokens, top_k in ((1, 2), (40, 4), (70, 4), (100, 8), (600, 8)):
@@ -108,10 +109,12 @@ def test_experts_in_four_bits_come_out_of_registers(group, dtype):
         experts = CodedExpertWeights(shape, dtype, torch.device("cuda"))
         for half, weights in case.weights.items():
             for expert, weight in enumerate(weights):
-                stored = drawn(W4, *weight.shape, weight.shape[1] // group, zeros=True, seed=expert)
+                groups = weight.shape[1] // group if group else 1
+                stored = drawn(codes, *weight.shape, groups, zeros=codes == W4, seed=expert)
                 weight.copy_(dequantize(stored, torch.float64))
                 bias = case.biases[half][expert].to("cuda", dtype)
                 experts.fill(half, expert, to(stored, "cuda").with_bias(bias))
+        assert all(kept.in_pieces for kept in experts._weights.values())
         inputs = case.inputs(dtype, "cuda")
         choice = experts.choose(num_tokens, top_k)
         out = mix(experts, inputs["x"], inputs["logits"], case.routing, None, inputs["plus"], choice)

@@ -8,7 +8,7 @@ import torch
 
 import ops
 from ops import native
-from ops.gemm import few_rows_coded, tiled_w4, triton_coded, triton_widen
+from ops.gemm import few_rows_coded, pieces, triton_coded, triton_widen
 from ops.gemm.blocks import as_blocks
 from ops.gemm.coded import CodedLinearWeight, laid
 from ops.gemm.dequantize import MAX_FP8, codes_of, dequantize, round_to_fp8
@@ -176,7 +176,7 @@ def test_every_stream_at_every_shape(codes, dtype):
             stored = to(drawn(codes, out_features, in_features, groups, zeros=True), "cuda")
             weight, scales, _, _ = laid((stored,))
             if codes == W4:
-                weight, scales = tiled_w4.in_pieces(codes_of(W4, stored.weight), scales), None
+                weight, scales = pieces.in_pieces(W4, codes_of(W4, stored.weight), scales), None
             for num_rows in sorted({1, 8 * variant.tiles - 3, 8 * variant.tiles}):
                 x = torch.randn(num_rows, in_features, device="cuda", dtype=dtype)
                 bias = torch.randn(out_features, device="cuda", dtype=dtype)

@@ -12,7 +12,7 @@ from ops.attention import prefill
 from ops.collective import peer_memory
 from ops.cuda.program import Program
 from ops.gemm import few_rows, few_rows_coded, tiled, tiled_fp8, tiled_w4
-from ops.moe import experts_w4
+from ops.moe import experts_coded
 from ops.stored import FP8, W4
 from ops.tuning.files import read
 
@@ -24,7 +24,7 @@ PROGRAMS = {
     "tiled": tiled._PROGRAM,
     "tiled_w4": tiled_w4.program(),
     "tiled_fp8": tiled_fp8.program(),
-    "experts_w4": experts_w4.program(),
+    "experts_coded": experts_coded.program(),
     "decode": decode._program(read("nvidia-h200").tuning(132).attention.decode, False),
     "decode_fp8": decode._program(read("nvidia-h200").tuning(132).attention.decode, True),
     "prefill": prefill._PROGRAM,

@@ -7,10 +7,10 @@ import torch
 
 import ops
 from ops.cuda.program import missing_for_hopper
-from ops.gemm import tiled_w4, triton_widen
+from ops.gemm import pieces, tiled_w4, triton_widen
 from ops.gemm.coded import TiledLinearWeight, prepare, stacked
 from ops.gemm.dequantize import codes_of, dequantize
-from ops.stored import W4, StoredWeight
+from ops.stored import FP8, W4, StoredWeight
 from tests.ops.places import DEVICES
 from tests.ops.test_coded_linear import TOLERANCE, drawn, error, exact, to
 
@@ -19,7 +19,7 @@ ON_HOPPER = pytest.mark.skipif(missing_for_hopper() is not None, reason=str(miss
 
 def pieces_of(stored: StoredWeight) -> torch.Tensor:
     stack = stacked((stored,))
-    return tiled_w4.in_pieces(codes_of(W4, stack.weight), stack.scales)
+    return pieces.in_pieces(W4, codes_of(W4, stack.weight), stack.scales)
 
 
 def gated(wanted: torch.Tensor) -> torch.Tensor:
@@ -29,10 +29,10 @@ def gated(wanted: torch.Tensor) -> torch.Tensor:
 
 def test_each_lane_finds_its_codes_side_by_side():
     stored = drawn(W4, 48, 256, 4, zeros=True)
-    pieces, codes = pieces_of(stored), codes_of(W4, stored.weight)
-    assert pieces.shape == (2, 2, 32 * (64 + 2 * 4))
+    laid, codes = pieces_of(stored), codes_of(W4, stored.weight)
+    assert laid.shape == (2, 2, 32 * (64 + 2 * 4))
     for row, column in ((0, 0), (17, 1), (31, 9), (33, 127), (47, 128), (40, 255)):
-        piece = pieces[row // 32, column // 128]
+        piece = laid[row // 32, column // 128]
         word, bits = column % 128 // 32, column % 32 // 8 * 4  # columns 8 apart are 4 bits apart
         lane, half = column % 8 // 2, column % 2
         words = piece[: 32 * 64].view(torch.int32).view(32, 4, 4)
@@ -40,6 +40,22 @@ def test_each_lane_finds_its_codes_side_by_side():
         scale = piece[32 * 64 :].view(torch.int32).view(2, 32)[column % 128 // 64, row % 32]
         assert scale & 15 == stored.tensors["zeros"][row, column // 64]
         assert (scale & -256).view(torch.float32) == stored.tensors["scales"][row, column // 64]
+
+
+def test_each_lane_finds_its_fp8_side_by_side():
+    stored = drawn(FP8, 48, 256, 2)
+    codes, scales = stored.weight.view(torch.uint8), stored.tensors["scales"].t().contiguous()
+    laid = pieces.in_pieces(FP8, codes, scales)
+    assert laid.shape == (2, 2, 32 * (128 + 4))
+    assert pieces.groups_of(FP8, laid) == 1
+    for row, column in ((0, 0), (17, 1), (31, 9), (33, 127), (47, 128), (40, 255), (5, 70)):
+        piece, inside = laid[row // 32, column // 128], column % 128
+        halves = piece[: 32 * 128].view(2, 32, 4, 4, 2, 2)  # [half, row, lane, word, 8 columns, column]
+        lane = inside % 8 // 2
+        assert (
+            halves[inside // 64, row % 32, lane, inside % 64 // 16, inside % 16 // 8, inside % 2] == codes[row, column]
+        )
+        assert piece[32 * 128 :].view(torch.float32)[row % 32] == scales[column // 128, row]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -51,11 +67,11 @@ def test_pieces_are_widened(device, in_features, groups):
 
 
 def test_every_shape_has_an_instance_or_says_that_it_has_none():
-    assert tiled_w4.groups_of_chunk(4096, 1) == tiled_w4.groups_of_chunk(4096, 16) == 1
-    assert [tiled_w4.groups_of_chunk(4096, 4096 // group) for group in (128, 64, 32, 16)] == [1, 2, 4, None]
-    assert tiled_w4.groups_of_chunk(576, 3) is None  # groups of 192
-    assert tiled_w4.fits(48, 192, 1)
-    assert not tiled_w4.fits(40, 192, 1)
+    assert pieces.groups_of_chunk(W4, 4096, 1) == pieces.groups_of_chunk(W4, 4096, 16) == 1
+    assert [pieces.groups_of_chunk(W4, 4096, 4096 // group) for group in (128, 64, 32, 16)] == [1, 2, 4, None]
+    assert pieces.groups_of_chunk(W4, 576, 3) is None  # groups of 192
+    assert pieces.fits(W4, 48, 192, 1)
+    assert not pieces.fits(W4, 40, 192, 1)
     for groups in (1, 2, 4):
         known = tiled_w4.tiles(groups, gated=True)
         assert all(each.shared_bytes <= 227 << 10 and each.stages >= 2 for each in known)
@@ -72,17 +88,17 @@ def test_every_shape_has_an_instance_or_says_that_it_has_none():
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_every_instance_at_odd_shapes(groups, dtype):
     instances = [each for gate in (False, True) for each in tiled_w4.tiles(groups, gate)]
-    tiled_w4.program().compile_ahead([each.name for each in instances], dtype, torch.device("cuda", 0))
+    tiled_w4.program().compile_ahead([each.name("tiled_w4") for each in instances], dtype, torch.device("cuda", 0))
     for out_features, in_features in ((192, 640), (1088, 1152), (64, 128)):
         stored = to(drawn(W4, out_features, in_features, in_features // 128 * groups, zeros=True), "cuda")
         bias = torch.randn(out_features, device="cuda", dtype=dtype)
-        pieces = pieces_of(stored)
+        laid = pieces_of(stored)
         for tile in instances:
             for num_rows, splits in ((tile.rows - 3, 1), (tile.rows, 4), (2 * tile.rows + 1, 2)):
                 if splits * 128 > in_features:
                     continue
                 x = torch.randn(num_rows, in_features, device="cuda", dtype=dtype)
-                out = tiled_w4.tiled_w4(x, pieces, out_features, bias, gated=tile.gated, tile=tile, splits=splits)
+                out = tiled_w4.tiled_w4(x, laid, out_features, bias, gated=tile.gated, tile=tile, splits=splits)
                 wanted = exact(x, stored.with_bias(bias))
                 wanted = gated(wanted) if tile.gated else wanted
                 assert error(out, wanted) < (2 if tile.gated else 1) * TOLERANCE[dtype], (tile, num_rows, splits)

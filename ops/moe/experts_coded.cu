@@ -1,4 +1,4 @@
-// A grouped product of experts in four bits (../gemm/w4.cuh): pairs of token and expert stand sorted by expert, and x has a row of each.
+// A grouped product of experts in codes (../gemm/pieces.cuh): pairs of token and expert stand sorted by expert, and x has a row of each.
 //
 // FIRST: out [pairs, N / 2] is silu(gate) * up, by place. Else out [pairs, N] by pair, times its share. Blocks stay while there are
 // tiles, of ROWS pairs of an expert by WGS * 64 rows of its matrix: the thread that copies is ahead of those that multiply, in the
@@ -15,14 +15,14 @@ struct PairRows {  // where the sums of places go: to the row of each one's pair
   __device__ __forceinline__ float weight(int m) const { return share[order[m]]; }
 };
 
-template <int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool FIRST, int REGISTERS>
-__device__ __forceinline__ void experts_w4(const unsigned char* weight, const TensorMap* x_map, const u16* bias, const int* order,
+template <class CODES, int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool FIRST, int REGISTERS>
+__device__ __forceinline__ void experts_coded(const unsigned char* weight, const TensorMap* x_map, const u16* bias, const int* order,
                                            const int* starts, const float* share, u16* out, int experts, int N, int K) {
   extern __shared__ unsigned char shared[];
   __shared__ u64 full[STAGES], empty[STAGES];
   __shared__ int upto[MAX_EXPERTS];  // tiles of pairs, up to and with those of an expert
   let_next_start();
-  W4Ring<ROWS, WGS, STAGES, GROUPS, SCALED, FIRST> ring(shared, full, empty);
+  Ring<CODES, ROWS, WGS, STAGES, GROUPS, SCALED, FIRST> ring(shared, full, empty);
   wait_for_previous();
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (warp == 0) {
@@ -75,6 +75,10 @@ __device__ __forceinline__ void experts_w4(const unsigned char* weight, const Te
     const int expert = find(i / of_matrix), place = first_place(expert, i / of_matrix), count = starts[expert + 1] - place;
     float sums[ROWS / 2] = {};
     ring.multiply(sums, chunks);
+    if constexpr (CODES::OF_SUM != 1.f) {
+#pragma unroll
+      for (int j = 0; j < ROWS / 2; j++) sums[j] *= CODES::OF_SUM;
+    }
     const u16* of_expert = bias ? bias + long(expert) * N : bias;
     const int pair = i % of_matrix * WGS * 4 + warp;
     if constexpr (FIRST)
@@ -84,9 +88,10 @@ __device__ __forceinline__ void experts_w4(const unsigned char* weight, const Te
   }
 }
 
-#define EXPERTS_W4(NAME, ROWS, WGS, STAGES, GROUPS, SCALED, FIRST, BLOCKS, THREADS, REGISTERS)                                   \
+#define EXPERTS_CODED(NAME, CODES, ROWS, WGS, STAGES, GROUPS, SCALED, FIRST, BLOCKS, THREADS, REGISTERS)                 \
   extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                          \
       NAME(const unsigned char* weight, const __grid_constant__ TensorMap x, const u16* bias, const int* order,          \
            const int* starts, const float* share, u16* out, int experts, int N, int K) {                                 \
-    experts_w4<ROWS, WGS, STAGES, GROUPS, SCALED, FIRST, REGISTERS>(weight, &x, bias, order, starts, share, out, experts, N, K); \
+    experts_coded<CODES, ROWS, WGS, STAGES, GROUPS, SCALED, FIRST, REGISTERS>(weight, &x, bias, order, starts, share,    \
+                                                                              out, experts, N, K);                       \
   }

@@ -1,50 +1,80 @@
-// Products of a weight in four bits: codes become 16-bit floats in the registers out of which matrix instructions take them. Zero
-// points are taken off whole numbers, which is exact. Scales meet sums of a group in float32, so that nothing is rounded; or, SCALED,
-// they meet the numbers, rounded to 16 bits, so that no sum is waited for: with many rows of x that is what takes the time.
+// Products of a weight in codes of four bits or of fp8: codes become 16-bit floats in the registers out of which matrix instructions
+// take them, exactly. Scales meet sums of a group in float32, so that nothing is rounded; or, SCALED, they meet the numbers, rounded to
+// 16 bits, so that no sum is waited for: with many rows of x that is what takes the time.
 //
-// A piece of the weight (tiled_w4.py) is 32 rows by 128 columns: a lane finds the 32 codes that it needs of a row in 16 bytes, and
-// behind them are GROUPS scales of each row. A scale is a float32 without its last 8 bits, in which the zero point is.
+// A piece of the weight (pieces.py) is 32 rows by 128 columns: a lane finds the codes that it needs of a row in 16 bytes, or twice 16,
+// and behind them are GROUPS scales of each row.
 
 constexpr int CHUNK = 128, PIECE_ROWS = 32;
 
 template <int ROWS>
-struct Products {  // sums (+)= weight[64, 16] x[ROWS, 16]^T, the weight in registers; see tiled_w4.py
+struct Products {  // sums (+)= weight[64, 16] x[ROWS, 16]^T, the weight in registers; see pieces.py
   static __device__ void add(float (&sums)[ROWS / 2], const u32 (&weight)[4], u64 x, int begun);
 };
-
-// A code is the end of the mantissa of a number whose last bit is worth 1, and so is its zero point.
-#ifdef FLOAT16
-constexpr u32 BASE = 0x64006400;  // 1024
-#define DIFFERENCE "sub.rn.f16x2"
-#define PRODUCT "mul.rn.f16x2"
-#else
-constexpr u32 BASE = 0x43004300;  // 128
-#define DIFFERENCE "sub.rn.bf16x2"
-#define PRODUCT "mul.rn.bf16x2"
-#endif
-
-__device__ __forceinline__ u32 two_codes(u32 word, u32 zeros) {
-  u32 pair;
-  asm volatile("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(0x000f000f), "r"(BASE));  // (a & b) | c
-  asm volatile(DIFFERENCE " %0, %0, %1;" : "+r"(pair) : "r"(zeros));
-  return pair;
-}
 
 __device__ __forceinline__ Vec load_vec(const unsigned char* shared) { return *reinterpret_cast<const Vec*>(shared); }
 __device__ __forceinline__ u32 load_word(const unsigned char* shared) { return *reinterpret_cast<const u32*>(shared); }
 
+// How codes of a chunk become numbers: VECS of 16 bytes of a row in a lane; what a word says of scale and zero point; OF_SUM: what
+// sums are still to be multiplied by. Assembly is volatile so that it stays where it is, beside products under way.
+#ifdef FLOAT16
+#define DIFFERENCE "sub.rn.f16x2"
+#define PRODUCT "mul.rn.f16x2"
+#else
+#define DIFFERENCE "sub.rn.bf16x2"
+#define PRODUCT "mul.rn.bf16x2"
+#endif
+
+struct W4Codes {
+  static constexpr int VECS = 1;
+  static constexpr float OF_SUM = 1.f;
+  // A code is the end of the mantissa of a number whose last bit is worth 1, and so is its zero point.
+#ifdef FLOAT16
+  static constexpr u32 BASE = 0x64006400;  // 1024
+#else
+  static constexpr u32 BASE = 0x43004300;  // 128
+#endif
+  // A float32 without its last 8 bits, in which the zero point is.
+  static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word & 0xffffff00); }
+  // Of 16 columns, the `step`th of a chunk, two of the first eight or of the others.
+  static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32 scale) {
+    const u32 word = codes[0].word[step / 2] >> (step % 2 * 8 + upper * 4), zeros = BASE | (scale & 15) * 0x10001;
+    u32 pair;
+    asm volatile("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(0x000f000f), "r"(BASE));  // (a & b) | c
+    asm volatile(DIFFERENCE " %0, %0, %1;" : "+r"(pair) : "r"(zeros));
+    return pair;
+  }
+};
+
+struct Fp8Codes {  // E4M3: an exponent of four bits lands in the last ones of a wider one (few_rows_coded.cu)
+  static constexpr int VECS = 2;
+#ifdef FLOAT16
+  static constexpr u32 SHIFT = 7, MASK = 0xbf80bf80;
+  static constexpr float OF_SCALE = 1.f, OF_SUM = 256.f;
+#else
+  static constexpr u32 SHIFT = 4, MASK = 0x87f087f0;
+  static constexpr float OF_SCALE = 18446744073709551616.f, OF_SUM = 72057594037927936.f;  // 2^64 and 2^56
+#endif
+  static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word) * OF_SCALE; }
+  static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32) {
+    u32 pair;
+    asm volatile("prmt.b32 %0, %1, 0, %2;" : "=r"(pair) : "r"(codes[step / 4].word[step % 4]), "r"(upper ? 0xb3a2 : 0x9180));
+    return pair << SHIFT & MASK;
+  }
+};
+
 // Chunks of 128 columns on their way from memory to the WGS warpgroups that multiply them, STAGES at a time: WGS * 64 rows of the weight
 // and ROWS of x. GATED: half the rows are gates, the others their ups.
-template <int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool GATED>
-struct W4Ring {
-  static constexpr int PIECE = PIECE_ROWS * (CHUNK / 2 + GROUPS * 4), X_BYTES = ROWS * CHUNK * 2, W_BYTES = 2 * WGS * PIECE;
+template <class CODES, int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool GATED>
+struct Ring {
+  static constexpr int PIECE = PIECE_ROWS * (CODES::VECS * 64 + GROUPS * 4), X_BYTES = ROWS * CHUNK * 2, W_BYTES = 2 * WGS * PIECE;
   static constexpr int CONSUMERS = WGS * 128;
   unsigned char *x_stages, *w_stages;
   u64 *full, *empty;
   int stage = 0, parity = 0;
 
   // `shared`: STAGES * (X_BYTES + W_BYTES) bytes behind the next multiple of 1024. All threads meet behind this.
-  __device__ __forceinline__ W4Ring(unsigned char* shared, u64* full, u64* empty) : full(full), empty(empty) {
+  __device__ __forceinline__ Ring(unsigned char* shared, u64* full, u64* empty) : full(full), empty(empty) {
     x_stages = shared + (1024 - address_of(shared) % 1024) % 1024;
     w_stages = x_stages + STAGES * X_BYTES;
     if (threadIdx.x == 0) {
@@ -83,16 +113,19 @@ struct W4Ring {
     const int upper_piece = of_group * 2 + (GATED ? 0 : in_group / 2), lower_piece = GATED ? upper_piece + 1 : upper_piece;
     const unsigned char* upper_at = w_stages + upper_piece * PIECE + upper_row * 64 + lane % 4 * 16;
     const unsigned char* lower_at = w_stages + lower_piece * PIECE + lower_row * 64 + lane % 4 * 16;
-    const int upper_scale = upper_piece * PIECE + PIECE_ROWS * 64 + upper_row * 4;
-    const int lower_scale = lower_piece * PIECE + PIECE_ROWS * 64 + lower_row * 4;
+    const int upper_scale = upper_piece * PIECE + PIECE_ROWS * CODES::VECS * 64 + upper_row * 4;
+    const int lower_scale = lower_piece * PIECE + PIECE_ROWS * CODES::VECS * 64 + lower_row * 4;
 
     float part[SCALED ? 1 : ROWS / 2];
     u32 numbers[2][2][4];  // of a quarter of a chunk each
-    Vec codes[2];
+    Vec codes[2][CODES::VECS];
     u32 scale[GROUPS][2];
     auto load_codes = [&](int stage) {
-      codes[0] = load_vec(upper_at + stage * W_BYTES);
-      codes[1] = load_vec(lower_at + stage * W_BYTES);
+#pragma unroll
+      for (int i = 0; i < CODES::VECS; i++) {
+        codes[0][i] = load_vec(upper_at + stage * W_BYTES + i * PIECE_ROWS * 64);
+        codes[1][i] = load_vec(lower_at + stage * W_BYTES + i * PIECE_ROWS * 64);
+      }
 #pragma unroll
       for (int i = 0; i < GROUPS; i++) {
         scale[i][0] = load_word(w_stages + stage * W_BYTES + upper_scale + i * PIECE_ROWS * 4);
@@ -104,13 +137,12 @@ struct W4Ring {
       for (int step = 0; step < 2; step++)
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-          const u32 word = codes[row].word[quarter] >> (step * 8);
-          const u32 zeros = BASE | (scale[quarter * GROUPS / 4][row] & 15) * 0x10001;
+          const u32 of_group = scale[quarter * GROUPS / 4][row];
           u32(&to)[4] = numbers[quarter % 2][step];
-          to[row] = two_codes(word, zeros);
-          to[row + 2] = two_codes(word >> 4, zeros);
+          to[row] = CODES::two(codes[row], quarter * 2 + step, 0, of_group);
+          to[row + 2] = CODES::two(codes[row], quarter * 2 + step, 1, of_group);
           if constexpr (SCALED) {
-            const float by = __uint_as_float(scale[quarter * GROUPS / 4][row] & 0xffffff00);
+            const float by = CODES::scale(of_group);
             const u32 both = pack(by, by);
             asm volatile(PRODUCT " %0, %0, %1;" : "+r"(to[row]) : "r"(both));
             asm volatile(PRODUCT " %0, %0, %1;" : "+r"(to[row + 2]) : "r"(both));
@@ -128,7 +160,7 @@ struct W4Ring {
 #pragma unroll
       for (int group = 0; group < GROUPS; group++)
 #pragma unroll
-        for (int row = 0; row < 2; row++) by[group][row] = __uint_as_float(scale[group][row] & 0xffffff00);
+        for (int row = 0; row < 2; row++) by[group][row] = CODES::scale(scale[group][row]);
 #pragma unroll
       for (int quarter = 0; quarter < 4; quarter++) {
         begin_products();

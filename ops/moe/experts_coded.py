@@ -1,5 +1,5 @@
-"""Grouped products of experts in four bits on Hopper, out of registers (experts_w4.cu): weights lie in the pieces of
-gemm/tiled_w4.py, expert behind expert."""
+"""Grouped products of experts in four bits or fp8 on Hopper, out of registers (experts_coded.cu): weights lie in the pieces of
+gemm/pieces.py, expert behind expert."""
 
 from __future__ import annotations
 
@@ -12,35 +12,38 @@ from torch import Tensor
 from ops import tuning
 from ops.cuda.program import CompiledKernel, Program
 from ops.cuda.tensor_map import tensor_map
-from ops.gemm import tiled_w4
-from ops.gemm.tiled_w4 import Tile
+from ops.gemm import pieces as lie
+from ops.gemm.pieces import Tile
 from ops.moe.triton_gather import gather
 from ops.moe.triton_route import Routed
 from ops.moe.weights import ExpertShape, Half
+from ops.stored import FP8, W4, WeightFormat
 
-_GEMM = Path(tiled_w4.__file__).parent
+_GEMM = Path(lie.__file__).parent
+_KERNEL = "experts_coded"
 _BOX = 64  # columns of x in one copy
 _MAX_EXPERTS = 512
 
 
-def fits(shape: ExpertShape, groups: int, half: Half) -> bool:
+def fits(codes: WeightFormat, shape: ExpertShape, groups: int, half: Half) -> bool:
     """Whether a half of such experts, with so many groups of columns, is computed here: gated by silu, in whole pieces."""
     out_features, in_features = shape.matrix(half)
-    whole = shape.hidden_size % 64 == 0 and shape.intermediate_size % tiled_w4.PIECE_ROWS == 0
+    whole = shape.hidden_size % 64 == 0 and shape.intermediate_size % lie.PIECE_ROWS == 0
     gated = shape.gated and shape.activation == "silu" and shape.num_experts <= _MAX_EXPERTS
-    return whole and gated and tiled_w4.fits(out_features, in_features, groups)
+    return whole and gated and lie.fits(codes, out_features, in_features, groups)
 
 
-def experts_w4(
-    shape: ExpertShape, half: Half, pieces: Tensor, bias: Tensor | None, x: Tensor, routed: Routed, tile: Tile | None = None
+def experts_coded(
+    codes: WeightFormat, shape: ExpertShape, half: Half, pieces: Tensor, bias: Tensor | None, x: Tensor, routed: Routed,
+    tile: Tile | None = None,
 ) -> Tensor:  # fmt: skip
     """gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by pair, weighted. pieces
-    [E, ...]: as of `tiled_w4.in_pieces`."""
+    [E, ...]: as of `pieces.in_pieces`."""
     first, num_pairs = half == "gate_up", routed.order.shape[0]
     out_features, in_features = shape.matrix(half)
     x = gather(x, routed.order, routed.chosen.weights.shape[1]) if first else x.contiguous()
     if tile is None:
-        tile = choose(num_pairs / shape.num_experts, tiled_w4.groups_of(pieces), gated=first)
+        tile = choose(codes, num_pairs / shape.num_experts, lie.groups_of(codes, pieces), gated=first)
     multiprocessors = tuning.of(x.device).multiprocessors
     max_tiles = -(-num_pairs // tile.rows) + min(num_pairs, shape.num_experts)
     num_blocks = min(multiprocessors * tile.blocks, max_tiles * -(-out_features // (64 * tile.wgs)))
@@ -53,11 +56,11 @@ def experts_w4(
     return out
 
 
-def choose(pairs_per_expert: float, groups: int, *, gated: bool) -> Tile:
+def choose(codes: WeightFormat, pairs_per_expert: float, groups: int, *, gated: bool) -> Tile:
     """The quickest instance for so many pairs on average: most experts' are one tile."""
     most = next((rows for rows in _SHAPES if pairs_per_expert * 1.5 <= rows), max(_SHAPES))
     wgs, blocks = _SHAPES[most]
-    return tiled_w4.tile_of(most, wgs, blocks, False, groups, gated, spare_bytes=_MAX_EXPERTS * 4)
+    return lie.tile_of(codes, most, wgs, blocks, False, groups, gated, spare_bytes=_MAX_EXPERTS * 4)
 
 
 _SHAPES = {
@@ -69,40 +72,32 @@ _SHAPES = {
 }  # rows of x: warpgroups, and blocks of a multiprocessor
 
 
-def tiles(groups: int, *, gated: bool) -> list[Tile]:
+def tiles(codes: WeightFormat, groups: int, *, gated: bool) -> list[Tile]:
     """All that `choose` may say."""
-    return [choose(rows / 1.5, groups, gated=gated) for rows in _SHAPES]
+    return [choose(codes, rows / 1.5, groups, gated=gated) for rows in _SHAPES]
 
 
 @functools.cache
-def compile_ahead(groups: int, dtype: torch.dtype, device: torch.device) -> None:
+def compile_ahead(codes: WeightFormat, groups: int, dtype: torch.dtype, device: torch.device) -> None:
     """Begin to compile what any number of pairs may need, once."""
-    names = [_name(tile) for gated in (False, True) for tile in tiles(groups, gated=gated)]
+    names = [tile.name(_KERNEL) for gated in (False, True) for tile in tiles(codes, groups, gated=gated)]
     program().compile_ahead(names, dtype, device)
-
-
-def _name(tile: Tile) -> str:
-    return tile.name.replace("tiled", "experts")
 
 
 @functools.cache
 def program() -> Program:
     """Made with the first weight: no start without such weights is to compile it."""
-    known = [tile for groups in tiled_w4.GROUPS for gated in (False, True) for tile in tiles(groups, gated=gated)]
-    parts = [
-        _GEMM.parent / "cuda" / "hopper.cuh",
-        _GEMM / "tile_end.cuh",
-        _GEMM / "w4.cuh",
-        Path(__file__).with_suffix(".cu"),
-    ]
-    instances = {_name(tile): tile.source.replace("TILED", "EXPERTS").replace("tiled", "experts") for tile in known}
+    written = [(FP8, 1), *((W4, groups) for groups in lie.GROUPS)]
+    known = [tile for each in written for gated in (False, True) for tile in tiles(*each, gated=gated)]
+    sources = [_GEMM.parent / "cuda" / "hopper.cuh", _GEMM / "tile_end.cuh", _GEMM / "pieces.cuh"]
     return Program(
-        parts, instances, prelude=tiled_w4.products(tile.rows for tile in known), architecture="sm_90a", listed=False
-    )
+        [*sources, Path(__file__).with_suffix(".cu")], {tile.name(_KERNEL): tile.source(_KERNEL) for tile in known},
+        prelude=lie.products(tile.rows for tile in known), architecture="sm_90a", listed=False,
+    )  # fmt: skip
 
 
 @functools.cache
 def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
-    kernel = program().kernel(_name(tile), dtype, device)
+    kernel = program().kernel(tile.name(_KERNEL), dtype, device)
     kernel.allow_shared_bytes(tile.shared_bytes)
     return kernel

@@ -1,0 +1,141 @@
+"""Pieces: how codes lie that matrix instructions take out of registers (pieces.cuh), and instances of kernels that read them.
+
+A piece is 32 rows by 128 columns, in which each lane finds its codes side by side, and behind them the scales of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ops.gemm import warpgroups
+from ops.stored import FP8, W4, WeightFormat
+
+CHUNK = 128  # columns
+PIECE_ROWS = 32
+GROUPS = (1, 2, 4)  # scales of a row in a chunk
+_NAMES = {W4: "W4Codes", FP8: "Fp8Codes"}
+_BYTES = {W4: CHUNK // 2, FP8: CHUNK}  # of codes of a row
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One instance of such a kernel: `rows` of x by 64 times `wgs` rows of the weight, `stages` chunks under way, `blocks` of it on
+    a multiprocessor, for a weight with so many `groups` in a chunk. `scaled`: scales meet rounded numbers, not sums."""
+
+    codes: WeightFormat
+    rows: int
+    wgs: int
+    stages: int
+    blocks: int
+    groups: int
+    scaled: bool
+    gated: bool
+
+    def name(self, kernel: str) -> str:
+        sizes = self.rows, self.wgs, self.stages, self.blocks, self.groups, int(self.scaled), int(self.gated)
+        return "_".join(map(str, (kernel, self.codes, *sizes)))
+
+    def source(self, kernel: str) -> str:
+        """The line that makes it from the template of this name."""
+        sizes = self.rows, self.wgs, self.stages, self.groups, int(self.scaled), int(self.gated)
+        registers = warpgroups.registers(self.rows, self.wgs, self.blocks)
+        words = self.name(kernel), _NAMES[self.codes], *sizes, self.blocks, self.threads, registers
+        return f"{kernel.upper()}({', '.join(map(str, words))})"
+
+    @property
+    def threads(self) -> int:
+        return warpgroups.threads(self.rows, self.wgs)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * _stage_bytes(self.codes, self.rows, self.wgs, self.groups) + warpgroups.ALIGNMENT
+
+
+def tile_of(
+    codes: WeightFormat, rows: int, wgs: int, blocks: int, scaled: bool, groups: int, gated: bool, spare_bytes: int = 0
+) -> Tile:  # fmt: skip
+    """With as many stages as there is room for beside `spare_bytes` of each block."""
+    stages = warpgroups.stages(_stage_bytes(codes, rows, wgs, groups), blocks, spare_bytes)
+    return Tile(codes, rows, wgs, stages, blocks, groups, scaled, gated)
+
+
+def _stage_bytes(codes: WeightFormat, rows: int, wgs: int, groups: int) -> int:
+    return rows * CHUNK * 2 + 2 * wgs * PIECE_ROWS * (_BYTES[codes] + groups * 4)
+
+
+def groups_of_chunk(codes: WeightFormat, in_features: int, groups: int) -> int | None:
+    """Scales of a row in a chunk, for `groups` in all; None where no instance has so many."""
+    if groups == 1:
+        return 1
+    group, rest = divmod(in_features, groups)
+    if rest or (group % CHUNK and CHUNK % group):
+        return None
+    found = max(1, CHUNK // group)
+    return found if found in (GROUPS if codes == W4 else (1,)) else None
+
+
+def fits(codes: WeightFormat, out_features: int, in_features: int, groups: int) -> bool:
+    if codes not in _NAMES or groups_of_chunk(codes, in_features, groups) is None:
+        return False
+    return out_features % 16 == 0 and in_features % 8 == 0
+
+
+def can_gate(out_features: int) -> bool:
+    """Whether gates and ups are whole pieces."""
+    return out_features % (2 * PIECE_ROWS) == 0
+
+
+def groups_of(codes: WeightFormat, pieces: Tensor) -> int:
+    """Scales of a row in a chunk."""
+    return (pieces.shape[-1] // PIECE_ROWS - _BYTES[codes]) // 4
+
+
+def in_pieces(codes: WeightFormat, numbers: Tensor, scales: Tensor) -> Tensor:
+    """numbers [N, K] uint8, a code each, and scales [groups, N] of 32 bits, of w4 with the zero point in the last 8 -> pieces
+    [N / 32, chunks of K, bytes], `fits`. What stands beyond N and K is worth nothing.
+
+    w4: in a row's 64 bytes lane t has 16: of word i the bits 4 p and on of the half h are column 32 i + 8 p + 2 t + h. fp8: in each
+    half of a chunk the same, where byte 2 p + h of word i is column 16 i + 8 p + 2 t + h of that half."""
+    (out_features, in_features), num_groups = numbers.shape, scales.shape[0]
+    groups = groups_of_chunk(codes, in_features, num_groups)
+    assert groups is not None
+    chunks = -(-in_features // CHUNK)
+    padding = -out_features % PIECE_ROWS
+    padded = functional.pad(numbers, (0, chunks * CHUNK - in_features, 0, padding))
+    if codes == W4:
+        cut = padded.view(-1, PIECE_ROWS, chunks, 4, 4, 4, 2)  # [piece, row, chunk, i, p, t, h]
+        halves = cut.permute(0, 2, 1, 5, 3, 6, 4)  # [piece, chunk, row, t, i, h, p]
+        packed = halves[..., 0::2] | halves[..., 1::2] << 4
+    else:
+        cut = padded.view(-1, PIECE_ROWS, chunks, 2, 4, 2, 4, 2)  # [piece, row, chunk, half, i, p, t, h]
+        packed = cut.permute(0, 2, 3, 1, 6, 4, 5, 7)  # [piece, chunk, half, row, t, i, p, h]
+    packed = packed.reshape(len(cut), chunks, -1)
+    first_columns = torch.arange(chunks * groups, device=scales.device) * (CHUNK // groups)
+    per_chunk = scales[(first_columns // (in_features // num_groups)).clamp_(max=num_groups - 1)]
+    per_chunk = functional.pad(per_chunk, (0, padding))
+    of_pieces = per_chunk.view(chunks, groups, -1, PIECE_ROWS).permute(2, 0, 1, 3).contiguous()
+    return torch.cat([packed, of_pieces.view(torch.uint8).reshape(len(cut), chunks, -1)], dim=2)
+
+
+def products(sizes: Iterable[int]) -> str:
+    """The matrix instructions for so many rows of x each."""
+    return "\n".join(_products(rows) for rows in sorted(set(sizes)))
+
+
+def _products(rows: int) -> str:
+    """The matrix instruction for `rows` rows of x, whose operands cannot be counted in C++."""
+    count = rows // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    bound = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+    weight = ", ".join(f"%{count + i}" for i in range(4))
+    given = ", ".join(f'"r"(weight[{i}])' for i in range(4))
+    return f"""
+template <> __device__ __forceinline__ void Products<{rows}>::add(float (&sums)[{count}], const u32 (&weight)[4], u64 x,
+                                                                  int begun) {{
+  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 5}, 0; wgmma.mma_async.sync.aligned.m64n{rows}k16.f32." HALF "." HALF
+    " {{{sums}}}, {{{weight}}}, %{count + 4}, p, 1, 1, 0;}}" : {bound} : {given}, "l"(x), "r"(begun));
+}}"""
