@@ -32,8 +32,8 @@ from tests.server.tiny import loaded_model
 
 MAX_TOKENS = 24
 SCORED = 400  # tokens, whose logits are computed in three slices
-# The long prompts reach over a chunk of 512, into a third one and into a fourth.
-CUT = {-3: 600, -2: 1100, -1: 1700}
+# The long prompts reach over a chunk of 256, into a third one and into a seventh.
+CUT = {-3: 300, -2: 550, -1: 1700}
 
 
 @dataclass
@@ -83,19 +83,19 @@ ALL_BUT_THE_LONGEST, SOME = ALL[:-1], ALL[2:-1:5]
 
 @pytest.mark.parametrize(
     ("numbers", "budget", "together", "rounds"),
-    [(SOME, 8192, False, 1), (ALL, 8192, True, 1), (ALL, 512, True, 2), (ALL_BUT_THE_LONGEST, 16, True, 1)],
-    ids=["one by one, unlimited", "together, unlimited", "together, 512, again with prefix hits", "together, 16"],
+    [(SOME, 8192, False, 1), (ALL, 8192, True, 1), (ALL, 256, True, 2), (ALL_BUT_THE_LONGEST, 16, True, 1)],
+    ids=["one by one, unlimited", "together, unlimited", "together, 256, again with prefix hits", "together, 16"],
 )
 def test_greedy_equals_transformers(case, numbers, budget, together, rounds):
     config = EngineConfig(max_num_batched_tokens=budget, num_kv_blocks=1024)
     outcome = case.run(case.ours, config, numbers, together=together, rounds=rounds)
-    assert rounds == 1 or outcome.num_cached_tokens > 3000
+    assert rounds == 1 or outcome.num_cached_tokens > 2500
 
 
 def test_greedy_equals_transformers_without_prefix_cache_and_with_too_few_blocks(case):
     longest = max(len(case.prompts[number]) for number in ALL_BUT_THE_LONGEST) + MAX_TOKENS
     config = EngineConfig(
-        max_num_batched_tokens=512,
+        max_num_batched_tokens=256,
         num_kv_blocks=-(-longest // 16) + 1,
         max_model_len=longest,
         enable_prefix_caching=False,
