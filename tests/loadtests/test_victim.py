@@ -37,6 +37,7 @@ def test_all_of_an_attack_is_told_in_a_row():
     assert row("x", result) == "| x | 1 × 200, 2 × 429 | 1.5 | 10.0 | 25.0 | 2.5 | 100 → 101 |"
 
 
+@pytest.mark.slow
 def test_a_stream_that_ends_before_its_attack_is_told(tmp_path, capsys):
     process, address = toy(tmp_path)
     assert isinstance(process, ServerProcess)
