@@ -65,7 +65,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_slow(item.path):
+        if is_slow(item.path) or "chromium" in getattr(item, "fixturenames", ()):  # or looks at a page in a browser
             item.add_marker(pytest.mark.slow)
     if not torch.cuda.is_available():
         for item in items:
