@@ -21,8 +21,8 @@ RUN case "$DEVICE" in \
  && python -m venv /venv \
  && /venv/bin/pip install --index-url "${TORCH_INDEX:-$index}" 'torch>=2.11,<2.14'
 COPY . /src
-# With what reads pictures in chats, and forms of /v1/files.
-RUN /venv/bin/pip install '/src[batches,media]'
+# With what reads pictures in chats, and forms of /v1/files. An image without the compiled kernels of the CPU is none.
+RUN /venv/bin/pip install '/src[batches,media]' && /venv/bin/python -c 'import oneloop_native'
 
 FROM python:3.12-slim
 ARG DEVICE=cpu

@@ -224,6 +224,11 @@ class Request:
     media: tuple[MediaItem, ...] = field(default=(), repr=False)
 
     @property
+    def names(self) -> frozenset[str | None]:
+        """By which it may be aborted: its own; that of the answer of which it is a choice, `answer-number`; its parent's."""
+        return frozenset((self.id, self.id.rpartition("-")[0] or None, self.parent_id))
+
+    @property
     def cache_root(self) -> CacheRoot:
         """Whose blocks of the prefix cache it may share."""
         return cache_root(self.cache_salt, self.adapter)
@@ -687,7 +692,7 @@ class EngineClient(Protocol):
         ...
 
     def abort(self, ids: Collection[str] | None = None) -> int:
-        """End requests of these ids or parent ids, or all, with ABORT, which their readers get; how many there were."""
+        """End requests that have one of these names, or all, with ABORT, which their readers get; how many there were."""
         ...
 
     def reset_prefix_cache(self) -> None:

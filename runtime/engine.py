@@ -237,8 +237,7 @@ class Engine:
         asked = [
             number
             for number, (sequence, _, _) in self._sinks.items()
-            if not sequence.request.is_probe
-            and (ids is None or sequence.request.id in ids or sequence.request.parent_id in ids)
+            if not sequence.request.is_probe and (ids is None or not sequence.request.names.isdisjoint(ids))
         ]
         for number in asked:
             self.end(number, FinishReason.ABORT)

@@ -238,7 +238,7 @@ class FakeEngine:
         self._when_finished.append(call)
 
     def abort(self, ids: Collection[str] | None = None) -> int:
-        asked = [live for live in self._live if ids is None or {live.request.id, live.request.parent_id} & {*ids}]
+        asked = [live for live in self._live if ids is None or live.request.names & {*ids}]
         for live in asked:
             self._end(live, FinishReason.ABORT)
             live.stream.put(live.index, [], self.num_cached_tokens, FinishReason.ABORT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
 
@@ -245,6 +246,18 @@ async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest():
             engine.submit([request()])
         assert await draining == 0
         assert (await reading)[0][1] is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("name", ["answer-1", "answer", "asked"])
+async def test_a_request_is_aborted_by_its_id_its_answers_or_its_parents(name):
+    async with engine_on(FakeRunner(manual=True)) as engine:
+        asked = replace(request(name="answer-1"), parent_id="asked")
+        stays = engine.submit([request(name="answers-1")])
+        async with engine.submit([asked]) as stream, stays:
+            assert engine.abort({"nobody"}) == 0
+            assert engine.abort({name}) == 1
+            async for outputs in stream:
+                assert [output.finish for output in outputs] == [FinishReason.ABORT]
 
 
 async def test_what_outlives_the_drain_timeout_ends_with_abort():

@@ -35,7 +35,7 @@ async def test_the_prefix_cache_is_forgotten(serve):
 
 async def test_a_request_is_aborted_by_any_name_it_has(serve):
     server = await serve(paused=True)
-    for name in ("mine", "chatcmpl-mine-0"):
+    for name in ("mine", "chatcmpl-mine", "chatcmpl-mine-0"):
         answer = asyncio.create_task(
             server.post("/v1/chat/completions", {"messages": MESSAGES}, headers={"x-request-id": "mine"})
         )
