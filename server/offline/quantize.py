@@ -100,8 +100,9 @@ def report(job: Job, found: Mapping[str, Any]) -> str:
     lines = [
         f"{job.out}: {size_of(after)}, of {size_of(before)} in 16 and 32 bits; {found['num_quantised']} matrices in {job.scheme}"
         + (f", {found['num_calibrated']} of them calibrated" if found["num_calibrated"] else ""),
-        f"  rounding took {found['mean_loss']:.1%} of a matrix's length on average",
     ]
+    if not found["num_calibrated"]:  # by a text more is lost of numbers, and less of what they give
+        lines.append(f"  rounding took {found['mean_loss']:.1%} of a matrix's length on average")
     others = [name for name in found["left"] if name != "lm_head"]
     if others:
         lines.append(

@@ -131,6 +131,20 @@ def int8() -> Dialect:
     return Dialect(_compressed("int-quantized", weights), write, "w8")
 
 
+def bitsandbytes() -> Dialect:
+    def write(name: str, weight: Tensor, random: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        largest = weight.abs().amax(1)
+        codes = (weight * (127 / largest[:, None])).round().to(torch.int8)
+        tensors = {
+            f"{name}.weight": codes,
+            f"{name}.SCB": largest,
+            f"{name}.weight_format": torch.tensor(0, dtype=torch.uint8),
+        }
+        return tensors, codes.float() * largest[:, None] / 127
+
+    return Dialect({"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}, write, "w8")
+
+
 def fp8(section: Mapping[str, Any], block: tuple[int, int] | None, scale_name: str, dtype: torch.dtype) -> Dialect:
     """`block`: None for one scale; whole rows are blocks of (1, 0)."""
 
@@ -171,6 +185,7 @@ DIALECTS = {
     "pack-quantized, actorder": packed(actorder=True),
     "pack-quantized, 8 bits": packed(8),
     "int-quantized": int8(),
+    "bitsandbytes": bitsandbytes(),
     "float-quantized": fp8(_compressed("float-quantized", _FLOAT8), (1, 0), "weight_scale", torch.bfloat16),
     "fp8, one scale": fp8(BLOCKS, None, "weight_scale", torch.float32),
     "fp8, blocks of 128": fp8(BLOCKS | {"weight_block_size": [128, 128]}, (128, 128), "weight_scale_inv", torch.float32),

@@ -119,6 +119,8 @@ def test_columns_of_a_format_that_nobody_can_cut_are_refused_by_name(made):
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "gptq", "'gptq' are not supported in 3 bits"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "awq", "in the layout gemv"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "modelopt", "algorithm NVFP4"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "bitsandbytes", None),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes", "in four bits"),
         ({"quantization_config": {"quant_method": "torchao"}}, "torchao", "'torchao' are not supported"),
         ({"quantization_config": {"bits": 4}}, "None", "'None'"),
         ({"quantization_config": "hqq"}, "hqq", "'hqq'"),
