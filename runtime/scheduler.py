@@ -214,6 +214,8 @@ class Scheduler:
                 if wanted:
                     prompts.append(sequence)
                 continue
+            if sequence.request.media and not self._is_encoded(rows, sequence):
+                continue
             draft_ids = drafts.get(sequence.number, ())
             if draft_ids and not self._has_blocks(sequence, wanted + len(draft_ids)):
                 draft_ids = ()
@@ -780,6 +782,11 @@ class Scheduler:
         rows.append(self._advance(sequence, num_tokens))
         self.policy.computes(sequence, num_tokens)
         return True
+
+    def _is_encoded(self, rows: Several[ScheduledRow], sequence: Sequence) -> bool:
+        """Whether a step may compute its next token: the last of a prompt may be a picture's."""
+        in_prompt = sequence.num_computed_tokens < sequence.num_prompt_tokens
+        return not in_prompt or self._encoded(rows, sequence, 1) > 0
 
     def _encoded(self, rows: Several[ScheduledRow], sequence: Sequence, num_tokens: int) -> int:
         """How many of `num_tokens` of a prompt this step, which has `rows`, may compute: as far as its pictures and sounds are

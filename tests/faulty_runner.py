@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence as Several
 from enum import Enum
 
-from runtime.batch import NOT_FINITE, ScheduledBatch, ScheduledRow
+from runtime.batch import NOT_FINITE, EncoderWork, ScheduledBatch, ScheduledRow
 from runtime.constrain.masks import MaskWords
 from runtime.fault import Fault, RowFailed, host_fault
 from runtime.step import ForwardOutput, Step
@@ -35,6 +36,8 @@ class FaultyRunner(FakeRunner):
         self.next: deque[Fail | None] = deque()
         self.blamed: set[int] = set()
         self.num_faults = 0
+        self.encoding: list[tuple[EncoderWork, asyncio.Future[None]]] = []  # what its encoders are asked, in order
+        self.outputs: set[bytes] = set()  # of encoders, that the device has
         self._not_finite: int | None = None  # the sequence whose numbers are none, in the step being launched
 
     def launch(self, batch: ScheduledBatch) -> Step:
@@ -45,7 +48,29 @@ class FaultyRunner(FakeRunner):
         self._maybe_fail(batch)
         return super().launch_forward(batch)
 
+    def encode(self, batch: ScheduledBatch) -> list[asyncio.Future[None]]:
+        self.outputs.difference_update(batch.encoder_drops)
+        begun = [(work, asyncio.get_running_loop().create_future()) for work in batch.encoder_work]
+        self.encoding += begun
+        return [future for _, future in begun]
+
+    def complete_encoder(self, *, fails: bool = False) -> bool:
+        """What the encoders have been at for longest ends well, or costs the sequence that it is for; False where there is none."""
+        left = [(work, future) for work, future in self.encoding if not future.done()]
+        for work, future in left[:1]:
+            if fails:
+                self.num_faults += 1
+                self.blamed.add(work.number)
+                future.set_exception(RowFailed(work.number))
+            else:
+                self.outputs.add(work.key)
+                future.set_result(None)
+        return bool(left)
+
     def _begin(self, batch: ScheduledBatch) -> None:
+        for row in batch.rows:
+            for span in row.media.spans if row.media is not None else ():
+                assert span.key in self.outputs, "a step reads what no encoder has computed"
         del self.batches[len(self.sampled) :]  # a forward pass that was given up, since a step before it failed
         super()._begin(batch)
 

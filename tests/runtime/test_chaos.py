@@ -1,6 +1,6 @@
 """Chaos: engine, scheduler and streams under whatever may happen to them, in any order: requests, readers that leave or do not
-read, matchers that fail or end an answer, drafts right and wrong, steps that fail, memory that is short, a drain. Whatever
-happened, nobody waits for ever, nobody else's tokens change, and all is given back."""
+read, pictures whose encoders are late or fail, matchers that fail or end an answer, drafts right and wrong, steps that fail,
+memory that is short, a drain. Whatever happened, nobody waits for ever, nobody else's tokens change, and all is given back."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runtime.admission import AdmissionLimits
-from runtime.api import ConstraintError, EngineStopped, FinishReason, QueueFull, Request, SamplingParams
+from runtime.api import ConstraintError, EngineStopped, FinishReason, MediaItem, QueueFull, Request, SamplingParams
+from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.speculate.on_device import DeviceSpeculation
 from runtime.speculate.speculation import Speculation
 from runtime.token_stream import EngineTokenStream
-from tests.fake_runner import Rule, make_engine
+from tests.fake_runner import Rule, make_engine, model_info
 from tests.faulty_runner import Fail, FaultyRunner, Lost
 from tests.invariants import check_pool, check_tables
 
@@ -150,9 +152,12 @@ class Chaos(RuleBasedStateMachine):
             "policy": policy,
             "speculation": speculation,
         }
-        return make_engine(
-            self.runner, **options, steps_in_flight=steps_in_flight, admission=AdmissionLimits(max_queue=6)
+        model = model_info(modalities=frozenset({"image"}))
+        engine = make_engine(
+            self.runner, **options, model=model, steps_in_flight=steps_in_flight, admission=AdmissionLimits(max_queue=6)
         )
+        engine._scheduler.encoding = EncoderScheduling(EncoderLimits(6, 10, 64))
+        return engine
 
     def run(self, work):
         return self.loop.run_until_complete(work)
@@ -166,10 +171,11 @@ class Chaos(RuleBasedStateMachine):
         reads=some.booleans(),
         priority=some.integers(-1, 1),
         constraint=some.none() | some.tuples(some.sampled_from(Constraint), some.integers(0, 8)),
+        pictures=some.lists(some.integers(1, 5), max_size=2),
     )
     def submit(
         self, lengths: list[int], max_tokens: int, *, shares: bool, reads: bool, priority: int,
-        constraint: tuple[Constraint, int] | None,
+        constraint: tuple[Constraint, int] | None, pictures: list[int],
     ) -> None:  # fmt: skip
         async def admit() -> None:
             first = len(self.clients)
@@ -181,6 +187,7 @@ class Chaos(RuleBasedStateMachine):
                         max_tokens, matchers=() if constraint is None else (partial(Held, length, *constraint),)
                     ),
                     priority=priority,
+                    media=self.placed(pictures, length, first if not shares else 0),
                 )
                 for index, length in enumerate(lengths)
             ]
@@ -197,6 +204,16 @@ class Chaos(RuleBasedStateMachine):
             await asyncio.sleep(0)
 
         self.run(admit())
+
+    def placed(self, sizes: list[int], length: int, name: int) -> tuple[MediaItem, ...]:
+        """Pictures of so many outputs, one behind the other with a token between them, as far as a prompt has room for them."""
+        found, start = [], 1
+        for number, size in enumerate(sizes):
+            if start + size <= length:
+                positions = np.arange(start, start + size, dtype=np.int32)
+                found.append(MediaItem("image", b"%d %d %d" % (name % 3, number, size), positions, {}))
+                start += size + 1
+        return tuple(found)
 
     @precondition(lambda self: self.clients)
     @rule(data=some.data())
@@ -254,6 +271,11 @@ class Chaos(RuleBasedStateMachine):
             self.runner.complete_step()
             self.turn()
 
+    @rule(fails=some.booleans())
+    def encode(self, *, fails: bool) -> None:
+        self.runner.complete_encoder(fails=fails)
+        self.turn()
+
     @rule(error=some.sampled_from([RuntimeError, MemoryError]))
     def fail_on_the_device(self, error: type[Exception]) -> None:
         self.runner.fail_step(error())
@@ -301,6 +323,7 @@ class Chaos(RuleBasedStateMachine):
             if all(task.done() for task in waiting):
                 break
             self.runner.complete_step()
+            self.runner.complete_encoder()
             await asyncio.sleep(0)
         assert all(task.done() for task in waiting), "somebody waits for ever"
         self.runner.manual = False
@@ -324,6 +347,8 @@ class Chaos(RuleBasedStateMachine):
         assert sorted(self.scheduler._free_rows) == list(range(NUM_ROWS))
         assert not self.engine._sinks
         assert not self.engine._in_flight
+        assert not self.scheduler.encoding.cache._holders
+        assert self.scheduler.encoding.cache.num_used <= 10
         (ended,) = (metric for metric in self.engine.metrics() if metric.name == "request_success")
         assert sum(ended.samples[("finished_reason", reason.value),] for reason in FinishReason) == self.num_admitted
 

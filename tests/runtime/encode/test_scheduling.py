@@ -315,3 +315,20 @@ def test_whatever_comes_every_row_finds_what_it_needs_and_all_come_to_an_end(pro
     assert not scheduler.running
     assert not scheduler.waiting
     assert not scheduler.encoding.cache._holders
+
+
+@pytest.mark.parametrize("num_text", [1, 5, 16, 17])
+def test_the_last_token_of_a_prompt_waits_for_its_picture_though_it_is_alone_like_a_decode(num_text):
+    scheduler, device = make(), Device(32)
+    scheduler.add(sequence(1, num_text, (b"a", 1)))
+    scheduler.add(sequence(2, 3))
+    for _ in range(4):  # the picture is not there yet: others go on
+        if (batch := scheduler.schedule()) is not None:
+            device.run(batch)
+            scheduler.settle(batch, [[5] for _ in batch.sampling_rows])
+    assert scheduler.sequence(1).num_computed_tokens == num_text
+    assert scheduler.sequence(2) is None
+    device.finish(scheduler.encoding)
+    batch = scheduler.schedule()
+    device.run(batch)
+    assert [(row.number, row.start, len(row.media.spans)) for row in batch.rows] == [(1, num_text, 1)]
