@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,7 +48,7 @@ class Finding:
 
 def findings() -> dict[str, Any]:
     """All of it, ready for JSON; takes about a second, most of it copying memory to time it."""
-    found = [*_system(), *_devices(), *_kernels(), *_packages(), *_limits()]
+    found = [*_system(), *_devices(), *_links(), *_kernels(), *_packages(), *_limits()]
     device = torch.cuda.is_available()
     memory = torch.cuda.mem_get_info()[0] if device else free_host_bytes()
     rate = memory_rate("cuda" if device else "cpu")
@@ -116,6 +117,38 @@ def _devices() -> Iterator[Finding]:
         yield Finding("GPU", "there is a driver, but this build of torch has no CUDA", "missing", mend)
     else:
         yield Finding("GPU", "there is a driver, but torch finds no device: see nvidia-smi", "missing", "nvidia-smi")
+
+
+def _links() -> Iterator[Finding]:
+    """Between several GPUs."""
+    num = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    pairs = [*permutations(range(num), 2)]
+    if not pairs:
+        return
+    apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    if apart:
+        one, other = apart[0]
+        text = f"GPU {one} does not reach the memory of GPU {other}: use --data-parallel-size there, not --tensor-parallel-size"
+        yield Finding("links", text, "note")
+        return
+    rate = min(peer_rate(*pair) for pair in pairs)
+    yield Finding("links", f"all {num} GPUs reach each other's memory, at {rate / 1e9:.0f} GB/s or more")
+
+
+def peer_rate(source: int, target: int) -> float:
+    """Bytes that one CUDA device writes into another's memory in a second, by the best of some copies."""
+    there = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=f"cuda:{source}")
+    here = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=f"cuda:{target}")
+    best_s = float("inf")
+    for _ in range(_COPIES):
+        for device in (source, target):
+            torch.cuda.synchronize(device)
+        began_s = time.perf_counter()
+        here.copy_(there)
+        for device in (source, target):
+            torch.cuda.synchronize(device)
+        best_s = min(best_s, time.perf_counter() - began_s)
+    return _COPY_BYTES / best_s
 
 
 def _kernels() -> Iterator[Finding]:

@@ -56,3 +56,23 @@ def test_extras_that_are_not_installed_are_notes_with_their_command(monkeypatch)
     monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None if name in ("av", "matplotlib") else name)
     notes = {finding.text.partition(" ")[0]: finding.mend for finding in room._packages() if finding.mend}
     assert notes == {"av": "pip install 'oneloop[media]'", "matplotlib": "pip install 'oneloop[bench]'"}
+
+
+@pytest.mark.parametrize(
+    ("num", "reach", "said"),
+    [
+        (1, True, []),
+        (3, True, ["all 3 GPUs reach each other's memory, at 300 GB/s or more"]),
+        (
+            2,
+            False,
+            ["GPU 0 does not reach the memory of GPU 1: use --data-parallel-size there, not --tensor-parallel-size"],
+        ),
+    ],
+)
+def test_links_between_gpus_are_told(num, reach, said, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: reach)
+    monkeypatch.setattr(room, "peer_rate", lambda one, other: 3e11 + other * 1e9)
+    assert [finding.text for finding in room._links()] == said
