@@ -111,10 +111,10 @@ class TiledLinearWeight(StackedCodes):
             return x.new_empty(0, self.out_features)
         if self._may_stream(len(x)):
             return self.stream(x)
-        return self.by_widened(x) if len(x) >= self._tuning.min_widened_rows else self.in_tiles(x)
+        return self.by_widened(x) if len(x) > self._tuning.max_tiled_rows else self.in_tiles(x)
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
-        if not 0 < len(x) < self._tuning.min_widened_rows or not pieces.can_gate(self.out_features):
+        if not 0 < len(x) <= self._tuning.max_tiled_rows or not pieces.can_gate(self.out_features):
             return None
         x = self._ordered(x)
         return self.stream(x, gated=True) if self._may_stream(len(x)) else self.in_tiles(x, gated=True)
@@ -180,7 +180,7 @@ class CodedLinearWeight(StackedCodes):
     def gated_matmul(self, x: Tensor) -> Tensor | None:
         if self._may_stream(x.shape[0]):
             return self.stream(self._ordered(x), gated=True)
-        if x.shape[0] > few_rows_coded.MAX_ROWS and self._in_tiles and not self._by_cublas:
+        if x.shape[0] > few_rows_coded.MAX_ROWS and self._is_tiled(x):
             return self.in_tiles(self._ordered(x), gated=True)
         return None
 
@@ -212,12 +212,19 @@ class CodedLinearWeight(StackedCodes):
     def by_rounded(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_coded import linear, round_rows
 
+        if self._is_tiled(x):
+            return self.in_tiles(x)
         if self._by_cublas and x.dtype == torch.bfloat16:
             return self.by_cublas(x)
-        if self._in_tiles:
-            return self.in_tiles(x)
         codes, scales = round_rows(x, self.codes, self.groups)
         return linear(codes, self.codes, self._weight, self._scales, self._bias, x.dtype, scales)
+
+    def _is_tiled(self, x: Tensor) -> bool:
+        if not self._in_tiles:
+            return False
+        by, num_rows = self._tuning, x.shape[0]
+        narrow = self.out_features <= by.narrow_out_features and num_rows <= by.max_narrow_rows
+        return narrow or num_rows <= by.max_rounded_rows or not self._by_cublas or x.dtype != torch.bfloat16
 
     def by_cublas(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_coded import round_rows

@@ -63,7 +63,8 @@ def choose(
 ) -> tuple[Tile, int]:  # fmt: skip
     """The quickest instance, and the parts of K."""
     rows = next((rows for rows in (8, 16, 32, 64) if num_rows <= rows), 128)
-    wgs, blocks = (1, 4) if rows <= 16 else (2, 2) if rows <= 64 else (2, 1)
+    many = 4 * -(-out_features // 64) > 3 * multiprocessors
+    wgs, blocks = 1, 2 if rows > 32 else 4 if many else 3
     num_tiles = -(-out_features // (64 * wgs)) * -(-num_rows // rows)
     splits = warpgroups.splits(num_tiles, multiprocessors * blocks, -(-in_features // CHUNK))
     return tile_of(W4, rows, wgs, blocks, False, groups, gated), splits

@@ -30,10 +30,14 @@ class LinearTuning:
 
 @dataclass(frozen=True, slots=True)
 class CodedTuning:
-    """Linear layers whose weight is in codes and scales (gemm/coded.py)."""
+    """Linear layers whose weight is in codes and scales (gemm/coded.py), measured by tests/ops/bench_coded.py."""
 
-    min_widened_rows: int  # rows from which on a weight in four bits becomes plain numbers first ...
-    small_weight: int  # ... and elements up to which it does whenever it is not streamed
+    min_widened_rows: int  # rows from which on a weight in four bits that Triton reads becomes plain numbers first ...
+    small_weight: int  # ... and elements up to which it does at any number of rows
+    max_tiled_rows: int  # rows up to which tiled_w4.cu is quicker than that
+    max_rounded_rows: int  # rows up to which tiled_fp8.cu beats cuBLAS ...
+    narrow_out_features: int  # ... and out features up to which cuBLAS leaves the device half empty
+    max_narrow_rows: int  # up to so many rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,7 @@ def test_every_block_that_decode_may_choose_is_compiled() -> None:
         for size, each in {64: ("8_2", "4_4"), 96: ("8_2", "4_4"), 128: ("8_2", "4_4"), 256: ("4_2",)}.items()
         for blocks in each
     )
-    assert compiled["decode_96_4_4"] == "DECODE(decode_96_4_4, 96, 4, 4)"
+    assert compiled["decode_96_4_4"] == "DECODE(decode_96_4_4, 96, 4, 4, u16)"
 
 
 @pytest.mark.parametrize(
