@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 from runtime.api import MatcherFactory, ModelInfo, SamplingParams
-from server.context.offload import Offload
 from server.generate.request import GenerateRequest
 from server.loaded.defaults import SamplingDefaults
 from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, clip
@@ -21,9 +20,7 @@ from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, cli
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 
-IDS_PER_CHAR = 10  # looked at while a character is tokenised
 MIN_TOKENS, MAX_TOKENS, LOGIT_BIAS = map(Field, ("min_tokens", "max_tokens", "logit_bias"))
-ALLOWED = Field("allowed_token_ids")
 
 
 def sampling_params(
@@ -35,7 +32,7 @@ def sampling_params(
     allowed: frozenset[int] | None = None,
 ) -> list[SamplingParams]:
     """One for each sequence of a prompt; only the first is asked about the prompt itself, unless answers are streamed. `allowed`:
-    see `allowed_token_ids`.
+    see `allowed_ids`.
 
     Raises ContextLengthExceeded where prompt and answer do not fit, and InvalidRequest where an id lies outside the vocabulary
     or min_tokens is more than max_tokens."""
@@ -157,21 +154,3 @@ def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> Mapping[int, floa
 def _stop_token_ids(ids: list[int], vocab_size: int) -> frozenset[int]:
     check_token_ids(ids, vocab_size, Field("stop_token_ids"))
     return frozenset(ids)
-
-
-async def allowed_token_ids(request: GenerateRequest, offload: Offload, vocab_size: int) -> frozenset[int] | None:
-    """What alone may be drawn, None where that is everything. Once for all prompts of a request: there may be as many ids as the
-    vocabulary has.
-
-    Raises InvalidRequest."""
-    ids = request.sampling.allowed_token_ids
-    if ids is None:
-        return None
-    if len(ids) > vocab_size:
-        raise InvalidRequest(ALLOWED, f" has {len(ids)} ids; the vocabulary has {vocab_size} tokens", param=ALLOWED)
-
-    def checked() -> frozenset[int]:
-        check_token_ids(ids, vocab_size, ALLOWED)
-        return frozenset(ids)
-
-    return await offload.run(len(ids) // IDS_PER_CHAR, checked)

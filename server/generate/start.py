@@ -15,6 +15,7 @@ from runtime import api
 from server.config.server_config import ServerConfig
 from server.context.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.context.offload import Offload
+from server.generate.allowed_ids import allowed_token_ids
 from server.generate.beams import BeamParams
 from server.generate.conversation import chat_prompt
 from server.generate.generation import Generation, TextOptions
@@ -32,7 +33,7 @@ from server.generate.preprocess import (
     truncated,
 )
 from server.generate.request import Chat, GenerateRequest, Infill
-from server.generate.sampling import allowed_token_ids, sampling_params
+from server.generate.sampling import sampling_params
 from server.generate.terms import Terms
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel

@@ -14,7 +14,7 @@ import pytest
 from server.context import offload as module
 from server.context.arrival import CALLER
 from server.context.offload import LONG_CHARS, SHORT_CHARS, GiveBack, Offload
-from server.generate import preprocess, sampling
+from server.generate import allowed_ids, preprocess
 from server.generate.sampling import check_token_ids
 from server.loaded import text_pieces
 from server.pooling import answers, run
@@ -436,8 +436,8 @@ async def test_ids_that_alone_may_be_drawn_are_looked_at_once_and_off_the_loop(s
         looked_at.append((param, len(ids), threading.current_thread() is threading.main_thread()))
         check_token_ids(ids, vocab_size, param)
 
-    monkeypatch.setattr(sampling, "check_token_ids", noted)
-    monkeypatch.setattr(sampling, "IDS_PER_CHAR", 0.05)
+    monkeypatch.setattr(allowed_ids, "check_token_ids", noted)
+    monkeypatch.setattr(allowed_ids, "IDS_PER_CHAR", 0.05)
     vocab_size = server.tokenizer.vocab_size
     answer = await server.complete(prompt=["a"] * 20, max_tokens=1, allowed_token_ids=[*range(vocab_size)])
     assert answer.status_code == 200, answer.text
