@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from runtime.config import EngineConfig, PlanError
-from runtime.models.load import load_model
 from runtime.models.registry import spec_from_config
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.placement import read_placement
 from runtime.models.spec.sharding import Placement, cuts, sharded
 from runtime.start import plan_engine
 from tests.runtime.models.checkpoints import checkpoint
-from tests.runtime.models.paged import Paged
-from tests.runtime.models.shard_group import Shards, all_alike
-from tests.runtime.models.test_sharding import MODELS, OPTIONS, VOCAB, parameters, quiet
+from tests.runtime.models.test_sharding import MODELS, check_together, parameters, quiet
 
 WITH_EXPERTS = [name for name in MODELS if "expert" in name or name == "latents"]
 
@@ -59,15 +56,7 @@ def test_whole_experts_on_each_device_compute_what_the_whole_computes(name, orde
     monkeypatch.setattr(
         "tests.runtime.models.shard_group.sharded", lambda spec, rank, size: sharded(spec, rank, size, placement)
     )
-    whole = Paged(load_model(files, **OPTIONS, progress=quiet, max_model_len=128), 2, 64)
-    shards = Shards(spec_from_config(files.config), files, 2, lambda decoder: Paged(decoder, 2, 64))
-    ids = torch.randint(VOCAB, (40,), generator=torch.Generator().manual_seed(0)).tolist()
-    for spans in ({0: ids[:33]}, {0: ids[33:34], 1: ids[3:20]}):
-        expected = whole.step(spans)
-        every = shards.run(lambda part, spans=spans: part.step(spans))
-        for row in spans:
-            assert all_alike([logits[row] for logits in every])
-            torch.testing.assert_close(every[0][row], expected[row], rtol=1e-4, atol=1e-4)
+    check_together(files, 2)
 
 
 def test_a_device_reads_its_own_experts_whole_and_routers_in_the_order_of_places(tmp_path):

@@ -95,8 +95,17 @@ def test_the_parts_hold_the_whole(files, size):
     assert all(torch.equal(put_together[name], tensor) for name, tensor in whole.items())
 
 
+@pytest.mark.parametrize("name", ["fewer kv heads, tied", "latents"])
+def test_eight_together_compute_what_the_whole_computes(name, tmp_path):
+    check_together(checkpoint(tmp_path, MODELS[name], 1), 8)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_together_they_compute_what_the_whole_computes(files, size):
+    check_together(files, size)
+
+
+def check_together(files, size) -> None:
     whole = Paged(load_model(files, **OPTIONS, progress=quiet, max_model_len=128), 2, 64)
     shards = Shards(spec_from_config(files.config), files, size, lambda decoder: Paged(decoder, 2, 64))
     ids = torch.randint(VOCAB, (40,), generator=torch.Generator().manual_seed(0)).tolist()
