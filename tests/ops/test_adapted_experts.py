@@ -86,4 +86,4 @@ def test_every_pair_takes_what_its_token_s_adapter_says_of_its_expert(shape, num
         expected = one.expected()[token]
         assert (out[token] - expected).norm() <= tolerance * expected.norm()
         if (token + slot) % 2 == 0 and slot >= 0:
-            assert (case.expected()[token] - expected).norm() > 10 * tolerance * expected.norm()  # they do change it
+            assert (case.expected()[token] - expected).norm() > 3 * tolerance * expected.norm()  # they do change it
