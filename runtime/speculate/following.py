@@ -1,21 +1,23 @@
 """Following: whether what makes drafts on the device computes steps too, by number of rows in powers of two.
 
 A draft model, or a head, has to compute whatever the model does, or it cannot guess. Where drafts do not pay that is for nothing.
-So once they have not paid in `_TRIED` steps of a size, some of which checked a few all the same, it rests in steps of that size:
-these are what they would be without drafts. Texts change, so after `_RESTS` of them it follows a while again: after more and more
-where that is in vain. Knows no tokens: what a sequence lacks since then, the scheduler notes."""
+So once there were `_TRIED` steps of a size in which they did not, beyond `_PAID` for each in which they did, and some of which
+checked a few all the same, it rests in steps of that size: these are what they would be without drafts. Texts change, so after
+`_RESTS` of them it follows a while again: after more and more where that is in vain. Knows no tokens: what a sequence lacks since
+then, the scheduler notes."""
 
 from __future__ import annotations
 
 _TRIED = 48
+_PAID = 2  # where drafts seem to pay now and then, as by luck, following costs more
 _PROBED = range(16, 24)  # of these, those in which some drafts are checked
 _RESTS = (1024, 2048, 4096, 8192)  # steps, the first time and so on
 
 
 class _Size:
     def __init__(self) -> None:
-        self.num_refused = 0  # steps since drafts last paid
-        self.num_rests = 0  # since then
+        self.num_refused = 0  # steps in which drafts did not pay, less what those count in which they did
+        self.num_rests = 0  # since they last paid for long
         self.num_rested = 0  # steps
 
 
@@ -41,10 +43,10 @@ class Following:
 
     def note(self, num_rows: int, *, pays: bool) -> None:
         """Whether drafts were thought to pay in a step of so many rows."""
-        if pays:
-            self._sizes[num_rows.bit_length()] = _Size()
-        else:
-            self._size(num_rows).num_refused += 1
+        size = self._size(num_rows)
+        size.num_refused = max(0, size.num_refused + (-_PAID if pays else 1))
+        if not size.num_refused:
+            size.num_rests = 0
 
     def _size(self, num_rows: int) -> _Size:
         size = self._sizes.get(num_rows.bit_length())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from runtime.speculate import following
 from runtime.speculate.following import Following
 from runtime.speculate.verification_cost import VerificationCost
@@ -24,8 +26,22 @@ def test_it_rests_once_drafts_have_not_paid_for_long_and_tries_again():
     for rested in (*RESTS, RESTS[-1]):  # longer and longer
         expected += [True] * TRIED + [False] * rested
     assert steps(told, 200, len(expected), pays=False) == expected
-    told.note(200, pays=True)
+
+
+def test_where_drafts_have_paid_for_long_it_soon_tries_again():
+    told = Following()
+    steps(told, 200, TRIED + RESTS[0] + 1, pays=False)
+    steps(told, 200, TRIED, pays=True)
     assert steps(told, 200, TRIED + RESTS[0] + 1, pays=False) == [True] * TRIED + [False] * RESTS[0] + [True]
+
+
+@pytest.mark.parametrize(("every", "rests"), [(2, False), (5, True)])
+def test_drafts_that_pay_now_and_then_have_to_do_so_often(every, rests):
+    told = Following()
+    for step in range(4 * TRIED * every):
+        if told.follows(200):
+            told.note(200, pays=step % every == 0)
+    assert told.follows(200) is not rests
 
 
 def test_it_never_rests_while_they_pay():
@@ -33,7 +49,8 @@ def test_it_never_rests_while_they_pay():
     assert all(steps(told, 4, 3 * TRIED, pays=True))
     steps(told, 4, TRIED - 1, pays=False)
     told.note(4, pays=True)
-    assert all(steps(told, 4, TRIED, pays=False))
+    assert all(steps(told, 4, 3, pays=False))
+    assert not told.follows(4)
 
 
 def test_steps_of_another_size_are_another_matter():
