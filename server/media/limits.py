@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from server.media.part import Modality
 
+UNBOUNDED_GB: Final = 16_384.0  # of --max-media-memory-gb, where one program asks for all, and some of it at a time
 MODALITIES: Final[Sequence[Modality]] = ("image", "audio", "video")
 
 

@@ -208,6 +208,7 @@ async def _answer_all(
     from server.context.offload import Offload
     from server.loaded import engines
     from server.loaded.lifecycle import Lifecycle, LoadError
+    from server.media.limits import UNBOUNDED_GB
     from server.offline.progress import Progress
     from server.process.app import line_apps
     from server.process.terminal import StartupDisplay
@@ -215,6 +216,7 @@ async def _answer_all(
 
     display, cancel = StartupDisplay(sys.stderr), threading.Event()
     try:
+        config = dataclasses.replace(config, max_media_memory_gb=UNBOUNDED_GB)
         loaded = await load(config, display.report, cancel)
     except LoadError as error:
         raise BatchError(str(error)) from None

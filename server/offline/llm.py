@@ -36,6 +36,7 @@ from server.generate.transcript import Transcript
 from server.loaded.lifecycle import Lifecycle
 from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Tokenizer
+from server.media.limits import UNBOUNDED_GB
 from server.offline.beams import BeamSearchOutput, BeamSearchParams, beams_of
 from server.offline.loop_thread import LoopThread
 from server.offline.lora_request import LoraNames, LoRARequest, each_lora
@@ -253,9 +254,8 @@ class LLM:
         cancel = threading.Event()
         background = LoopThread("oneloop-llm")
         try:
-            self._core: _Core | None = background.run(
-                _Core.load(dataclasses.replace(config, max_queue=UNBOUNDED), cancel)
-            )
+            unbounded = dataclasses.replace(config, max_queue=UNBOUNDED, max_media_memory_gb=UNBOUNDED_GB)
+            self._core: _Core | None = background.run(_Core.load(unbounded, cancel))
         except BaseException:
             cancel.set()
             background.close()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from server import LLM, SamplingParams
+from server.media.limits import UNBOUNDED_GB
 from tests.server.media import models
 from tests.server.media.pictures import data_url, drawn, stored
 
@@ -22,6 +23,11 @@ def seeing(tmp_path_factory):
 def llm(seeing):
     with LLM(str(seeing.tiny.folder), device="cpu", dtype="float32", max_model_len=512, num_kv_blocks=64) as llm:
         yield llm
+
+
+def test_a_program_may_hold_as_much_as_it_asks_for(llm):
+    reader = llm._core._loaded.media
+    assert reader._held._max_bytes >= UNBOUNDED_GB * 1024**3
 
 
 def ids(outputs):
