@@ -71,6 +71,8 @@ class Server:
             self.process.kill()
         self.process.wait()
         self._reader.join(10)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
 
 @pytest.fixture(scope="session")
