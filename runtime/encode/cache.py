@@ -27,7 +27,7 @@ class EncoderCache:
         return len(self._sizes)
 
     def hold(self, key: bytes, holder: Holder) -> None:
-        """`holder` needs outputs that are there."""
+        """`holder` needs outputs that are there, or about to be."""
         self._sizes[key] = self._sizes.pop(key)
         self._holders.setdefault(key, set()).add(holder)
 
