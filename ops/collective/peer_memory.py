@@ -15,8 +15,7 @@ from torch import Tensor
 from ops.cuda.program import CompiledKernel, Program, missing
 
 MAX_RANKS = 8
-LINES_BYTES = 512 << 10  # of a tensor that is pushed in lines
-PUSHED_BYTES = 4 << 20  # of one that is written to the others; larger ones are read by them
+LINES_BYTES = 512 << 10  # of a tensor that is pushed in lines; larger ones are read by the others
 BLOCKS_BYTES = 64 << 20  # of what is exchanged at once
 _PER_BLOCK = 2048  # vectors of 16 bytes
 _MAX_NORMED = 16384  # features, of which a block's threads have some each
@@ -29,19 +28,15 @@ _PROGRAM = Program(
         "sum_blocks": "SUM_BLOCKS(sum_blocks, false)",
         "sum_blocks_wide": "SUM_BLOCKS(sum_blocks_wide, true)",
         "sum_lines_norm": "SUM_LINES_NORM(sum_lines_norm)",
-        "sum_blocks_norm": "SUM_BLOCKS_NORM(sum_blocks_norm, false)",
-        "sum_pushed_norm": "SUM_BLOCKS_NORM(sum_pushed_norm, true)",
+        "sum_blocks_norm": "SUM_BLOCKS_NORM(sum_blocks_norm)",
         "concat_columns": "CONCAT_BLOCKS(concat_columns)",
     },
     listed=False,
 )
 
 
-_PARTS = ("lines", "blocks", "flags", "pushed")
-
-
 class _Memory(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64 * MAX_RANKS) for name in _PARTS]
+    _fields_ = [(name, ctypes.c_uint64 * MAX_RANKS) for name in ("lines", "blocks", "flags")]
 
 
 class PeerMemory:
@@ -50,12 +45,7 @@ class PeerMemory:
     def __init__(self, number: int, size: int, device: torch.device) -> None:
         self.number, self.size = number, size
         vectors = BLOCKS_BYTES // 16
-        sizes = (
-            2 * size * (LINES_BYTES // 8) * 16,
-            2 * BLOCKS_BYTES,
-            (vectors // _PER_BLOCK) * size * 4,
-            2 * size * PUSHED_BYTES,
-        )
+        sizes = (2 * size * (LINES_BYTES // 8) * 16, 2 * BLOCKS_BYTES, (vectors // _PER_BLOCK) * size * 4)
         self._parts = [torch.zeros(num, dtype=torch.uint8, device=device) for num in sizes]
         self._calls = torch.zeros(2, dtype=torch.int32, device=device)
         self._memory = _Memory()
@@ -73,7 +63,7 @@ class PeerMemory:
         for rank, (parts, device) in enumerate(zip(addresses, devices, strict=True)):
             if rank != self.number:
                 _reach(self._calls.device.index, device)
-            for name, address in zip(_PARTS, parts, strict=True):
+            for name, address in zip(("lines", "blocks", "flags"), parts, strict=True):
                 getattr(self._memory, name)[rank] = address
 
     def sum(self, x: Tensor) -> Tensor:
@@ -121,12 +111,9 @@ class PeerMemory:
             part = slice(first, first + step)
             num = min(step, rows - first)
             per_block = min(_NORM_ROWS, math.ceil(num / _NORM_BLOCKS))
-            name, most = (
-                ("sum_pushed_norm", PUSHED_BYTES) if x.nbytes <= PUSHED_BYTES else ("sum_blocks_norm", BLOCKS_BYTES)
-            )
-            self._kernel(name, x).launch(
+            self._kernel("sum_blocks_norm", x).launch(
                 (math.ceil(num / per_block), 1, 1), 512, 0, x[part], residual[part], weight, out[part], num, per_block, vectors,
-                eps, self._memory, self._calls, self.number, self.size, most // 16,
+                eps, self._memory, self._calls, self.number, self.size, BLOCKS_BYTES // 16,
             )  # fmt: skip
         return out
 

@@ -6,8 +6,7 @@
 // rounded once: the same bits on every rank.
 //
 // Small tensors are pushed in lines of 16 bytes, two words each beside the call's number: whoever finds the number has the words
-// (NCCL's LL protocol, Jeaugey 2019). Larger ones are written to the others, or, the largest, to memory that these read, with a flag
-// for each block.
+// (NCCL's LL protocol, Jeaugey 2019). Larger ones are copied beside a flag for each block, and read by the others.
 
 constexpr int MAX_RANKS = 8;
 constexpr u64 PATIENCE_NS = 120000000000ull;  // a peer that compiles takes long; one that has failed never comes
@@ -16,7 +15,6 @@ struct Memory {  // of each rank, at the address at which this device sees it
   u64 lines[MAX_RANKS];   // [2][ranks][capacity] lines
   u64 blocks[MAX_RANKS];  // [2][capacity] vectors
   u64 flags[MAX_RANKS];   // [blocks][ranks] u32
-  u64 pushed[MAX_RANKS];  // [2][ranks][capacity] vectors
 };
 
 __device__ __forceinline__ u64 now() {
@@ -109,8 +107,10 @@ __device__ __forceinline__ void sum_lines(const u32* x, u32* out, int num_words,
   end_call(calls, call);
 }
 
-// Tells peers that what this block has written for them is there, and waits for theirs. False where a peer never came.
-__device__ __forceinline__ bool meet(const Memory& memory, u32 call, int rank, int ranks) {
+// Copies this block's vectors to where peers read them, tells them, and waits for theirs. False where a peer never came.
+__device__ __forceinline__ bool exchange(const Vec* x, int begin, int end, Memory memory, u32 call, int rank, int ranks, int capacity) {
+  Vec* own = reinterpret_cast<Vec*>(memory.blocks[rank]) + (long long)(call & 1) * capacity;
+  for (int i = begin + threadIdx.x; i < end; i += blockDim.x) own[i] = x[i];
   __syncthreads();
   const int peer = threadIdx.x;
   bool came = true;
@@ -126,24 +126,6 @@ __device__ __forceinline__ bool meet(const Memory& memory, u32 call, int rank, i
       }
   }
   return __syncthreads_and(came);
-}
-
-// Copies this block's vectors to where peers read them. False where a peer never came.
-__device__ __forceinline__ bool exchange(const Vec* x, int begin, int end, const Memory& memory, u32 call, int rank, int ranks, int capacity) {
-  Vec* own = reinterpret_cast<Vec*>(memory.blocks[rank]) + (long long)(call & 1) * capacity;
-  for (int i = begin + threadIdx.x; i < end; i += blockDim.x) own[i] = x[i];
-  return meet(memory, call, rank, ranks);
-}
-
-// Writes this block's vectors to every peer. False where a peer never came.
-__device__ __forceinline__ bool push(const Vec* x, int begin, int end, const Memory& memory, u32 call, int rank, int ranks, int capacity) {
-  const long long place = ((long long)(call & 1) * ranks + rank) * capacity;
-  for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
-    const Vec v = x[i];
-    for (int peer = 0; peer < ranks; peer++)
-      if (peer != rank) reinterpret_cast<Vec*>(memory.pushed[peer])[place + i] = v;
-  }
-  return meet(memory, call, rank, ranks);
 }
 
 template <bool WIDE>
@@ -276,8 +258,7 @@ __device__ __forceinline__ void sum_lines_and_norm(const u32* x, u32* residual, 
   end_call(calls, call);
 }
 
-// The same for larger ones: a block has `per_block` rows of `width` vectors. PUSHED: which peers write here, and not each for itself.
-template <bool PUSHED>
+// The same for larger ones: a block has `per_block` rows of `width` vectors.
 __device__ __forceinline__ void sum_blocks_and_norm(const Vec* x, Vec* residual, const Vec* weight, Vec* out, int num_rows, int per_block,
                                                     int width, float eps, Memory memory, u32* calls, int rank, int ranks, int capacity) {
   constexpr int MANY = 4;  // vectors of a row that a thread has
@@ -285,11 +266,8 @@ __device__ __forceinline__ void sum_blocks_and_norm(const Vec* x, Vec* residual,
   wait_for_previous();
   const u32 call = *reinterpret_cast<volatile u32*>(calls);
   const int first_row = blockIdx.x * per_block, last_row = min(first_row + per_block, num_rows);
-  const int begin = first_row * width, end = last_row * width;
-  const bool came = PUSHED ? push(x, begin, end, memory, call, rank, ranks, capacity)
-                           : exchange(x, begin, end, memory, call, rank, ranks, capacity);
-  const long long half = (long long)(call & 1) * capacity * (PUSHED ? ranks : 1);
-  const Vec* here = reinterpret_cast<const Vec*>(memory.pushed[rank]) + half;
+  const bool came = exchange(x, first_row * width, last_row * width, memory, call, rank, ranks, capacity);
+  const long long half = (long long)(call & 1) * capacity;
   for (int row = first_row; row < last_row; row++) {
     Vec stream[MANY];
     float squares = 0.f;
@@ -299,8 +277,7 @@ __device__ __forceinline__ void sum_blocks_and_norm(const Vec* x, Vec* residual,
       if (column >= width) continue;
       Sum<false> sums[4];
       for (int peer = 0; peer < ranks; peer++) {
-        const Vec* from = PUSHED ? here + (long long)peer * capacity : reinterpret_cast<const Vec*>(memory.blocks[peer]) + half;
-        const Vec v = peer == rank ? x[i] : peek(from + i);
+        const Vec v = peer == rank ? x[i] : peek(reinterpret_cast<const Vec*>(memory.blocks[peer]) + half + i);
 #pragma unroll
         for (int w = 0; w < 4; w++) sums[w].add(v.word[w], peer == 0);
       }
@@ -346,9 +323,9 @@ __device__ __forceinline__ void sum_blocks_and_norm(const Vec* x, Vec* residual,
                                                           float eps, Memory memory, u32* calls, int rank, int ranks, int capacity) { \
     sum_lines_and_norm(x, residual, weight, out, num_lines, eps, memory, calls, rank, ranks, capacity);                             \
   }
-#define SUM_BLOCKS_NORM(NAME, PUSHED)                                                                                               \
+#define SUM_BLOCKS_NORM(NAME)                                                                                                       \
   extern "C" __global__ void __launch_bounds__(512)                                                                                 \
       NAME(const Vec* x, Vec* residual, const Vec* weight, Vec* out, int num_rows, int per_block, int width, float eps, Memory memory, \
            u32* calls, int rank, int ranks, int capacity) {                                                                         \
-    sum_blocks_and_norm<PUSHED>(x, residual, weight, out, num_rows, per_block, width, eps, memory, calls, rank, ranks, capacity);   \
+    sum_blocks_and_norm(x, residual, weight, out, num_rows, per_block, width, eps, memory, calls, rank, ranks, capacity);           \
   }
