@@ -120,9 +120,9 @@ class TiledLinearWeight(StackedCodes):
         return self.stream(x, gated=True) if self._may_stream(len(x)) else self.in_tiles(x, gated=True)
 
     def _may_stream(self, num_rows: int) -> bool:
-        return num_rows <= few_rows_coded.MAX_ROWS and few_rows_coded.fits(
-            W4, self.out_features, self.in_features, self.groups
-        )
+        by = self._tuning
+        few = num_rows <= by.max_streamed_rows and self.out_features <= by.max_streamed_out_features
+        return few and few_rows_coded.fits(W4, self.out_features, self.in_features, self.groups)
 
     def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
         """For few rows. `how`: as of `few_rows_coded.few_rows`."""

@@ -15,8 +15,8 @@ struct Products {  // sums (+)= weight[64, 16] x[ROWS, 16]^T, the weight in regi
 __device__ __forceinline__ Vec load_vec(const unsigned char* shared) { return *reinterpret_cast<const Vec*>(shared); }
 __device__ __forceinline__ u32 load_word(const unsigned char* shared) { return *reinterpret_cast<const u32*>(shared); }
 
-// How codes of a chunk become numbers: VECS of 16 bytes of a row in a lane; what a word says of scale and zero point; OF_SUM: what
-// sums are still to be multiplied by. Assembly is volatile so that it stays where it is, beside products under way.
+// How codes of a chunk become numbers: VECS of 16 bytes of a row in a lane, and what a word says of scale and zero point. Assembly is
+// volatile so that it stays where it is, beside products under way.
 #ifdef FLOAT16
 #define DIFFERENCE "sub.rn.f16x2"
 #define PRODUCT "mul.rn.f16x2"
@@ -27,7 +27,6 @@ __device__ __forceinline__ u32 load_word(const unsigned char* shared) { return *
 
 struct W4Codes {
   static constexpr int VECS = 1;
-  static constexpr float OF_SUM = 1.f;
   // A code is the end of the mantissa of a number whose last bit is worth 1, and so is its zero point.
 #ifdef FLOAT16
   static constexpr u32 BASE = 0x64006400;  // 1024
@@ -46,20 +45,20 @@ struct W4Codes {
   }
 };
 
-struct Fp8Codes {  // E4M3: an exponent of four bits lands in the last ones of a wider one (few_rows_coded.cu)
+struct Fp8Codes {  // E4M3: an exponent of four bits lands in the last ones of a wider one, and what that lacks is multiplied with
   static constexpr int VECS = 2;
 #ifdef FLOAT16
-  static constexpr u32 SHIFT = 7, MASK = 0xbf80bf80;
-  static constexpr float OF_SCALE = 1.f, OF_SUM = 256.f;
+  static constexpr u32 SHIFT = 7, MASK = 0xbf80bf80, LACKS = 0x5c005c00;  // 2^8
 #else
-  static constexpr u32 SHIFT = 4, MASK = 0x87f087f0;
-  static constexpr float OF_SCALE = 18446744073709551616.f, OF_SUM = 72057594037927936.f;  // 2^64 and 2^56
+  static constexpr u32 SHIFT = 4, MASK = 0x87f087f0, LACKS = 0x7b807b80;  // 2^120
 #endif
-  static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word) * OF_SCALE; }
+  static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word); }
   static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32) {
     u32 pair;
     asm volatile("prmt.b32 %0, %1, 0, %2;" : "=r"(pair) : "r"(codes[step / 4].word[step % 4]), "r"(upper ? 0xb3a2 : 0x9180));
-    return pair << SHIFT & MASK;
+    pair = pair << SHIFT & MASK;
+    asm volatile(PRODUCT " %0, %0, %1;" : "+r"(pair) : "r"(LACKS));
+    return pair;
   }
 };
 

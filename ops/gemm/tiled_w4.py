@@ -33,7 +33,8 @@ def tiled_w4(
     groups = groups_of(W4, pieces)
     if tile is None or splits is None:
         compile_ahead(in_features, out_features, groups, gated, x.dtype, x.device)
-        tile, splits = choose(num_rows, in_features, out_features, groups, gated, tuning.of(x.device).multiprocessors)
+        by = tuning.of(x.device)
+        tile, splits = choose(num_rows, in_features, out_features, groups, gated, by.multiprocessors, x.dtype)
     row_tiles, tiles = -(-num_rows // tile.rows), -(-out_features // (64 * tile.wgs))
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
     x_map = tensor_map(x, (in_features, num_rows), (1, in_features), (_BOX, tile.rows))
@@ -59,15 +60,19 @@ def tiles(groups: int, gated: bool) -> list[Tile]:
 
 
 def choose(
-    num_rows: int, in_features: int, out_features: int, groups: int, gated: bool, multiprocessors: int
+    num_rows: int, in_features: int, out_features: int, groups: int, gated: bool, multiprocessors: int,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[Tile, int]:  # fmt: skip
-    """The quickest instance, and the parts of K."""
+    """The quickest instance, and the parts of K. With many rows scales meet numbers of bfloat16; float16 might not hold them."""
     rows = next((rows for rows in (8, 16, 32, 64) if num_rows <= rows), 128)
     many = 4 * -(-out_features // 64) > 3 * multiprocessors
     wgs, blocks = 1, 2 if rows > 32 else 4 if many else 3
+    scaled = rows == 128 and dtype == torch.bfloat16
+    if scaled and num_rows > rows and out_features >= 128 * multiprocessors:
+        rows, wgs, blocks = 256, 2, 1
     num_tiles = -(-out_features // (64 * wgs)) * -(-num_rows // rows)
     splits = warpgroups.splits(num_tiles, multiprocessors * blocks, -(-in_features // CHUNK))
-    return tile_of(W4, rows, wgs, blocks, False, groups, gated), splits
+    return tile_of(W4, rows, wgs, blocks, scaled, groups, gated), splits
 
 
 @functools.cache
@@ -76,7 +81,10 @@ def compile_ahead(
 ) -> None:  # fmt: skip
     """Begin to compile what any number of rows may need, once."""
     multiprocessors = tuning.of(device).multiprocessors
-    chosen = (choose(rows, in_features, out_features, groups, gated, multiprocessors) for rows in (1, 9, 17, 33, 65))
+    chosen = (
+        choose(rows, in_features, out_features, groups, gated, multiprocessors, dtype)
+        for rows in (1, 9, 17, 33, 65, 256)
+    )
     program().compile_ahead({tile.name(_KERNEL) for tile, _ in chosen}, dtype, device)
 
 

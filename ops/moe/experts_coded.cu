@@ -75,10 +75,6 @@ __device__ __forceinline__ void experts_coded(const unsigned char* weight, const
     const int expert = find(i / of_matrix), place = first_place(expert, i / of_matrix), count = starts[expert + 1] - place;
     float sums[ROWS / 2] = {};
     ring.multiply(sums, chunks);
-    if constexpr (CODES::OF_SUM != 1.f) {
-#pragma unroll
-      for (int j = 0; j < ROWS / 2; j++) sums[j] *= CODES::OF_SUM;
-    }
     const u16* of_expert = bias ? bias + long(expert) * N : bias;
     const int pair = i % of_matrix * WGS * 4 + warp;
     if constexpr (FIRST)

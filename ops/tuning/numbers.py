@@ -34,7 +34,9 @@ class CodedTuning:
 
     min_widened_rows: int  # rows from which on a weight in four bits that Triton reads becomes plain numbers first ...
     small_weight: int  # ... and elements up to which it does at any number of rows
-    max_tiled_rows: int  # rows up to which tiled_w4.cu is quicker than that
+    max_streamed_rows: int  # rows up to which few_rows_coded.cu beats tiled_w4.cu for four bits ...
+    max_streamed_out_features: int  # ... where there are so few out features that those tiles need clusters
+    max_tiled_rows: int  # rows up to which tiled_w4.cu is quicker than plain numbers
     max_rounded_rows: int  # rows up to which tiled_fp8.cu beats cuBLAS ...
     narrow_out_features: int  # ... and out features up to which cuBLAS leaves the device half empty
     max_narrow_rows: int  # up to so many rows
