@@ -11,10 +11,11 @@ import torch
 
 
 def capture_stream() -> torch.cuda.Stream:
-    """The current device's. Its priority is above that of a `SideStream`, which kernels keep when their graph is replayed."""
+    """The current device's. Of the same priority as a `SideStream`, which kernels keep when their graph is replayed: with a higher
+    one, a picture's first token took four times as long beside one stream of decodes as when encoders ran within steps."""
     return _of_device(torch.cuda.current_device())
 
 
 @cache
 def _of_device(index: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(index, priority=-1)
+    return torch.cuda.Stream(index)
