@@ -6,13 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.batch import ON_DEVICE, Sample, ScheduledRow
 from runtime.models.draft_head import DraftHead
 from runtime.models.pair import ModelPair
+from runtime.runner.device_inputs import DeviceInputs
+from runtime.runner.lookup_drafter import LookupDrafter
 from runtime.speculate.config import Lookup
 from tests.kinds import full
-from tests.runtime.runner.runners import LANES, VOCAB, make_runner
+from tests.runtime.runner.runners import CPU, LANES, LAYOUT, VOCAB, make_runner
 from tests.runtime.runner.test_drafts import NUM_TOKENS, PARAMS, PROMPTS, Gained, Remembering, batch_of, behind, prompt
 
 MOST = 3  # guesses behind a step
@@ -143,6 +146,25 @@ async def test_what_is_looked_up_behind_a_step_changes_no_token(lane, monkeypatc
     assert checked[0] > right[0] > NUM_TOKENS // 2  # greedy: all but the first round
     texts = [[*ids, *found] for ids, found in zip(PROMPTS, guessed.ids, strict=True)]
     assert texts[0][len(PROMPTS[0]) + 5 : NUM_TOKENS] == texts[0][len(PROMPTS[0]) : NUM_TOKENS - 5]
+
+
+class FromHost(TorchDispatchMode):
+    """Refuses values that come from the host, as a captured graph does."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func is not torch.ops.aten.lift_fresh.default, "a value of the host in a captured graph"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("num_logits", [4, 12])
+def test_texts_are_kept_by_what_is_on_the_device_alone(num_logits):
+    inputs = DeviceInputs(8, 64, 64, LAYOUT, 2, CPU, (), MOST)
+    drafter = LookupDrafter(Lookup(1, 4, 64), inputs)
+    rows, logits_rows = torch.zeros(4, dtype=torch.int32), torch.zeros(num_logits, dtype=torch.int32)
+    with FromHost():
+        drafter.follow(SimpleNamespace(rows=rows, sample_rows=logits_rows), None)
+    with pytest.raises(AssertionError, match="of the host"), FromHost():
+        rows[rows.long()] = 1
 
 
 async def test_a_row_has_as_many_guesses_as_it_is_to_have(lane, monkeypatch):
