@@ -123,12 +123,12 @@ def few_rows(
 def choose(
     codes: WeightFormat, segments: int, num_rows: int, in_features: int, out_features: int, gated: bool
 ) -> Variant:  # fmt: skip
-    """The quickest instance, as `bench_coded.py streams` has it of an H200: a block of all warps that a slab may have, but where
-    there are many slabs, so that one's sum is written while another is read."""
+    """The quickest instance, as `bench_coded.py streams` has it of an H200: a block of all warps that a slab may have, and where
+    there are many slabs a longer queue, so that one's sum is written while another is read."""
     tiles, slabs = 1 if num_rows <= 8 else 2, out_features // 16
     warps, queued = 16, 1
-    if (codes != FP8 or segments) and slabs >= _MANY_SLABS and (tiles == 1 or codes == FP8):
-        warps, queued = 8, 2
+    if slabs >= _MANY_SLABS and tiles == 1:
+        warps, queued = (16 if codes == FP8 else 8), 2
     elif tiles == 2 and segments and (in_features > _DEEP) == (codes == W4):
         warps = 8
     return Variant(codes, segments, warps, queued, tiles, gated)
