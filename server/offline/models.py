@@ -4,8 +4,8 @@ found."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import signal
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +25,11 @@ def main(argv: Sequence[str], models: Callable[[], Mapping[str, Any]]) -> int:
     if set(argv) - {"--json"}:
         print(USAGE, end="", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
     found = models()
-    print(json.dumps(found) if "--json" in argv else report(found, shutil.get_terminal_size().columns))
+    try:
+        print(json.dumps(found) if "--json" in argv else report(found, shutil.get_terminal_size().columns), flush=True)
+    except BrokenPipeError:  # `| head` is no error, nor is it one to the interpreter, which flushes at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -76,3 +79,17 @@ def test_for_programs_it_is_json_and_what_it_does_not_know_is_refused(capsys):
     assert json.loads(capsys.readouterr().out) == FOUND
     assert command.main(["--all"], lambda: FOUND) == 2
     assert command.main(["--help"], lambda: FOUND) == 0
+
+
+def test_a_reader_of_its_beginning_is_no_error_and_a_program_keeps_its_signals(capfd):
+    usual = signal.getsignal(signal.SIGPIPE)
+    assert command.main([], lambda: FOUND) == 0
+    assert signal.getsignal(signal.SIGPIPE) is usual
+    program = (
+        f"import sys\nfrom server.offline import models\nsys.stdin.read()\nsys.exit(models.main([], lambda: {FOUND}))"
+    )
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], **piped) as process:
+        process.stdout.close()  # before it writes: it waits for the end of its input
+        process.stdin.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 0)
