@@ -92,8 +92,7 @@ def test_every_number_of_pairs_has_an_instance():
         for pairs in (0.1, 1, 6, 20, 70, 500):
             assert experts_coded.choose(codes, pairs, groups, gated=True) in known
     assert experts_coded.fits(W4, ops.ExpertShape(128, 2048, 768), 16, "gate_up")
-    assert experts_coded.fits(FP8, ops.ExpertShape(128, 2048, 768), 6, "down")
-    assert not experts_coded.fits(FP8, ops.ExpertShape(128, 2048, 768), 12, "down")  # groups of 64
+    assert not experts_coded.fits(FP8, ops.ExpertShape(128, 2048, 768), 6, "down")  # until it has run on a GPU
     assert not experts_coded.fits(W4, ops.ExpertShape(4, 192, 96, True, Clamped(1.702, 7.0)), 1, "down")
 
 
