@@ -298,8 +298,7 @@ class Chaos(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         if hasattr(self, "engine"):
             check_pool(self.scheduler)
-            speculation = self.scheduler.speculation
-        check_tables(self.scheduler, drafting=speculation is not None and speculation.on_device)
+            check_tables(self.scheduler, drafting=self.scheduler.speculation is not None)
 
     # --- the end --------------------------------------------------------------------------------------------------
 

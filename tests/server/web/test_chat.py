@@ -223,7 +223,7 @@ async def test_a_key_is_asked_for_typed_in_and_used(serve, page_of):
     await page.click("#key")
     await page.click("#key-remember")
     await page.click("#key-dialog [value=save]")
-    assert await page.run("return [sessionStorage.length, localStorage.getItem('oneloop.key')]") == [0, "sk-right"]
+    await page.until("sessionStorage.length === 0 && localStorage.getItem('oneloop.key') === 'sk-right'")
 
 
 async def test_what_the_server_refuses_is_said_in_its_words(serve, page_of):
