@@ -28,7 +28,7 @@ from ops.gemm import (
     prepare_linear,
 )
 from ops.gemm.by_head import HeadsWeight
-from ops.gemm.dequantize import apart, dequantize, round_to_fp8
+from ops.gemm.dequantize import apart, dequantize, round_to_fp8, round_to_w4
 from ops.gemm.weight import LinearWeight
 from ops.inputs import place_behind, place_tokens, unpack
 from ops.inputs.tensors import StepTensors
@@ -120,6 +120,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "round_to_fp8",
+    "round_to_w4",
     "sample",
     "segment_mean",
     "selective_scan",

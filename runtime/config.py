@@ -22,6 +22,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 INT8_CACHE = "int8_per_token_head"
+_ONLINE = {"int8": "int8", "fp8": "fp8", "int4": "w4"}  # by the option's words
 FP8_CACHES = ("fp8", "fp8_e4m3")  # two names of one type, as vLLM has them
 CACHE_TYPES = {
     **{name: KVDtype(name, size) for name, size in ELEMENT_BYTES.items()},
@@ -67,7 +68,7 @@ class EngineConfig(EngineOptions):
     @property
     def online(self) -> str | None:
         """To what weights are to be rounded at load."""
-        return self.quantization if self.quantization in ("int8", "fp8") else None
+        return _ONLINE.get(self.quantization)
 
     @property
     def captures(self) -> bool:
@@ -79,7 +80,7 @@ class EngineConfig(EngineOptions):
 class WeightPolicy:
     """How matrices are kept in memory. `dense_dtype`: of those that a checkpoint has as plain numbers, or "stored" for the
     checkpoint's own. `keep_quantized`: those it has quantised stay so where a kernel reads them; else they become numbers.
-    `online`: to what numbers are rounded at load, "int8" (blocks of eight bits, on a CPU) or "fp8"."""
+    `online`: to what numbers are rounded at load, "int8" (blocks of eight bits, on a CPU), "fp8" or "w4"."""
 
     dense_dtype: str
     keep_quantized: bool = False

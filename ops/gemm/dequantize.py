@@ -1,4 +1,4 @@
-"""What a weight in codes and scales (`ops.stored.CODED`) is worth, in plain torch, on any device; and the way there, for FP8."""
+"""What a weight in codes and scales (`ops.stored.CODED`) is worth, in plain torch, on any device, and the way there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from ops.stored import CODED, DENSE, FP8, W4, StoredWeight, WeightFormat
 
 MAX_FP8 = 448.0  # the largest number of E4M3
+_GROUPS = (128, 64, 32)  # columns of w4 that share a scale: the most of these that a row is whole times
 _ROWS = 2048  # that are rounded at a time, so that little is held in float32
 
 
@@ -67,3 +68,25 @@ def round_to_fp8(stored: StoredWeight) -> StoredWeight:
     for part, scale, into in zip(weight.split(_ROWS), scales.split(_ROWS), out.split(_ROWS), strict=True):
         into.copy_((part.float() / scale).clamp_(-MAX_FP8, MAX_FP8))
     return StoredWeight(FP8, {"weight": out, "scales": scales}).with_bias(stored.bias)
+
+
+def round_to_w4(stored: StoredWeight) -> StoredWeight:
+    """Plain numbers -> "w4": in each group of columns the largest lies in the middle between the last codes, 7 and -8, of its two
+    signs. Raises ValueError where there is an infinity or a NaN, or no group of columns is whole."""
+    assert stored.format.name in DENSE, stored.format
+    weight = stored.weight
+    group = next((size for size in _GROUPS if weight.shape[1] % size == 0), None)
+    if group is None:
+        raise ValueError(
+            f"a weight of {weight.shape[1]} columns cannot be rounded to w4, whose groups are of {_GROUPS[-1]}"
+        )
+    largest = weight.unflatten(1, (-1, group)).abs().amax(2).float()
+    if not bool(largest.isfinite().all()):
+        raise ValueError("a weight with an infinity or a NaN cannot be rounded to w4")
+    scales = torch.where(largest > 0, largest, 1.0) / 7.5
+    out = torch.empty((len(weight), weight.shape[1] // 2), dtype=torch.uint8, device=weight.device)
+    for part, scale, into in zip(weight.split(_ROWS), scales.split(_ROWS), out.split(_ROWS), strict=True):
+        codes = (part.float().unflatten(1, (-1, group)) / scale[:, :, None]).round_().clamp_(-8, 7).flatten(1) + 8
+        pairs = codes.to(torch.uint8).unflatten(1, (-1, 2))
+        into.copy_(pairs[:, :, 0] | pairs[:, :, 1] << 4)
+    return StoredWeight(W4, {"weight": out, "scales": scales}).with_bias(stored.bias)

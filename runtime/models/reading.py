@@ -35,6 +35,7 @@ from runtime.weights.rules import (
 log = logging.getLogger("oneloop.start")
 
 TABLE = f"{EMBEDDING}.weight"
+_BY_DEVICE = {"fp8": ops.round_to_fp8, "w4": ops.round_to_w4}  # what a device rounds
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -60,8 +61,8 @@ class ParameterReader:
         self._online, self._rounded = policy.online, (self._linears | self._halves) - exact
         self._loads = planned_loads(spec, source)
         self._kv_scales = kv_scale_loads(spec, source)
-        if policy.online == "fp8":
-            self._rounded -= self._not_for_fp8(spec)
+        if policy.online in _BY_DEVICE:
+            self._rounded -= self._not_to_round(spec, policy.online)
         elif policy.online is None:
             self._rounded = set()
         keeping = Keeping(policy, dtype, source.types)
@@ -101,13 +102,14 @@ class ParameterReader:
     def _stored(self, parameter: Parameter, values: Any, bias: Tensor | None) -> ops.Stored:
         if isinstance(values, list):
             return self._parts(parameter.name, values, bias)
-        rounded = self._online == "fp8" and parameter.name in self._rounded  # which a device does
+        rounded = self._online in _BY_DEVICE and parameter.name in self._rounded
         weight = as_torch(values).to(self._device if rounded else self._place(parameter.name))
         if parameter.name not in self._rounded:
             return ops.StoredWeight.dense(weight, bias)
         if self._online == "int8":
             return ops.StoredWeight.int8(weight, bias)
-        return ops.round_to_fp8(ops.StoredWeight.dense(weight, bias))
+        assert self._online is not None
+        return _BY_DEVICE[self._online](ops.StoredWeight.dense(weight, bias))
 
     def _parts(self, name: str, rows: list[StoredRows], bias: Tensor | None) -> ops.Stored:
         """Each with the share of the bias that is its rows'."""
@@ -127,14 +129,14 @@ class ParameterReader:
         biases = [None] * len(parts) if bias is None else bias.split_with_sizes(sizes)
         return [part.with_bias(each) for part, each in zip(parts, biases, strict=True)]
 
-    def _not_for_fp8(self, spec: DecoderSpec) -> set[str]:
-        """The head, whose few bits would be those of the answer, what products of eight bits cannot be cut to, and experts where no
+    def _not_to_round(self, spec: DecoderSpec, online: str) -> set[str]:
+        """The head, whose few bits would be those of the answer, what products of such codes cannot be cut to, and experts where no
         kernel reads them."""
         shapes = (load.parameter for load in self._loads if load.parameter.name in self._rounded)
         uneven = {each.name for each in shapes if each.shape[0] % 16 or each.shape[1] % 64}
-        why = ops.moe_refusal([ops.WeightFormat("fp8")], DTYPES[self._dtype], self._device) if self._halves else None
+        why = ops.moe_refusal([ops.WeightFormat(online)], DTYPES[self._dtype], self._device) if self._halves else None
         if why is not None:
-            log.info("experts are not rounded to fp8: %s", why)
+            log.info("experts are not rounded to %s: %s", online, why)
         return {f"{spec.head.name}.weight"} | uneven | (set() if why is None else self._halves)
 
     def _place(self, name: str) -> torch.device:

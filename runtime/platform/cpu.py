@@ -67,8 +67,8 @@ class CpuPlatform:
         if config.quantization == "int8" and not _native():
             raise PlanError("quantization int8 needs the native kernels, which are not installed or are turned off")
 
-        if config.quantization == "fp8":
-            raise PlanError("quantization fp8 is for GPUs; on a CPU int8 takes as many bytes")
+        if config.quantization in ("fp8", "int4"):
+            raise PlanError(f"quantization {config.quantization} is for GPUs; on a CPU use int8")
         if config.kv_cache_dtype in FP8_CACHES and config.kernels != "reference":
             raise PlanError(
                 f"kv-cache-dtype {config.kv_cache_dtype} is for GPUs; on a CPU {INT8_CACHE} takes as many bytes"

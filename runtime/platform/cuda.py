@@ -95,8 +95,8 @@ class CudaPlatform:
                 raise PlanError(f"tensor-parallel-size {size} is not for this machine: {why}")
         if config.quantization == "int8":
             raise PlanError("quantization int8 is for the CPU; use --device cpu, or leave --quantization alone")
-        if config.quantization == "fp8" and (why := _fp8_refusal(config)) is not None:
-            raise PlanError(f"quantization fp8 is not for this device: {why}")
+        if config.online is not None and (why := _online_refusal(config, config.online)) is not None:
+            raise PlanError(f"quantization {config.quantization} is not for this device: {why}")
 
         if config.kv_cache_dtype == INT8_CACHE:
             raise PlanError(
@@ -116,7 +116,7 @@ class CudaPlatform:
         """At least: what no kernel reads becomes numbers, and not all is rounded."""
         dense = spec.weights_bytes(_dtype(config))
         if config.online is not None:
-            return dense // 2
+            return dense // (4 if config.online == "w4" else 2)
         return dense if stored_bytes is None or config.quantization == "none" else min(dense, stored_bytes)
 
     def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
@@ -280,8 +280,8 @@ def _dtype(config: EngineConfig) -> str:
     return DEFAULTS.dtype if config.dtype == "auto" else config.dtype
 
 
-def _fp8_refusal(config: EngineConfig) -> str | None:
-    return ops.linear_refusal([ops.WeightFormat("fp8")], getattr(torch, _dtype(config)), torch.device("cuda"))
+def _online_refusal(config: EngineConfig, rounded: str) -> str | None:
+    return ops.linear_refusal([ops.WeightFormat(rounded)], getattr(torch, _dtype(config)), torch.device("cuda"))
 
 
 def _refuse_cache(plan: EnginePlan) -> None:

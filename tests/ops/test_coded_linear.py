@@ -11,7 +11,7 @@ from ops import native
 from ops.gemm import few_rows_coded, pieces, triton_coded, triton_widen
 from ops.gemm.blocks import as_blocks
 from ops.gemm.coded import CodedLinearWeight, laid
-from ops.gemm.dequantize import MAX_FP8, codes_of, dequantize, round_to_fp8
+from ops.gemm.dequantize import MAX_FP8, codes_of, dequantize, round_to_fp8, round_to_w4
 from ops.stored import FP8, W4, W8, StoredWeight, WeightFormat
 from runtime.weights.dequantize import FORMATS
 from runtime.weights.dequantize import dequantize as dequantize_blocks
@@ -86,6 +86,22 @@ def test_rounding_to_fp8_is_to_nearest_by_row(dtype):
     assert ((dequantize(stored, torch.float64) - weight.double()).abs() <= bound).all()
     with pytest.raises(ValueError, match="infinity or a NaN"):
         round_to_fp8(StoredWeight.dense(torch.full((2, 16), float("nan"))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("columns", "group"), [(256, 128), (192, 64), (96, 32)])
+def test_rounding_to_four_bits_is_to_nearest_by_group(columns, group, dtype):
+    weight = torch.randn(7, columns, generator=torch.Generator().manual_seed(2)).to(dtype)
+    weight[3] = 0
+    stored = round_to_w4(StoredWeight.dense(weight))
+    scales = stored.tensors["scales"].double()
+    assert scales.shape == (7, columns // group)
+    lost = (dequantize(stored, torch.float64) - weight.double()).unflatten(1, (-1, group)).abs()
+    assert (lost <= scales[:, :, None] * (0.5 + 1e-5)).all()
+    with pytest.raises(ValueError, match="infinity or a NaN"):
+        round_to_w4(StoredWeight.dense(torch.full((2, 32), float("inf"))))
+    with pytest.raises(ValueError, match="48 columns"):
+        round_to_w4(StoredWeight.dense(torch.ones(2, 48)))
 
 
 CASES = [(FP8, 1), (FP8, 3), (W8, 1), (W8, 3), (W4, 1), (W4, 3), (W4, 6)]

@@ -208,15 +208,17 @@ def test_references_compute_in_the_type_of_the_weights(monkeypatch):
         CpuPlatform().refuse(EngineConfig(quantization="int8"))
 
 
-def test_fp8_is_for_gpus():
-    with pytest.raises(PlanError, match="quantization fp8 is for GPUs"):
-        CpuPlatform().refuse(EngineConfig(quantization="fp8"))
-    with pytest.raises(PlanError, match=r"quantization fp8 is not for this device: .* bfloat16 or float16"):
-        CudaPlatform().refuse(EngineConfig(quantization="fp8", dtype="float32"))
-    CudaPlatform().refuse(EngineConfig(quantization="fp8"))
-    plan = resolve(dtype="bfloat16", quantization="fp8")
-    assert plan.weights == WeightPolicy("bfloat16", keep_quantized=True, online="fp8")
-    assert CudaPlatform().weights_bytes(EngineConfig(quantization="fp8"), spec_of_gib(10), None) == 5 * GIB
+@pytest.mark.parametrize(("quantization", "online", "parts"), [("fp8", "fp8", 2), ("int4", "w4", 4)])
+def test_fp8_and_int4_are_for_gpus(quantization, online, parts):
+    with pytest.raises(PlanError, match=f"quantization {quantization} is for GPUs"):
+        CpuPlatform().refuse(EngineConfig(quantization=quantization))
+    with pytest.raises(PlanError, match=rf"quantization {quantization} is not for this device: .* bfloat16 or float16"):
+        CudaPlatform().refuse(EngineConfig(quantization=quantization, dtype="float32"))
+    CudaPlatform().refuse(EngineConfig(quantization=quantization))
+    plan = resolve(dtype="bfloat16", quantization=quantization)
+    assert plan.weights == WeightPolicy("bfloat16", keep_quantized=True, online=online)
+    at_least = CudaPlatform().weights_bytes(EngineConfig(quantization=quantization), spec_of_gib(10), None)
+    assert at_least == 10 * GIB // parts
 
 
 def test_weights_leave_memory_to_the_cache_as_they_are_kept(native, monkeypatch):
