@@ -123,6 +123,30 @@ def qwen2_audio() -> transformers.PreTrainedModel:
     return hearing(transformers.Qwen2AudioForConditionalGeneration, config)
 
 
+def granite_speech() -> transformers.PreTrainedModel:
+    config = transformers.GraniteSpeechConfig(
+        text_config=TEXT | {
+            "model_type": "granite", "embedding_multiplier": 3.0, "residual_multiplier": 0.8, "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+        },
+        encoder_config={
+            "input_dim": 8, "num_layers": 2, "hidden_dim": 32, "num_heads": 4, "dim_head": 8, "output_dim": 6,
+            "feedforward_mult": 2, "context_size": 10, "max_pos_emb": 12, "conv_kernel_size": 5,
+        },
+        projector_config={
+            "model_type": "blip_2_qformer", "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48,
+            "num_hidden_layers": 1, "encoder_hidden_size": 32, "cross_attention_frequency": 1,
+        },
+        downsample_rate=3, window_size=6, audio_token_index=IMAGE, has_lora_adapter=False,
+    )  # fmt: skip
+    return hearing(transformers.GraniteSpeechForConditionalGeneration, config)
+
+
+def windows_of_sound(rng: np.random.Generator, windows: int) -> Medium:
+    """The last of which is not full: two tokens each."""
+    return Medium({"input_features": floats(rng, 1, 6 * windows - 2, 8)}, (IMAGE,) * 2 * windows, IMAGE, "audio")
+
+
 OMNI_AUDIO = {
     "d_model": 32, "encoder_ffn_dim": 64, "encoder_layers": 2, "encoder_attention_heads": 4, "num_mel_bins": 8,
     "max_source_positions": 20, "n_window": 5, "output_dim": 64,
@@ -142,7 +166,7 @@ def qwen2_5_omni() -> transformers.PreTrainedModel:
 
 def qwen3_omni() -> transformers.PreTrainedModel:
     config = transformers.Qwen3OmniMoeThinkerConfig(
-        audio_config=OMNI_AUDIO | {"downsample_hidden_size": 16, "n_window_infer": 20, "conv_chunksize": 8},
+        audio_config=OMNI_AUDIO | {"downsample_hidden_size": 16, "n_window": 50, "n_window_infer": 200, "conv_chunksize": 2},
         vision_config=QWEN3_VL,
         text_config=TEXT | {
             "rope_parameters": MROPE, "head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2,
@@ -158,6 +182,14 @@ def omni_sound(rng: np.random.Generator, pieces: int) -> Medium:
     mask = (np.arange(36)[None] < frames).astype(np.int64)
     inputs = {"input_features": floats(rng, 1, 8, 36), "feature_attention_mask": mask}
     return Medium(inputs, (98, *(99,) * (((frames - 1) // 2 + 1 - 2) // 2 + 1), 97), 99, "audio")
+
+
+def omni_3_sound(rng: np.random.Generator, pieces: int) -> Medium:
+    """Pieces of a hundred frames make thirteen tokens each, and the thirty behind them four; two pieces are one window."""
+    frames = 100 * pieces + 30
+    mask = (np.arange(340)[None] < frames).astype(np.int64)
+    inputs = {"input_features": floats(rng, 1, 8, 340), "feature_attention_mask": mask}
+    return Medium(inputs, (98, *(99,) * (13 * pieces + 4), 97), 99, "audio")
 
 
 def frames_in_seconds(rng: np.random.Generator, steps: int) -> Medium:
@@ -187,7 +219,9 @@ CASES = {
     "qwen 2.5 omni, videos": Case(qwen2_5_omni, frames_in_seconds),
     "qwen 2.5 omni, pictures": Case(qwen2_5_omni, omni_picture),
     "qwen 3 omni, pictures": Case(qwen3_omni, omni_picture),
+    "qwen 3 omni, sounds": Case(qwen3_omni, omni_3_sound),
     "voxtral": Case(voxtral, sound),
+    "granite speech": Case(granite_speech, windows_of_sound, steps=(4, 4)),
 }
 
 

@@ -73,7 +73,11 @@ def text_of_any(config: HfConfig, families: Mapping[str, Family], architecture: 
     return text_part(config, families[kind], architecture, **dict(zip(_SIZES, _UNSAID.get(kind, ()), strict=False)))
 
 
-def seeing(spec: DecoderSpec, config: HfConfig, *modalities: str, **rest: Any) -> DecoderSpec:
-    """`spec` with the encoder that transformers' class of its architecture has. `rest`: of `EncoderSpec`."""
-    encoder = EncoderSpec(spec.architecture, frozenset(modalities or ("image",)), STORED_BELOW, config.values, **rest)
-    return replace(spec, encoder=encoder)
+def seeing(
+    spec: DecoderSpec, config: HfConfig, *modalities: str, stored_below: tuple[str, ...] = (), **rest: Any
+) -> DecoderSpec:
+    """`spec` with the encoder that transformers' class of its architecture has. `stored_below`: how names of its tensors begin
+    beside the usual ones. `rest`: of `EncoderSpec`."""
+    below = (*STORED_BELOW, *stored_below)
+    encoder = EncoderSpec(spec.architecture, frozenset(modalities or ("image",)), below, config.values, **rest)
+    return replace(spec, encoder=encoder, ignored_below=(*spec.ignored_below, *stored_below))

@@ -17,7 +17,8 @@ class EncoderSpec:
     `config`: the whole model's, as in config.json. `whole_items`: tokens of an item see each other all, so it is never cut.
     `num_deepstack`: vectors beside an embedding, which the first layers add to their outputs, one each (Qwen3-VL, 2025).
     `is_packed`: it takes patches of several items side by side, each item told by its grid. `rope_positions`: where tokens stand
-    for a rotary embedding of three axes, if the decoder has one."""
+    for a rotary embedding of three axes, if the decoder has one. `multiplier`: of the outputs, where the decoder multiplies them as
+    it does embeddings."""
 
     architecture: str
     modalities: frozenset[str]
@@ -27,3 +28,4 @@ class EncoderSpec:
     num_deepstack: int = 0
     is_packed: bool = False
     rope_positions: RopePositions | None = None
+    multiplier: float = 1.0

@@ -64,11 +64,16 @@ class Tower:
         }
         found = self._features[first.modality](**inputs, return_dict=True)
         features = _flat(found.last_hidden_state if found.pooler_output is None else found.pooler_output)
-        if self.spec.num_deepstack:
+        if self.spec.num_deepstack and first.modality == "audio":  # of which only pictures and videos have any
+            features = nn.functional.pad(features, (0, features.shape[1] * self.spec.num_deepstack))
+        elif self.spec.num_deepstack:
             features = torch.cat([features, *map(_flat, found.deepstack_features)], dim=1)
         if len(features) != sum(sizes):
             raise ValueError(f"{sum(sizes)} positions for {len(features)} outputs of the {first.modality}")
-        return list(features.to(self._dtype).split_with_sizes(sizes))
+        features = features.to(self._dtype)
+        if self.spec.multiplier != 1.0:
+            features = features * self.spec.multiplier
+        return list(features.split_with_sizes(sizes))
 
     def _placed(self, values: Tensor) -> Tensor:
         return values.to(self._device, self._dtype if values.is_floating_point() else None)
