@@ -19,17 +19,8 @@ _prepare_lora = Op(
     USUAL,
     [
         backends.native("lora", native.NativeLoraSlots, native.supports),
-        Kernel("lora", "triton", backends.on_cuda_at_any_size, "ops.lora.triton_lora:TritonLoraSlots"),
+        Kernel("lora", "triton", backends.on_cuda_at_any_size, "ops.lora.triton_lora:prepare"),
         backends.reference("lora", reference.ReferenceLoraSlots),
-    ],
-)
-_prepare_expert_lora = Op(
-    "expert_lora",
-    USUAL,
-    [
-        backends.native("expert_lora", native.NativeLoraSlots, native.supports),
-        Kernel("expert_lora", "triton", backends.on_cuda_at_any_size, "ops.lora.slot_memory:ExpertSlots"),
-        backends.reference("expert_lora", reference.ReferenceLoraSlots),
     ],
 )
 _index = Op(
@@ -45,12 +36,6 @@ _index = Op(
 def prepare_lora(shape: LoraShape, dtype: torch.dtype, device: torch.device) -> LoraSlots:
     """Room for the shares of adapters of one layer, in the form that the chosen kernel reads. `dtype`: of activations."""
     made: LoraSlots = _prepare_lora.runs[device, dtype](shape, dtype, device)
-    return made
-
-
-def prepare_expert_lora(shape: LoraShape, dtype: torch.dtype, device: torch.device) -> LoraSlots:
-    """The same for one matrix of one expert, which `ops.moe` multiplies by."""
-    made: LoraSlots = _prepare_expert_lora.runs[device, dtype](shape, dtype, device)
     return made
 
 

@@ -23,7 +23,7 @@ from ops.launch import overlap, wait_for_previous
 from ops.lora import few_tokens
 from ops.lora.few_tokens import Sorted
 from ops.lora.share import LoraShape, TokenAdapters
-from ops.lora.slot_memory import SlotMemory
+from ops.lora.slot_memory import ExpertSlots, SlotMemory
 from ops.lora.triton_index import index, tile_rows
 
 _PROGRAMS = 2048  # of a launch, about, where there is work for them: what a device holds at once
@@ -260,6 +260,10 @@ class TritonLoraSlots(SlotMemory):
             out = x.new_zeros(num_tokens, self.shape.out_features)
             self.add(some, adapters, out)
             self.gated(some, adapters, out)
+
+
+def prepare(shape: LoraShape, dtype: torch.dtype, device: torch.device) -> SlotMemory:
+    return (ExpertSlots if shape.of_expert else TritonLoraSlots)(shape, dtype, device)
 
 
 _compiled: set[tuple[LoraShape, torch.dtype, torch.dtype, torch.device]] = set()

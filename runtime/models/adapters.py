@@ -4,7 +4,7 @@ Slots are written in the order of steps, by whoever computes them; to prepare an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -87,7 +87,7 @@ class ModelAdapters:
                 each.out_features * each.in_features for each in by_half.values()
             )
             own = {
-                place: (linear.name, _slots(linear, bytes_each, room, dtype, device, ops.prepare_expert_lora))
+                place: (linear.name, _slots(linear, bytes_each, room, dtype, device, of_expert=True))
                 for place, linear in by_half.items()
             }
             slots |= dict(own.values())
@@ -122,15 +122,14 @@ class ModelAdapters:
 
 
 def _slots(
-    linear: Linear, bytes_each: float, room: AdapterRoom, dtype: str, device: str,
-    prepare: Callable[[ops.LoraShape, torch.dtype, torch.device], ops.LoraSlots] | None = None,
-) -> ops.LoraSlots:  # fmt: skip
+    linear: Linear, bytes_each: float, room: AdapterRoom, dtype: str, device: str, *, of_expert: bool = False
+) -> ops.LoraSlots:
     """`bytes_each`: what a number of the layer's weight takes. Adapters of one that is kept in 16 bits or fewer are kept in 16:
     what they take of memory counts as its own does."""
     size = linear.out_features, linear.in_features
-    shape = ops.LoraShape(*size, linear.parts or size[:1], room.num_slots, room.max_rank, bytes_each < 3)
-    prepare = prepare or ops.prepare_lora
-    return prepare(shape, torch.float32 if linear.float32 else getattr(torch, dtype), torch.device(device))
+    shape = ops.LoraShape(*size, linear.parts or size[:1], room.num_slots, room.max_rank, bytes_each < 3, of_expert)
+    kept = torch.float32 if linear.float32 else getattr(torch, dtype)
+    return ops.prepare_lora(shape, kept, torch.device(device))
 
 
 def _bytes_each(weight: ops.LinearWeight) -> float:

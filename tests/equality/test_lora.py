@@ -13,9 +13,8 @@ import torch
 import transformers
 
 import ops
-from ops.lora.slot_memory import ExpertSlots
+from ops.lora import triton_lora
 from ops.lora.triton_index import index
-from ops.lora.triton_lora import TritonLoraSlots
 from ops.moe.triton_experts import TritonExpertWeights
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig, WeightPolicy
@@ -292,8 +291,7 @@ async def test_captured_steps_on_cuda_say_what_each_merged_model_would(case, tmp
 @torch.inference_mode()
 def test_kernels_of_a_device_serve_the_same_model(case, monkeypatch):
     """By Triton's interpreter: what sorts tokens by slot, what shrinks and what expands, in all layers and experts."""
-    monkeypatch.setattr(ops, "prepare_lora", TritonLoraSlots)
-    monkeypatch.setattr(ops, "prepare_expert_lora", ExpertSlots)
+    monkeypatch.setattr(ops, "prepare_lora", triton_lora.prepare)
     monkeypatch.setattr(
         ops, "prepare_experts", lambda shape, dtype, device, _: TritonExpertWeights(shape, dtype, device)
     )

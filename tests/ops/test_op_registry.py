@@ -36,7 +36,6 @@ NATIVE = {
     "activate",
     "sample",
     "lora",
-    "expert_lora",
 }  # ops that have such a kernel
 OTHERS = {
     "embedding", "attend", "attend_latent", "unpack", "place_tokens", "place_behind", "causal_conv", "state_space_scan",
