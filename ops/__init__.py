@@ -34,7 +34,7 @@ from ops.inputs import place_behind, place_tokens, unpack
 from ops.inputs.tensors import StepTensors
 from ops.kv import store_kv
 from ops.lookup import look_up
-from ops.lora import index_adapters, prepare_lora
+from ops.lora import index_adapters, prepare_embedding_lora, prepare_lora
 from ops.lora.layers import LoraLayers, PreparedLora
 from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
 from ops.moe import moe, moe_refusal, prepare_experts
@@ -112,6 +112,7 @@ __all__ = [
     "paged_attention",
     "place_behind",
     "place_tokens",
+    "prepare_embedding_lora",
     "prepare_experts",
     "prepare_heads",
     "prepare_linear",

@@ -61,7 +61,9 @@ class EngineConfig(EngineOptions):
             return None
         try:
             max_cpu_loras = self.max_cpu_loras or 2 * self.max_loras
-            return LoraLimits(self.max_loras, max_cpu_loras, self.max_lora_rank, self.lora_experts)
+            return LoraLimits(
+                self.max_loras, max_cpu_loras, self.max_lora_rank, self.lora_experts, self.lora_vocabulary
+            )
         except ValueError as error:
             raise PlanError(str(error)) from error
 

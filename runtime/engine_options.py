@@ -258,6 +258,11 @@ class EngineOptions:
         "nothing",
         group=ENGINE,
     )
+    lora_vocabulary: bool = option(
+        False,
+        "on a GPU, have room for adapters of the embedding and the head, too, as --lora-experts does for experts",
+        group=ENGINE,
+    )
     stream_interval: int = option(
         1,
         "tokens that a stream gathers before they are sent, but for the first: more cost less CPU a token, and come less evenly",

@@ -463,7 +463,7 @@ def _loaded(
     room = None
     if (lora := plan.lora) is not None:
         num_ready = min(lora.max_cpu_loras, lora.max_loras + _MORE_ADAPTERS_READY)
-        room = AdapterRoom(lora.max_loras, lora.max_lora_rank, num_ready, lora.lora_experts)
+        room = AdapterRoom(lora.max_loras, lora.max_lora_rank, num_ready, lora.lora_experts, lora.lora_vocabulary)
 
     def loaded(spec: ModelSpec, files: ModelFiles, load_format: str, room: AdapterRoom | None = None) -> Model:
         return load(
@@ -532,7 +532,7 @@ def _adapters(plan: EnginePlan, model: Model) -> Adapters | None:
 
     spec = model.spec.model if isinstance(model.spec, PairSpec) else model.spec
     assert isinstance(spec, DecoderSpec), "others have no room for adapters"
-    targets = targets_of(spec, experts=model.adapters.has_experts)
+    targets = targets_of(spec, experts=model.adapters.has_experts, vocabulary=model.adapters.has_vocabulary)
     return Adapters(plan.lora, AdapterStore(model.adapters, targets, plan.lora.max_lora_rank))
 
 

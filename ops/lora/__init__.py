@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ops import backends
 from ops.lora import native, reference
+from ops.lora.embedding import DeviceTables, EmbeddingSlots, HostTables, columns
 from ops.lora.share import LoraShape, LoraSlots, TokenAdapters
 from ops.registry import USUAL, Kernel, Op
 
@@ -37,6 +38,13 @@ def prepare_lora(shape: LoraShape, dtype: torch.dtype, device: torch.device) -> 
     """Room for the shares of adapters of one layer, in the form that the chosen kernel reads. `dtype`: of activations."""
     made: LoraSlots = _prepare_lora.runs[device, dtype](shape, dtype, device)
     return made
+
+
+def prepare_embedding_lora(shape: LoraShape, dtype: torch.dtype, device: torch.device) -> EmbeddingSlots:
+    """The same for an embedding [V, H], whose `shape` is that of its transpose: it adds to rows by their ids [T] int64."""
+    of_rows = shape._replace(in_features=columns(shape.max_rank))
+    expands = prepare_lora(of_rows, dtype, device)
+    return DeviceTables(shape, expands, dtype) if expands.slot_bytes else HostTables(shape, expands)
 
 
 def index_adapters(slots: Tensor, num_slots: int) -> TokenAdapters:

@@ -17,7 +17,8 @@ import torch
 
 from ops.lora.share import LoraPart
 from runtime.lora.peft_config import CONFIG, PeftConfig
-from runtime.lora.targets import Target, Targets, find, find_stacks
+from runtime.lora.targets import Target, Targets, find, find_embedding, find_stacks
+from runtime.models.spec.decoder import EMBEDDING, HEAD
 from runtime.weights.dtypes import Array
 from runtime.weights.rules import InterleavedHalves, Shape, Transform, WeightsError, shape_text
 from runtime.weights.safetensors_file import SafetensorsCheckpoint
@@ -26,14 +27,14 @@ from runtime.weights.transforms import undo
 WEIGHTS = "adapter_model.safetensors"
 _BASE = "base_model.model."
 _WRAPPED = ".base_layer"
+_COPY = f"{_WRAPPED}.weight"
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
+_OF_EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<half>[AB])(?:\.default)?")
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _REFUSED = {
     "lora_magnitude_vector": "DoRA is not served",
-    "lora_embedding_": "adapters of embeddings are not served",
     "modules_to_save": "whole modules beside the adapter are not served",
     ".bias": "biases are not served",
-    "lm_head": "adapters of the head are not served",
 }
 
 
@@ -89,6 +90,7 @@ def _read(
     parts: dict[str, list[LoraPart]] = {}
     largest = numbers = 0
     for module, halves in pairs.items():
+        _check_copy(folder, files, module, halves.pop(_COPY, None), targets)
         if missing := {"A", "B"} - halves.keys():
             raise WeightsError(f"{folder}: {module} has no lora_{missing.pop()}")
         for target, part in _parts(folder, files, config, module, halves, targets, max_rank):
@@ -110,10 +112,30 @@ def _parse(folder: Path, name: str) -> tuple[str, str]:
     for what, why in _REFUSED.items():
         if what in name:
             raise WeightsError(f"{folder}: tensor {name}: {why}")
-    match = _TENSOR.fullmatch(name)
+    if name.endswith(_COPY):
+        return name.removesuffix(_COPY).removeprefix(_BASE), _COPY
+    match = _TENSOR.fullmatch(name) or _OF_EMBEDDING.fullmatch(name)
     if match is None:
         raise WeightsError(f"{folder}: tensor {name} is no part of a LoRA adapter as PEFT writes it")
     return match["module"].removeprefix(_BASE), match["half"]
+
+
+def _check_copy(folder: Path, files: SafetensorsCheckpoint, module: str, name: str | None, targets: Targets) -> None:
+    """PEFT writes the base's own matrix beside an adapter of the embedding or of the head: it is left alone, if it can be that."""
+    if name is None:
+        return
+    target = find_embedding(targets, module) or find(targets, module)
+    if target is None and not targets.embeddings:
+        return  # that there is no room is said of the adapter itself
+    if target is None or target.linear.name not in (EMBEDDING, HEAD):
+        raise WeightsError(f"{folder}: tensor {name}: whole modules beside the adapter are not served")
+    size = target.linear.out_features, target.linear.in_features
+    shape = size if target.linear.name == HEAD else size[::-1]
+    if files.shapes[name] != shape:
+        raise WeightsError(
+            f"{folder}: tensor {name} is {shape_text(files.shapes[name])} instead of the base's {shape_text(shape)}: another "
+            "vocabulary is not served"
+        )
 
 
 def _parts(
@@ -122,6 +144,11 @@ def _parts(
 ) -> Iterator[tuple[Target, LoraPart]]:  # fmt: skip
     """What a module's A and B do: to one layer, or to every expert of one."""
     target = find(targets, module)
+    if ".lora_embedding_" in halves["A"]:
+        target = find_embedding(targets, module)
+        if target is None:
+            why = "" if targets.embeddings else " that adapters may change here: on a GPU --lora-vocabulary makes room"
+            raise WeightsError(f"{folder}: {module} is no embedding of tokens of this model{why}")
     if target is not None:
         rank, scale = _rank(folder, config, module, max_rank), config.scale_of(module)
         a = _tensor(folder, files, halves["A"], (rank, target.linear.in_features))
@@ -142,7 +169,8 @@ def _parts(
             raise WeightsError(
                 f"{folder}: {module}: adapters change no experts here: on a GPU --lora-experts makes room"
             )
-        raise WeightsError(f"{folder}: {module} is no linear layer of this model")
+        why = "" if targets.embeddings else ", nor its head, for whose adapters on a GPU --lora-vocabulary makes room"
+        raise WeightsError(f"{folder}: {module} is no linear layer of this model{why}")
     named, count, first = f"{wrapped}.{stack.parameter}", len(stack.targets), stack.targets[0]
     rank, scale = _rank(folder, config, named, max_rank), config.scale_of(named)
     a = _tensor(folder, files, halves["A"], (count * rank, first.linear.in_features))

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from runtime.models.adapters import adaptable, expert_linears
-from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.adapters import adaptable, embedding_linear, expert_linears, vocabulary_linears
+from runtime.models.spec.decoder import HEAD, DecoderSpec
 from runtime.models.spec.linear import Linear
 from runtime.weights.rules import Load, Parameter, Rule, Shard, Transform, Transposed, stored_as
 
@@ -36,42 +37,60 @@ class Stack:
 
 
 class Targets(NamedTuple):
-    """By the names that modules have in any of the ways to write a checkpoint of the model. `stacks`: modules that have such."""
+    """By the names that modules have in any of the ways to write a checkpoint of the model. `stacks`: modules that have such.
+    `embeddings`: modules that are the embedding, whose target is the transpose."""
 
     modules: Mapping[str, Target]
     stacks: Mapping[str, tuple[Stack, ...]]
+    embeddings: Mapping[str, Target] = MappingProxyType({})
 
 
-def targets_of(spec: DecoderSpec, *, experts: bool = True) -> Targets:
-    """`experts`: those of experts, too."""
+def targets_of(spec: DecoderSpec, *, experts: bool = True, vocabulary: bool = True) -> Targets:
+    """`experts`, `vocabulary`: those of experts, and of embedding and head, too. `spec`: of the whole model."""
     linears = adaptable(spec)
+    if vocabulary:
+        linears += vocabulary_linears(spec)
     if experts:
         linears += [linear for _, by_half in expert_linears(spec) for linear in by_half.values()]
     modules: dict[str, Target] = {}
+    embeddings: dict[str, Target] = {}
     stacks: dict[str, dict[str, list[Target]]] = {}
     for rules in (spec.rules, *spec.other_rules):
+        if vocabulary:
+            embedding = embedding_linear(spec)
+            (stored,) = _stored(embedding, rules).shards
+            embeddings.setdefault(_module(stored), Target(embedding, 0, embedding.out_features))
         found: dict[str, dict[str, list[Target]]] = {}
         for linear in linears:
             for shard, target in _targets(linear, rules):
                 if shard.index is None:
-                    modules.setdefault(shard.name.removesuffix(".weight"), target)
+                    modules.setdefault(_module(shard), target)
                 else:
                     module, _, parameter = shard.name.rpartition(".")
                     found.setdefault(module, {}).setdefault(parameter, []).append(target)
         for module, parameters in found.items():
             stacks.setdefault(module, {}).update(parameters)
+    for linear in linears:
+        if linear.name == HEAD:  # so transformers' modules have it, whatever checkpoints call it
+            modules.setdefault(HEAD, Target(linear, 0, linear.out_features))
     return Targets(
         modules,
         {
             module: tuple(Stack(name, tuple(targets)) for name, targets in parameters.items())
             for module, parameters in stacks.items()
         },
+        embeddings,
     )
 
 
 def find(targets: Targets, module: str) -> Target | None:
     """The target of a module's name, which may have a "model." more or less at its beginning than checkpoints have."""
     return _found(targets.modules, module)
+
+
+def find_embedding(targets: Targets, module: str) -> Target | None:
+    """The same where the module is the embedding."""
+    return _found(targets.embeddings, module)
 
 
 def find_stacks(targets: Targets, module: str) -> tuple[Stack, ...]:
@@ -87,11 +106,17 @@ def _found(named: Mapping[str, T], module: str) -> T | None:
 
 
 def _targets(linear: Linear, rules: tuple[Rule, ...]) -> Iterator[tuple[Shard, Target]]:
-    parameter = Parameter(
-        f"{linear.name}.weight", (linear.out_features, linear.in_features), linear.parts, linear.stack
-    )
-    load: Load = stored_as(parameter, rules)
+    load = _stored(linear, rules)
     how = None if isinstance(load.transform, Transposed) else load.transform
     for index, shard in enumerate(load.shards):
         stop = load.shards[index + 1].start if index + 1 < len(load.shards) else linear.out_features
         yield shard, Target(linear, shard.start, stop - shard.start, how)
+
+
+def _stored(linear: Linear, rules: tuple[Rule, ...]) -> Load:
+    shape = (linear.out_features, linear.in_features)
+    return stored_as(Parameter(f"{linear.name}.weight", shape, linear.parts, linear.stack), rules)
+
+
+def _module(shard: Shard) -> str:
+    return shard.name.removesuffix(".weight")

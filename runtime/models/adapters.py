@@ -5,6 +5,7 @@ Slots are written in the order of steps, by whoever computes them; to prepare an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -12,33 +13,47 @@ from torch import Tensor
 
 import ops
 from ops.moe.weights import Half
-from runtime.models.blocks.lora import LoraExperts, LoraLinear, StepAdapters
+from runtime.models.blocks.lora import LoraEmbedding, LoraExperts, LoraLinear, StepAdapters
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.moe import Experts
+from runtime.models.spec.sharding import cuts
+from runtime.weights.rules import Cut, Span
 
 _HALVES: tuple[Half, Half] = ("gate_up", "down")
 
 
 class AdapterRoom(NamedTuple):
     """For `num_slots` adapters at a time, none of a greater rank. `num_ready`: those that the host's memory has room for from the
-    beginning, where it must be memory of a kind that is slow to get. `experts`: on a device, where room is taken whether an adapter
-    changes them or not."""
+    beginning, where it must be memory of a kind that is slow to get. `experts`, `vocabulary` (embedding and head): on a device,
+    where room is taken whether an adapter changes them or not."""
 
     num_slots: int
     max_rank: int
     num_ready: int = 0
     experts: bool = False
+    vocabulary: bool = False
 
 
 def adaptable(spec: DecoderSpec) -> list[Linear]:
-    """The layers that may have adapters: every one that is computed for all tokens of a step. Not the head, which is computed for
-    few, nor experts, which `expert_linears` gives."""
+    """The layers that may have adapters: every one that is computed for all tokens of a step. Not what `vocabulary_linears` and
+    `expert_linears` give."""
     found: dict[str, Linear] = {}
     for name, block in spec.blocks():
         found |= {linear.name: linear for linear in block.linears(name, spec.hidden_size)}
     return [*found.values()]
+
+
+def vocabulary_linears(spec: DecoderSpec) -> list[Linear]:
+    """Those beside the embedding, and the head, which is computed for few tokens: by its own name, though it be the embedding."""
+    size = spec.embedding_size or spec.hidden_size
+    return [*spec.projections, *([Linear(HEAD, spec.vocab_rows, size)] if spec.generates else [])]
+
+
+def embedding_linear(spec: DecoderSpec) -> Linear:
+    """The embedding as adapters have it, whose A has a column for each id: [H, V], the transpose of what is stored."""
+    return Linear(EMBEDDING, spec.embedding_size or spec.hidden_size, spec.vocab_rows)
 
 
 def expert_linears(spec: DecoderSpec) -> Iterator[tuple[Experts, dict[tuple[Half, int], Linear]]]:
@@ -56,49 +71,57 @@ def expert_linears(spec: DecoderSpec) -> Iterator[tuple[Experts, dict[tuple[Half
 
 
 class ModelAdapters:
-    """`has_experts`: whether adapters may change experts, too."""
+    """`has_experts`, `has_vocabulary`: whether adapters may change experts, and embedding and head, too. `own`: of layers that
+    others have the rest of, what is here."""
 
-    def __init__(self, layers: ops.LoraLayers, num_slots: int, step: StepAdapters, *, has_experts: bool) -> None:
-        self.num_slots, self.has_experts = num_slots, has_experts
-        self._layers, self._step = layers, step
-        step.changed = layers.changed
+    def __init__(
+        self, slots: Mapping[str, ops.LoraSlots], room: AdapterRoom, device: str, step: StepAdapters,
+        own: Mapping[str, Cut], *, has_experts: bool, has_vocabulary: bool,
+    ) -> None:  # fmt: skip
+        self.num_slots, self.has_experts, self.has_vocabulary = room.num_slots, has_experts, has_vocabulary
+        self._names, self._own, self._step = frozenset(slots), own, step
+        self._layers = ops.LoraLayers(slots, room.num_slots, torch.device(device), room.num_ready)
+        step.changed = self._layers.changed
         self._kept: dict[int, ops.PreparedLora] = {}
 
     @classmethod
     def around(
         cls, weights: Weights, spec: DecoderSpec, room: AdapterRoom, *, dtype: str, device: str
     ) -> tuple[Weights, ModelAdapters]:
-        """Weights whose layers have that room, and what keeps it."""
-        step = StepAdapters()
-        linears = {
-            linear.name: LoraLinear(
-                weights.linears[linear.name],
-                _slots(linear, _bytes_each(weights.linears[linear.name]), room, dtype, device),
-                step,
-            )
-            for linear in adaptable(spec)
-        }
-        slots = {name: linear.slots for name, linear in linears.items()}
-        experts = dict(weights.experts)
-        has_experts = room.experts or torch.device(device).type == "cpu"
-        has_experts = has_experts and all(each.takes_adapters for each in experts.values())
+        """Weights whose layers have that room, and what keeps it. Of a shard, before what ranks give is put together."""
+        make = _Maker(room, dtype, device)
+        linears, tensors, experts = dict(weights.linears), dict(weights.tensors), dict(weights.experts)
+        on_host = torch.device(device).type == "cpu"
+        for linear in adaptable(spec):
+            linears[linear.name] = make.linear(linear, linears[linear.name])
+        has_vocabulary = room.vocabulary or on_host
+        if has_vocabulary:
+            for linear in vocabulary_linears(spec):
+                name = spec.head.name if linear.name == HEAD else linear.name
+                linears[name] = make.linear(linear, linears[name])
+            if EMBEDDING not in linears:
+                table = ops.StoredWeight.dense(tensors.pop(f"{EMBEDDING}.weight"))
+                linears[EMBEDDING] = ops.prepare_linear(table, getattr(torch, dtype))
+            linears[EMBEDDING] = make.embedding(embedding_linear(spec), linears[EMBEDDING])
+        has_experts = (room.experts or on_host) and all(each.takes_adapters for each in experts.values())
         for of, by_half in expert_linears(spec) if has_experts else ():
-            bytes_each = experts[of.name].nbytes / sum(
-                each.out_features * each.in_features for each in by_half.values()
-            )
-            own = {
-                place: (linear.name, _slots(linear, bytes_each, room, dtype, device, of_expert=True))
-                for place, linear in by_half.items()
-            }
-            slots |= dict(own.values())
-            experts[of.name] = LoraExperts(experts[of.name], own, step)
-        layers = ops.LoraLayers(slots, room.num_slots, torch.device(device), room.num_ready)
-        room_for_all = cls(layers, room.num_slots, step, has_experts=has_experts)
-        return weights._replace(linears={**weights.linears, **linears}, experts=experts), room_for_all
+            experts[of.name] = make.experts(experts[of.name], by_half)
+        adapters = cls(
+            make.slots, room, device, make.step, _own(spec), has_experts=has_experts, has_vocabulary=has_vocabulary
+        )
+        return weights._replace(linears=linears, tensors=tensors, experts=experts), adapters
 
     def prepared(self, parts: Mapping[str, Sequence[ops.LoraPart]]) -> ops.PreparedLora:
-        """An adapter as `keep` takes it, given what it does to each layer. On any thread."""
-        return self._layers.prepared(parts)
+        """An adapter as `keep` takes it, given what it does to each layer of the whole model. On any thread."""
+        own = {name: [*self._own_parts(name, some)] for name, some in parts.items() if name in self._names}
+        return self._layers.prepared({name: some for name, some in own.items() if some})
+
+    def _own_parts(self, name: str, parts: Sequence[ops.LoraPart]) -> Iterator[ops.LoraPart]:
+        cut = self._own.get(name)
+        for part in parts:
+            own = part if cut is None else _share(part, cut)
+            if own is not None:
+                yield own
 
     def keep(self, key: int, adapter: ops.PreparedLora) -> None:
         """From now on slots may take it by this key. On any thread."""
@@ -116,21 +139,75 @@ class ModelAdapters:
         """From the next step on, tokens of `slot` take this adapter, and no longer the one before."""
         self._layers.put(slot, self._kept[key])
 
-    def begin(self, slots: Tensor | None) -> None:
-        """A step begins, whose tokens have adapters in these slots, [T] int32, -1 for none; None: no token has one."""
-        self._step.current = None if slots is None else ops.index_adapters(slots, self.num_slots)
+    @contextmanager
+    def of_tokens(self, slots: Tensor | None) -> Iterator[None]:
+        """What is computed inside the block is of tokens that have adapters in these slots, [T] int32, -1 for none; None: no token
+        has one."""
+        if slots is None:
+            yield
+            return
+        self._step.current = ops.index_adapters(slots, self.num_slots)
+        try:
+            yield
+        finally:
+            self._step.current = None
 
 
-def _slots(
-    linear: Linear, bytes_each: float, room: AdapterRoom, dtype: str, device: str, *, of_expert: bool = False
-) -> ops.LoraSlots:
-    """`bytes_each`: what a number of the layer's weight takes. Adapters of one that is kept in 16 bits or fewer are kept in 16:
-    what they take of memory counts as its own does."""
-    size = linear.out_features, linear.in_features
-    shape = ops.LoraShape(*size, linear.parts or size[:1], room.num_slots, room.max_rank, bytes_each < 3, of_expert)
-    kept = torch.float32 if linear.float32 else getattr(torch, dtype)
-    return ops.prepare_lora(shape, kept, torch.device(device))
+class _Maker:
+    """Puts room around weights; `slots`: of all layers so far, by the names by which adapters know them."""
+
+    def __init__(self, room: AdapterRoom, dtype: str, device: str) -> None:
+        self.step = StepAdapters()
+        self.slots: dict[str, ops.LoraSlots] = {}
+        self._room, self._dtype, self._device = room, getattr(torch, dtype), torch.device(device)
+
+    def linear(self, linear: Linear, weight: ops.LinearWeight) -> LoraLinear:
+        self.slots[linear.name] = slots = ops.prepare_lora(*self._shape(linear, _bytes_each(weight)))
+        return LoraLinear(weight, slots, self.step)
+
+    def embedding(self, linear: Linear, weight: ops.LinearWeight) -> LoraEmbedding:
+        self.slots[linear.name] = slots = ops.prepare_embedding_lora(*self._shape(linear, _bytes_each(weight)))
+        return LoraEmbedding(weight, slots, self.step)
+
+    def experts(self, weights: ops.ExpertWeights, by_half: Mapping[tuple[Half, int], Linear]) -> LoraExperts:
+        bytes_each = weights.nbytes / sum(each.out_features * each.in_features for each in by_half.values())
+        own = {
+            place: (linear.name, ops.prepare_lora(*self._shape(linear, bytes_each, of_expert=True)))
+            for place, linear in by_half.items()
+        }
+        self.slots |= dict(own.values())
+        return LoraExperts(weights, own, self.step)
+
+    def _shape(
+        self, linear: Linear, bytes_each: float, *, of_expert: bool = False
+    ) -> tuple[ops.LoraShape, torch.dtype, torch.device]:
+        """`bytes_each`: what a number of the layer's weight takes. Adapters of one that is kept in 16 bits or fewer are kept in 16:
+        what they take of memory counts as its own does."""
+        size, room = (linear.out_features, linear.in_features), self._room
+        shape = ops.LoraShape(*size, linear.parts or size[:1], room.num_slots, room.max_rank, bytes_each < 3, of_expert)
+        return shape, torch.float32 if linear.float32 else self._dtype, self._device
 
 
 def _bytes_each(weight: ops.LinearWeight) -> float:
     return weight.nbytes / (weight.out_features * weight.in_features)
+
+
+def _own(spec: DecoderSpec) -> dict[str, Cut]:
+    """What `spec` has of each layer that it has not whole, by the names by which adapters know them."""
+    found = {name.removesuffix(".weight"): cut for name, cut in cuts(spec).items() if name.endswith(".weight")}
+    if (table := found.get(EMBEDDING)) is not None:
+        found.setdefault(HEAD, table)
+        size = embedding_linear(spec).out_features
+        found[EMBEDDING] = Cut(table.shape[::-1], (Span(0, size),), table.rows[0])
+    return found
+
+
+def _share(part: ops.LoraPart, cut: Cut) -> ops.LoraPart | None:
+    """What a layer that has this cut of the whole needs of an adapter's part of that: B has its rows, and A its columns. None where
+    it has none of the part's outputs."""
+    held = torch.cat([torch.arange(*span) for span in cut.rows])
+    within = ((held >= part.start) & (held < part.start + len(part.b))).nonzero().flatten()
+    if not len(within):
+        return None
+    a = part.a if cut.columns is None else part.a[:, slice(*cut.columns)].contiguous()
+    return ops.LoraPart(int(within[0]), a, part.b[held[within] - part.start], part.scale)

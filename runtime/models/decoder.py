@@ -6,6 +6,7 @@ step. Knows tokens, positions and slots; neither requests nor where its weights 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from torch import Tensor
 
 import ops
 from runtime.kv.kv_cache import LayerKV
-from runtime.models.adapters import AdapterRoom, ModelAdapters
+from runtime.models.adapters import ModelAdapters
 from runtime.models.blocks.layer import build_layer
 from runtime.models.blocks.mixer import Tables
 from runtime.models.blocks.parameters import Parameters
@@ -33,14 +34,15 @@ from runtime.models.spec.layer import HybridLayer
 
 class Hidden(NamedTuple):
     """What the last layer adds, x [T, H] or None where it has added it, and what it adds it to, residual [T, H]. aux: what the
-    `aux_layers` of the spec were given, [T, H] each."""
+    `aux_layers` of the spec were given, [T, H] each. adapters [T] int32: those that the head may have, as of `ForwardStep`."""
 
     x: Tensor | None
     residual: Tensor
     aux: tuple[Tensor, ...] = ()
+    adapters: Tensor | None = None
 
     def of(self, tokens: Tensor | slice) -> Hidden:
-        """A copy of those of `tokens` [S] int64, or a view of a slice; without aux."""
+        """A copy of those of `tokens` [S] int64, or a view of a slice; without aux and adapters."""
         return Hidden(None if self.x is None else self.x[tokens], self.residual[tokens])
 
 
@@ -80,13 +82,11 @@ class Decoder:
     @classmethod
     def build(
         cls, spec: DecoderSpec, weights: Weights, *, dtype: str, device: str, max_positions: int,
-        adapters: AdapterRoom | None = None,
+        adapters: ModelAdapters | None = None,
     ) -> Decoder:  # fmt: skip
-        """Blocks around the weights that `spec` names. `max_positions`: the longest context it will be asked for."""
+        """Blocks around the weights that `spec` names. `max_positions`: the longest context it will be asked for. `adapters`: the
+        room that `weights` have for them."""
         whole = spec if spec.shard_of is None else spec.shard_of.whole
-        room = None
-        if adapters is not None:
-            weights, room = ModelAdapters.around(weights, spec, adapters, dtype=dtype, device=device)
         tables = rope_tables(spec, device=device, max_positions=max_positions)
         return cls(
             spec,
@@ -98,7 +98,7 @@ class Decoder:
             device=device,
             num_parameters=sum(prod(parameter.shape) for parameter in whole.parameters()),
             weights_bytes=weights.nbytes,
-            adapters=room,
+            adapters=adapters,
             axes=RopeAxes.of(tables),
         )
 
@@ -120,25 +120,33 @@ class Decoder:
         Raises WeightsError for a name that the model has not, another shape, or a format that is not kept there."""
         self._parameters.load(name, stored)
 
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """input_ids [T] int64 -> [T, H], as `ForwardStep.input_embeds` takes them, for callers who put others among them."""
-        return self._vocabulary.embed(input_ids)
+    def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """input_ids [T] int64 -> [T, H], as `ForwardStep.input_embeds` takes them, for callers who put others among them.
+        `adapters`: as of `ForwardStep`."""
+        with self._with(adapters):
+            return self._vocabulary.embed(input_ids)
 
     def forward(self, step: ForwardStep) -> Hidden:
         """One step, up to the last layer. The tokens' keys and values are written where the step's slot mappings say, then
         attended to."""
-        if self.adapters is not None:
-            self.adapters.begin(step.adapters)
         if self._axes is not None and step.rope_positions is not None and step.rope_positions.ndim > 1:
             step = self._axes.rotated(step)
-        x = self.embed(step.input_ids) if step.input_embeds is None else step.input_embeds.clone()
-        residual = self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
-        out = self._stack.forward(residual, step)
-        return Hidden(out.x, residual, out.aux)
+        with self._with(step.adapters):
+            x = self._vocabulary.embed(step.input_ids) if step.input_embeds is None else step.input_embeds.clone()
+            residual = self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
+            out = self._stack.forward(residual, step)
+        of_head = step.adapters if self.adapters is not None and self.adapters.has_vocabulary else None
+        return Hidden(out.x, residual, out.aux, of_head)
 
     def compute_logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:
         """`tokens` [S] int64: those whose logits [S, V] are wanted. None: of all, and `hidden` is overwritten."""
-        return self._vocabulary.logits(self._final(hidden if tokens is None else hidden.of(tokens)))
+        final = self._final(hidden if tokens is None else hidden.of(tokens))
+        with self._with(hidden.adapters if hidden.adapters is None or tokens is None else hidden.adapters[tokens]):
+            return self._vocabulary.logits(final)
+
+    def _with(self, adapters: Tensor | None) -> AbstractContextManager[None]:
+        """What is computed inside is of tokens with these."""
+        return nullcontext() if self.adapters is None else self.adapters.of_tokens(adapters)
 
     def final_hidden(self, hidden: Hidden, tokens: Tensor | slice) -> Tensor:
         """The final norm's output for `tokens` [S] int64, [S, H]; of a slice `hidden` is overwritten."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import ops
 from runtime.config import WeightPolicy
-from runtime.models.adapters import AdapterRoom
+from runtime.models.adapters import AdapterRoom, ModelAdapters
 from runtime.models.blocks.shared_out import put_together
 from runtime.models.blocks.weights import Weights, expert_halves
 from runtime.models.decoder import Decoder
@@ -51,10 +51,13 @@ def load_model(
     spec = spec or spec_from_config(files.config)
     with opened(spec, files, dtype=dtype, load_format=load_format, seed=seed, device=device, policy=weights) as reader:
         read = read_weights(spec, reader, dtype=dtype, device=device, progress=progress)
+    kept = None
+    if adapters is not None:
+        read, kept = ModelAdapters.around(read, spec, adapters, dtype=dtype, device=device)
     if peers is not None:
         read = put_together(spec, read, peers)
     longest = max_model_len or spec.max_model_len
-    return Decoder.build(spec, read, dtype=dtype, device=device, max_positions=longest, adapters=adapters)
+    return Decoder.build(spec, read, dtype=dtype, device=device, max_positions=longest, adapters=kept)
 
 
 def load_draft_head(

@@ -46,8 +46,8 @@ class Model(Protocol):
         """The same model for these caches alone, in as few native calls as `ops.Tracer` allows; it may be itself."""
         ...
 
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """input_ids [T] int64 -> [T, H], fresh, as `ForwardStep.input_embeds` takes them."""
+    def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """input_ids [T] int64, adapters as of `ForwardStep` -> [T, H], fresh, as `ForwardStep.input_embeds` takes them."""
         ...
 
     def forward(self, step: ForwardStep) -> Any:

@@ -72,8 +72,8 @@ class ModelPair:
         model = self.model.traced(kv_caches[: self._num_caches])
         return ModelPair(model, self.draft.traced(self.draft_caches(kv_caches)))
 
-    def embed(self, input_ids: Tensor) -> Tensor:
-        return self.model.embed(input_ids)
+    def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
+        return self.model.embed(input_ids, adapters)
 
     def forward(self, step: ForwardStep) -> Any:
         return self.model.forward(step)

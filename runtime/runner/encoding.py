@@ -137,7 +137,7 @@ class Encoding:
                         ]
         if not tokens:
             return step
-        embeds = self._model.embed(step.input_ids)
+        embeds = self._model.embed(step.input_ids, step.adapters)
         places, vectors = index_on(embeds.device, tokens), torch.cat(outputs)
         size = embeds.shape[1]
         embeds[places] = vectors[:, :size]

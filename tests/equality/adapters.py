@@ -12,15 +12,30 @@ import torch
 from safetensors.torch import save_file
 from transformers.pytorch_utils import Conv1D
 
-from runtime.lora.targets import Targets, find, find_stacks
+from runtime.lora.targets import Targets, find, find_embedding, find_stacks
 
 Deltas = Mapping[str, torch.Tensor]  # what is added to each module's weight, [out, in]
 
 
 def linear_modules(model, targets: Targets) -> dict[str, torch.nn.Module]:
-    """Those of transformers' model that are targets of ours, by name."""
-    kinds = (torch.nn.Linear, Conv1D)
-    return {name: each for name, each in model.named_modules() if isinstance(each, kinds) and find(targets, name)}
+    """Those of transformers' model that are targets of ours, by name; not a head that is the embedding, too."""
+    kinds, tied = (torch.nn.Linear, Conv1D), model.get_output_embeddings() if is_tied(model) else None
+    return {
+        name: each
+        for name, each in model.named_modules()
+        if isinstance(each, kinds) and each is not tied and find(targets, name)
+    }
+
+
+def embeddings(model, targets: Targets) -> dict[str, torch.nn.Module]:
+    """The embedding of transformers' model, by name."""
+    return {name: each for name, each in model.named_modules() if find_embedding(targets, name)}
+
+
+def is_tied(model) -> bool:
+    """Whether its head and its embedding are one parameter."""
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
 
 
 def expert_parameters(model, targets: Targets) -> dict[str, list[str]]:
@@ -51,6 +66,13 @@ def write_adapter(
 
     for name, module in modules.items():
         out, into = module.weight.shape[::-1] if isinstance(module, Conv1D) else module.weight.shape
+        if isinstance(module, torch.nn.Embedding):
+            a, b = halves(name, into, out)
+            for half in "AB":
+                stored = tensors.pop(f"base_model.model.{name}.lora_{half}.weight")
+                tensors[f"base_model.model.{name}.lora_embedding_{half}"] = stored
+            deltas[name] = alpha / rank * (b @ a).T
+            continue
         a, b = halves(name, out, into)
         deltas[name] = alpha / rank * b @ a
     for name, parameters in experts.items():

@@ -25,7 +25,16 @@ from runtime.models import implementation
 from runtime.models.adapters import AdapterRoom
 from runtime.start import start_engine
 from runtime.weights.fetch import resolve
-from tests.equality.adapters import Deltas, expert_parameters, linear_modules, merged, write_adapter, write_apart
+from tests.equality.adapters import (
+    Deltas,
+    embeddings,
+    expert_parameters,
+    is_tied,
+    linear_modules,
+    merged,
+    write_adapter,
+    write_apart,
+)
 from tests.equality.greedy import TIE, Reference, engine_parts, preempt_often, references
 from tests.equality.test_families import FAMILIES, VOCAB, drawn
 from tests.runtime.models.paged import Paged
@@ -72,6 +81,8 @@ def case(request, tmp_path_factory):
     )  # fmt: skip
     targets = targets_of(spec)
     modules, deltas = linear_modules(theirs, targets), []
+    if not is_tied(theirs):
+        modules |= embeddings(theirs, targets)
     experts = {
         name: {each: true_shape(theirs.get_submodule(name), each) for each in parameters}
         for name, parameters in expert_parameters(theirs, targets).items()
@@ -94,14 +105,17 @@ def true_shape(module: torch.nn.Module, parameter: str) -> torch.Tensor:
 
 
 def test_every_linear_layer_of_all_tokens_is_a_target(case):
-    """But for what is no matrix of ours: the head, and what latent attention multiplies by head."""
+    """And embedding and head, unless they are one, which no merging could tell apart; but for what is no matrix of ours: what
+    latent attention multiplies by head."""
     left_out = {
         name
         for name, each in case.theirs.named_modules()
         if isinstance(each, torch.nn.Linear) and name not in case.modules and "experts" not in name
     }
-    assert {name.rpartition(".")[2] for name in left_out} <= {"lm_head", "embed_out", "kv_b_proj"}
+    tied = is_tied(case.theirs)
+    assert {name.rpartition(".")[2] for name in left_out} <= {"kv_b_proj"} | ({"lm_head"} if tied else set())
     assert len(case.modules) >= 4
+    assert tied != any(isinstance(each, torch.nn.Embedding) for each in case.modules.values())
 
 
 @torch.inference_mode()
@@ -254,13 +268,13 @@ async def test_an_engine_that_slept_says_what_each_merged_model_would(case, tmp_
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", ["llama, biases, tied", "phi-3", "qwen 3 moe", "gpt-oss"], indirect=True)
 async def test_captured_steps_on_cuda_say_what_each_merged_model_would(case, tmp_path):
-    """Adapters come and go in slots that graphs were captured with, those of experts, too."""
+    """Adapters come and go in slots that graphs were captured with, those of experts, embedding and head, too."""
     files = resolve(str(case.folder), None, lambda progress: None)
     spec = implementation.describe(files.config, "native")
     ours = implementation.load(
         spec, files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None,
         max_model_len=spec.max_model_len, device="cuda", weights=WeightPolicy("float32"),
-        adapters=AdapterRoom(2, 8, experts=True),
+        adapters=AdapterRoom(2, 8, experts=True, vocabulary=True),
     )  # fmt: skip
     config = EngineConfig(
         device="cuda", dtype="float32", enable_lora=True, max_loras=2, max_cpu_loras=3, max_lora_rank=8, num_kv_blocks=64,
@@ -290,8 +304,10 @@ async def test_captured_steps_on_cuda_say_what_each_merged_model_would(case, tmp
 @pytest.mark.parametrize("case", ["llama, biases, tied", "qwen 3 moe"], indirect=True)
 @torch.inference_mode()
 def test_kernels_of_a_device_serve_the_same_model(case, monkeypatch):
-    """By Triton's interpreter: what sorts tokens by slot, what shrinks and what expands, in all layers and experts."""
-    monkeypatch.setattr(ops, "prepare_lora", triton_lora.prepare)
+    """By Triton's interpreter: what sorts tokens by slot, what shrinks and what expands, in all layers and experts, and at both
+    ends."""
+    for module in (ops, ops.lora):
+        monkeypatch.setattr(module, "prepare_lora", triton_lora.prepare)
     monkeypatch.setattr(
         ops, "prepare_experts", lambda shape, dtype, device, _: TritonExpertWeights(shape, dtype, device)
     )

@@ -71,6 +71,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "max_cpu_loras": 9,
         "max_lora_rank": 24,
         "lora_experts": True,
+        "lora_vocabulary": True,
         "lora_modules": ("a=b",), "lora_dir": "/", "lora_resolver": "/",
         "threads": 2, "seed": 5, "host": "h", "port": 80, "uds": "s", "max_queue": 1,
         "max_queue_time": 1.5, "max_queued_tokens": 4, "max_num_seqs_per_key": 3, "request_timeout": 2.5,

@@ -1,7 +1,6 @@
 """A linear layer with room for adapters: what the adapter of each of a step's tokens adds, beside what the weight gives.
 
-Blocks do not know of it: they multiply by it as by any weight, always with all of a step's tokens in their order. Which token has
-which adapter is told to the layers once a step (`StepAdapters`)."""
+Blocks do not know of it: they multiply by it as by any weight, always with the tokens that `StepAdapters` has been given."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from ops.symbols import Symbol
 
 
 class StepAdapters:
-    """The adapters of the step under way, for all layers of a model; None where no token has one. `changed`: layers, by name, and
-    how many slots hold an adapter that changes them; of experts alone."""
+    """The adapters of the tokens that are being computed, in their order, for all layers of a model; None where no token has one.
+    `changed`: layers, by name, and how many slots hold an adapter that changes them; of experts alone."""
 
     current: ops.TokenAdapters | None = None
     changed: Mapping[str, int] = MappingProxyType({})
@@ -60,7 +59,32 @@ class LoraLinear(ops.LinearWeight):
         return self._weight.refill(stored)
 
     def rows(self, ids: Tensor) -> Tensor:
-        raise TypeError("a matrix with adapters is no embedding")
+        """As they are: what adapters add to a head they do not add to an embedding that it is."""
+        return self._weight.rows(ids)
+
+
+class LoraEmbedding(ops.LinearWeight):
+    """An embedding with room for adapters; as a head, which it may be, too, it is what it was."""
+
+    def __init__(self, weight: ops.LinearWeight, slots: ops.LoraSlots, step: StepAdapters) -> None:
+        self.out_features, self.in_features = weight.out_features, weight.in_features
+        self._weight, self._slots, self._step = weight, slots, step
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self._weight.nbytes + self._slots.nbytes
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self._weight.matmul(x)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        out = self._weight.rows(ids)
+        if self._step.current is not None:
+            self._slots.add(ids, self._step.current, out)
+        return out
+
+    def refill(self, stored: ops.Stored) -> bool:
+        return self._weight.refill(stored)
 
 
 class LoraExperts(ops.ExpertWeights):

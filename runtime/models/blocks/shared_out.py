@@ -100,7 +100,7 @@ class SummedExperts(ops.ExpertWeights):
         plus: Tensor | None,
         beside: Beside | None = None,
     ) -> Tensor:
-        assert beside is None, "adapters are not shared out"
+        assert beside is None, "adapters are added to each part of the sum"
         if isinstance(x, Symbol):
             raise NotTraceable("experts whose sums are taken over several devices")
         return self._peers.sum(self._part.mix(x, logits, routing, e_score_correction_bias, plus))

@@ -101,8 +101,8 @@ class TransformersModel:
     def traced(self, kv_caches: Sequence[LayerKV]) -> Self:
         return self
 
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """What transformers calls inputs_embeds, [T, H]."""
+    def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """What transformers calls inputs_embeds, [T, H]; it has no room for adapters."""
         table: Any = self._base.get_input_embeddings
         embeds: Tensor = table()(input_ids)
         return embeds

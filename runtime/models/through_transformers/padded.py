@@ -68,7 +68,7 @@ class PaddedModel:
     def traced(self, kv_caches: Sequence[LayerKV]) -> Self:
         return self
 
-    def embed(self, input_ids: Tensor) -> Tensor:
+    def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
         raise NotImplementedError("it takes tokens alone")
 
     def compute_logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:

@@ -124,6 +124,37 @@ def not_finite() -> dict[str, torch.Tensor]:
     return given
 
 
+ENDS = "base_model.model.model."
+
+
+def at_the_ends() -> dict[str, torch.Tensor]:
+    """Of embedding and head, with copies of their own matrices beside, as PEFT writes them."""
+    head = "base_model.model.lm_head."
+    return {
+        f"{ENDS}embed_tokens.lora_embedding_A": torch.ones(2, 32), f"{ENDS}embed_tokens.lora_embedding_B": torch.ones(16, 2),
+        f"{head}lora_A.weight": torch.ones(2, 16), f"{head}lora_B.weight": torch.ones(32, 2),
+        f"{ENDS}embed_tokens.base_layer.weight": torch.ones(32, 16), f"{head}base_layer.weight": torch.ones(32, 16),
+    }  # fmt: skip
+
+
+def test_embedding_and_head_are_read_where_there_is_room(tmp_path):
+    folder = write(tmp_path, at_the_ends())
+    adapter = read(folder)
+    assert {name: (part.a.shape, part.b.shape) for name, (part,) in adapter.parts.items()} == {
+        "model.embed_tokens": ((2, 32), (16, 2)), "lm_head": ((2, 16), (32, 2)),
+    }  # fmt: skip
+    assert adapter.num_parameters == 2 * 2 * (32 + 16)
+    none = targets_of(spec_from_config(TINY), vocabulary=False)
+    with pytest.raises(WeightsError, match="on a GPU --lora-vocabulary makes room"):
+        read_adapter(folder, none, 8)
+    for end in ("embed_tokens", "lm_head"):
+        given = {name: each for name, each in at_the_ends().items() if end in name and "base_layer" not in name}
+        with pytest.raises(
+            WeightsError, match=f"{end} is no .*: on a GPU --lora-vocabulary|{end} .* on a GPU --lora-voc"
+        ):
+            read_adapter(write(tmp_path, given), none, 8)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -135,8 +166,24 @@ def not_finite() -> dict[str, torch.Tensor]:
             {f"base_model.model.model.layers.7.mlp.up_proj.lora_{half}.weight": torch.ones(2, 16) for half in "AB"},
             "layers.7.mlp.up_proj is no linear layer of this model",
         ),
-        ({"base_model.model.lm_head.lora_A.weight": torch.ones(2, 16)}, "adapters of the head"),
-        ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 16)}, "adapters of embeddings"),
+        (
+            at_the_ends() | {f"{ENDS}embed_tokens.lora_embedding_A": torch.ones(2, 31)},
+            r"is \[2, 31\] instead of \[2, 32\]",
+        ),
+        (
+            at_the_ends() | {f"{ENDS}embed_tokens.base_layer.weight": torch.ones(33, 16)},
+            r"\[33, 16\].*another vocabulary",
+        ),
+        (tensors(Q) | {f"base_model.model.{Q}.base_layer.weight": torch.ones(16, 16)}, "whole modules"),
+        ({f"{ENDS}embed_tokens.base_layer.weight": torch.ones(32, 16)}, "embed_tokens has no lora_"),
+        (
+            {f"base_model.model.{Q}.lora_embedding_{half}": torch.ones(16, 16) for half in "AB"},
+            "q_proj is no embedding of tokens",
+        ),
+        (
+            {f"{ENDS}embed_tokens.lora_{half}.weight": torch.ones(16, 16) for half in "AB"},
+            "embed_tokens is no linear layer of this model",
+        ),
         (tensors(Q) | {f"base_model.model.{Q}.lora_magnitude_vector": torch.ones(16)}, "DoRA"),
         ({f"base_model.model.{Q}.weight": torch.ones(16)}, "no part of a LoRA adapter"),
         ({name: tensor.to(torch.float64) for name, tensor in tensors(Q).items()}, "F64"),
