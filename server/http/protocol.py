@@ -13,6 +13,7 @@ somebody who has left looks the same."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any
@@ -33,6 +34,7 @@ CALLBACKS_A_TURN = 1000  # of the parser, about half a millisecond; then others 
 INCOMING_BODY = (
     "incoming_body"  # of a scope: an IncomingBody; none where a request came over no connection, as a line of a batch
 )
+MAX_JOINED_BYTES = 1 << 16  # of a body, copied behind its head
 LINGER_S = 2.0  # for a client to read why it is refused, while what it still sends is thrown away
 _BLANK_LINE = b"\r\n\r\n"
 
@@ -75,13 +77,40 @@ class _Flow(FlowControl):
 
 
 class _Outlet:
-    """The transport as an answer sees it: `close` leaves the client time to read."""
+    """The transport as an answer sees it. Its head leaves with what the same turn of the loop writes behind it: one call of the
+    system, and most answers are one packet. `close` leaves the client time to read."""
 
-    __slots__ = ("_connection", "write")
+    __slots__ = ("_connection", "_head", "write")
 
     def __init__(self, connection: HttpProtocol) -> None:
-        self.write = connection.transport.write
         self._connection = connection
+        self._head = b""
+        self.write: Callable[[bytes], None] = self._begin
+
+    def begin(self) -> None:
+        """The next answer is to come."""
+        self.write = self._begin
+
+    def _begin(self, data: bytes) -> None:
+        if not self._connection.cycle.response_started:  # the client is told to go on with its body
+            self._connection.transport.write(data)
+            return
+        self._head, self.write = data, self._join
+        self._connection.loop.call_soon(self.flush)
+
+    def _join(self, data: bytes) -> None:
+        if len(data) <= MAX_JOINED_BYTES:
+            self._head += data
+            self.flush()
+        else:
+            self.flush()
+            self.write(data)
+
+    def flush(self) -> None:
+        if self._head:
+            head, self._head, self.write = self._head, b"", self._connection.transport.write
+            if not self._connection.transport.is_closing():
+                self.write(head)
 
     def is_closing(self) -> bool:
         return self._connection.transport.is_closing()
@@ -277,6 +306,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._prefer_host_of_target()
         self._body = self.scope["incoming_body"] = IncomingBody(self)  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+        self._outlet.begin()
         self.cycle.transport = self._outlet  # type: ignore[assignment]
         self._in_body = True
         self._head_bytes = self._unframed_bytes = self._discarded_bytes = self._progress_bytes = 0
@@ -319,6 +349,7 @@ class HttpProtocol(HttpToolsProtocol):
     # --- answers --------------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
+        self._outlet.flush()  # one without a body
         self.server_state.total_requests += 1
         if self._body is not None:
             self._body.release()
@@ -361,6 +392,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def finish(self) -> None:
         """The last answer is written: close, once the client has it."""
+        self._outlet.flush()
         if self._in_body or self._unparsed or self.flow.read_paused:
             self._linger()
             return

@@ -442,6 +442,40 @@ async def test_answers_come_in_the_order_of_requests_and_none_is_lost_at_the_clo
     assert await client.rest() == b""
 
 
+async def test_a_head_leaves_with_the_body_behind_it_unless_that_comes_later(serve):
+    server = await serve()
+    client = await server.raw()
+    client.send(GET)
+    await client.answer()
+    (connection,) = connections(server)
+    writes: list[bytes] = []
+    transport = connection.transport
+
+    class Noting:
+        def __getattr__(self, name):
+            return getattr(transport, name)
+
+        def write(self, data):
+            writes.append(bytes(data))
+            transport.write(data)
+
+    connection.transport = Noting()
+    client.send(GET)
+    _, _, body = await client.answer()
+    assert [data.startswith(b"HTTP/1.1 200") and data.endswith(body) for data in writes] == [True]
+    writes.clear()
+    client.send(b"HEAD" + GET[3:])
+    await until(lambda: writes)
+    assert [data.endswith(b"\r\n\r\n") for data in writes] == [True]
+    writes.clear()
+    streamed = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
+    client.send(request(streamed, "Expect: 100-continue\r\n"))
+    await until(lambda: writes and writes[-1].endswith(b"0\r\n\r\n"))
+    assert writes[0] == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert writes[1].startswith(b"HTTP/1.1 200")
+    assert sum(data.startswith(b"HTTP/1.1") for data in writes) == 2
+
+
 async def test_an_error_waits_for_the_answers_before_it(serve):
     server = await serve("ab", paused=True)
     client = await server.raw()
