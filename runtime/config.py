@@ -130,8 +130,8 @@ class EnginePlan:
         self = replace(self, draft_share=timed.token_s / timed.smallest_s)
         if config.beside:
             self = self._no_longer_than(goals.max_itl_s / 2, timed)
-        if config.max_num_mixed_tokens is not None:
-            return self
+        if config.max_num_mixed_tokens is not None or config.pools or self.layout.in_one_step:
+            return self  # as it is said, or nobody answers beside whom prompts had to be short
         kv_bytes = self.layout.block_bytes / self.layout.block_size
         cost = StepCost.assumed(timed, kv_bytes / max(1, weights_bytes))
         note = (

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ops.sampling.tables import Drafts, Masks
 from runtime.api import TokenLogprobs
-from runtime.batch import RowBinding, Sample, ScheduledBatch, ScheduledRow
+from runtime.batch import Pool, RowBinding, Sample, ScheduledBatch, ScheduledRow
 from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault, RowFailed
 from runtime.kv.kv_cache import KVCache
@@ -237,7 +237,8 @@ class ModelRunner:
 
     def _bind(self, row: ScheduledRow, binding: RowBinding) -> None:
         try:
-            self._sampler.bind(row.row, binding)
+            if type(row.work) is not Pool:  # of which nothing is ever sampled
+                self._sampler.bind(row.row, binding)
             self._logprobs.bind(row.row, binding)
             self._pooling.bind(row.row, binding)
             self.drafter.bind(row.row, binding)

@@ -11,7 +11,7 @@ from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
 from runtime.kv.kinds import Nothing
 from runtime.runner.worker import Worker
 from runtime.start import SharedDevice
-from runtime.step_budget import PlatformSteps
+from runtime.step_budget import FixedBudget, PlatformSteps, TimedBudget
 from runtime.step_cost import TimedSteps
 from tests.kinds import full
 
@@ -55,6 +55,16 @@ def test_steps_beside_a_chat_take_half_of_what_its_readers_wait_or_one_text(toke
     assert planned.timed(config, timed, 1 << 20, STEPS).max_num_batched_tokens == tokens
     alone = replace(config, beside=False)
     assert planned.timed(alone, timed, 1 << 20, STEPS).max_num_batched_tokens == 512
+
+
+@pytest.mark.parametrize(
+    ("kinds", "options", "learns"),
+    [((full(1, 8),), {}, True), ((full(1, 8),), {"pools": True}, False), ((Nothing(),), {}, False)],
+)
+def test_what_steps_take_is_learned_where_somebody_may_answer_beside_prompts(kinds, options, learns):
+    config, planned = plan(kinds, beside=False, **options)
+    budget = planned.timed(config, TimedSteps(0.001, 0.00001), 1 << 20, STEPS).step_budget()
+    assert isinstance(budget, TimedBudget if learns else FixedBudget)
 
 
 def test_the_cache_beside_a_chat_is_room_for_a_step_and_the_longest_prompt():

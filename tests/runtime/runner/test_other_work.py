@@ -85,6 +85,18 @@ async def test_pooled_rows_give_the_final_norms_output_at_their_last_token(lane,
     await runner.close()
 
 
+@pytest.mark.parametrize("lane", LANES)
+async def test_of_a_row_that_is_pooled_at_once_the_sampler_learns_nothing(lane, pair, references, monkeypatch):
+    """It would take an upload for each, before the step."""
+    _, ours = pair
+    runner = real_runner(lane, ours, monkeypatch)
+    sampler, bound = runner._sampler, []
+    monkeypatch.setattr(sampler, "bind", lambda row, binding: bound.append(row))
+    await runner.launch(batch_of(row_of(0, (3, 4), LAST, blocks=(1,)), row_of(1, (5,), SAMPLE, blocks=(2,)))).result()
+    assert bound == [1]
+    await runner.close()
+
+
 async def test_where_prompts_are_pooled_alone_captured_steps_end_at_hidden_states(pair, references, monkeypatch):
     """And a row that samples all the same gets its token, from a step that was not captured."""
     theirs, ours = pair
