@@ -47,6 +47,10 @@ LONG = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.6],
     "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
 }
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -272,6 +276,14 @@ FAMILIES = {
         "GraniteMoeSharedConfig", EXPERTS, num_local_experts=6, shared_intermediate_size=28, residual_multiplier=0.6
     ),
     "gpt-oss": row("GptOssConfig", HEADS, num_local_experts=6, sliding_window=WINDOW, swiglu_limit=2.0),
+    "llama 4": row(
+        "Llama4TextConfig", HEADS, intermediate_size_mlp=40, num_local_experts=6, num_hidden_layers=4, floor_scale=16,
+        interleave_moe_layer_step=2,
+    ),
+    "llama 4, no norms": row(
+        "Llama4TextConfig", HEADS, num_local_experts=4, no_rope_layers=[0, 1], attention_bias=True, use_qk_norm=False,
+        attn_temperature_tuning=False, moe_layers=[0], rope_parameters=LLAMA3,
+    ),
     "deepseek v2": row("DeepseekV2Config", LATENT, topk_method="greedy", q_lora_rank=None),
     "deepseek v2, groups": row(
         "DeepseekV2Config", LATENT, topk_method="group_limited_greedy", n_group=4, topk_group=2, mlp_bias=True,

@@ -134,6 +134,11 @@ QWEN3_VL = QWEN_TOWER | {
 GLM4V = QWEN_TOWER | {
     "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 40, "image_size": 24, "attention_bias": False,
 }  # fmt: skip
+LLAMA4 = {
+    "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size":
+    8, "vision_output_dim": 24, "projector_input_dim": 24, "projector_output_dim": 24,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
 IDEFICS = {k: v for k, v in SIGLIP.items() if k not in ("model_type", "vision_use_head")}
 FAMILIES = {
     "llava 1.5": Row(of("LlavaConfig", LLAMA, vision_config=CLIP_TOWER, **TO_IMAGE), square),
@@ -219,6 +224,17 @@ FAMILIES = {
         ),
         on_a_grid, types="mm_token_type_ids",
     ),
+    "llama 4": Row(
+        of(
+            "Llama4Config",
+            {
+                "head_dim": 16, "intermediate_size_mlp": 40, "num_local_experts": 4, "no_rope_layers": [1, 0], "moe_layers": [0],
+                "attention_chunk_size": 256,
+            },
+            vision_config=LLAMA4, image_token_index=IMAGE,
+        ),
+        tiles,
+    ),
     "smolvlm": Row(of("SmolVLMConfig", LLAMA, vision_config=IDEFICS, **TO_IMAGE), tiles_of_a_batch, one_batch),
 }  # fmt: skip
 
@@ -262,9 +278,10 @@ def with_random_numbers(model: transformers.PreTrainedModel) -> transformers.Pre
 @torch.inference_mode()
 def medium(theirs, inputs: Inputs) -> Medium:
     """With as many ids as transformers makes outputs of it."""
-    features = theirs.get_image_features(
+    found = theirs.get_image_features(
         **{name: torch.from_numpy(each) for name, each in inputs.items()}, return_dict=True
-    ).pooler_output
+    )
+    features = found.last_hidden_state if found.pooler_output is None else found.pooler_output
     parts = features if isinstance(features, list | tuple) else [features]
     return Medium(inputs, (START, *(IMAGE,) * sum(part.shape[:-1].numel() for part in parts), END), IMAGE)
 

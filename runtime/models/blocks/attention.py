@@ -33,9 +33,12 @@ class AttentionBlock:
         self._norm_heads: _HeadNorms | None = None
         norms, norm_eps = None, 0.0
         match attention.qk_norm:
-            case QKNorm(RMSNorm(eps), NormScope.HEAD):  # the one that `ops.attend` knows
+            case QKNorm(RMSNorm(eps, True), NormScope.HEAD):  # the one that `ops.attend` knows
                 names = (f"{layer}.self_attn.q_norm.weight", f"{layer}.self_attn.k_norm.weight")
                 norms, norm_eps = (weights.tensors[names[0]], weights.tensors[names[1]]), eps
+            case QKNorm(RMSNorm(eps, False), NormScope.HEAD):
+                ones = torch.ones(attention.head_size, dtype=torch.float32, device=cos_sin.device)
+                norms, norm_eps = (ones, ones), eps
             case QKNorm():
                 self._norm_heads = _HeadNorms(attention, attention.qk_norm, f"{layer}.self_attn", weights)
         alibi = None
@@ -93,7 +96,7 @@ def _relative_bias(bias: RelativeBias | None, weights: Weights, num_positions: i
 
 def _query_factors(growth: AttentionTemperature, num_positions: int) -> Tensor:
     """[num_positions, 1] float32. It may multiply before the rotation, which keeps lengths."""
-    periods = torch.arange(num_positions)[:, None] // growth.period
+    periods = (torch.arange(num_positions)[:, None] + growth.offset) // growth.period
     return 1 + growth.beta * torch.log1p(periods.float())
 
 

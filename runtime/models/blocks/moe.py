@@ -21,6 +21,7 @@ class MoEBlock:
         self._wide = moe.router.float32
         self._correction_bias = weights.tensors.get(moe.correction_bias_name(layer))
         self._experts = weights.experts[moe.experts(layer, hidden_size).name]
+        self._weighs_input = moe.weighs_input
         self._latent = [weights.linears[linear.name] for linear in moe.latent_linears(layer, hidden_size)]
         self._shared = _shared(moe.shared, layer, hidden_size, weights)
         self._shared_gate = (
@@ -31,7 +32,8 @@ class MoEBlock:
         """x [T, H] -> [T, H]."""
         logits = ops.linear(x.float() if self._wide else x, self._router)
         if not self._latent:
-            return ops.moe(x, logits, self._experts, self._routing, self._correction_bias, self._for_all(x, step))
+            given = x * logits.amax(1, keepdim=True).float().sigmoid().to(x.dtype) if self._weighs_input else x
+            return ops.moe(given, logits, self._experts, self._routing, self._correction_bias, self._for_all(x, step))
         into, out = self._latent
         chosen = ops.moe(ops.linear(x, into), logits, self._experts, self._routing, self._correction_bias)
         mixed, shared = ops.linear(chosen, out), self._for_all(x, step)

@@ -43,10 +43,11 @@ class QKNorm:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTemperature:
-    """Queries are multiplied by 1 + beta * ln(1 + position // period), so that attention stays sharp in long contexts."""
+    """Queries are multiplied by 1 + beta * ln(1 + (position + offset) // period): attention stays sharp in long contexts."""
 
     beta: float
     period: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

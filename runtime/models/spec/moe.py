@@ -83,6 +83,8 @@ class Experts:
 class MoE:
     """The experts that the router chooses for each token, by weight, plus `shared`, which every token takes.
 
+    `weighs_input`: a token's one expert is given it multiplied by the sigmoid of its logit, and adds what it makes of that as it is
+    (Llama 4, 2025).
     `shared_gate`: what `shared` gives is multiplied by the sigmoid of a linear layer with one output. `bias`, `activation`,
     `gated`: of the experts. `latent`: they work in a space of their own. `order`: the router has the experts of the checkpoint in
     this order, and here are those of them from `first` on, `num_held`; () where all are here in their own."""
@@ -96,6 +98,7 @@ class MoE:
     activation: Activation | ClampedSwiglu = Activation.SILU
     gated: bool = True
     latent: Latent | None = None
+    weighs_input: bool = False
     order: tuple[int, ...] = ()
     first: int = 0
     num_held: int = 0

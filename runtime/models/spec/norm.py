@@ -10,13 +10,15 @@ from runtime.weights.rules import Parameter
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight."""
+    """x / sqrt(mean(x^2) + eps) * weight, if it has one."""
 
     eps: float
+    weight: bool = True
 
     def parameters(self, name: str, *sizes: int) -> Iterator[Parameter]:
         """Parameters of norms over vectors of these sizes, side by side."""
-        yield Parameter(f"{name}.weight", (sum(sizes),), sizes)
+        if self.weight:
+            yield Parameter(f"{name}.weight", (sum(sizes),), sizes)
 
 
 @dataclass(frozen=True, slots=True)

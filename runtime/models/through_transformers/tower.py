@@ -80,7 +80,10 @@ class Tower:
 
 
 def _features(model: Any, modality: str) -> Any:
-    """What computes items of a modality: a method of the model, or, of a class that has none, what its forward pass does."""
+    """What computes items of a modality: a method of the model, or, of a class whose own does less or
+    nothing, what its forward pass does."""
+    if isinstance(model, transformers.Llama4ForConditionalGeneration):
+        return partial(_llama4, model)
     own = getattr(model, _FEATURES[modality], None)
     if own is None and isinstance(model, transformers.Qwen2AudioModel):
         return partial(_qwen2_audio, model)
@@ -105,6 +108,12 @@ def _qwen2_audio(
     projected = model.multi_modal_projector(hidden)
     is_sound = torch.arange(projected.shape[1], device=projected.device)[None] < num_outputs[:, None]
     return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=projected[is_sound])
+
+
+def _llama4(model: Any, pixel_values: Tensor, return_dict: bool = True) -> BaseModelOutputWithPooling:
+    """pixel_values [tiles, 3, S, S] -> the outputs of all tiles, behind the projector, which transformers' own does not reach."""
+    seen = model.vision_model(pixel_values).last_hidden_state
+    return BaseModelOutputWithPooling(last_hidden_state=seen, pooler_output=model.multi_modal_projector(seen))
 
 
 def _flat(features: Any) -> Tensor:

@@ -1,0 +1,103 @@
+"""Llama 4: experts beside a shared one in all layers or every other, and layers that rotate nothing among those that do.
+
+Layers that rotate see chunks of a context (8,192 tokens) and nothing of the chunk before. No kernel has that mask, so a context is
+as long as the first chunk, within which they see all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.models.families.llama import llama
+from runtime.models.read.hf_config import HfConfig, num_layers
+from runtime.models.read.mixture import checked_moe, num_experts
+from runtime.models.read.text_part import seeing, text_part
+from runtime.models.spec.attention import Attention, AttentionTemperature, QKNorm
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.layer import AnyLayer, Layer
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.moe import MoE, Router
+from runtime.models.spec.norm import RMSNorm
+from runtime.weights.rules import InterleavedRope, Rule, Transposed, rename, stack, transform
+
+_UNSAID = {
+    "vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072, "rope_theta": 500000.0,
+}  # fmt: skip
+
+
+def llama4_text(config: HfConfig) -> DecoderSpec:
+    config = config.with_unsaid(attention_chunk_size=8192).with_defaults(**_UNSAID)
+    spec = llama(config, "Llama4ForCausalLM")
+    if (top_k := config.count("num_experts_per_tok", 1)) != 1:
+        raise UnsupportedModel(
+            f"config: num_experts_per_tok is {top_k}; experts whose input is weighed are computed one a token"
+        )
+    heads, temperature = spec.attention, None
+    if config.flag("attn_temperature_tuning", True):
+        temperature = AttentionTemperature(
+            config.number("attn_scale", 0.1), config.count("floor_scale", 8192), offset=1
+        )
+    norm = QKNorm(RMSNorm(config.number("rms_norm_eps"), weight=False)) if config.flag("use_qk_norm", True) else None
+    rotated, plain = replace(heads, qk_norm=norm), replace(heads, rope=None, growth=temperature)
+    size = config.count("intermediate_size")
+    router = Router(1, renormalize=True)  # of one expert, whose weight is 1 then
+    shared = GatedMLP(size, name="mlp.shared_expert")
+    moe = checked_moe(MoE(num_experts(config, 16), size, router, shared, weighs_input=True))
+    dense = GatedMLP(config.count("intermediate_size_mlp"))
+    has_rope, is_sparse = _rotated(config), _sparse(config)
+
+    def change(index: int, layer: Layer) -> AnyLayer:
+        mixer = rotated if has_rope[index] else plain
+        return replace(layer, mixer=mixer, mlp=moe if index in is_sparse else dense)
+
+    length = spec.max_model_len
+    if config.get("attention_chunk_size") is not None:
+        length = min(length, config.count("attention_chunk_size"))
+    return replace(spec.with_layers(change), max_model_len=length, rules=(*LLAMA_RULES, *_rules(heads)))
+
+
+def _rules(heads: Attention) -> tuple[Rule, ...]:
+    pairs = InterleavedRope(heads.num_heads + heads.num_kv_heads, heads.head_size, heads.head_size)
+    return (
+        transform("qkv_proj", pairs),  # where nothing is rotated the order of dims is no matter
+        stack("experts"),
+        rename("gate_up_proj", into="gate_up.weight"),
+        rename("down_proj", into="down.weight"),
+        transform("gate_up.weight", Transposed()),
+        transform("down.weight", Transposed()),
+        rename("mlp.router", into="mlp.gate"),
+        rename("feed_forward", into="mlp"),
+    )
+
+
+def _rotated(config: HfConfig) -> list[bool]:
+    """For each layer, whether it rotates."""
+    count, listed = (
+        num_layers(config),
+        config.get("no_rope_layers"),
+    )  # which names those that rotate, whatever it is called
+    if not listed:
+        interval = config.count("no_rope_layer_interval", 4)
+        return [bool((index + 1) % interval) for index in range(count)]
+    if not isinstance(listed, list) or len(listed) < count or not set(listed) <= {0, 1}:
+        raise UnsupportedModel(f"config: no_rope_layers is {listed!r}, not 0 or 1 for each of {count} layers")
+    return [bool(each) for each in listed]
+
+
+def _sparse(config: HfConfig) -> frozenset[int]:
+    """Layers with experts."""
+    listed, step = config.get("moe_layers"), config.count("interleave_moe_layer_step", 1)
+    if listed is None:
+        return frozenset(range(step - 1, num_layers(config), step))
+    if not isinstance(listed, list) or not all(type(index) is int for index in listed):
+        raise UnsupportedModel(f"config: moe_layers is {listed!r}, not a list of layers")
+    return frozenset(listed)
+
+
+def llama4(config: HfConfig) -> DecoderSpec:
+    return seeing(text_part(config, llama4_text, "Llama4ForConditionalGeneration"), config)
+
+
+ARCHITECTURES = {"Llama4ForCausalLM": llama4_text, "Llama4ForConditionalGeneration": llama4}
