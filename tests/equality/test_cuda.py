@@ -33,6 +33,7 @@ MODELS = {
 MAX_TOKENS = 24
 # Half precision against float32: by how much its rounding moves these models' logits, which are some 10 apart.
 HALF_TIES = {"bfloat16": 0.6, "float16": 0.1}
+FP8_CACHE_TIE = 1.2  # as measured by the references on a CPU: heads of 256 leave the text at margins up to 0.6
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -103,8 +104,9 @@ def test_caches_of_eight_bits_stay_close_however_the_work_is_cut(case):
     folder, prompts, references = case
     decoder = load(folder, "float32")
     alone = decode(decoder, prompts, kv_cache_dtype="fp8", together=False, enforce_eager=True).token_ids
-    firsts = [ids[0] == reference.token_ids[0] for ids, reference in zip(alone, references, strict=True)]
-    assert sum(firsts) >= 0.7 * len(prompts)
+    others = [r.margins[0] for ids, r in zip(alone, references, strict=True) if ids[0] != r.token_ids[0]]
+    assert len(others) <= 0.5 * len(prompts)
+    assert max(others, default=0) < FP8_CACHE_TIE
     for options in ({}, {"max_num_batched_tokens": 256, "rounds": 2}):
         cut = decode(decoder, prompts, kv_cache_dtype="fp8", **options)
         same = [ids == others for ids, others in zip(cut.token_ids, alone, strict=True)]

@@ -31,7 +31,7 @@ SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "dtype": "float32", "
 
 async def engine_of(folder, device: str, place: SharedDevice, **options) -> Engine:
     files = resolve(str(folder), None, lambda progress: None)
-    config = EngineConfig(device=device, **SMALL | ({"num_kv_blocks": 256} if device == "cpu" else {}) | options)
+    config = EngineConfig(device=device, **SMALL | options)
     return await start_engine(config, files, lambda progress: None, device=place)
 
 
@@ -84,8 +84,8 @@ async def test_each_computes_what_it_does_alone_while_the_other_is_under_way(dev
         texts, params = prompts, PoolingParams()
         wanted = [normalize(decoders.states_of(theirs.base_model, ids)[-1], dim=0) for ids in texts]
     place = SharedDevice()
-    embedder = await engine_of(tmp_path / "embeds", device, place, beside=True, pools=True)
-    chat = await engine_of(tmp_path / "chats", device, place)
+    embedder = await engine_of(tmp_path / "embeds", device, place, beside=True, pools=True, num_kv_blocks=256)
+    chat = await engine_of(tmp_path / "chats", device, place, num_kv_blocks=256)
     try:
         for _ in range(2):  # the second time with what the prefix caches have of the first
             tokens, vectors = await asyncio.gather(generated(chat, prompts), embedded(embedder, texts * 6, params))
