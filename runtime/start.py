@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -204,7 +205,8 @@ async def _built_on_ranks(
         await asyncio.gather(*(worker.close() for worker in workers))
         raise
     runners = RankRunners([each.runner for each in every], group.end)
-    parts = every[0]._replace(runner=runners).assembled(report, config.cache_key)
+    shards = [each.model for each in every]
+    parts = every[0]._replace(runner=runners).assembled(report, config.cache_key, shards)
     facts = replace(
         parts.model,
         weights_bytes=sum(each.model.weights_bytes for each in every),
@@ -328,7 +330,6 @@ def plan_engine(
     if config.expert_placement is not None and not config.enable_expert_parallel:
         raise PlanError("--expert-placement says which device has which experts: add --enable-expert-parallel")
     if config.tensor_parallel_size > 1:
-        _refuse_sharing(config)
         spec = shard(config, spec, 0)  # they are all of a size
         for kind in sorted(kept_whole(spec)):
             log.info("layers of the kind %s are computed whole on every device", kind)
@@ -369,13 +370,6 @@ def _placement(config: EngineConfig, num_layers: int) -> Placement:
         return read_placement(Path(config.expert_placement), num_layers, config.tensor_parallel_size)
     except (OSError, ValueError) as error:
         raise PlanError(f"expert-placement {config.expert_placement}: {error}") from error
-
-
-def _refuse_sharing(config: EngineConfig) -> None:
-    if config.enable_lora:
-        raise PlanError(
-            "adapters are not shared out over several devices: leave --enable-lora or --tensor-parallel-size alone"
-        )
 
 
 def _with_draft(config: EngineConfig, spec: ModelSpec, files: ModelFiles, draft: ModelFiles | None) -> ModelSpec:
@@ -426,10 +420,11 @@ class Running(NamedTuple):
     eos_token_ids: frozenset[int]
     runner: Runner
 
-    def assembled(self, report: Report, cache_key: bytes | None) -> EngineParts:
+    def assembled(self, report: Report, cache_key: bytes | None, shards: Sequence[Model] = ()) -> EngineParts:
+        """`shards`: the models of all ranks, where `model` is the first one's."""
         import ops
 
-        parts = assemble(*self, cache_key=cache_key)
+        parts = assemble(*self, cache_key=cache_key, shards=shards)
         report(LoadProgress("ready"))
         for line in (*ops.describe(usual=False), *self.plan.notes):
             log.info(line)
@@ -508,14 +503,15 @@ def _with_length(config: EngineConfig, spec: ModelSpec, modules: SentenceModules
 
 
 def assemble(
-    plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runner: Runner, cache_key: bytes | None = None
-) -> EngineParts:
-    """Books and facts around a runner. `cache_key`: as `EngineConfig` has it."""
+    plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runner: Runner, cache_key: bytes | None = None,
+    shards: Sequence[Model] = (),
+) -> EngineParts:  # fmt: skip
+    """Books and facts around a runner. `cache_key`: as `EngineConfig` has it. `shards`: as `Running.assembled` has them."""
     limits = SchedulerLimits(
         plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, in_one_step=plan.layout.in_one_step
     )
     prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups, cache_key)
-    adapters = _adapters(plan, model)
+    adapters = _adapters(plan, model, shards or [model])
     speculation = plan.speculation(model.spec.draft_share if isinstance(model.spec, PairSpec) else 0.0)
     scheduler = Scheduler(
         limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), speculation, plan.step_budget(),
@@ -524,7 +520,7 @@ def assemble(
     return EngineParts(scheduler, runner, _model_info(plan, model, eos_token_ids), plan, adapters)
 
 
-def _adapters(plan: EnginePlan, model: Model) -> Adapters | None:
+def _adapters(plan: EnginePlan, model: Model, shards: Sequence[Model]) -> Adapters | None:
     if plan.lora is None or model.adapters is None:
         return None
     from runtime.lora.store import AdapterStore
@@ -532,8 +528,10 @@ def _adapters(plan: EnginePlan, model: Model) -> Adapters | None:
 
     spec = model.spec.model if isinstance(model.spec, PairSpec) else model.spec
     assert isinstance(spec, DecoderSpec), "others have no room for adapters"
-    targets = targets_of(spec, experts=model.adapters.has_experts, vocabulary=model.adapters.has_vocabulary)
-    return Adapters(plan.lora, AdapterStore(model.adapters, targets, plan.lora.max_lora_rank))
+    whole = spec if spec.shard_of is None else spec.shard_of.whole
+    rooms = [shard.adapters for shard in shards if shard.adapters is not None]
+    targets = targets_of(whole, experts=model.adapters.has_experts, vocabulary=model.adapters.has_vocabulary)
+    return Adapters(plan.lora, AdapterStore(rooms, targets, plan.lora.max_lora_rank))
 
 
 def _encoding(plan: EnginePlan, model: Model) -> EncoderScheduling | None:

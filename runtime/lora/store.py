@@ -5,6 +5,7 @@ prefix cache and running sequences go by it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +22,10 @@ class AdapterFacts(NamedTuple):
 
 
 class AdapterStore:
-    def __init__(self, room: ModelAdapters, targets: Targets, max_rank: int) -> None:
-        self._room: ModelAdapters | None = room
+    """`rooms`: the model's, or those of the shards of it; all have the same adapters."""
+
+    def __init__(self, rooms: Sequence[ModelAdapters], targets: Targets, max_rank: int) -> None:
+        self._rooms = rooms
         self._targets, self._max_rank = targets, max_rank
         self._fingerprints: dict[int, Fingerprint] = {}
 
@@ -35,26 +38,26 @@ class AdapterStore:
         if self._fingerprints.setdefault(key, found) != found:
             raise WeightsError(f"{folder}: the files are others than those that were loaded: load the adapter again")
         weights = read_adapter(folder, self._targets, self._max_rank)
-        if (room := self._room) is not None:
-            room.keep(key, room.prepared(weights.parts))
+        for room, prepared in [(room, room.prepared(weights.parts)) for room in self._rooms]:
+            room.keep(key, prepared)
         return AdapterFacts(weights.config.base, weights.max_rank, weights.num_parameters)
 
     def drop(self, key: int) -> None:
         """Let go of it in memory; what is in a slot stays there until another takes it."""
-        if self._room is not None:
-            self._room.drop(key)
+        for room in self._rooms:
+            room.drop(key)
 
     def has(self, key: int) -> bool:
         """Whether it is in memory."""
-        return self._room is not None and self._room.has(key)
+        return bool(self._rooms) and all(room.has(key) for room in self._rooms)
 
     def leave(self) -> None:
         """The model goes, and with it all that is in memory."""
-        self._room = None
+        self._rooms = ()
 
     def enter(self, fresh: AdapterStore) -> None:
-        """Have the room of the model's successor, which `fresh` was made for."""
-        self._room = fresh._room
+        """Have the rooms of the model's successor, which `fresh` was made for."""
+        self._rooms = fresh._rooms
 
     def forget(self, key: int) -> None:
         """Nobody will ask for it again."""

@@ -252,7 +252,7 @@ def test_a_folder_that_is_read_again_must_be_what_it_was(tmp_path):
             self.kept.pop(key, None)
 
     room = Room()
-    store = AdapterStore(room, TARGETS, 8)
+    store = AdapterStore([room], TARGETS, 8)
     write(tmp_path, tensors(Q), base_model_name_or_path="a longer name")
     assert store.read(1, str(tmp_path)).max_rank == 2
     store.drop(1)
