@@ -19,6 +19,8 @@ from runtime.platform.capture_stream import capture_stream
 from runtime.runner.device_inputs import StepShape
 from runtime.runner.runner import Sampled
 
+_TRIED = 32  # guessed tokens
+
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
     """1, 2, 4, 8, by 8 to 64, by 16 to 256, by 32 beyond, and the largest itself."""
@@ -43,12 +45,15 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
 
 
 def drafted_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
-    """A quarter to a half apart, up to what a step of decodes has of logits, or 64 where that is more."""
+    """A quarter to a half apart, up to what a step of decodes has of logits, or 64 where that is more; and `_TRIED` more, so that
+    guesses may be tried where every row decodes."""
     sizes, most = [2], min(max_num_tokens, max(max_num_seqs, 64))
     while sizes[-1] < most:
         size = sizes[-1]
         sizes.append(min(most, size + max(2, 1 << (size.bit_length() - 2))))
-    return [StepShape(size, min(size, max_num_seqs), uniform=False, drafts=True) for size in sizes if size <= most]
+    if most < max_num_tokens:
+        sizes.append(min(max_num_tokens, most + _TRIED))
+    return [StepShape(size, min(size, max_num_seqs), uniform=False, drafts=True) for size in sizes if size <= max_num_tokens]
 
 
 class _Memory:
