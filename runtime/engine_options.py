@@ -218,7 +218,7 @@ class EngineOptions:
     )
     speculative_method: SpeculativeMethod | None = option(
         None,
-        "guess tokens from what stands in prompt and answer (ngram, which is ngram_cpu, or ngram_gpu), or in past answers too "
+        "guess tokens from what stands in prompt and answer (ngram: ngram_gpu on CUDA, else ngram_cpu), or in past answers too "
         "(suffix), by a smaller model (draft_model), or by layers that read the model's hidden states: of its own checkpoint "
         "(mtp), or of one made for it (eagle, eagle3); never changes an answer",
         group=ENGINE,

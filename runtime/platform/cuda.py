@@ -49,7 +49,7 @@ from runtime.step_cost import TimedSteps
 log = logging.getLogger("oneloop.start")
 
 # All the memory that --gpu-memory-utilization leaves. 8192 tokens keep any device's matrix units busy.
-DEFAULTS = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes)
+DEFAULTS = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes, looks_up=True)
 
 STEPS = PlatformSteps(longest_itl_s=0.07, least_tokens=256)  # fewer leave matrix units idle
 _ENCODER_STEP_BYTES = GIB

@@ -53,7 +53,9 @@ def drafted_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
         sizes.append(min(most, size + max(2, 1 << (size.bit_length() - 2))))
     if most < max_num_tokens:
         sizes.append(min(max_num_tokens, most + _TRIED))
-    return [StepShape(size, min(size, max_num_seqs), uniform=False, drafts=True) for size in sizes if size <= max_num_tokens]
+    return [
+        StepShape(size, min(size, max_num_seqs), uniform=False, drafts=True) for size in sizes if size <= max_num_tokens
+    ]
 
 
 class _Memory:

@@ -6,8 +6,9 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
+from runtime.config import EngineConfig, EnginePlan
 from runtime.engine_options import EngineOptions
+from runtime.platform import cpu, cuda
 from runtime.speculate.config import METHODS, ON_DEVICE, WITH_MODEL, SpeculativeConfig
 from runtime.speculate.methods import PROPOSERS, speculation_of
 from tests.kinds import full
@@ -96,12 +97,15 @@ def test_ngram_looks_up_where_that_is_best_and_the_others_where_they_say():
 
 
 @pytest.mark.parametrize(
-    ("looks_up", "options", "method"),
-    [(True, {}, "ngram_gpu"), (False, {}, "ngram_cpu"), (True, {"tensor_parallel_size": 2}, "ngram_cpu")],
+    ("defaults", "options", "method"),
+    [
+        (cuda.DEFAULTS, {}, "ngram_gpu"),
+        (cpu.DEFAULTS, {}, "ngram_cpu"),
+        (cuda.DEFAULTS, {"tensor_parallel_size": 2}, "ngram_cpu"),
+    ],
 )
-def test_a_plan_says_where(looks_up, options, method):
-    config = EngineConfig(speculative_method="ngram", num_kv_blocks=9, **options)
-    defaults = DeviceDefaults("float32", 4, 64, lambda free_bytes: free_bytes, looks_up=looks_up)
+def test_a_plan_says_where(defaults, options, method):
+    config = EngineConfig(speculative_method="ngram", num_kv_blocks=9, max_num_seqs=4, **options)
     plan = EnginePlan.resolve(
         config, dtype="float32", layers=(full(1, 8, None),), model_len=64, defaults=defaults, free_bytes=0
     )
