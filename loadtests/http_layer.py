@@ -4,7 +4,8 @@ Both servers run as processes and are asked for the same 64 streams of 64 tokens
 Both give every stream one token per round of the event loop. Ours does all it does for a real engine: checks the request, one
 wake-up per token, detokenises, looks for stop strings, watches for disconnects, frames. Rows: completions of a prompt of ids;
 with stop strings; with one reader among the 64 that does not read until the others are done; and chat, which adds the chat
-template and the tokenising of the prompt. The bare server reads JSON and formats chunks, no more.
+template and the tokenising of the prompt. The bare server reads JSON and formats chunks, no more. The last row has the real engine
+behind it, over steps that compute nothing, so that the scheduler's part counts, too.
 
     python loadtests/http_layer.py [--streams 64] [--tokens 64] [--rounds 5]
 
@@ -85,6 +86,18 @@ async def read_stream(port: int, ask: bytes, hold: asyncio.Event | None = None) 
     return received.count(b"data: {")
 
 
+async def ready(process: subprocess.Popen[str], port: int) -> None:
+    """Wait until it answers as it is going to: the bare one with 404."""
+    while process.poll() is None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        status = (await reader.read(-1)).split(maxsplit=2)[1]
+        writer.close()
+        if status in (b"200", b"404"):
+            return
+        await asyncio.sleep(0.1)
+
+
 async def one_round(pid: int, port: int, streams: int, ask: bytes, tokens: int, slow: bool) -> Round:
     hold = asyncio.Event()
     slow_reader = asyncio.create_task(read_stream(port, ask, hold)) if slow else None
@@ -100,14 +113,21 @@ async def one_round(pid: int, port: int, streams: int, ask: bytes, tokens: int, 
 
 async def measure(streams: int, tokens: int, rounds: int) -> dict[str, dict[str, float]]:
     series: dict[str, list[Round]] = {}
-    with running("tests.bare_server") as bare, running("tests.fake_server --no-access-log") as ours:
+    with (
+        running("tests.bare_server") as bare,
+        running("tests.fake_server --no-access-log") as ours,
+        running("tests.fake_server --fake engine --no-access-log") as whole,
+    ):
         kinds = {
             "bare StreamingResponse": (bare, COMPLETION, False),
             "oneloop": (ours, COMPLETION, False),
             "oneloop, stop strings": (ours, {**COMPLETION, "stop": ["\nUser:", "###"]}, False),
             "oneloop, one slow reader": (ours, COMPLETION, True),
             "oneloop, chat": (ours, CHAT, False),
+            "oneloop, with its engine": (whole, COMPLETION, False),
         }
+        for process, port in (bare, ours, whole):
+            await ready(process, port)
         for turn in range(rounds + 1):
             for name, ((process, port), body, slow) in kinds.items():
                 done = await one_round(process.pid, port, streams, request(tokens, body), tokens, slow)

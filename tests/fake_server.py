@@ -1,6 +1,7 @@
 """The server with a FakeEngine, as a process: `python -m tests.fake_server` prints its port first.
 
-For load tests of the HTTP layer alone (with SmolLM2's real tokenizer), and for tests of what signals do to a process:
+For load tests of the HTTP layer alone (with SmolLM2's real tokenizer; `--fake engine` over the real engine, whose steps compute
+nothing and take 25 us a row), and for tests of what signals do to a process:
 `--fake tiny` answers, `--fake paused` never gives a token, `--fake loads-forever` starts a child and hangs in a thread; others
 (`LOADS`) fail in a way of their own, some when the first request comes. Takes the server's options."""
 
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import uvloop
 
@@ -36,6 +38,7 @@ from tests.server.tiny import loaded_model, tiny_tokenizer
 TEXT = (
     "The lighthouse keeper climbed the spiral stairs, his cat behind him; it was raining, and the lamp wouldn't light. "
 )
+PACED_ROW_S = 25e-6  # 40,000 tokens a second
 
 
 def serves(tokenizer: Tokenizer, config: ServerConfig, *, paused: bool = False) -> LoadedModel:
@@ -107,7 +110,15 @@ async def load_with_a_hanging_loop(config: ServerConfig, report: Report, cancel:
     return loaded
 
 
+async def load_engine(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
+    from tests.paced_runner import paced_engine  # needs torch, which the others do without
+
+    loaded = await load(config, report, cancel)
+    return replace(loaded, engine=paced_engine(loaded.tokenizer.encode(TEXT), num_rows=512, row_s=PACED_ROW_S))
+
+
 LOADS = {
+    "engine": load_engine,
     "tiny": load_tiny,
     "paused": load_paused,
     "loads-forever": load_forever,

@@ -330,7 +330,7 @@ class ModelRunner:
         self.drafter.propose(batch.rows)
 
         def read() -> StepResult:
-            return _result(batch, rows, spans, ids, guesses, logprobs, pooled)
+            return read_result(batch, rows, spans, ids, guesses, logprobs, pooled)
 
         def read_prompt_logprobs() -> list[list[TokenLogprobs] | None]:
             assert prompt_logprobs is not None
@@ -340,7 +340,7 @@ class ModelRunner:
         return Outputs(self._lane.reader(read), read_prompt_logprobs, computed.was_captured)
 
 
-def _result(
+def read_result(
     batch: ScheduledBatch, rows: tuple[ScheduledRow, ...], spans: tuple[Sequence[int], Sequence[int]], ids: Tensor,
     guesses: Tensor | None, logprobs: StepLogprobs | None, pooled: Pooled | None,
 ) -> StepResult:  # fmt: skip
