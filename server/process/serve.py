@@ -59,6 +59,7 @@ CLOSE_LIMIT_S = 2  # for responses that are complete but not yet read, when the 
 DEATH_LIMIT_S = 0.5  # for the last words of an engine that has died
 EXIT_LIMIT_S = 1  # for threads that work for nobody any more
 END_LIMIT_S = 15  # beyond the drain timeout, until a process that was asked to end ends whatever it waits for
+OBJECTS_A_COLLECTION = 25_000  # a step of 512 rows has some 10,000 while it lasts
 CANCEL_LIMIT_S = 0.5  # for a download to notice that it is not wanted any more, and to tidy up
 
 
@@ -298,10 +299,12 @@ async def _end_http(server: HttpServer, serving: asyncio.Task[None], limit_s: fl
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
     """What is loaded stays. To go through hundreds of thousands of objects of torch again and again would be a tenth of the start,
-    and once more whenever every stream waits for it."""
+    and once more whenever every stream waits for it. Afterwards it is looked for cycles when so many objects have come as no step
+    brings: those of steps come and go, and by Python's own 700 were gone through several times a step."""
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
+        gc.set_threshold(OBJECTS_A_COLLECTION, *gc.get_threshold()[1:])
         gc.enable()
