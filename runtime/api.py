@@ -5,12 +5,12 @@ Standard library only, so the HTTP layer can be imported, typed and tested witho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from runtime.media import EMBEDS as EMBEDS
 from runtime.media import MediaItem as MediaItem
@@ -314,6 +314,19 @@ class TokenStream(Protocol):
 
     def stop(self, index: int) -> None:
         """End one request now, as complete: a stop string was found. Its blocks are free at once; no further Output for it."""
+        ...
+
+
+Take = Callable[[Sequence[Output]], Callable[[], Awaitable[None]] | None]
+
+
+@runtime_checkable
+class Pushing(Protocol):
+    """A TokenStream that hands over what settles, in place of being iterated: a call for each step, and no task that wakes."""
+
+    async def hand_to(self, take: Take) -> None:
+        """Call `take` with what an iteration would give; return behind the last. Where it cannot deal with it at once it gives what
+        is to be awaited, and what comes meanwhile is kept. Raises what `take` raises."""
         ...
 
 

@@ -60,7 +60,7 @@ from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence, Status
 from runtime.sleeping import Asleep, Bed, CallLater, Sleeping
 from runtime.step import ForwardOutput, Runner, Step, StepResult
-from runtime.token_stream import EngineTokenStream
+from runtime.token_stream import EngineTokenStream, Handover
 
 log = logging.getLogger("oneloop.engine")
 
@@ -134,6 +134,7 @@ class Engine:
         self._alarm_s: float | None = None
         self._steps_in_flight = steps_in_flight
         self._stream_interval = stream_interval
+        self._handover = Handover()
         self._random = random.Random(seed)  # seeds for requests that bring none
         self._meter = EngineMeter(model, scheduler)
         self._health = StepHealth(health_limits or HealthLimits())
@@ -551,6 +552,7 @@ class Engine:
             lambda index, reason: self._leave(sequences[index], reason),
             self._stream_interval,
             lambda index: self._meter.delivered(sequences[index], stream.held_s),
+            handover=self._handover,
         )
         for index, sequence in enumerate(sequences):
             self._sinks[sequence.number] = _Sink(sequence, stream, index)

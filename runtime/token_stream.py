@@ -2,17 +2,41 @@
 
 One per `submit` call, for one or several requests. Nothing queues per token: a slow reader finds everything since its last
 read as one Output per request, so its cost is its own and memory is bounded by max_tokens. Leaving the `async with` block
-aborts what is unfinished; that is the only clean-up there is, and it cannot be forgotten."""
+aborts what is unfinished; that is the only clean-up there is, and it cannot be forgotten.
+
+A reader iterates, and is a task that each step wakes; or it gives `hand_to` a function, which costs a call: `Handover` calls those
+of all streams that have news, behind the engine's own turn, so that the next step is launched before."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
-from runtime.api import FinishReason, Output, TokenLogprobs
+from runtime.api import FinishReason, Output, Take, TokenLogprobs
+
+STREAMS_A_TURN = 64  # handed over at once, half a millisecond; then the loop looks for what else there is
+
+
+class Handover:
+    """Streams with news for readers that gave a function, in the order they came."""
+
+    def __init__(self) -> None:
+        self._streams: list[EngineTokenStream] = []
+
+    def add(self, stream: EngineTokenStream) -> None:
+        if not self._streams:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._streams.append(stream)
+
+    def _turn(self) -> None:
+        some, self._streams = self._streams[:STREAMS_A_TURN], self._streams[STREAMS_A_TURN:]
+        if self._streams:
+            asyncio.get_running_loop().call_soon(self._turn)
+        for stream in some:
+            stream.hand_over()
 
 
 class EngineTokenStream:
@@ -29,7 +53,9 @@ class EngineTokenStream:
         interval: int = 1,
         delivered: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        handover: Handover | None = None,
     ) -> None:
+        """`handover`: of all streams that a step brings news; None: this one's own."""
         self.held_s = 0.0
         self._since_s = 0.0  # since when something waits for a reader that is busy; 0 while nothing does
         self._ended: list[int] = []  # whose last Output has not been dealt with
@@ -42,7 +68,10 @@ class EngineTokenStream:
         self._fresh: dict[int, Output] = {}  # since the last read
         self._prompts: dict[int, list[TokenLogprobs]] = {}  # until the first Output
         self._create_future = asyncio.get_running_loop().create_future
-        self._reader: asyncio.Future[None] | None = None
+        self._reader: asyncio.Future[Callable[[], Awaitable[None]] | None] | None = None
+        self._handover = handover or Handover()
+        self._take: Take | None = None  # while it is not busy with what it was given
+        self._is_due = False  # to be handed over
 
     # --- the engine's side ----------------------------------------------------------------------------------------
 
@@ -118,11 +147,49 @@ class EngineTokenStream:
             await self._reader
             if not self._fresh:  # woken by the stop of the last one
                 raise StopAsyncIteration
+        return self._taken()
+
+    def _taken(self) -> list[Output]:
         fresh, self._fresh = self._fresh, {}
         if self._since_s:
             self.held_s += self._clock() - self._since_s
             self._since_s = 0.0
         return [*fresh.values()]
+
+    async def hand_to(self, take: Take) -> None:
+        """See `Pushing`."""
+        while self._fresh or self._open:
+            if self._fresh:
+                rest = take(self._taken())
+            else:
+                self._reader, self._take = self._create_future(), take
+                try:
+                    rest = await self._reader
+                finally:
+                    self._reader = self._take = None
+            if rest is not None:
+                await rest()
+            self._tell_delivered()
+
+    def hand_over(self) -> None:
+        """Give the reader what there is, unless it is busy, has left, or has had it meanwhile."""
+        self._is_due = False
+        take, reader = self._take, self._reader
+        if take is None or reader is None or reader.done():
+            return
+        rest = None
+        try:
+            if self._fresh:
+                rest = take(self._taken())
+        except Exception as error:
+            self._take = None
+            reader.set_exception(error)
+            return
+        if rest is not None or not self._open:
+            self._take = None
+            reader.set_result(rest)
+        elif self._ended:
+            self._tell_delivered()
 
     def stop(self, index: int) -> None:
         self._leave(index, FinishReason.STOP)
@@ -143,6 +210,11 @@ class EngineTokenStream:
                 self._delivered(index)
 
     def _wake(self) -> None:
+        if self._take is not None:
+            if not self._is_due:
+                self._is_due = True
+                self._handover.add(self)
+            return
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():  # done: the reader was cancelled where it waited
             reader.set_result(None)

@@ -1,8 +1,9 @@
 """EventStream: a response that is a stream of server-sent events.
 
 `EventStream.__call__` owns the token stream's `async with`, so return, error, disconnect and cancellation all free the rows
-and blocks behind it, at once: no generator stands in between. One `send` per wake-up: what a slow reader missed arrives as
-several frames in one chunk, and a blocked `send` holds back nobody but itself. The client's departure is a second task's
+and blocks behind it, at once: no generator stands in between. A source that hands items over (`Pushing`) calls down to the
+connection's write, and no task wakes for a token; another is iterated. One chunk each time: what a slow reader missed arrives as
+several frames in one, and a blocked `send` holds back nobody but itself. The client's departure is a second task's
 discovery, made while no token flows too; the same task sends empty lines as ping after a silent interval, also before the
 first token. What ends a stream is always last: `data: [DONE]`, or what an API has in its place.
 
@@ -14,9 +15,10 @@ race, HEAD) is below. Knows nothing of tokens or JSON."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from starlette.types import Receive, Scope, Send
 
@@ -43,6 +45,14 @@ class Source(Protocol[T_co]):
     async def __anext__(self) -> T_co: ...
 
 
+@runtime_checkable
+class Pushing(Protocol[T_co]):
+    """A Source that hands items over: it calls `take` with each, waits for what that gives, if anything, and returns behind the
+    last. Raises what `take` raises."""
+
+    async def hand_to(self, take: Callable[[T_co], Callable[[], Awaitable[None]] | None]) -> None: ...
+
+
 class Frames(Protocol[T_contra]):
     """Turns what a source yields into bytes on the wire."""
 
@@ -63,7 +73,7 @@ class EventStream(Generic[T]):
     """`open_source` is called before anything is sent, so what it raises can still become an ordinary error answer.
 
     scope["send_body"], where an outer layer put it, is the server's own `send`: the way past layers that only look at the
-    start of an answer."""
+    start of an answer. scope["write_body"], where the connection has one, writes a piece at once if it can: `HttpProtocol`."""
 
     HEADERS = (
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -87,10 +97,34 @@ class EventStream(Generic[T]):
 
         async with self._open_source() as source, ClientWatch(receive, ping, self._ping_interval_s) as watch:
             await send({"type": "http.response.start", "status": 200, "headers": list(self.HEADERS)})
-            # A task of its own: every wake-up walks down to the innermost await, and here that is two calls deep instead
-            # of a dozen below the routing. Cancelled with us, and over before the source is left.
-            last = await asyncio.create_task(self._relay(source, send_body, watch))
+            if isinstance(source, Pushing):
+                last = await self._hand_over(source, send_body, scope.get("write_body", _cannot), watch)
+            else:
+                # A task of its own: every wake-up walks down to the innermost await, and here that is two calls deep instead
+                # of a dozen below the routing. Cancelled with us, and over before the source is left.
+                last = await asyncio.create_task(self._relay(source, send_body, watch))
             await send_body({"type": "http.response.body", "body": last + self._done, "more_body": False})
+
+    async def _hand_over(
+        self, source: Pushing[T], send: Send, write: Callable[[bytes], bool], watch: ClientWatch
+    ) -> bytes:
+        """Has every event but the last ones sent, which it returns."""
+        feed = self._frames.feed
+
+        def take(item: T) -> Callable[[], Awaitable[None]] | None:
+            body = feed(item)
+            if not body:
+                return None
+            watch.quiet = False
+            if write(body):
+                return None
+            return partial(send, {"type": "http.response.body", "body": body, "more_body": True})
+
+        try:
+            await source.hand_to(take)
+            return self._frames.end()
+        except Exception as error:
+            return self._frames.fail(error)
 
     async def _relay(self, source: Source[T], send: Send, watch: ClientWatch) -> bytes:
         """Sends every event but the last ones, which it returns."""
@@ -104,6 +138,11 @@ class EventStream(Generic[T]):
             return self._frames.end()
         except Exception as error:
             return self._frames.fail(error)
+
+
+def _cannot(body: bytes) -> bool:
+    """Where nothing can be written but by `send`."""
+    return False
 
 
 class JsonLineStream(EventStream[T]):

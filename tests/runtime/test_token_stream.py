@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from runtime.api import FinishReason
-from runtime.token_stream import EngineTokenStream
+from runtime.token_stream import STREAMS_A_TURN, EngineTokenStream, Handover
+
+Read = Callable[[EngineTokenStream], Awaitable[list[list[int]]]]
 
 
-async def reads(num_requests: int, interval: int, steps: Sequence[Sequence[int]], last: int) -> list[list[int]]:
-    """Numbers of tokens of each Output that a reader gets, which waits whenever it can. `steps`: the requests that get a token in
-    each; all end with `last` tokens more."""
+async def iterate(stream: EngineTokenStream) -> list[list[int]]:
+    return [[len(output.token_ids) for output in outputs] async for outputs in stream]
+
+
+async def be_handed(stream: EngineTokenStream) -> list[list[int]]:
+    found: list[list[int]] = []
+    await stream.hand_to(lambda outputs: found.append([len(output.token_ids) for output in outputs]))
+    return found
+
+
+@pytest.fixture(params=[iterate, be_handed])
+def read(request: pytest.FixtureRequest) -> Read:
+    """Numbers of tokens of each Output that a reader gets."""
+    return request.param
+
+
+async def reads(
+    read: Read, num_requests: int, interval: int, steps: Sequence[Sequence[int]], last: int
+) -> list[list[int]]:
+    """What `read` gives, which waits whenever it can. `steps`: the requests that get a token in each; all end with `last` tokens
+    more."""
     stream = EngineTokenStream(num_requests, lambda index, reason: None, interval)
-
-    async def read() -> list[list[int]]:
-        return [[len(output.token_ids) for output in outputs] async for outputs in stream]
-
-    reader = asyncio.create_task(read())
+    reader = asyncio.create_task(read(stream))
     for step in steps:
         await asyncio.sleep(0)
         for index in step:
@@ -34,12 +50,12 @@ async def reads(num_requests: int, interval: int, steps: Sequence[Sequence[int]]
     ("interval", "found"),
     [(1, [[1]] * 9), (2, [[1], [2], [2], [2], [2]]), (3, [[1], [3], [3], [2]]), (100, [[1], [8]])],
 )
-async def test_the_first_token_the_end_and_every_interval_wake_the_reader(interval, found):
-    assert await reads(1, interval, [[0]] * 8, last=1) == found
+async def test_the_first_token_the_end_and_every_interval_wake_the_reader(read, interval, found):
+    assert await reads(read, 1, interval, [[0]] * 8, last=1) == found
 
 
-async def test_each_request_of_a_stream_has_its_own_first_token_and_count():
-    found = await reads(2, 3, [[0], [1], [0], [1, 0], [0], [1]], last=0)
+async def test_each_request_of_a_stream_has_its_own_first_token_and_count(read):
+    found = await reads(read, 2, 3, [[0], [1], [0], [1, 0], [0], [1]], last=0)
     assert found == [[1], [1], [3, 1], [1, 0]]
 
 
@@ -68,3 +84,92 @@ async def test_a_reader_that_leaves_is_done_with_all():
     async with stream:
         stream.put(0, [1], 0, FinishReason.STOP)
     assert sorted(delivered) == [0, 1]
+
+
+# --- handed over --------------------------------------------------------------------------------------------------
+
+
+async def test_what_comes_while_a_reader_is_busy_is_handed_over_as_one():
+    stream, found, busy = EngineTokenStream(1, lambda index, reason: None), [], asyncio.Event()
+
+    def take(outputs):
+        found.append(outputs[0].token_ids)
+        return busy.wait if len(found) == 1 else None
+
+    reader = asyncio.create_task(stream.hand_to(take))
+    await asyncio.sleep(0)
+    for token_id in range(4):
+        stream.put(0, [token_id], 0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert found == [[0]]
+    busy.set()
+    stream.put(0, [4], 0, FinishReason.LENGTH)
+    await reader
+    assert found == [[0], [1, 2, 3, 4]]
+
+
+async def test_an_error_of_the_reader_is_raised_to_it_and_what_it_left_is_ended():
+    ended, others = [], []
+    handover = Handover()
+    stream = EngineTokenStream(1, lambda index, reason: ended.append(reason), handover=handover)
+    other = EngineTokenStream(1, lambda index, reason: None, handover=handover)
+
+    async def read() -> None:
+        async with stream:
+            await stream.hand_to(lambda outputs: 1 // 0)
+
+    readers = [asyncio.create_task(read()), asyncio.create_task(other.hand_to(others.append))]
+    await asyncio.sleep(0)
+    stream.put(0, [1], 0)
+    other.put(0, [1], 0, FinishReason.STOP)
+    with pytest.raises(ZeroDivisionError):
+        await readers[0]
+    await readers[1]
+    assert ended == [FinishReason.ABORT]
+    assert len(others) == 1
+
+
+async def test_a_reader_that_stops_its_last_request_is_done():
+    ended, delivered = [], []
+    stream = EngineTokenStream(1, lambda index, reason: ended.append(reason), 1, delivered.append)
+    reader = asyncio.create_task(stream.hand_to(lambda outputs: stream.stop(0)))
+    await asyncio.sleep(0)
+    stream.put(0, [1], 0)
+    await reader
+    assert (ended, delivered) == ([FinishReason.STOP], [0])
+
+
+async def test_a_reader_that_left_is_handed_nothing():
+    stream, found = EngineTokenStream(1, lambda index, reason: None), []
+    reader = asyncio.create_task(stream.hand_to(found.append))
+    await asyncio.sleep(0)
+    stream.put(0, [1], 0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    stream.put(0, [2], 0, FinishReason.STOP)
+    await asyncio.sleep(0)
+    assert found == []
+
+
+async def test_others_have_their_turn_between_the_streams_of_a_large_step():
+    handover, order = Handover(), []
+    streams = [
+        EngineTokenStream(1, lambda index, reason: None, handover=handover) for _ in range(2 * STREAMS_A_TURN + 1)
+    ]
+    readers = [
+        asyncio.create_task(stream.hand_to(lambda outputs, number=number: order.append(number)))
+        for number, stream in enumerate(streams)
+    ]
+    await asyncio.sleep(0)
+    for stream in streams:
+        stream.put(0, [1], 0, FinishReason.STOP)
+    for _ in range(3):
+        order.append("others")
+        await asyncio.sleep(0)
+    await asyncio.gather(*readers)
+    assert [place for place, entry in enumerate(order) if entry == "others"] == [
+        0, 1 + STREAMS_A_TURN, 2 + 2 * STREAMS_A_TURN,
+    ]  # fmt: skip
+    assert [entry for entry in order if entry != "others"] == [*range(len(streams))]

@@ -46,6 +46,20 @@ class ManualSource:
         return item
 
 
+class PushingSource(ManualSource):
+    """The same, which calls with what it would yield."""
+
+    async def hand_to(self, take) -> None:
+        async for item in self:
+            if (rest := take(item)) is not None:
+                await rest()
+
+
+@pytest.fixture(autouse=True, params=[ManualSource, PushingSource])
+def _of_both_kinds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ManualSource", request.param)
+
+
 class UpperFrames:
     def feed(self, item: str) -> bytes:
         if item == "bad":
@@ -326,3 +340,18 @@ async def test_the_body_takes_the_way_past_the_layers_and_the_start_does_not(cli
     await stream_of(source)({**SCOPE, "send_body": direct.send}, client.receive, client.send)
     assert [message["type"] for message in client.messages] == ["http.response.start"]
     assert [message["body"] for message in direct.messages] == [b"data: A\n\n", b"data: usage\n\n" + DONE]
+
+
+async def test_what_the_connection_can_write_at_once_is_not_sent(client):
+    source, written = PushingSource("a", "b", "c"), []
+    source.end()
+
+    def write(body: bytes) -> bool:
+        if b"B" in body:
+            return False
+        written.append(body)
+        return True
+
+    await stream_of(source)({**SCOPE, "write_body": write}, client.receive, client.send)
+    assert written == [b"data: A\n\n", b"data: C\n\n"]
+    assert client.bodies == [b"data: B\n\n", b"data: usage\n\n" + DONE]
