@@ -39,6 +39,10 @@ async def read_chunks(request: Request, limit_bytes: int, *, from_any_program: b
 
     Raises BodyTooLarge before the excess is read, and what the connection says of a body that does not come to its end."""
     check_head(request, limit_bytes, from_any_program=from_any_program)
+    return await _chunks(request, limit_bytes)
+
+
+async def _chunks(request: Request, limit_bytes: int) -> list[bytes]:
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
@@ -50,6 +54,11 @@ async def read_chunks(request: Request, limit_bytes: int, *, from_any_program: b
     if incoming is not None and incoming.error is not None:
         raise incoming.error
     return chunks
+
+
+async def read_bytes(request: Request, limit_bytes: int) -> bytes:
+    """The body as it came, of whatever type, for somebody else to look at. Raises BodyTooLarge, ClientDisconnect."""
+    return b"".join(await _chunks(request, limit_bytes))
 
 
 def joined(chunks: list[bytes]) -> bytes:

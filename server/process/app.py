@@ -29,6 +29,7 @@ from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
 from server.http.head import arrival
 from server.http.hosts import LOOPBACK_NAMES, CheckHost
+from server.http.metrics import HttpStats
 from server.http.middleware import RequestMiddleware
 from server.http.tracing import note_trace
 from server.http.watch import while_waited_for
@@ -141,10 +142,9 @@ async def stop_batches(service: Service) -> None:
 
 
 def create_app(service: Service) -> ASGIApp:
-    """From the outside in: CORS headers, errors and log, hosts, preflights, keys, routes. What is not asked for is not there."""
+    """The routes, and what surrounds them (`guarded`). What is not asked for is not there."""
     config = service.config
     paths = [PathRoute(each.path, Endpoint(each, service), methods=[each.method]) for each in ROUTES]
-    app: ASGIApp = Router(paths, redirect_slashes=False)
     if config.log_requests:
         service.add_part(Texts, texts := Texts())
         service.lifecycle.when_loaded(texts.watch)
@@ -154,7 +154,14 @@ def create_app(service: Service) -> ASGIApp:
     folder = service.part(BatchFolder.of)
     if folder is not None:
         start_batches(service, folder)
-    keys = Keys(config.user_keys(), config.admin_api_key, None if folder is None else folder.secret)
+    secret = None if folder is None else folder.secret
+    return guarded(Router(paths, redirect_slashes=False), config, service.http_stats, secret)
+
+
+def guarded(app: ASGIApp, config: ServerConfig, stats: HttpStats, secret: bytes | None = None) -> ASGIApp:
+    """`app` behind what every request passes, from the outside in: CORS headers, errors and log, hosts, preflights, keys.
+    `secret`: by which callers mean the same to another process that has it."""
+    keys = Keys(config.user_keys(), config.admin_api_key, secret)
     is_private = config.uds is not None or is_loopback(config.host)
     if keys or not is_private:
         app = RequireKey(app, keys, [each.path for each in ROUTES], is_private=is_private)
@@ -166,5 +173,5 @@ def create_app(service: Service) -> ASGIApp:
         cors = CrossOrigin(config.cors_origin, credentials=config.cors_credentials, methods=methods)
         app = cors.preflights(app)
     app = CheckHost(app, allowed_hosts(config))
-    app = RequestMiddleware(app, stats=service.http_stats, access_log=config.access_log, error_shapes=ERROR_SHAPES)
+    app = RequestMiddleware(app, stats=stats, access_log=config.access_log, error_shapes=ERROR_SHAPES)
     return app if cors is None else cors.around(app)

@@ -214,7 +214,7 @@ class Process:
     async def _load_model(self) -> bool:
         """Whether there is something to serve now."""
         try:
-            with _without_collections():
+            with without_collections():
                 loaded = await self._load(self._config, self._report, self._cancel)
         except LoadError as error:
             return self._failed(str(error))
@@ -297,7 +297,7 @@ async def _end_http(server: HttpServer, serving: asyncio.Task[None], limit_s: fl
 
 
 @contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
     """What is loaded stays. To go through hundreds of thousands of objects of torch again and again would be a tenth of the start,
     and once more whenever every stream waits for it. Afterwards it is looked for cycles when so many objects have come as no step
     brings: those of steps come and go, and by Python's own 700 were gone through several times a step."""
