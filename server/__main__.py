@@ -1,5 +1,5 @@
 """The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands `batch`,
-`bench`, `chat`, `complete`, `completion`, `doctor`, `health`, `lora`, `models` and `quantize`.
+`bench`, `chat`, `complete`, `completion`, `doctor`, `health`, `lora`, `models`, `quantize` and `ray`.
 
 Reads the options, opens the port, and only then imports what is heavy. Imports inside functions are the point here: `--help` and
 a typing error must not wait for them."""
@@ -59,6 +59,10 @@ def main() -> int:
             return inspect_adapter(argv)
         if command == "quantize":
             return quantise(argv)
+        if command == "ray":
+            from server.ray import command as on_ray
+
+            return on_ray.main(argv)
         if command == "doctor":
             return examine(argv)
         config = parse(argv, os.environ)

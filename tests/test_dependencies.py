@@ -46,6 +46,13 @@ def test_ci_and_docker_install_these_releases():
         assert re.search(r"PIP_CONSTRAINT=\S*/requirements/constraints\.txt", (ROOT / file).read_text()), file
 
 
+def test_ci_runs_the_server_on_the_release_of_ray_that_the_extra_gets():
+    assert releases("ray.txt")["ray"] == releases()["ray"]
+    run = (ROOT / ".ci/run").read_text()
+    assert re.search(r"pip install .*--no-deps .*-r \S*/requirements/ray\.txt", run)
+    assert re.search(r"pytest .*tests/e2e/ray\S*\)$", run, re.MULTILINE)
+
+
 def test_ci_runs_every_client_that_has_a_test_at_a_release():
     """Without them tests/e2e/clients collects nothing, which pytest ends with an error."""
     tested = {plain(path.stem.removeprefix("test_")) for path in (ROOT / "tests/e2e/clients").glob("test_*.py")}

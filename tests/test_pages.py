@@ -13,6 +13,7 @@ import pytest
 from loadtests.__main__ import COMMANDS
 from server.config import command_line
 from server.config.server_config import ServerConfig
+from server.ray.options import RayOptions
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("server", "runtime", "ops", "csrc", "tests", "loadtests", ".github")
@@ -106,6 +107,7 @@ def test_options_that_pages_of_the_server_name_exist():
     fields = dataclasses.fields(ServerConfig)
     words = {field.metadata["name"] or field.name for field in fields}
     options = {f"--{word.replace('_', '-')}" for word in words}.union(*(field.metadata["aliases"] for field in fields))
+    options |= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(RayOptions)}
     pages = [page for page in NOW if page.relative_to(ROOT).parts[0] in ("server", "runtime")]
     shown = {each for page in pages for each in re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text())}
     assert shown - options == {"--help", "--resume", "--scheme", "--calibrate", "--calibration-tokens"}

@@ -23,6 +23,7 @@ COMMANDS = (
     "quantize",
     "doctor",
     "completion",
+    "ray",
 )
 USAGE = (
     "oneloop [serve [MODEL]] [options]\n       oneloop chat|complete [PROMPT] [--url URL] [options]\n"
@@ -30,7 +31,8 @@ USAGE = (
     "       oneloop health [live|ready|generate] [options]\n       oneloop models [--json]\n"
     "       oneloop lora inspect FOLDER [--model MODEL]\n"
     "       oneloop quantize MODEL OUT --scheme w4a16|fp8|w8a8 [--calibrate FILE]\n"
-    "       oneloop doctor [--json]\n       oneloop completion bash|zsh|fish"
+    "       oneloop doctor [--json]\n       oneloop completion bash|zsh|fish\n"
+    "       oneloop ray [--replicas N] [options]"
 )
 
 
@@ -72,7 +74,7 @@ def option_parser(options: Mapping[str, Option]) -> CommandParser:
         "MODEL is the same as --model. `chat` talks at the terminal, `complete` goes on with a text, "
         "`batch` answers a file of requests, `bench` measures any server, `models` lists what can be served, "
         "`lora inspect` looks at an adapter, `doctor` at this machine, `quantize` writes a model in fewer bits, `health` asks a "
-        "server here whether it is well; "
+        "server here whether it is well, `ray` serves by several processes on Ray; "
         "`python -m server` is another name of oneloop.",
         epilog="Every option is also an environment variable (in brackets) and a key of the --config file. "
         "A flag beats the environment, the environment beats the file. Once it serves, ask from another terminal: "

@@ -27,6 +27,16 @@ _OWN = {
     "models": ("--json",),
     "completion": SHELLS,
     "quantize": ("--scheme", "--calibrate", "--calibration-tokens", "--revision", "--json"),
+    "ray": (
+        "--replicas",
+        "--min-replicas",
+        "--max-replicas",
+        "--target-ongoing-requests",
+        "--gpus-per-replica",
+        "--cpus-per-replica",
+        "--ingress-replicas",
+        "--ray-address",
+    ),
     "lora": ("inspect", "--model", "--max-lora-rank", "--json"),
 }
 _NO_SERVER = ("bench", "models", "lora", "quantize", "doctor", "completion")  # which take none of the server's options

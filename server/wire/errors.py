@@ -39,7 +39,8 @@
     ├── InternalError              500  our fault; the log knows, the body does not
     ├── Unavailable                503  loading, draining, failed, too many clients, or too long in the queue: Retry-After
     │   ├── Aborted                503  it shuts down, or whoever runs it ended the request
-    │   └── ModelFailed            503  one of several models that cannot be loaded, and why
+    │   ├── ModelFailed            503  one of several models that cannot be loaded, and why
+    │   └── ReplicaLost            503  the process that was answering has ended, others have not
     └── DeadlineExceeded           504  the answer was not complete when its client's time was over
 
 The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null; Anthropic's is made of the
@@ -55,6 +56,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 RETRY_WHEN_ABORTED_S = 10
+RETRY_WHEN_LOST_S = 1  # the others are there
 MAX_ECHO = 200  # characters of a client's own input that an answer repeats
 
 
@@ -417,6 +419,18 @@ class ModelFailed(Unavailable):
 
     def headers(self) -> dict[str, str]:
         return {**super().headers(), "x-should-retry": "false"}  # not by clients that would at once
+
+
+class ReplicaLost(Unavailable):
+    """Of several processes that serve one model."""
+
+    code = "replica_lost"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The replica that worked on the request has ended; another one can answer it",
+            retry_after_s=RETRY_WHEN_LOST_S,
+        )
 
 
 class DeadlineExceeded(ApiError):

@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import openai
 import pytest
@@ -21,13 +21,13 @@ import pytest
 class Server:
     """A server process with its log; `stop` must leave nothing behind."""
 
-    def __init__(self, *args: str, **env: str) -> None:
+    def __init__(self, *args: str, command: Sequence[str] = (), **env: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "server", "--port", str(self.port), *args],
+            [sys.executable, "-m", "server", *command, "--port", str(self.port), *args],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **env},
         )  # fmt: skip
         self.log: list[str] = []
@@ -53,6 +53,17 @@ class Server:
                 continue
             if answers[-1][0] == 200:
                 return answers
+            time.sleep(0.02)
+
+    def wait_until_said(self, words: str) -> str:
+        """The line of the log that has them."""
+        seen = 0
+        while True:
+            for line in self.log[seen:]:
+                if words in line:
+                    return line
+                seen += 1
+            assert self.process.poll() is None, "".join(self.log)
             time.sleep(0.02)
 
     def post(self, path: str, body: object) -> tuple[int, dict]:

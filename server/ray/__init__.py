@@ -1,0 +1,17 @@
+"""The same application on Ray Serve: `python -m server ray`, or `serve run server.ray:app`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def app(options: Mapping[str, Any]) -> Any:
+    """The Serve application that `serve run server.ray:app replicas=2 model=FOLDER` asks for. `options`: those of `oneloop ray`
+    by their names.
+
+    Raises ConfigError."""
+    from server.ray.application import build  # ray, which is an extra
+    from server.ray.options import RayOptions
+
+    return build(*RayOptions.of_names(options))

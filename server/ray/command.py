@@ -1,0 +1,86 @@
+"""`oneloop ray`: deploys the application on Ray Serve, and ends it in order when a signal comes.
+
+Without a cluster, one is begun on this machine, and ends with this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
+from server.process.ending import EXIT_DRAINED, EXIT_NOTHING_TO_SERVE, SIGNALS
+from server.process.terminal import url_of
+from server.ray.options import USAGE, RayOptions
+
+NAME = "oneloop"  # of the application
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code: 0 after a drain, 1 where nothing can be served. Raises ConfigError."""
+    if {"-h", "--help"} & {*argv}:
+        print(USAGE, end="")
+        return 0
+    options, config = RayOptions.parse(argv, os.environ)
+    if find_spec("ray") is None:
+        raise ConfigError("oneloop ray needs Ray: pip install 'oneloop[ray]'")
+    return run(options, config)
+
+
+def run(options: RayOptions, config: ServerConfig) -> int:
+    """The exit code; returns after the first signal, when what was in flight has finished."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of what is served here
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # lines of replicas that look alike are of different requests
+    import ray
+    from ray import serve
+
+    from server.ray.application import build
+
+    is_ours = options.ray_address is None and "RAY_ADDRESS" not in os.environ
+    try:
+        ray.init(address="local" if is_ours else options.ray_address, log_to_driver=True, **_quiet(is_ours))
+    except ConnectionError as error:
+        print(
+            f"oneloop: no Ray cluster at {options.ray_address or os.environ['RAY_ADDRESS']}: {error}", file=sys.stderr
+        )
+        return EXIT_NOTHING_TO_SERVE
+    stopped = threading.Event()
+    for number in SIGNALS:  # ray.init has set its own
+        signal.signal(number, lambda *_: stopped.set())
+    try:
+        serve.start(http_options=http_options(config))
+        serve.run(build(options, config), name=NAME, route_prefix="/")
+    except (RuntimeError, TimeoutError) as error:
+        print(f"oneloop: the application could not be deployed: {error}", file=sys.stderr)
+        serve.shutdown()
+        return EXIT_NOTHING_TO_SERVE
+    url = url_of((config.host, config.listen_port), secured=config.ssl_certfile is not None)
+    print(f"\noneloop serves on {url}: {options.replicas} replicas on Ray Serve\n", flush=True)
+    stopped.wait()
+    print("oneloop: shutting down when what is in flight has finished", file=sys.stderr, flush=True)
+    serve.delete(NAME)
+    if is_ours:
+        serve.shutdown()
+    ray.shutdown()
+    return EXIT_DRAINED
+
+
+def _quiet(is_ours: bool) -> dict[str, Any]:
+    return {"include_dashboard": False} if is_ours else {}
+
+
+def http_options(config: ServerConfig) -> dict[str, Any]:
+    """Of Serve's proxies."""
+    return {
+        "host": config.host,
+        "port": config.listen_port,
+        "keep_alive_timeout_s": max(1, round(config.timeout_keep_alive)),
+        "ssl_certfile": config.ssl_certfile,
+        "ssl_keyfile": config.ssl_keyfile,
+        "ssl_ca_certs": config.ssl_ca_certs,
+    }

@@ -1,0 +1,74 @@
+"""Exchange: one request to an ASGI application, whose answer is read piece by piece.
+
+The application runs in a task of its own, which knows its client: once nobody reads any more, it hears `http.disconnect`, and ends
+as it does at a connection. What it has sent until somebody reads is one piece."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from starlette.types import ASGIApp, Message
+
+from server.ray.forwarded import ACCEPTED, Forwarded, Head, Piece
+
+
+class Exchange:
+    def __init__(self, app: ASGIApp, request: Forwarded) -> None:
+        self._request = request
+        self._left = asyncio.Event()
+        self._has_body = True
+        self._head: Head | None = None
+        self._body: list[bytes] = []
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._run(app), name="exchange")
+
+    async def _run(self, app: ASGIApp) -> None:
+        try:
+            await app(self._request.scope(), self._receive, self._send)
+        finally:
+            self._news.set()
+
+    async def _receive(self) -> Message:
+        if self._has_body:
+            self._has_body = False
+            return {"type": "http.request", "body": self._request.body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._head = Head(message["status"], [*message.get("headers", ())])
+        elif body := message.get("body", b""):
+            self._body.append(body)
+        self._news.set()
+
+    async def pieces(self) -> AsyncGenerator[Piece]:
+        """The answer, once. Whoever stops reading leaves by `leave`, or by closing this. Raises what the application raises."""
+        try:
+            yield ACCEPTED
+            begun = False
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                if self._head is not None and not begun:
+                    begun = True
+                    yield self._head
+                while self._body:
+                    piece = b"".join(self._body)
+                    self._body.clear()
+                    yield piece
+                if self._task.done() and not self._body:
+                    self._task.result()
+                    return
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._left.set()
+
+    def when_over(self, call: Callable[[asyncio.Task[None]], object]) -> asyncio.Task[None]:
+        """`call` is made at the end of the application's task, which is returned."""
+        self._task.add_done_callback(call)
+        return self._task

@@ -1,0 +1,36 @@
+"""The metrics of several replicas as one page of Prometheus' text format: each sample is labelled with its replica.
+
+A family's lines have to stand together, under its HELP and TYPE once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def joined(pages: Mapping[str, bytes]) -> bytes:
+    """`pages`: by the replica's name. Lines that are no samples of a family with a TYPE keep their place under the last one."""
+    families: dict[str, tuple[list[str], list[str]]] = {}  # by name: what describes it, and its samples
+    for replica, page in pages.items():
+        name = ""
+        for line in page.decode().splitlines():
+            if line.startswith("# EOF") or not line.strip():
+                continue
+            if line.startswith("# "):
+                words = line.split(" ", 3)
+                name = words[2]
+                described, _ = families.setdefault(name, ([], []))
+                if line not in described:
+                    described.append(line)
+            else:
+                families.setdefault(name, ([], []))[1].append(_labelled(line, replica))
+    lines = [line for described, samples in families.values() for line in (*described, *samples)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _labelled(sample: str, replica: str) -> str:
+    label = f'replica="{replica}"'
+    name, brace, rest = sample.partition("{")
+    if brace and " " not in name:
+        return f"{name}{{{label},{rest}" if not rest.startswith("}") else f"{name}{{{label}{rest}"
+    name, _, value = sample.partition(" ")
+    return f"{name}{{{label}}} {value}"

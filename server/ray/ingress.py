@@ -1,0 +1,169 @@
+"""Ingress: takes requests from Serve's proxies, has a replica answer each, and says what is to be said when that one dies.
+
+The layers of the server's own application stand in front of it (`process.app.guarded`): keys are asked for and bodies bounded
+before a replica hears of anything. What concerns all replicas goes to all of them. Knows nothing of Ray but a `Fleet`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from orjson import JSONDecodeError, dumps, loads
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.config.server_config import ServerConfig
+from server.http.auth import OPERATOR_PATHS, tenant
+from server.http.body import read_bytes
+from server.http.metrics import HttpStats
+from server.http.watch import ClientWatch
+from server.process.app import ROUTES, guarded
+from server.ray.expositions import joined
+from server.ray.forwarded import Answer, Forwarded, Head, Headers, Piece
+from server.ray.last_words import last_words
+from server.ray.prefixes import prefixes_of
+from server.wire.errors import ApiError, ClientLeft, Conflict, ReplicaLost, Unavailable, as_api_error
+
+logger = logging.getLogger("oneloop.ray")
+
+ACCEPT_LIMIT_S = 60.0  # for a replica to take a request, where --max-queue-time says nothing: one may have to start
+RETRY_AFTER_S = 5
+METRICS, DRAIN = "/metrics", "/drain"
+# What the layers in front of us say of each answer themselves.
+_OURS = frozenset({b"x-request-id", b"request-id", b"date", b"transfer-encoding", b"connection"})
+_PATHS = frozenset(each.path for each in ROUTES)
+
+
+class Stream(Protocol):
+    """An answer on its way. Leaving the block ends the request. Iterating raises ReplicaLost, or another ApiError."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def __aiter__(self) -> Self: ...
+    async def __anext__(self) -> Piece: ...
+
+
+class Fleet(Protocol):
+    """The replicas."""
+
+    def answer(self, request: Forwarded) -> Stream:
+        """Of the one that is chosen for it."""
+        ...
+
+    async def answer_all(self, request: Forwarded) -> Sequence[Answer]:
+        """Of each that is there. Raises ApiError."""
+        ...
+
+
+class Ingress:
+    def __init__(self, config: ServerConfig, fleet: Fleet) -> None:
+        self._config = config
+        self._fleet = fleet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path in _PATHS:
+            scope["route_path"] = path
+        if path == DRAIN:
+            raise Conflict(
+                "Replicas are begun and ended by Ray Serve: `serve shutdown`, or the end of `oneloop ray`, drains them"
+            )
+        body = await read_bytes(Request(scope, receive), self._config.max_body_size)
+        if path == METRICS or (path in OPERATOR_PATHS and scope["method"] == "POST"):
+            request = Forwarded.of(scope, body).without(b"accept")  # of formats, the one that can be put together
+            await self._answer_all(request, scope, send)
+            return
+        owner = b"" if self._config.shared_prefix_cache else (tenant(scope) or "").encode()
+        request = Forwarded.of(scope, body, prefixes_of(body, owner))
+        async with ClientWatch(receive) as watch, self._fleet.answer(request) as stream:
+            await self._relay(stream, scope, send)
+        if watch.gone:
+            raise ClientLeft
+
+    async def _relay(self, stream: Stream, scope: Scope, send: Send) -> None:
+        limit_s = self._config.max_queue_time or ACCEPT_LIMIT_S
+        try:
+            async with asyncio.timeout(limit_s):
+                await anext(stream)
+        except TimeoutError:
+            raise Unavailable(
+                f"No replica took the request within {limit_s:g} s", retry_after_s=RETRY_AFTER_S
+            ) from None
+        head: Head | None = None
+        last = b""
+        try:
+            async for piece in stream:
+                if isinstance(piece, Head):
+                    head = piece
+                    await send(_start(head, scope))
+                elif piece is not None:
+                    last = piece
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except Exception as error:
+            if head is None:
+                raise
+            answer = as_api_error(error, scope["request_id"])
+            words = last_words(answer, scope["path"], scope["error_shape"], head.headers, last, scope["request_id"])
+            if words is None:
+                raise
+            _log_loss(answer, scope)
+            await send({"type": "http.response.body", "body": words, "more_body": False})
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _answer_all(self, request: Forwarded, scope: Scope, send: Send) -> None:
+        answers = await self._fleet.answer_all(request)
+        if not answers:
+            raise Unavailable("No replica is there", retry_after_s=RETRY_AFTER_S)
+        head, body = together(answers, is_metrics=scope["path"] == METRICS)
+        await send(_start(head, scope))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def ingress_app(config: ServerConfig, fleet: Fleet) -> ASGIApp:
+    return guarded(Ingress(config, fleet), config, HttpStats())
+
+
+def together(answers: Sequence[Answer], *, is_metrics: bool) -> tuple[Head, bytes]:
+    """One answer of those of all replicas: a refusal, if one refuses; numbers of JSON objects added up."""
+    first = next((each for each in answers if each.status >= 400), answers[0])
+    if first.status >= 400:
+        return Head(first.status, _without_length(first.headers)), first.body
+    if is_metrics:
+        kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+        return Head(200, [kind]), joined({each.replica: each.body for each in answers})
+    return Head(first.status, _without_length(first.headers)), _added([each.body for each in answers])
+
+
+def _added(bodies: Sequence[bytes]) -> bytes:
+    try:
+        objects = [loads(body) for body in bodies]
+    except JSONDecodeError:
+        return bodies[0]
+    if not all(isinstance(each, dict) for each in objects):
+        return bodies[0]
+    numbers = {name for name, value in objects[0].items() if type(value) is int}
+    return dumps({**objects[0], **{name: sum(each.get(name, 0) for each in objects) for name in numbers}})
+
+
+def _without_length(headers: Headers) -> Headers:
+    return [(name, value) for name, value in headers if name.lower() != b"content-length"]
+
+
+def _start(head: Head, scope: Scope) -> Message:
+    """The replica's headers; the request has the id under which its log knows it."""
+    for name, value in head.headers:
+        if name.lower() == b"x-request-id":
+            scope["request_id"] = value.decode("latin-1")
+    headers = [(name, value) for name, value in head.headers if name.lower() not in _OURS]
+    return {"type": "http.response.start", "status": head.status, "headers": headers}
+
+
+def _log_loss(error: ApiError, scope: Scope) -> None:
+    if isinstance(error, ReplicaLost):
+        logger.warning("%s: its replica has ended in the middle of the answer", scope["request_id"])

@@ -1,0 +1,118 @@
+"""RayOptions: what `oneloop ray` takes beside the options of the server, which go on to every replica.
+
+Knows nothing of Ray; standard library only, so that a typing error is answered before anything heavy is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from server.config.command_line import CommandParser
+from server.config.parse import parse
+from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError, flag_of
+
+MAX_REPLICAS = 4096
+NUM_SEQS = 256  # in one step, where --max-num-seqs leaves it to the model
+USAGE = """usage: oneloop ray [--replicas N] [--min-replicas N --max-replicas N] [options]
+
+Serve a model by several processes, on one machine or many: a Ray Serve application (needs oneloop[ray]).
+
+  --replicas N                  so many replicas, each a process with the whole model (default 1); of a range, to begin with
+  --min-replicas N              as few, where requests are few, and
+  --max-replicas N              as many, where they are many: by what a replica has at work
+  --target-ongoing-requests N   requests that a replica has at work where their number is right (default 32)
+  --gpus-per-replica N          GPUs of one machine for each (default: as many as the model is split on, or none where there are
+                                none)
+  --cpus-per-replica N          CPU cores for each, and as many threads where no GPU computes (default 1)
+  --ingress-replicas N          processes that take requests from Serve's proxies and choose a replica (default 1)
+  --ray-address ADDRESS         a cluster (default: RAY_ADDRESS, or else one of this machine alone, for as long as this runs)
+  options                       as in oneloop --help; --host and --port are those of Serve's proxies
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    replicas: int = 1
+    min_replicas: int | None = None
+    max_replicas: int | None = None
+    target_ongoing_requests: float = 32.0
+    gpus_per_replica: int | None = None
+    cpus_per_replica: int = 1
+    ingress_replicas: int = 1
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "cpus_per_replica", "ingress_replicas", "max_replicas"):
+            self._check(name, 1, MAX_REPLICAS)
+        for name in ("min_replicas", "gpus_per_replica"):
+            self._check(name, 0, MAX_REPLICAS)
+        self._check("target_ongoing_requests", 1, 1_000_000)
+        low, high = self.replica_range
+        if not low <= self.replicas <= high:
+            raise ConfigError(
+                f"--replicas {self.replicas} is not from --min-replicas {low} to --max-replicas {high}, as it has to be"
+            )
+
+    def _check(self, name: str, least: int, most: int) -> None:
+        value = getattr(self, name)
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"{flag_of(name)}: {value:g} is out of range, it has to be from {least} to {most}")
+
+    @property
+    def scales(self) -> bool:
+        """Whether their number follows the requests."""
+        return self.min_replicas is not None or self.max_replicas is not None
+
+    @property
+    def replica_range(self) -> tuple[int, int]:
+        """How few replicas there may be, and how many."""
+        low = min(1, self.replicas) if self.min_replicas is None else self.min_replicas
+        high = max(low, self.replicas) if self.max_replicas is None else self.max_replicas
+        return (low, high) if self.scales else (self.replicas, self.replicas)
+
+    @classmethod
+    def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Self, ServerConfig]:
+        """What `argv` asks for, and the options of each replica. Raises ConfigError."""
+        parser = CommandParser(prog="oneloop ray", add_help=False, allow_abbrev=False)
+        for field in dataclasses.fields(cls):
+            kind = float if field.name == "target_ongoing_requests" else str if field.name == "ray_address" else int
+            parser.add_argument(flag_of(field.name), type=kind, dest=field.name, default=field.default)
+        given, rest = parser.parse_known_args(argv)
+        return cls(**vars(given)), replica_config(parse(rest, environ))
+
+    @classmethod
+    def of_names(cls, values: Mapping[str, Any]) -> tuple[Self, ServerConfig]:
+        """As `parse`, of `name=value` pairs, as `serve run` and Serve's configuration files have them. Raises ConfigError."""
+        argv: list[str] = []
+        for name, value in values.items():
+            flag = flag_of(name)
+            for each in value if isinstance(value, list | tuple) else [value]:
+                match str(each).lower():
+                    case "true":
+                        argv.append(flag)
+                    case "false":
+                        argv.append(f"--no-{flag[2:]}")
+                    case _:
+                        argv.append(f"{flag}={each}")
+        return cls.parse(argv, os.environ)
+
+    def max_ongoing(self, config: ServerConfig) -> int:
+        """Requests that a replica takes at a time: beyond what runs and what may wait its engine would refuse them."""
+        return (config.max_num_seqs or NUM_SEQS) + config.max_queue
+
+
+def replica_config(config: ServerConfig) -> ServerConfig:
+    """`config` as a replica can honour it. What a process keeps for later requests is not there: they may go to another one.
+
+    Raises ConfigError."""
+    for flag, value, instead in (
+        ("--batch-dir", config.batch_dir, "batches are kept by one process"),
+        ("--uds", config.uds, "Serve's proxies listen at a port"),
+    ):
+        if value is not None:
+            raise ConfigError(f"{flag} is not for oneloop ray: {instead}")
+    return dataclasses.replace(config, max_stored_responses=0)

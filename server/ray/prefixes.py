@@ -1,0 +1,80 @@
+"""Which replica: the one that has the beginning of the prompt in its prefix cache, unless it is busier than others; else the better
+of two at random.
+
+By the text of a body, not its ids: whoever chooses has no tokenizer. A body is cut where its prompt begins, and each CHUNK_BYTES
+from there have a name that all before them go into, so that equal names mean equal beginnings. Knows nothing of Ray, and decides
+nothing by itself: `choose` is a function of what is given."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import TypeVar
+
+Replica = TypeVar("Replica")
+
+CHUNK_BYTES = 256  # some 60 tokens: four blocks of a usual cache
+MAX_CHUNKS = 128  # 32 KiB: prompts that are the same up to there have most of their work in common
+MAX_HOMES = 1 << 17  # names that are remembered: some 20 MB
+NAME_BYTES = 12
+SEARCHED_BYTES = 1 << 18  # of a body; what is looked for comes early, or behind pictures
+# The first of these begins the prompt, whatever fields a client's library writes before and behind it.
+_PROMPT = re.compile(rb'"(?:messages|prompt|input|system|instructions|query|documents|input_prefix)"\s*:')
+_MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')  # adapters share no blocks
+
+
+def prefixes_of(body: bytes, owner: bytes = b"") -> tuple[bytes, ...]:
+    """Names of the beginnings of a JSON body's prompt, the shortest first; none of one that is shorter than a chunk. `owner`: among
+    whose requests blocks are shared."""
+    found = _PROMPT.search(body, 0, SEARCHED_BYTES)
+    if found is None:
+        return ()
+    model = _MODEL.search(body, 0, SEARCHED_BYTES)
+    name = blake2b(owner + b"\0" + (b"" if model is None else model[1]), digest_size=NAME_BYTES).digest()
+    names = []
+    start = found.start()
+    for end in range(start + CHUNK_BYTES, min(len(body), start + MAX_CHUNKS * CHUNK_BYTES) + 1, CHUNK_BYTES):
+        name = blake2b(body[end - CHUNK_BYTES : end], key=name, digest_size=NAME_BYTES).digest()
+        names.append(name)
+    return tuple(names)
+
+
+class Homes:
+    """Where prompts that begin so went last; the least recent are forgotten."""
+
+    def __init__(self, limit: int = MAX_HOMES) -> None:
+        self._limit = limit
+        self._home: OrderedDict[bytes, str] = OrderedDict()
+
+    def note(self, prefixes: Sequence[bytes], replica: str) -> None:
+        for name in prefixes:
+            self._home[name] = replica
+            self._home.move_to_end(name)
+        while len(self._home) > self._limit:
+            self._home.popitem(last=False)
+
+    def find(self, prefixes: Sequence[bytes], among: Mapping[str, object]) -> str | None:
+        """The one of `among` that has the longest of these beginnings."""
+        for name in reversed(prefixes):
+            home = self._home.get(name)
+            if home is not None and home in among:
+                return home
+        return None
+
+
+def choose(
+    home: Replica | None, ongoing: Mapping[Replica, int], spare: float, two_of: Callable[[Sequence[Replica]], list[Replica]]
+) -> list[list[Replica]]:  # fmt: skip
+    """Ranks of replicas to try, the first rank first; of a rank the one with the least to do is taken.
+
+    `home`: which has the prompt's beginning, if any. `ongoing`: of each replica, requests at work there. `spare`: so many more
+    than the least busy one the home may have. `two_of`: two at random, or all of fewer."""
+    if not ongoing:
+        return []
+    two = two_of([*ongoing])
+    if home is None or home not in ongoing or ongoing[home] > min(ongoing.values()) + spare:
+        return [two]
+    others = [each for each in two if each != home]
+    return [[home], others] if others else [[home]]

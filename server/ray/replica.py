@@ -1,0 +1,116 @@
+"""Replica: the whole server in a process that somebody else listens for: model, engine, routes, keys.
+
+What `process/serve.py` is to a process with a port and signals, this is to one that Ray Serve starts, asks for its health, and
+ends. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import threading
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+from starlette.types import ASGIApp
+
+from server.config.server_config import ServerConfig
+from server.context.offload import MAX_WAITING, Offload
+from server.loaded import engines
+from server.loaded.lifecycle import Lifecycle, Load
+from server.process.app import create_app
+from server.process.ending import EXIT_CANNOT_SERVE, leave_at_once
+from server.process.serve import DEATH_LIMIT_S, tracing_of, without_collections
+from server.ray.exchange import Exchange
+from server.ray.forwarded import Answer, Forwarded, Head, Piece
+from server.routes.service import Service
+
+logger = logging.getLogger("oneloop.ray")
+
+
+class Unhealthy(Exception):
+    """The replica is to be replaced, and the message says why."""
+
+
+class Replica:
+    """`load`: as `Process` has it. `name`: of the replica, in what is said of all together."""
+
+    def __init__(self, config: ServerConfig, load: Load, name: str | None = None) -> None:
+        """Needs the running loop. Raises ConfigError."""
+        self.name = name or uuid.uuid4().hex[:8]
+        self._config = config
+        self._load = load
+        self._lifecycle = Lifecycle()
+        self._service = Service(config, self._lifecycle, Offload(max_waiting=max(MAX_WAITING, config.max_queue)))
+        self._tasks: set[asyncio.Task[None]] = set()  # those of requests
+        self._death: asyncio.Task[None] | None = None
+        self._app: ASGIApp | None = None
+        self._tracing = tracing_of(config)
+
+    async def start(self) -> None:
+        """Returns once requests may enter. Raises LoadError."""
+        self._app = create_app(self._service)
+        with without_collections():
+            loaded = await self._load(self._config, self._lifecycle.report, threading.Event())
+        if self._tracing is not None:
+            for engine in loaded.engines:
+                engine.when_finished(partial(self._tracing.finished, loaded.name))
+        self._lifecycle.ready(loaded)
+        self._death = asyncio.create_task(self._end_with_engine(), name="death")
+        logger.info("replica %s serves %s (process %d)", self.name, loaded.name, os.getpid())
+
+    async def _end_with_engine(self) -> None:
+        """What has no engine any more can only be replaced."""
+        reason = await self._lifecycle.death()
+        logger.critical("%s; only another replica can serve", reason)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=DEATH_LIMIT_S)  # whoever waits has been told, and shall read it
+        leave_at_once(EXIT_CANNOT_SERVE, reason)
+
+    async def check_health(self) -> None:
+        """As /health has it. Raises Unhealthy where another replica could do better."""
+        if self._lifecycle.steps_fail():
+            for each in self._lifecycle.require_model().resident[:1]:
+                self._service.token_probe.begin(each.engine)  # only a step that settles can tell that it is over
+        _, body = self._lifecycle.health()
+        if body["status"] == "failed":
+            raise Unhealthy(str(body.get("reason")))
+
+    def _begin(self, request: Forwarded) -> Exchange:
+        assert self._app is not None, "started"
+        exchange = Exchange(self._app, request)
+        self._tasks.add(exchange.when_over(self._tasks.discard))
+        return exchange
+
+    async def answer(self, request: Forwarded) -> AsyncGenerator[Piece]:
+        """The answer, piece by piece; the request ends when nobody reads any more."""
+        async with aclosing(self._begin(request).pieces()) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def answer_whole(self, request: Forwarded) -> Answer:
+        head, body = Head(500, []), b""
+        async with aclosing(self._begin(request).pieces()) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Head):
+                    head = piece
+                elif piece is not None:
+                    body += piece
+        return Answer(self.name, head.status, head.headers, body)
+
+    async def stop(self) -> None:
+        """What is in flight finishes, up to the drain timeout; then the engine ends."""
+        if self._death is not None:
+            self._death.cancel()
+        loaded = self._lifecycle.loaded
+        self._lifecycle.drain()
+        if loaded is not None:
+            await engines.drain(loaded.engines, self._config.drain_timeout)
+            await engines.close(loaded.engines)
+        self._service.offload.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
+        gc.unfreeze()
