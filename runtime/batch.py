@@ -50,10 +50,12 @@ class MediaSpan(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class RowMedia:
     """What a row of a prompt with pictures or sounds brings beside ids. `rope_positions` [3, num_tokens]: where its tokens stand
-    for a rotary embedding of three axes; None without one."""
+    for a rotary embedding of three axes; None without one. `prompt_len`: of a prompt that begins here, whose tokens see each other
+    all; 0 where they do not."""
 
     spans: tuple[MediaSpan, ...]
     rope_positions: Int32s | None = None
+    prompt_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)

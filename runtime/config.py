@@ -191,6 +191,8 @@ class EnginePlan:
         if config.max_num_batched_tokens is not None and config.max_num_seqs is None:
             max_num_seqs = min(max_num_seqs, budget - 1)
         needed = (config.max_model_len or model_len) if layout.in_one_step else 0
+        if needed and layout.block_bytes:  # it generates: answers go on beside the longest prompt
+            needed += max_num_seqs
         if config.max_num_batched_tokens is None:
             budget = max(budget, needed)
         elif budget < needed:

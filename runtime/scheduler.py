@@ -214,7 +214,7 @@ class Scheduler:
                 if wanted:
                     prompts.append(sequence)
                 continue
-            if sequence.request.media and not self._is_encoded(rows, sequence):
+            if self.encoding is not None and not self._is_encoded(rows, sequence):
                 continue
             draft_ids = drafts.get(sequence.number, ())
             if draft_ids and not self._has_blocks(sequence, wanted + len(draft_ids)):
@@ -616,7 +616,7 @@ class Scheduler:
             num_proposed,
             sequence.restart,
             self.encoding.of_row(sequence, start, end)
-            if self.encoding is not None and sequence.request.media
+            if self.encoding is not None and self.encoding.concerns(sequence)
             else None,
         )
         sequence.restart = -1
@@ -791,7 +791,7 @@ class Scheduler:
     def _encoded(self, rows: Several[ScheduledRow], sequence: Sequence, num_tokens: int) -> int:
         """How many of `num_tokens` of a prompt this step, which has `rows`, may compute: as far as its pictures and sounds are
         there, or are encoded before it."""
-        if self.encoding is None or not sequence.request.media or not num_tokens:
+        if self.encoding is None or not self.encoding.concerns(sequence) or not num_tokens:
             return num_tokens
         room = self.limits.max_num_batched_tokens - sum([row.num_tokens for row in rows])
         return self.encoding.reach(sequence, num_tokens, room)

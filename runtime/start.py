@@ -536,7 +536,8 @@ def _adapters(plan: EnginePlan, model: Model, shards: Sequence[Model]) -> Adapte
 
 def _encoding(plan: EnginePlan, model: Model) -> EncoderScheduling | None:
     spec = None if model.encoder is None else model.encoder.spec
-    if spec is None and not _takes_embeds(plan, model):
+    whole_prompts = plan.layout.in_one_step and model.spec.generates
+    if spec is None and not whole_prompts and not _takes_embeds(plan, model):
         return None
     return EncoderScheduling(
         EncoderLimits(
@@ -546,15 +547,17 @@ def _encoding(plan: EnginePlan, model: Model) -> EncoderScheduling | None:
             spec is not None and spec.whole_items,
             model.spec.pooler_info.embedding_size * (1 + (0 if spec is None else spec.num_deepstack)),
             None if spec is None else spec.rope_positions,
+            whole_prompts,
         )
     )
 
 
 def _takes_embeds(plan: EnginePlan, model: Model) -> bool:
-    """Not where all tokens of an item see each other: those of a prompt do not. Nor where layers want more than an embedding."""
+    """Not where all tokens of an item or of a prompt see each other: those of embeddings do not. Nor where layers want more than
+    an embedding."""
     spec = None if model.encoder is None else model.encoder.spec
     takes = spec is None or not (spec.whole_items or spec.num_deepstack)
-    return plan.enable_prompt_embeds and model.spec.generates and takes
+    return plan.enable_prompt_embeds and model.spec.generates and takes and not plan.layout.in_one_step
 
 
 def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -> ModelInfo:

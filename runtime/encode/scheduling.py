@@ -32,7 +32,7 @@ class EncoderLimits:
     """`max_num_encoder_tokens`: outputs that a step has encoders begin with, unless a single item has more. `cache_size`: outputs
     that are kept. `max_model_len`: positions that there are. `whole_items`: an item is never cut, since its tokens see each other
     all. `width`: of an output. `rope_positions`: where a prompt's tokens stand for a rotary embedding of three axes, if the model
-    has one."""
+    has one. `whole_prompts`: nor is a prompt, with items or without."""
 
     max_num_encoder_tokens: int
     cache_size: int
@@ -40,6 +40,7 @@ class EncoderLimits:
     whole_items: bool = False
     width: int = 0
     rope_positions: RopePositions | None = None
+    whole_prompts: bool = False
 
 
 class EncoderScheduling:
@@ -72,6 +73,11 @@ class EncoderScheduling:
                     f"the {item.modality} has {span} tokens, and a step holds {max_num_batched_tokens} (--max-num-batched-tokens)"
                 )
 
+        num_outputs = sum(len(item.positions) for item in {item.digest: item for item in request.media}.values())
+        if self.limits.whole_prompts and num_outputs > self.cache.capacity:
+            raise ValueError(
+                f"the prompt's items have {num_outputs} tokens, and there is room for {self.cache.capacity} (--encoder-cache-size)"
+            )
         if self.limits.rope_positions is not None:
             num = len(request.prompt_ids)
             furthest = int(self.limits.rope_positions(request.media, num).max()) + 1
@@ -91,6 +97,8 @@ class EncoderScheduling:
     def reach(self, sequence: Sequence, num_tokens: int, most: int) -> int:
         """How many of its next `num_tokens` a step may compute, which has then what they need: fewer where an item does not fit,
         more, up to `most`, where one may not be cut."""
+        if self.limits.whole_prompts:
+            return self._reach_whole(sequence, num_tokens, most)
         start = sequence.num_computed_tokens
         end = start + num_tokens
         for item in sequence.request.media:
@@ -109,6 +117,23 @@ class EncoderScheduling:
             if not self._provide(item, sequence):
                 return begins - start
         return end - start
+
+    def _reach_whole(self, sequence: Sequence, num_tokens: int, most: int) -> int:
+        """`reach` of a prompt that is computed at once, when all of its items are there. Who cannot have them all holds none, so
+        nobody waits with some that another waits for."""
+        missing = sequence.num_prompt_tokens - sequence.num_computed_tokens
+        if missing > most:
+            return 0
+        provided = [self._provide(item, sequence) for item in sequence.request.media if missing > 0]
+        if not all(provided):
+            if any(key_of(item, sequence.request.cache_salt) not in self.cache for item in sequence.request.media):
+                self.release(sequence)
+            return 0
+        return max(num_tokens, missing)
+
+    def concerns(self, sequence: Sequence) -> bool:
+        """Whether how its prompt is computed depends on more than its ids."""
+        return bool(sequence.request.media) or self.limits.whole_prompts
 
     def _provide(self, item: MediaItem, sequence: Sequence) -> bool:
         """Hold an item's outputs, or have it encoded. False where they are not there yet."""
@@ -162,7 +187,8 @@ class EncoderScheduling:
         if positions is not None and end > positions.shape[1]:
             behind = np.arange(positions.shape[1], end, dtype=np.int32) + sequence.rope_delta
             positions = np.concatenate([positions, np.broadcast_to(behind, (3, len(behind)))], axis=1)
-        return RowMedia(tuple(spans), None if positions is None else positions[:, start:end])
+        prompt_len = sequence.num_prompt_tokens if self.limits.whole_prompts else 0
+        return RowMedia(tuple(spans), None if positions is None else positions[:, start:end], prompt_len)
 
     def release(self, sequence: Sequence) -> None:
         """It has ended, or starts over."""

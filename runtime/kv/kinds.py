@@ -157,8 +157,8 @@ class Full(_Tokens):
 
     kv: AttentionKVSpec
 
-    def with_dtype(self, dtype: KVDtype) -> Full:
-        return self if self.kv.dtype is not None else Full(replace(self.kv, dtype=dtype))
+    def with_dtype(self, dtype: KVDtype) -> Self:
+        return self if self.kv.dtype is not None else replace(self, kv=replace(self.kv, dtype=dtype))
 
     def longest_prefix(
         self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
@@ -179,8 +179,8 @@ class Window(_Tokens):
     kv: AttentionKVSpec
     window: int
 
-    def with_dtype(self, dtype: KVDtype) -> Window:
-        return self if self.kv.dtype is not None else Window(replace(self.kv, dtype=dtype), self.window)
+    def with_dtype(self, dtype: KVDtype) -> Self:
+        return self if self.kv.dtype is not None else replace(self, kv=replace(self.kv, dtype=dtype))
 
     def max_entries(self, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
         seen_or_new = self.window - 1 + max_step_tokens
@@ -209,6 +209,25 @@ class Window(_Tokens):
 
     def __str__(self) -> str:
         return f"see {self.window:,} tokens"
+
+
+_SEES_WHOLE_PROMPTS = "what a layer keeps of a prompt's token depends on those behind it"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFull(Full):
+    """`Full`, where all tokens of a prompt see each other."""
+
+    no_prefix_reason = _SEES_WHOLE_PROMPTS
+    in_one_step = True
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWindow(Window):
+    """`Window`, where all tokens of a prompt see each other, however far away: those behind it see so many."""
+
+    no_prefix_reason = _SEES_WHOLE_PROMPTS
+    in_one_step = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.encoder import Encoder
 from runtime.models.forward_step import ForwardStep
-from runtime.models.spec.attention import Mask
 from runtime.models.spec.decoder import DecoderSpec, layer_name
 from runtime.models.spec.layer import HybridLayer
 
@@ -71,13 +70,7 @@ class Decoder:
         self._axes = axes
 
     may_refuse_capture = False
-
-    @property
-    def graph_unsupported_reason(self) -> str | None:
-        """Why its steps cannot be captured, None where they can."""
-        if all(attention.mask is not Mask.PREFIX_FULL for attention in self.spec.attentions()):
-            return None
-        return "attention with a prefix_full mask is computed by the reference, which reads lengths on the host"
+    graph_unsupported_reason = None
 
     @classmethod
     def build(

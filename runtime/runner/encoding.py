@@ -118,7 +118,8 @@ class Encoding:
         return found
 
     def embedded(self, step: ForwardStep, rows: Sequence[ScheduledRow], given: EncoderOutputs) -> ForwardStep:
-        """`step` of `rows`, arranged, with outputs in the place of embeddings where their prompts say so."""
+        """`step` of `rows`, arranged, with outputs in the place of embeddings where their prompts say so, and which of
+        their tokens see each other all."""
         tokens: list[int] = []
         outputs: list[Tensor] = []
         blocks: list[ops.TokenBlock] = []
@@ -131,12 +132,15 @@ class Encoding:
                     tokens += (positions + first).tolist()
                     outputs.append(given[key][start : start + len(positions)])
                     if whole:
-                        table = index if step.attn_metadata[0].rows is None else row.row
+                        table = _table(step, row, index)
                         blocks += [
                             ops.TokenBlock(table, begin + first, end + first, begin) for begin, end in _runs(positions)
                         ]
+                if row.media.prompt_len:
+                    table, first = _table(step, row, index), stop - row.num_tokens
+                    blocks.append(ops.TokenBlock(table, first, first + row.media.prompt_len, 0, in_window=False))
         if not tokens:
-            return step
+            return replace(step, blocks=blocks) if blocks else step
         embeds = self._model.embed(step.input_ids, step.adapters)
         places, vectors = index_on(embeds.device, tokens), torch.cat(outputs)
         size = embeds.shape[1]
@@ -145,6 +149,11 @@ class Encoding:
         if vectors.shape[1] > size:
             deepstack = DeepstackStep(places, vectors[:, size:].view(len(vectors), -1, size).transpose(0, 1))
         return replace(step, input_embeds=embeds, deepstack=deepstack, blocks=blocks)
+
+
+def _table(step: ForwardStep, row: ScheduledRow, index: int) -> int:
+    """Which of a step's block tables is the row's, the `index`-th of it."""
+    return index if step.attn_metadata[0].rows is None else row.row
 
 
 def _runs(positions: Int32s) -> Iterator[tuple[int, int]]:

@@ -7,12 +7,12 @@ import pytest
 
 from runtime.config import EngineConfig
 from tests.equality.greedy import compare
-from tests.equality.media import Prompt, run, transformers_greedy
-from tests.equality.test_media import FAMILIES, IMAGE, MAX_TOKENS, NEVER, PARAMS, drawn, load, medium
+from tests.equality.media import Prompt, run
+from tests.equality.test_media import FAMILIES, IMAGE, PARAMS, drawn, load, medium
 
 pytestmark = pytest.mark.gpu
 
-SEEN = ("llava 1.5", "gemma 3", "qwen 2.5 vl", "qwen 3 vl")
+SEEN = ("llava 1.5", "gemma 3", "qwen 2.5 vl", "qwen 3 vl", "llama 4", "paligemma 2")
 
 
 @pytest.fixture(scope="module", params=SEEN)
@@ -30,9 +30,7 @@ def case(request, tmp_path_factory):
         Prompt.of(text[:3], b, text[:2], a, text[:20], c, text[:2]),
         Prompt.of(text[:7], b, text[:6], a),
     ]
-    types = {family.types: lambda ids: (ids == IMAGE).int()} if family.types else {}
-    told = [transformers_greedy(theirs, prompt, MAX_TOKENS, family.joined, NEVER, **types) for prompt in prompts]
-    return load(folder, "cuda"), prompts, told
+    return family, load(folder, "cuda"), prompts, [family.reference(theirs, prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize(
@@ -41,8 +39,11 @@ def case(request, tmp_path_factory):
     ids=lambda options: ", ".join(f"{key} {value}" for key, value in options.items()) or "as it comes",
 )
 def test_float32_equals_transformers(case, options):
-    ours, prompts, told = case
+    family, ours, prompts, told = case
+    options = dict(options)
     rounds = options.pop("rounds", 1)
+    if family.whole_prompts:
+        options.pop("max_num_batched_tokens", None)
     config = EngineConfig(
         **{
             "device": "cuda",

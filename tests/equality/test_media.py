@@ -42,14 +42,21 @@ Inputs = dict[str, np.ndarray]
 class Row:
     """A family. `config`: of the whole model; `draw`: a picture's tensors, the second of another size if it knows several.
     `whole_items`: they are never cut. `types`: what transformers calls which tokens are a picture's, where it wants to be told.
-    `has_prefixes`: whether its prompts may be found in the prefix cache."""
+    `whole_prompts`: their tokens see each other all. `has_prefixes`: whether its prompts may be found in the prefix cache."""
 
     config: Callable[[], transformers.PretrainedConfig]
     draw: Callable[[np.random.Generator, bool], Inputs]
     joined: Joined = side_by_side
     whole_items: bool = False
+    whole_prompts: bool = False
     types: str = ""
     has_prefixes: bool = True
+
+    def reference(self, theirs: transformers.PreTrainedModel, prompt: Prompt) -> Reference:
+        types = {self.types: lambda ids: (ids == IMAGE).int()} if self.types else {}
+        if self.whole_prompts:
+            types = {"token_type_ids": lambda ids: (torch.arange(ids.shape[1]) >= len(prompt.ids)).int()[None]}
+        return transformers_greedy(theirs, prompt, MAX_TOKENS, self.joined, NEVER, **types)
 
 
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -133,6 +140,9 @@ QWEN3_VL = QWEN_TOWER | {
 }  # fmt: skip
 GLM4V = QWEN_TOWER | {
     "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 40, "image_size": 24, "attention_bias": False,
+}  # fmt: skip
+PALIGEMMA = {
+    "vision_config": SIGLIP, "projection_dim": 64, "hidden_size": 64, "image_token_index": IMAGE, "tie_word_embeddings": False,
 }  # fmt: skip
 LLAMA4 = {
     "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size":
@@ -235,6 +245,23 @@ FAMILIES = {
         ),
         tiles,
     ),
+    "paligemma": Row(
+        of(
+            "PaliGemmaConfig", {"model_type": "gemma", "head_dim": 24, "tie_word_embeddings": False}, **PALIGEMMA
+        ),
+        square, whole_items=True, whole_prompts=True, has_prefixes=False,
+    ),
+    "paligemma 2": Row(
+        of(
+            "PaliGemmaConfig",
+            {
+                "model_type": "gemma2", "head_dim": 24, "sliding_window": 10, "query_pre_attn_scalar": 40,
+                "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0, "tie_word_embeddings": False,
+            },
+            **PALIGEMMA,
+        ),
+        square, whole_items=True, whole_prompts=True, has_prefixes=False,
+    ),
     "smolvlm": Row(of("SmolVLMConfig", LLAMA, vision_config=IDEFICS, **TO_IMAGE), tiles_of_a_batch, one_batch),
 }  # fmt: skip
 
@@ -253,8 +280,7 @@ class Case:
         return [rng.randrange(3, IMAGE) for _ in range(length)]
 
     def reference(self, prompt: Prompt) -> Reference:
-        types = {self.family.types: lambda ids: (ids == IMAGE).int()} if self.family.types else {}
-        return transformers_greedy(self.theirs, prompt, MAX_TOKENS, self.family.joined, NEVER, **types)
+        return self.family.reference(self.theirs, prompt)
 
 
 def drawn(family: Row) -> transformers.PreTrainedModel:
@@ -351,7 +377,7 @@ def test_together(case, told):
 
 def test_a_prefix_with_the_same_pictures_is_found_and_no_other(case, told):
     if not case.family.has_prefixes:
-        pytest.skip("it has recurrent layers")
+        pytest.skip("it has recurrent layers, or sees whole prompts")
     seen = same(case, told, config(), together=False, rounds=2)
     most = sum((len(prompt.ids) - 1) // 16 * 16 for prompt, _ in told)
     assert seen.outcome.num_cached_tokens == most
@@ -368,12 +394,15 @@ def test_chunks_cut_through_pictures(case, told, budget):
 
 
 def test_preemption_encodes_nothing_again(case, told):
-    seen = same(case, told, config(max_num_batched_tokens=64, max_num_seqs=3), preempting=True)
+    budget = 256 + 3 if case.family.whole_prompts else 64
+    seen = same(case, told, config(max_num_batched_tokens=budget, max_num_seqs=3), preempting=True)
     assert seen.outcome.num_preemptions > 3
     assert seen.num_encoded == 3
 
 
 def test_a_small_cache_encodes_again_and_changes_nothing(case, told):
+    if case.family.whole_prompts:
+        pytest.skip("a prompt wants all of its pictures at a time")
     longest = max(len(picture.ids) for picture in case.pictures)
     options = config(encoder_cache_size=longest, max_num_encoder_tokens=1, enable_prefix_caching=False, max_num_seqs=3)
     assert same(case, told, options).num_encoded > 3

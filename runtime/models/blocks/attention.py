@@ -13,7 +13,7 @@ import ops
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
-from runtime.models.spec.attention import Attention, AttentionTemperature, NormScope, QKNorm, RelativeBias
+from runtime.models.spec.attention import Attention, AttentionTemperature, Mask, NormScope, QKNorm, RelativeBias
 from runtime.models.spec.norm import LayerNorm, RMSNorm
 
 
@@ -47,7 +47,7 @@ class AttentionBlock:
         self._heads = ops.AttentionHeads(
             attention.num_heads, attention.num_kv_heads, attention.head_size, attention.scale, cos_sin, norms, norm_eps,
             attention.window, attention.softcap, weights.tensors.get(f"{layer}.self_attn.sinks"), alibi,
-            attention.mask.value, _relative_bias(attention.relative_bias, weights, cos_sin.shape[0]),
+            _kernel_mask(attention.mask), _relative_bias(attention.relative_bias, weights, cos_sin.shape[0]),
             weights.kv_scales.get(layer, (1.0, 1.0)),
         )  # fmt: skip
 
@@ -79,6 +79,11 @@ class AttentionBlock:
         else:  # a layer without memory
             mixed = ops.attend_packed(qkv, heads, positions, attn_metadata)
         return ops.linear(mixed if gate is None else mixed * gate.sigmoid(), self._output)
+
+
+def _kernel_mask(mask: Mask) -> str:
+    """By the name that `ops` has for it; tokens of a prompt that see each other all are told by the step (`ForwardStep.blocks`)."""
+    return Mask.CAUSAL.value if mask is Mask.PREFIX_FULL else mask.value
 
 
 def _relative_bias(bias: RelativeBias | None, weights: Weights, num_positions: int) -> Tensor | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from runtime.kv.kinds import AttentionKVSpec, Full, MemoryKind, Nothing, Window
+from runtime.kv.kinds import AttentionKVSpec, Full, MemoryKind, Nothing, PromptFull, PromptWindow, Window
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.norm import Norm, RMSNorm
 from runtime.models.spec.rope import Rope
@@ -19,7 +19,7 @@ class Mask(Enum):
 
     CAUSAL = "causal"
     FULL = "full"  # all of its sequence, which is computed in one step and leaves nothing behind
-    PREFIX_FULL = "prefix_full"  # as causal, and those of a prefix see each other all
+    PREFIX_FULL = "prefix_full"  # as causal, and those of a prompt see each other all
 
 
 class NormScope(Enum):
@@ -97,8 +97,6 @@ class Attention:
     def __post_init__(self) -> None:
         if self.mask is not Mask.CAUSAL and (self.alibi is not None or self.latent):
             raise ValueError(f"no kernel has a {self.mask.value} mask with linear biases or latent keys")
-        if self.mask is Mask.PREFIX_FULL and self.window is not None:
-            raise ValueError("no kernel has a prefix_full mask with a window")
         if self.relative_bias is not None and self.mask is not Mask.FULL:
             raise ValueError("relative biases are for attention without a cache")
 
@@ -111,6 +109,8 @@ class Attention:
         if self.mask is Mask.FULL:
             return Nothing()
         kv = AttentionKVSpec(self.num_kv_heads, self.head_size, self.latent)
+        if self.mask is Mask.PREFIX_FULL:
+            return PromptFull(kv) if self.window is None else PromptWindow(kv, self.window)
         return Full(kv) if self.window is None else Window(kv, self.window)
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:

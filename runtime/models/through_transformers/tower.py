@@ -33,6 +33,8 @@ log = logging.getLogger("oneloop.models")
 
 _FEATURES = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
 _WITHIN = "thinker."  # of a model that also speaks, which has another class
+# Of the decoder, which goes, no more is asked than every class has.
+_ATTENTION = {"": "sdpa", "text_config": "eager"}
 _DECODERS = ("language_model", "text_model", "lm_head", "embed_tokens")
 
 
@@ -152,7 +154,7 @@ def load(
             with read_when_needed():
                 model, found = model_class.from_pretrained(
                     None, config=own, state_dict=stored | zeros, dtype=getattr(torch, dtype),
-                    attn_implementation="sdpa", ignore_mismatched_sizes=True, output_loading_info=True,
+                    attn_implementation=_ATTENTION, ignore_mismatched_sizes=True, output_loading_info=True,
                     device_map={"": device},
                 )  # fmt: skip
         except torch.OutOfMemoryError:

@@ -3,13 +3,15 @@ time. Encoders run beside steps and end when they do."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.api import FinishReason, MediaItem, Request, SamplingParams
-from runtime.batch import EncoderWork, ScheduledBatch
+from runtime.batch import EncoderWork, ScheduledBatch, ScheduledRow
 from runtime.encode.cache import EncoderCache
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.kv.block_pool import BlockPool
@@ -54,8 +56,8 @@ class Device:
 def make(budget=16, *, encoder_tokens=16, cache_size=32, seqs=3, num_blocks=64, caching=False, **rest) -> Scheduler:
     encoding = EncoderScheduling(EncoderLimits(encoder_tokens, cache_size, 256, **rest))
     return Scheduler(
-        SchedulerLimits(seqs, budget, frozenset()), BlockPool(num_blocks), PrefixCache(4, caching), POLICIES["fcfs"](),
-        encoding=encoding,
+        SchedulerLimits(seqs, budget, frozenset(), in_one_step=encoding.limits.whole_prompts), BlockPool(num_blocks),
+        PrefixCache(4, caching), POLICIES["fcfs"](), encoding=encoding,
     )  # fmt: skip
 
 
@@ -238,6 +240,10 @@ def test_what_no_step_could_hold_is_refused():
     with pytest.raises(ValueError, match=r"8 tokens, and a step holds 8 \(--max-num-batched-tokens\)"):
         whole.check(wide, 8)
     make(cache_size=10).encoding.check(wide, 8)
+    several = sequence(1, (b"a", 6), (b"b", 6), (b"a", 6)).request
+    make(cache_size=12, whole_prompts=True).encoding.check(several, 32)
+    with pytest.raises(ValueError, match=r"items have 12 tokens, and there is room for 11 \(--encoder-cache-size\)"):
+        make(cache_size=11, whole_prompts=True).encoding.check(several, 32)
 
 
 def test_a_step_that_failed_takes_nothing_of_what_is_encoded_beside_it():
@@ -275,13 +281,34 @@ parts = st.lists(
 @given(prompts=st.lists(parts, min_size=1, max_size=6), data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_whatever_comes_every_row_finds_what_it_needs_and_all_come_to_an_end(prompts, data):
-    cache_size = data.draw(st.integers(6, 20))
     whole = data.draw(st.booleans())
     scheduler = make(
-        data.draw(st.integers(8, 24)), encoder_tokens=data.draw(st.integers(1, 16)), cache_size=cache_size, seqs=4,
-        num_blocks=data.draw(st.integers(20, 40)), caching=data.draw(st.booleans()), whole_items=whole,
+        data.draw(st.integers(8, 24)), encoder_tokens=data.draw(st.integers(1, 16)), cache_size=data.draw(st.integers(6, 20)),
+        seqs=4, num_blocks=data.draw(st.integers(20, 40)), caching=data.draw(st.booleans()), whole_items=whole,
     )  # fmt: skip
-    device = Device(cache_size)
+    for row, request in rows_of(scheduler, prompts, data):
+        for item in request.media:
+            assert not (whole and row.start <= item.positions[0] < row.end <= item.positions[-1])
+
+
+@given(prompts=st.lists(parts, min_size=1, max_size=6), data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_prompts_whose_tokens_see_each_other_are_computed_at_once_and_all_come_to_an_end(prompts, data):
+    """However little room there is: as much as one of them needs."""
+    scheduler = make(
+        64, encoder_tokens=data.draw(st.integers(1, 16)), cache_size=data.draw(st.integers(24, 32)), seqs=4,
+        num_blocks=data.draw(st.integers(20, 40)), whole_prompts=True,
+    )  # fmt: skip
+    for row, request in rows_of(scheduler, prompts, data):
+        num = len(request.prompt_ids)
+        assert (row.start == 0 and row.end >= num and row.media.prompt_len == num) or (
+            row.start >= num and row.media is None
+        )
+
+
+def rows_of(scheduler: Scheduler, prompts, data) -> Iterator[tuple[ScheduledRow, Request]]:
+    """All rows of steps with whatever happens between them, until all have ended."""
+    device = Device(scheduler.encoding.cache.capacity)
     sequences = [sequence(number, *each) for number, each in enumerate(prompts)]
     for each in sequences:
         scheduler.add(each)
@@ -308,9 +335,7 @@ def test_whatever_comes_every_row_finds_what_it_needs_and_all_come_to_an_end(pro
             wanted = sorted(p for item in own.media for p in item.positions.tolist() if row.start <= p < row.end)
             given_to = [] if row.media is None else [p for span in row.media.spans for p in span.positions.tolist()]
             assert given_to == wanted
-            if whole:
-                for item in own.media:
-                    assert not row.start <= item.positions[0] < row.end <= item.positions[-1]
+            yield row, own
         scheduler.settle(batch, [[TEXT]] * len(batch.sampling_rows))
     assert not scheduler.running
     assert not scheduler.waiting

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 import ops
-from runtime.kv.kinds import Full, Nothing
+from runtime.kv.kinds import FLOAT32, Nothing, PromptFull, PromptWindow
 from runtime.kv.kv_cache import KVCache
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
@@ -91,10 +91,11 @@ def test_rows_side_by_side_are_encoded_as_each_alone(theirs, tmp_path, traced):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
 
 
-def test_a_mask_says_what_is_kept_and_what_no_kernel_has():
-    assert type(Attention(4, 4, 8, None, mask=Mask.PREFIX_FULL).memory_kind) is Full
+def test_a_mask_says_what_is_kept():
+    for window, kind in ((None, PromptFull), (16, PromptWindow)):
+        memory = Attention(4, 4, 8, None, window=window, mask=Mask.PREFIX_FULL).memory_kind
+        assert type(memory.with_dtype(FLOAT32)) is kind
+        assert memory.in_one_step
     assert type(Attention(4, 4, 8, None, mask=Mask.FULL, window=16).memory_kind) is Nothing
-    with pytest.raises(ValueError, match="no kernel has a prefix_full mask with a window"):
-        Attention(4, 4, 8, None, window=16, mask=Mask.PREFIX_FULL)
     with pytest.raises(ValueError, match="relative biases are for attention without a cache"):
         Attention(4, 4, 8, None, relative_bias=RelativeBias(32, 128, "bias"))
