@@ -77,12 +77,14 @@ class CompiledKernel:
         return int(blocks)
 
     def launch(
-        self, grid: tuple[int, int, int], num_threads: int, shared_bytes: int, *arguments: Any, cluster: int = 1
-    ) -> None:
-        """`cluster`: so many blocks along x share a barrier and their shared memory."""
+        self, grid: tuple[int, int, int], num_threads: int, shared_bytes: int, *arguments: Any, cluster: int = 1,
+        early: bool = True,
+    ) -> None:  # fmt: skip
+        """`cluster`: so many blocks along x share a barrier and their shared memory. `early`: it may start while the kernel
+        before it in the stream still runs; not for one that waits for another stream, too."""
         from cuda.bindings import driver
 
-        config = _launch_config(cluster, threading.get_ident())
+        config = _launch_config(cluster, early, threading.get_ident())
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX = num_threads
         config.sharedMemBytes = shared_bytes
@@ -230,19 +232,19 @@ def _keep(path: Path, code: bytes) -> None:
 
 
 @functools.cache
-def _launch_config(cluster: int, thread: int) -> Any:
+def _launch_config(cluster: int, early: bool, thread: int) -> Any:
     """One for each thread, which fills it in."""
     from cuda.bindings import driver
 
-    early = driver.CUlaunchAttribute()
-    early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    early.value.programmaticStreamSerializationAllowed = 1
+    overlaps = driver.CUlaunchAttribute()
+    overlaps.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    overlaps.value.programmaticStreamSerializationAllowed = int(early)
     together = driver.CUlaunchAttribute()
     together.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     together.value.clusterDim.x, together.value.clusterDim.y, together.value.clusterDim.z = cluster, 1, 1
     config = driver.CUlaunchConfig()
     config.blockDimY = config.blockDimZ = 1
-    config.attrs = [early, together] if cluster > 1 else [early]
+    config.attrs = [overlaps, together] if cluster > 1 else [overlaps]
     config.numAttrs = len(config.attrs)
     return config
 

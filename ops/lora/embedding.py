@@ -24,7 +24,7 @@ class EmbeddingSlots(LoraSlots):
         self._expands = expands
         self._columns = expands.shape.in_features
 
-    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: Any = None) -> None:
         """x [T] int64: ids. out [T, H] += what the adapter of each adds."""
         self._expands.add(self._looked_up(x, adapters), adapters, out)
 
@@ -59,7 +59,7 @@ class HostTables(EmbeddingSlots):
             self._tables[slot] = share[0]
         self._expands.put(slot, None if share is None else share[1])
 
-    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: Any = None) -> None:
         if self._tables:
             super().add(x, adapters, out)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ from ops.lora.slot_memory import Slots
 MAX_TOKENS = 512
 RANKS = (16, 32, 64)  # that kernels are made for
 _THREADS = 128
+EARLY_BEHIND_BOTH = False
 
 
 class Sorted(NamedTuple):
@@ -24,6 +27,27 @@ class Sorted(NamedTuple):
     order: Tensor
     tiles: Tensor
     used: Tensor
+
+
+class Shrinks(Enum):
+    """Where the kernel that shrinks stands beside the weight's own product, which it does not hang on: behind it; before it, so
+    that one kernel alone comes behind that product; or on a stream of its own."""
+
+    BEHIND = "behind"
+    BEFORE = "before"
+    BESIDE = "beside"
+
+
+class Shrunk(NamedTuple):
+    """h [pieces, T as sorted, parts, rank] float32, whose sum is x A^T. `done`: behind the kernel, if another stream has it."""
+
+    h: Tensor
+    done: torch.cuda.Event | None = None
+
+
+def shrinks(num_tokens: int) -> Shrinks:
+    """Which is fastest."""
+    return Shrinks.BEHIND
 
 
 COLUMNS = (128, 256)  # of B, that a program may take
@@ -83,39 +107,69 @@ def columns(rank: int, num_tokens: int) -> int:
     return _expand("EXPAND", rank, num_tokens).columns
 
 
-def shrunk(x: Tensor, slots: Slots, tokens: Sorted) -> Tensor:
-    """x [T, K], rows 16 bytes apart or a multiple -> h [pieces, T as sorted, parts, rank] float32, whose sum is x A^T."""
+def begin(x: Tensor, slots: Slots, tokens: Sorted) -> Shrunk | None:
+    """As `shrunk`, before the weight's own product; None where it shall come behind. x must live until what expands is enqueued."""
+    match shrinks(len(x)):
+        case Shrinks.BEHIND:
+            return None
+        case Shrinks.BEFORE:
+            return shrunk(x, slots, tokens)
+        case Shrinks.BESIDE:
+            ready, done, beside = torch.cuda.Event(), torch.cuda.Event(), _beside(x.device)
+            ready.record()
+            beside.wait_event(ready)
+            found = shrunk(x, slots, tokens, beside)
+            done.record(beside)
+            return Shrunk(found.h, done)
+
+
+def shrunk(x: Tensor, slots: Slots, tokens: Sorted, beside: torch.cuda.Stream | None = None) -> Shrunk:
+    """x [T, K], rows 16 bytes apart or a multiple. `beside`: the stream to launch on, if it is not the current one; memory is the
+    current one's."""
     num_tokens, (_, num_parts, rank, size) = len(x), slots.a.shape
     pieces = -(-size // _INNER)
     h = torch.empty(pieces, num_tokens, num_parts, rank, dtype=torch.float32, device=x.device)
     groups, num_tiles = num_parts * rank // 16, tokens.tiles.shape[1]
-    _kernel(_SHRINK, x.dtype, x.device).launch(
-        (groups * pieces, num_tiles, 1), _THREADS, 0,
-        x, x.stride(0), slots.a, slots.stride, tokens.order, tokens.tiles, tokens.used, h, num_tokens, num_tiles, groups, size,
-    )  # fmt: skip
-    return h
+    kernel = _kernel(_SHRINK, x.dtype, x.device)
+    with nullcontext() if beside is None else torch.cuda.stream(beside):
+        kernel.launch(
+            (groups * pieces, num_tiles, 1), _THREADS, 0,
+            x, x.stride(0), slots.a, slots.stride, tokens.order, tokens.tiles, tokens.used, h, num_tokens, num_tiles, groups,
+            size, early=beside is None,
+        )  # fmt: skip
+    return Shrunk(h)
 
 
-def expand(h: Tensor, slots: Slots, tokens: Sorted, blocks: Tensor, out: Tensor) -> None:
+def _waited_for(shrunk: Shrunk) -> bool:
+    """Whether the next kernel may start early: not where it has to wait for another stream, which this does."""
+    if shrunk.done is None:
+        return True
+    shrunk.done.wait()
+    return EARLY_BEHIND_BOTH
+
+
+def expand(shrunk: Shrunk, slots: Slots, tokens: Sorted, blocks: Tensor, out: Tensor) -> None:
     """out [T, N] contiguous += scale * h B^T. blocks [3, M] int32: the part, first column and end of every `columns`."""
+    h, early = shrunk.h, _waited_for(shrunk)
     pieces, num_tokens, num_parts, rank = h.shape
     num_tiles = tokens.tiles.shape[1]
     _kernel(_expand("EXPAND", rank, num_tokens).name, out.dtype, out.device).launch(
         (blocks.shape[1], num_tiles, 1), _THREADS, 0,
         h, slots.b, slots.stride, slots.scale, slots.scale.stride(0), blocks, tokens.order, tokens.tiles, tokens.used,
-        out, out.stride(0), num_tokens, num_tiles, num_parts * rank // 16, pieces,
+        out, out.stride(0), num_tokens, num_tiles, num_parts * rank // 16, pieces, early=early,
     )  # fmt: skip
 
 
-def expand_gated(h: Tensor, slots: Slots, tokens: Sorted, gate_up: Tensor, out: Tensor) -> None:
+def expand_gated(shrunk: Shrunk, slots: Slots, tokens: Sorted, gate_up: Tensor, out: Tensor) -> None:
     """out [T, N / 2] = silu(gate) * up of gate_up [T, N] + scale * h B^T, both contiguous."""
+    h, early = shrunk.h, _waited_for(shrunk)
     pieces, num_tokens, _, rank = h.shape
     width, num_tiles = out.shape[1], tokens.tiles.shape[1]
     which = _expand("EXPAND_GATED", rank, num_tokens)
     _kernel(which.name, out.dtype, out.device).launch(
         (-(-width // which.columns), num_tiles, 1), _THREADS, 0,
         h, slots.b, slots.stride, slots.scale, slots.scale.stride(0), tokens.order, tokens.tiles, tokens.used, gate_up, out,
-        width, num_tokens, num_tiles, pieces,
+        width, num_tokens, num_tiles, pieces, early=early,
     )  # fmt: skip
 
 
@@ -126,6 +180,11 @@ def _most_blocks(rank: int) -> int:
 
 def _expand(kind: str, rank: int, num_tokens: int) -> _Expand:
     return _Expand(kind, rank, _most_blocks(rank) if num_tokens >= _FEWEST_TOKENS else 1)
+
+
+@functools.cache
+def _beside(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 @functools.cache

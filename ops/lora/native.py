@@ -41,7 +41,7 @@ class NativeLoraSlots(LoraSlots):
     def put(self, slot: int, share: Any | None) -> None:
         self._slots.put(slot, share)
 
-    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: Any = None) -> None:
         self._slots.add(x, adapters.slots, out)
 
     def trace(self, x: Symbol, out: Symbol) -> None:

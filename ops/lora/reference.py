@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class ReferenceLoraSlots(LoraSlots):
         if share is not None:
             self._shares[slot] = share
 
-    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: Any = None) -> None:
         slots = adapters.slots[: len(x)]
         for slot in sorted({*slots.tolist()} & self._shares.keys()):
             tokens = (slots == slot).nonzero().flatten()

@@ -83,11 +83,16 @@ class LoraSlots(ABC):
         """A share as it lies in a slot, into memory [slot_bytes] uint8 of the host, which are zeros. As `prepared`."""
         raise NotImplementedError
 
+    def begin(self, x: Tensor, adapters: TokenAdapters) -> Any:
+        """Enqueue what hangs on x alone, before the weight's own product or beside it: `begun` of what comes behind that. None
+        where nothing is gained by it."""
+        return None
+
     @abstractmethod
-    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: Any = None) -> None:
         """out [T, N] += what the adapter of each row of x [T, K] adds. T may be 0."""
 
-    def gated(self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor) -> Tensor | None:
+    def gated(self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor, begun: Any = None) -> Tensor | None:
         """silu of the first half of gate_up [T, N] + what adapters add, times the second, [T, N / 2], if one kernel does both."""
         return None
 

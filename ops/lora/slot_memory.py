@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,5 +90,5 @@ class SlotMemory(LoraSlots):
 class ExpertSlots(SlotMemory):
     """One matrix's of one expert: what adapters add to it, the kernels of experts' products do (`ops.moe.weights.ExpertShares`)."""
 
-    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: Any = None) -> None:
         raise TypeError("adapters of experts are added where experts are multiplied")

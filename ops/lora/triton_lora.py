@@ -188,20 +188,20 @@ class TritonLoraSlots(SlotMemory):
         ]
         return torch.tensor(blocks, dtype=torch.int32, device=self._device).T.contiguous()
 
-    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+    def begin(self, x: Tensor, adapters: TokenAdapters) -> few_tokens.Shrunk | None:
+        """What the weight gives must be as x is, which it is in models: of the same type, in memory of its own."""
+        return few_tokens.begin(x, self.slots, _known(adapters)) if self._takes_few(x) else None
+
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: few_tokens.Shrunk | None = None) -> None:
         """Rows of x and out contiguous; x may be of a wider type than the adapters."""
         if not len(out):
             return
         self._compile(x)
-        if self._takes_few(x, out):
-            slots, tokens = self.slots, _known(adapters)
-            few_tokens.expand(
-                few_tokens.shrunk(x, slots, tokens),
-                slots,
-                tokens,
-                self._few_blocks[few_tokens.columns(self._rank, len(x))],
-                out,
-            )
+        if begun is None and self._takes_few(x) and self._is_taken(out):
+            begun = few_tokens.shrunk(x, self.slots, _known(adapters))
+        if begun is not None:
+            blocks = self._few_blocks[few_tokens.columns(self._rank, len(x))]
+            few_tokens.expand(begun, self.slots, _known(adapters), blocks, out)
             return
         h, (order, tiles, used), (_, b, scale) = self._shrunk(x, adapters), _known(adapters), self.slots
         _expand[_grid(self._blocks.shape[1], tiles)](
@@ -210,15 +210,18 @@ class TritonLoraSlots(SlotMemory):
             ROWS=tile_rows(len(out)), COLUMNS=self._columns, PRECISION=self._precision, **overlap(out.device),
         )  # fmt: skip
 
-    def gated(self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor) -> Tensor | None:
+    def gated(
+        self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor, begun: few_tokens.Shrunk | None = None
+    ) -> Tensor | None:
         if not self._is_pair:
             return None
         width = self.shape.parts[0]
         out = gate_up.new_empty(len(gate_up), width)
         self._compile(x)
-        if self._takes_few(x, gate_up):
-            slots, tokens = self.slots, _known(adapters)
-            few_tokens.expand_gated(few_tokens.shrunk(x, slots, tokens), slots, tokens, gate_up.contiguous(), out)
+        if begun is None and self._takes_few(x) and self._is_taken(gate_up):
+            begun = few_tokens.shrunk(x, self.slots, _known(adapters))
+        if begun is not None:
+            few_tokens.expand_gated(begun, self.slots, _known(adapters), gate_up.contiguous(), out)
         elif len(out):
             h, (order, tiles, used), (_, b, scale) = self._shrunk(x, adapters), _known(adapters), self.slots
             _expand_gated[_grid(triton.cdiv(width, self._columns), tiles)](
@@ -228,9 +231,11 @@ class TritonLoraSlots(SlotMemory):
             )  # fmt: skip
         return out
 
-    def _takes_few(self, x: Tensor, out: Tensor) -> bool:
-        is_aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 and out.data_ptr() % 16 == 0
-        return self._few and 0 < len(x) <= few_tokens.MAX_TOKENS and x.dtype == out.dtype == self._dtype and is_aligned
+    def _takes_few(self, x: Tensor) -> bool:
+        return self._few and 0 < len(x) <= few_tokens.MAX_TOKENS and x.stride(0) % 8 == 0 and self._is_taken(x)
+
+    def _is_taken(self, x: Tensor) -> bool:
+        return x.dtype == self._dtype and x.data_ptr() % 16 == 0
 
     def _shrunk(self, x: Tensor, adapters: TokenAdapters) -> Tensor:
         """h [pieces, T as sorted, parts, rank] float32."""

@@ -176,6 +176,60 @@ def test_one_graph_serves_any_mixture():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("where", [few_tokens.Shrinks.BEFORE, few_tokens.Shrinks.BESIDE])
+@pytest.mark.parametrize("num_tokens", [1, 7, 40, 256])
+def test_where_it_shrinks_changes_nothing(num_tokens, where, early, monkeypatch):
+    """Bit by bit what it gives behind the weight's product, in graphs that are replayed often: layers of every kind of kernel, each
+    of which reads what the one before has written, with norms between."""
+    monkeypatch.setattr(few_tokens, "EARLY_BEHIND_BOTH", early)
+    device, size, width, random = torch.device("cuda"), 2048, 4096, torch.Generator("cuda").manual_seed(num_tokens)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random, device="cuda") / shape[-1] ** 0.5
+
+    def layer(parts: tuple[int, ...], inner: int) -> tuple[ops.LinearWeight, TritonLoraSlots]:
+        slots = TritonLoraSlots(ops.LoraShape(sum(parts), inner, parts, 5, 16), torch.bfloat16, device)
+        for tensor, spread in zip(slots.slots, (1.0, 4.0, 0.0), strict=True):
+            tensor.copy_(drawn(*tensor.shape) * spread if spread else torch.ones_like(tensor))
+        return ops.prepare_linear(ops.StoredWeight.dense(drawn(sum(parts), inner).bfloat16())), slots
+
+    layers = [(layer((size, 512, 512), size), layer((width, width), size), layer((size,), width)) for _ in range(4)]
+    norm = torch.ones(size, device=device).bfloat16()
+    adapters = index(torch.arange(num_tokens, dtype=torch.int32, device=device) % 6 - 1, 5)
+    given = drawn(num_tokens, size).bfloat16()
+
+    def computed() -> torch.Tensor:
+        x, residual = given, torch.zeros_like(given)
+        for (qkv, of_qkv), (gate_up, of_gate_up), (down, of_down) in layers:
+            x = ops.add_rms_norm(x, residual, norm, 1e-6)
+            begun = of_qkv.begin(x, adapters)
+            out = qkv.matmul(x)
+            of_qkv.add(x, adapters, out, begun)
+            x = ops.add_rms_norm(out[:, :size].contiguous(), residual, norm, 1e-6)
+            begun = of_gate_up.begin(x, adapters)
+            x = of_gate_up.gated(x, adapters, gate_up.matmul(x), begun)
+            begun = of_down.begin(x, adapters)
+            out = down.matmul(x)
+            of_down.add(x, adapters, out, begun)
+            x = out
+        return ops.add_rms_norm(x, residual, norm, 1e-6)
+
+    with torch.inference_mode():
+        expected = computed().clone()
+        assert expected.isfinite().all()
+        monkeypatch.setattr(few_tokens, "shrinks", lambda num_tokens: where)
+        assert torch.equal(computed(), expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = computed()
+        for _ in range(50):
+            got.zero_()
+            graph.replay()
+            assert torch.equal(got, expected)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rank", [16, 32, 64])
 @pytest.mark.parametrize("num_tokens", [1, 9, 300, 512, 513])

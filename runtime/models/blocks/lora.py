@@ -34,12 +34,17 @@ class LoraLinear(ops.LinearWeight):
         return self._weight.nbytes + self.slots.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
-        out = self._weight.matmul(x)
+        adapters = self._step.current
         if isinstance(x, Symbol):
+            out = self._weight.matmul(x)
             assert isinstance(out, Symbol)
             self.slots.trace(x, out)
-        elif self._step.current is not None:
-            self.slots.add(x, self._step.current, out)
+            return out
+        if adapters is None:
+            return self._weight.matmul(x)
+        begun = self.slots.begin(x, adapters)
+        out = self._weight.matmul(x)
+        self.slots.add(x, adapters, out, begun)
         return out
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
@@ -48,10 +53,11 @@ class LoraLinear(ops.LinearWeight):
             return None
         if adapters is None:
             return self._weight.gated_matmul(x)
+        begun = self.slots.begin(x, adapters)
         gate_up = self._weight.matmul(x)
-        gated = self.slots.gated(x, adapters, gate_up)
+        gated = self.slots.gated(x, adapters, gate_up, begun)
         if gated is None:
-            self.slots.add(x, adapters, gate_up)
+            self.slots.add(x, adapters, gate_up, begun)
             gated = ops.silu_mul(gate_up)
         return gated
 
