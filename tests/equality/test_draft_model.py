@@ -109,3 +109,21 @@ def test_what_is_looked_up_on_the_device_changes_no_token(models, options, adapt
     guessed, num_drafted = asyncio.run(generate(models["windowed"], "planned", speculative_config=given, **options))
     assert_alike(guessed, plain)
     assert num_drafted > 40 or adaptive
+
+
+@pytest.mark.parametrize("method", ["ngram_gpu", "ngram_cpu", "suffix"])
+def test_neither_do_preemption_nor_prefixes_where_texts_are_looked_up(models, method):
+    """A row's new tenant brings its text with it, answer and all."""
+    model, lookup = models["windowed"], {} if method == "suffix" else {"prompt_lookup_min": 1}
+    given = SpeculativeConfig.of({"method": method, "adaptive": False} | lookup)
+    config = EngineConfig(
+        device=model.device, dtype="float32", num_kv_blocks=120, max_num_seqs=4, max_model_len=200, max_num_batched_tokens=40,
+        speculative_config=given,
+    )  # fmt: skip
+    plain = run(model, replace(config, speculative_config=None), PROMPTS, NUM_TOKENS, together=True)
+    cut = run(model, config, PROMPTS, NUM_TOKENS, together=True, preempting=True, planned=True)
+    again = run(model, config, PROMPTS, NUM_TOKENS, together=True, rounds=2, planned=True)
+    assert cut.token_ids == again.token_ids == plain.token_ids
+    assert cut.num_preemptions > 3
+    assert again.num_cached_tokens > 0
+    assert min(cut.num_accepted_tokens, again.num_accepted_tokens) > 0

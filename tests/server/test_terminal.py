@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
 from runtime.api import LoadProgress
+from runtime.speculate.config import SpeculativeConfig
 from server.config.server_config import ServerConfig
 from server.process.terminal import StartupDisplay, summary, url_of
 from tests.server.pooling.embedders import EMBEDDER
@@ -81,3 +83,13 @@ async def test_the_summary_names_the_routes_that_the_model_is_served_for(serve, 
     assert shown in text
     assert hidden not in text
     assert ("served to embed, token_embed" in text) == (pooler is not None)
+
+
+async def test_the_summary_says_in_capitals_that_guesses_are_right_by_chance(serve):
+    loaded = (await serve()).service.lifecycle.require_model()
+    assert "drafts" not in summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+    guessing = str(SpeculativeConfig.of({"method": "ngram", "synthetic_acceptance": 0.7}))
+    loaded.engine.model = replace(loaded.engine.model, speculative=guessing)
+    text = summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+    assert "drafts    ngram" in text
+    assert "SYNTHETIC ACCEPTANCE 0.7: ANSWERS ARE NONSENSE" in text
