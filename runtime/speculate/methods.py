@@ -46,5 +46,6 @@ def speculation_of(config: SpeculativeConfig, draft_share: float, follow_share: 
             predictions=config.reads_predictions,
             rests=config.follows,
         )
-    proposer = PROPOSERS[config.method](config) if config.synthetic_acceptance is None else Anything()
-    return Speculation(proposer, config.num_speculative_tokens, cost)
+    if config.synthetic_acceptance is not None:
+        return Speculation(Anything(), config.num_speculative_tokens, cost, compares=False)
+    return Speculation(PROPOSERS[config.method](config), config.num_speculative_tokens, cost)

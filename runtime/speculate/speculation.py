@@ -50,12 +50,15 @@ class Plan(NamedTuple):
 
 
 class Speculation:
-    """`most`: drafts of a row in a step. `cost` None: as many as that always, whatever they cost. `on_device`: drafts are made
-    behind a step, where their ids stay."""
+    """`most`: drafts of a row in a step. `cost` None: as many as that always, whatever they cost. `compares`: guesses that no step
+    checks tell something, too; not where chance says which are right, and only in a step. `on_device`: drafts are made behind a
+    step, where their ids stay."""
 
     on_device = False
 
-    def __init__(self, proposer: Proposer, most: int, cost: VerificationCost | None = None) -> None:
+    def __init__(
+        self, proposer: Proposer, most: int, cost: VerificationCost | None = None, *, compares: bool = True
+    ) -> None:
         self.num_drafts = 0  # rows of steps that had some
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
@@ -63,6 +66,7 @@ class Speculation:
         self._proposer = proposer
         self._most = most
         self._cost = cost
+        self._compares = compares
         self._chances = Chances()
         self._rows: dict[int, Acceptance] = {}  # by number of the sequence
         self._rate = 1.0  # tokens gained for each that would be without drafts, as planned lately
@@ -196,7 +200,7 @@ class Speculation:
             self.num_accepted_at[position] += 1
 
     def _learn(self, sequence: Sequence, row: Acceptance, num_drafts: int, token_ids: Several[int]) -> None:
-        row.gained(token_ids)
+        row.gained(token_ids if num_drafts or self._compares else ())
 
     def finished(self, sequence: Sequence) -> None:
         self._rows.pop(sequence.number, None)

@@ -136,6 +136,22 @@ def test_where_nothing_pays_the_proposer_is_seldom_asked():
     assert speculation.num_draft_tokens < num_tokens / 50
 
 
+def test_where_chance_says_what_is_right_only_what_steps_check_is_learned_of():
+    """What no step checks is wrong there, whatever the chance: drafts would never be worth while again."""
+
+    class Chance(Truth):
+        def __call__(self, row: ScheduledRow) -> list[int]:
+            return super().__call__(row) if row.draft_ids else [WRONG]
+
+    found = {}
+    for compares in (True, False):
+        speculation = Speculation(Always(), 3, VerificationCost(share(GPU)), compares=compares)
+        simulate(GPU, FixedBudget(None), closed(64, 128, 64, 96), speculation=speculation, gained=Chance(0.7))
+        found[compares] = speculation
+    assert found[False]._chances.average == pytest.approx(0.7, abs=0.1)
+    assert found[False].num_draft_tokens > 2 * found[True].num_draft_tokens
+
+
 def test_without_adapting_all_guesses_are_checked():
     speculation = Speculation(Always(), 3)
     simulate(CPU, FixedBudget(None), closed(1, 1, 64, 100), speculation=speculation, gained=Truth(0.0))
