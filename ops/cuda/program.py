@@ -160,11 +160,7 @@ class Program:
         from cuda.bindings import nvrtc
 
         text = self.source(name)
-        options = [
-            "--std=c++17",
-            f"--gpu-architecture={self._architecture or _architecture(device)}",
-            *_DTYPE_FLAGS[dtype],
-        ]
+        options = _options(dtype, self._architecture or _architecture(device))
         version = _check(nvrtc.nvrtcVersion())
         digest = hashlib.sha256(repr((text, options, version)).encode()).hexdigest()
         cached = _cache_folder() / f"{digest[:32]}.cubin"
@@ -196,6 +192,15 @@ def _compile_ahead(instances: Sequence[tuple[Program, str]], dtype: torch.dtype,
 def _architecture(device: torch.device) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
+
+
+def machine_code(source: str, dtype: torch.dtype, architecture: str) -> bytes:
+    """A kernel's code for `architecture` (`sm_90a`), which needs no device. Raises RuntimeError with what the compiler says."""
+    return _compile(source, _options(dtype, architecture))
+
+
+def _options(dtype: torch.dtype, architecture: str) -> list[str]:
+    return ["--std=c++17", f"--gpu-architecture={architecture}", *_DTYPE_FLAGS[dtype]]
 
 
 def _compile(text: str, options: Sequence[str]) -> bytes:
