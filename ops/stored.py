@@ -39,15 +39,36 @@ INT8 = WeightFormat("int8")
 # [rows, groups] uint8 of w4, where they are not 8; "order" [columns] int32, where columns do not stand as x has them: place p is
 # column order[p].
 FP8, W8, W4 = WeightFormat("fp8"), WeightFormat("w8"), WeightFormat("w4")
-CODED = frozenset({FP8, W8, W4})
-_WEIGHT_TYPES = {FP8: torch.float8_e4m3fn, W8: torch.int8}
-_TYPES = {"scales": torch.float32, "order": torch.int32}
+
+# Codes that are decoded before they are multiplied: a number is worth the code's times its scale, less a minimum where there are
+# any. "weight": of q8 [rows, columns] int8, of the others [rows, columns / 2] as of w4; a code of q4 is 0 to 15, of q8 a signed
+# number, of the others the place of a number in TABLES. "scales" and "mins" [rows, groups]; "super_scales" and "super_mins"
+# [rows, coarser groups], which those are to be multiplied with. Scales are float32; beside super_scales those of e2m1 are
+# float8_e4m3fn and those of the others integers; what becomes of blocks has those of its blocks.
+NF4, FP4, E2M1, Q4, Q8 = (WeightFormat(name) for name in ("nf4", "fp4", "e2m1", "q4", "q8"))
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_FP4 = (0.0, 0.005208333488553762, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
+TABLES: Mapping[WeightFormat, tuple[float, ...]] = {
+    NF4: (  # QLoRA (Dettmers et al. 2023): as probable as each other of normal draws
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+        -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ),
+    FP4: (*_FP4, *(-each for each in _FP4)),  # bitsandbytes' own
+    E2M1: (*_E2M1, *(-each for each in _E2M1)),  # of the Open Compute Project, and NVIDIA's
+}  # fmt: skip
+FOUR_BITS = frozenset({W4, Q4, *TABLES})
+DECODED = frozenset({Q4, Q8, *TABLES})
+CODED = frozenset({FP8, W8, W4}) | DECODED
+_WEIGHT_TYPES = {FP8: torch.float8_e4m3fn, W8: torch.int8, Q8: torch.int8}
+_FLOATS = ("scales", "mins", "super_scales", "super_mins")
+_TYPES = {**dict.fromkeys(_FLOATS, torch.float32), "order": torch.int32}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWeight:
     """Rows of a matrix. `tensors` by role: "weight", [rows, columns] of plain numbers or [rows, bytes of a row] uint8 of blocks;
-    whatever belongs to it in its format ("scales", "zeros", "order"); and "bias" [rows], where the layer has one. A
+    whatever belongs to it in its format ("scales", "zeros", "order", "mins"); and "bias" [rows], where the layer has one. A
     `LinearWeight.refill` may be given a bias alone."""
 
     format: WeightFormat
@@ -73,6 +94,8 @@ class StoredWeight:
         """Bytes by role, each [rows, bytes of a row] uint8, in ggml's blocks of this type or in codes and scales."""
         written = WeightFormat(kind)
         types = _TYPES | {"weight": _WEIGHT_TYPES.get(written, torch.uint8)} if written in CODED else {}
+        if written == E2M1 and "super_scales" in rows:
+            types = types | {"scales": torch.float8_e4m3fn}
         tensors = {role: each.view(types.get(role, torch.uint8)) for role, each in rows.items()}
         return cls(written, tensors | ({"order": tensors["order"].flatten()} if "order" in tensors else {}))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ops.stored import CODED, DENSE, FP8, W4, StoredWeight, WeightFormat
+from ops.stored import CODED, DECODED, DENSE, FOUR_BITS, FP8, TABLES, W4, StoredWeight, WeightFormat
 
 MAX_FP8 = 448.0  # the largest number of E4M3
 _GROUPS = (128, 64, 32)  # columns of w4 that share a scale: the most of these that a row is whole times
@@ -19,6 +19,8 @@ def dequantize(stored: StoredWeight, dtype: torch.dtype = torch.float32) -> Tens
     if stored.format not in CODED:
         assert stored.format.dtype is not None, stored.format
         return stored.weight.to(dtype)
+    if stored.format in DECODED:
+        return _decoded(stored).to(dtype)
     codes = codes_of(stored.format, stored.weight).double()
     scales, zeros, order = stored.tensors["scales"].double(), stored.tensors.get("zeros"), stored.tensors.get("order")
     groups = codes.unflatten(1, (scales.shape[1], -1))
@@ -32,10 +34,29 @@ def dequantize(stored: StoredWeight, dtype: torch.dtype = torch.float32) -> Tens
     return out
 
 
+def _decoded(stored: StoredWeight) -> Tensor:
+    """In float64."""
+    codes = codes_of(stored.format, stored.weight)
+    table = TABLES.get(stored.format)
+    numbers = codes.double() if table is None else torch.tensor(table, dtype=torch.float64, device=codes.device)[codes.int()]
+    scales, mins = _of_groups(stored, "scales"), _of_groups(stored, "mins")
+    assert scales is not None
+    groups = numbers.unflatten(1, (scales.shape[1], -1)) * scales.unsqueeze(2)
+    return (groups if mins is None else groups - mins.unsqueeze(2)).flatten(1)
+
+
+def _of_groups(stored: StoredWeight, role: str) -> Tensor | None:
+    """[rows, groups] in float64: a role times what is to be multiplied with it."""
+    fine, coarse = stored.tensors.get(role), stored.tensors.get(f"super_{role}")
+    if fine is None or coarse is None:
+        return None if fine is None else fine.double()
+    return (fine.double().unflatten(1, (coarse.shape[1], -1)) * coarse.double().unsqueeze(2)).flatten(1)
+
+
 def apart(parts: Sequence[StoredWeight]) -> str | None:
     """Why rows of several parts cannot be one weight in codes, None where they can: they have one order of columns, or none, and
-    the groups of each are whole parts of the coarser ones. Parts in other formats always can."""
-    if any(part.format not in CODED for part in parts):
+    the groups of each are whole parts of the coarser ones. Parts in other formats, or in several, always can."""
+    if any(part.format not in CODED - DECODED for part in parts) or len({part.format for part in parts}) > 1:
         return None
     orders = [part.tensors.get("order") for part in parts]
     if any(not _equal(order, orders[0]) for order in orders):
@@ -50,7 +71,7 @@ def _equal(one: Tensor | None, other: Tensor | None) -> bool:
 
 def codes_of(written: WeightFormat, weight: Tensor) -> Tensor:
     """The codes [rows, columns], one an element, in float8_e4m3fn, int8 or uint8."""
-    if written != W4:
+    if written not in FOUR_BITS:
         return weight
     return torch.stack([weight & 15, weight >> 4], dim=2).flatten(1)
 

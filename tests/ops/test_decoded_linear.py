@@ -1,0 +1,163 @@
+"""Linear layers on codes that are decoded before they are multiplied: every kernel against their worth in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import ops
+from ops.gemm import decoded, triton_decoded
+from ops.gemm.decoded import DecodedLinearWeight, laid
+from ops.gemm.dequantize import dequantize
+from ops.gemm.from_blocks import BLOCKS, as_codes, as_w4
+from ops.gemm.triton_decoded import Tile
+from ops.stored import E2M1, FP4, NF4, Q4, Q8, TABLES, StoredWeight, WeightFormat
+from runtime.weights.dequantize import FORMATS
+from runtime.weights.dequantize import dequantize as dequantize_blocks
+from tests.ops.places import DEVICES, interpreted_once, places
+from tests.ops.test_coded_linear import error, exact, to
+
+TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
+HALVES = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}  # where blocks have half floats
+
+
+def drawn(kind: WeightFormat, out_features: int, in_features: int, groups: int, how: str = "", seed: int = 0) -> StoredWeight:
+    """Every code. `how`: "mins", "super" (scales of scales) or both."""
+    random = torch.Generator().manual_seed(seed)
+    width = in_features if kind == Q8 else in_features // 2
+    weight = torch.randint(256, (out_features, width), generator=random, dtype=torch.uint8)
+    size = in_features**-0.5 / {Q8: 64, Q4: 8, E2M1: 3}.get(kind, 0.5)
+    shape = out_features, groups
+    scales = (torch.rand(shape, generator=random) * 1.5 + 0.5) * size
+    tensors = {"weight": weight.view(torch.int8) if kind == Q8 else weight, "scales": scales}
+    if "mins" in how:
+        tensors["mins"] = torch.randn(shape, generator=random) * size
+    if "super" in how:
+        coarse = 1 if kind == E2M1 else max(1, groups // 2)
+        fine = torch.rand(shape, generator=random) * 60 + 4
+        tensors["scales"] = fine.to(torch.float8_e4m3fn if kind == E2M1 else torch.uint8)
+        tensors["super_scales"] = (torch.rand(out_features, coarse, generator=random) + 0.5) * size / 32
+        if "mins" in how:
+            tensors["mins"] = torch.randint(64, shape, generator=random, dtype=torch.uint8)
+            tensors["super_mins"] = torch.randn(out_features, coarse, generator=random) * size / 32
+    return StoredWeight(kind, tensors)
+
+
+def blocks(kind: str, out_features: int, in_features: int, seed: int = 0) -> StoredWeight:
+    """Drawn bytes, with scales whose numbers are near those of weights."""
+    random, block = torch.Generator().manual_seed(seed), BLOCKS[WeightFormat(kind)]
+    raw = torch.randint(256, (out_features, in_features // block.columns, block.size), generator=random, dtype=torch.uint8)
+    if kind == "MXFP4":
+        raw[..., 0] = 118 + raw[..., 0] % 4
+    for at in HALVES.get(kind, (0,) if kind != "MXFP4" else ()):
+        halves = torch.randn((*raw.shape[:2], 1), generator=random) * {"Q6_K": 1e-5, "Q4_K": 1e-4, "Q5_K": 1e-4}.get(kind, 5e-3)
+        raw[..., at : at + 2] = halves.half().view(torch.uint8)
+    return StoredWeight.blocks(kind, raw.flatten(1))
+
+
+def worth(stored: StoredWeight) -> torch.Tensor:
+    """What blocks are worth, as numpy reads them."""
+    block = FORMATS[str(stored.format)]
+    out = np.empty((len(stored.weight), stored.weight.shape[1] // block.size * block.weights), np.float32)
+    dequantize_blocks(stored.weight.numpy(), block, out)
+    return torch.from_numpy(out)
+
+
+def codes(stored: StoredWeight) -> triton_decoded.Codes:
+    return DecodedLinearWeight(stored)._codes
+
+
+CASES = [
+    (NF4, 192, 3, ""), (FP4, 192, 3, ""), (NF4, 256, 1, ""), (E2M1, 192, 6, ""), (E2M1, 192, 12, "super"), (Q4, 256, 8, "super mins"),
+    (Q4, 192, 3, "mins"), (Q8, 256, 16, "super"), (Q8, 160, 5, "mins"),
+]  # fmt: skip
+
+
+def test_what_codes_are_worth():
+    for kind in (NF4, FP4, E2M1):
+        stored = drawn(kind, 4, 64, 2)
+        values, numbers = dequantize(stored, torch.float64), torch.tensor(TABLES[kind], dtype=torch.float64)
+        for row, column in ((0, 0), (3, 1), (2, 31), (1, 32), (0, 63)):
+            code = int(stored.weight[row, column // 2]) >> 4 * (column % 2) & 15
+            assert values[row, column] == numbers[code] * stored.tensors["scales"][row, column // 32].double()
+    stored = drawn(Q4, 3, 64, 2, "super mins")
+    code = float(stored.weight[2, 20] >> 4)
+    scale = stored.tensors["scales"][2, 1].double() * stored.tensors["super_scales"][2, 0].double()
+    minimum = stored.tensors["mins"][2, 1].double() * stored.tensors["super_mins"][2, 0].double()
+    assert dequantize(stored, torch.float64)[2, 41] == code * scale - minimum
+
+
+@pytest.mark.parametrize("kind", BLOCKS, ids=str)
+def test_blocks_become_codes_that_are_worth_the_same(kind):
+    stored = blocks(str(kind), 7, 768)
+    wanted = worth(stored)
+    assert torch.equal(dequantize(as_codes(stored)), wanted) or kind.name in ("Q4_K", "Q5_K")  # whose products ggml rounds
+    torch.testing.assert_close(dequantize(as_codes(stored)), wanted, rtol=1e-6, atol=1e-9)
+    if kind.name == "Q4_0":
+        assert torch.equal(dequantize(as_w4(stored)), wanted)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(places(1e-6, 2e-3, 6e-3)))
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_triton_reads_all_codes(case, device, dtype, tolerance):
+    kind, in_features, groups, how = case
+    stored = to(drawn(kind, 72, in_features, groups, how), device)
+    bias = torch.randn(72, device=device, dtype=dtype)
+    for num_rows, given, splits in ((1, bias, 1), (17, None, 2)):
+        x = torch.randn(num_rows, in_features, device=device, dtype=dtype)
+        out = triton_decoded.linear(x, codes(stored), given, Tile(16, 32, splits, 4, 2))
+        assert error(out, exact(x, stored.with_bias(given))) < tolerance
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_codes_are_widened(case, device):
+    kind, in_features, groups, how = case
+    stored = to(drawn(kind, 37, in_features, groups, how), device)
+    torch.testing.assert_close(triton_decoded.widen(codes(stored), torch.float32), dequantize(stored), rtol=1e-6, atol=1e-8)
+
+
+def test_what_is_not_written_alike_is_refused():
+    one, other = drawn(NF4, 16, 128, 2), drawn(FP4, 16, 128, 2)
+    with pytest.raises(ValueError, match="rows in fp4 and nf4 are not scaled alike"):
+        laid((one, other))
+    with pytest.raises(ValueError, match="not scaled alike"):
+        laid((one, drawn(NF4, 16, 128, 1)))
+    with pytest.raises(ValueError, match="96 columns in 2 groups of nf4"):
+        laid((drawn(NF4, 16, 96, 2),))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", BLOCKS, ids=str)
+def test_blocks_at_any_number_of_rows(kind, dtype):
+    stored = blocks(str(kind), 208, 1280)
+    numbers = StoredWeight.dense(worth(stored).double().cuda())
+    bias = torch.randn(208, device="cuda", dtype=dtype)
+    prepared = decoded.prepare(to(stored, "cuda").with_bias(bias))
+    for num_rows in (0, 1, 5, 16, 17, 33, 64, 65, 128, 129, 300, 1025):
+        x = torch.randn(num_rows, 1280, device="cuda", dtype=dtype)
+        out, gated = ops.linear(x, prepared), ops.gated_linear(x, prepared)
+        assert out.shape == (num_rows, 208)
+        if num_rows:
+            wanted = x.double() @ numbers.weight.T + bias.double()
+            assert error(out, wanted) < TOLERANCE[dtype], num_rows
+            gate, up = wanted.chunk(2, dim=-1)
+            assert error(gated, torch.nn.functional.silu(gate) * up) < 2 * TOLERANCE[dtype], num_rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_codes_at_any_number_of_rows(case):
+    kind, in_features, groups, how = case
+    parts = [to(drawn(kind, rows, in_features * 8, groups * 8, how, seed=rows), "cuda") for rows in (96, 48, 16)]
+    prepared = DecodedLinearWeight(parts)
+    wanted_of = [dequantize(part, torch.float64) for part in parts]
+    for num_rows in (1, 7, 16, 40, 100, 257):
+        x = torch.randn(num_rows, in_features * 8, device="cuda", dtype=torch.bfloat16)
+        assert error(ops.linear(x, prepared), x.double() @ torch.cat(wanted_of).T) < TOLERANCE[torch.bfloat16], num_rows
+    others = [to(drawn(kind, rows, in_features * 8, groups * 8, how, seed=rows + 1), "cuda") for rows in (96, 48, 16)]
+    assert prepared.refill(others)
+    wanted = torch.cat([exact(x, part) for part in others], 1)
+    assert error(ops.linear(x, prepared), wanted) < TOLERANCE[torch.bfloat16]
