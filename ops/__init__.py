@@ -20,6 +20,7 @@ from ops.delta import gated_delta_rule
 from ops.delta.heads import DeltaHeads
 from ops.embedding import embedding
 from ops.gemm import (
+    embedding_refusal,
     gated_linear,
     linear,
     linear_by_head,
@@ -95,6 +96,7 @@ __all__ = [
     "dequantize",
     "describe",
     "embedding",
+    "embedding_refusal",
     "force",
     "gated",
     "gated_delta_rule",

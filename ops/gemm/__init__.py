@@ -9,11 +9,29 @@ from torch import Tensor
 
 from ops import backends
 from ops.activation import gated, silu_mul
-from ops.gemm import coded, cuda, native, reference
+from ops.gemm import coded, cuda, decoded, native, reference
 from ops.gemm.by_head import HeadsWeight, NativeHeadsWeight, ReferenceHeadsWeight
+from ops.gemm.side_by_side import SideBySide
 from ops.gemm.weight import LinearWeight
 from ops.registry import USUAL, Kernel, Op, ShapeClass, capability
-from ops.stored import Stored, WeightFormat, formats_of, parts_of
+from ops.stored import CODED, Stored, WeightFormat, formats_of, parts_of
+
+
+def _each_is_read(case: ShapeClass) -> str | None:
+    """Rows in several formats, each of which a kernel reads by itself."""
+    if (why := backends.on_cuda_at_any_size(case)) is not None:
+        return why
+    if len(case.weight) < 2:
+        return "it is for rows in several formats"
+    return next(filter(None, (_prepare_linear.refusal(case._replace(weight=(each,))) for each in case.weight)), None)
+
+
+def _prepare_each(stored: Stored) -> LinearWeight:
+    """What is quantised meets the activations of plain numbers beside it, or those of a device."""
+    parts = parts_of(stored)
+    dtype = next((part.format.dtype for part in parts if part.format.dtype is not None), torch.bfloat16)
+    return SideBySide(stored, lambda run: prepare_linear(run, dtype))
+
 
 _prepare_linear = Op(
     "linear",
@@ -22,6 +40,8 @@ _prepare_linear = Op(
         backends.native("linear", native.NativeLinearWeight, native.supports),
         Kernel("linear", "cuda", cuda.supports, cuda.CudaLinearWeight),
         Kernel("linear", "coded", coded.supports, coded.prepare),
+        Kernel("linear", "decoded", decoded.supports, decoded.prepare),
+        Kernel("linear", "side by side", _each_is_read, _prepare_each),
         Kernel("linear", "reference", reference.supports, reference.ReferenceLinearWeight),
     ],
 )
@@ -52,6 +72,14 @@ def linear_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, de
     """Why `prepare_linear` takes no rows so written, for activations of this dtype on the device; None where it does."""
     case = ShapeClass(device.type, activations, weight=tuple(formats), capability=capability(device))
     return _prepare_linear.refusal(case)
+
+
+def embedding_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, device: torch.device) -> str | None:
+    """As `linear_refusal`, of a table whose rows are read one by one, too: by kernels of blocks on a CPU, else as plain numbers."""
+    formats = tuple(formats)
+    if not CODED.isdisjoint(formats) or (device.type != "cpu" and any(each.dtype is None for each in formats)):
+        return "an embedding's rows are read as plain numbers"
+    return linear_refusal(formats, activations, device)
 
 
 def linear(x: Tensor, w: LinearWeight) -> Tensor:

@@ -26,13 +26,17 @@ TAKEN: frozenset[WeightFormat] = frozenset()  # whose kernels have run on a GPU;
 
 def supports(case: ShapeClass) -> str | None:
     """Codes of one kind, or blocks that become such."""
+    return supports_each(case) or (None if len(case.weight) == 1 else "it reads weights of one kind")
+
+
+def supports_each(case: ShapeClass) -> str | None:
+    """Codes and blocks of any kinds, in weights of one each."""
     if (why := on_cuda_at_any_size(case)) is not None:
         return why
     if case.dtype not in (torch.bfloat16, torch.float16):
         return "it computes in bfloat16 or float16"
-    if len(case.weight) != 1 or case.weight[0] not in TAKEN:
-        return f"it reads weights in {', '.join(sorted(map(str, TAKEN)))}, all of one kind"
-    return None
+    unread = [each for each in case.weight if each not in TAKEN]
+    return f"it reads no weights in {', '.join(map(str, unread))}" if unread or not case.weight else None
 
 
 def prepare(stored: Stored) -> LinearWeight:
@@ -62,8 +66,13 @@ def laid(parts: tuple[StoredWeight, ...]) -> dict[str, Tensor]:
     kind, weight = parts[0].format, torch.cat([part.weight for part in parts])
     in_features, groups = weight.shape[1] * (2 if kind in FOUR_BITS else 1), parts[0].tensors["scales"].shape[1]
     if not fits(in_features, groups):
-        raise ValueError(f"{in_features} columns in {groups} groups of {kind}, where groups of 16, 32 or whole times 64 are read")
-    roles = {role: torch.cat([_bytes(part.tensors[role]) for part in parts]).t().contiguous() for role, _ in _of_groups(parts[0])}
+        raise ValueError(
+            f"{in_features} columns in {groups} groups of {kind}, where groups of 16, 32 or whole times 64 are read"
+        )
+    roles = {
+        role: torch.cat([_bytes(part.tensors[role]) for part in parts]).t().contiguous()
+        for role, _ in _of_groups(parts[0])
+    }
     return {"weight": in_chunks(kind, weight), **roles}
 
 
@@ -108,7 +117,9 @@ class DecodedLinearWeight(LinearWeight):
     def by_triton(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_decoded import linear, tile
 
-        return linear(x, self._codes, self._bias, tile(len(x), self.out_features, self.in_features, self._multiprocessors))
+        return linear(
+            x, self._codes, self._bias, tile(len(x), self.out_features, self.in_features, self._multiprocessors)
+        )
 
     def by_widened(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_decoded import widen

@@ -38,7 +38,9 @@ def _decoded(stored: StoredWeight) -> Tensor:
     """In float64."""
     codes = codes_of(stored.format, stored.weight)
     table = TABLES.get(stored.format)
-    numbers = codes.double() if table is None else torch.tensor(table, dtype=torch.float64, device=codes.device)[codes.int()]
+    numbers = (
+        codes.double() if table is None else torch.tensor(table, dtype=torch.float64, device=codes.device)[codes.int()]
+    )
     scales, mins = _of_groups(stored, "scales"), _of_groups(stored, "mins")
     assert scales is not None
     groups = numbers.unflatten(1, (scales.shape[1], -1)) * scales.unsqueeze(2)

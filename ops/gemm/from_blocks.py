@@ -16,7 +16,7 @@ _EIGHT = 8.0
 
 
 class _Blocks(NamedTuple):
-    """`columns` in `size` bytes; `decode`: blocks [rows, blocks of a row, size] uint8 -> codes [rows, columns] and the other roles."""
+    """`columns` in `size` bytes; `decode`: blocks [rows, blocks of a row, size] uint8 -> codes [rows, columns], and other roles."""
 
     codes: WeightFormat
     columns: int
@@ -110,12 +110,17 @@ def _q6_k(blocks: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).unsqueeze(1)
     high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts & 3
     scales = blocks[..., 192:208].contiguous().view(torch.int8).flatten(1)
-    return ((low | high << 4).view(torch.int8) - 32).flatten(1), {"scales": scales, "super_scales": _halves(blocks, 208)}
+    return ((low | high << 4).view(torch.int8) - 32).flatten(1), {
+        "scales": scales,
+        "super_scales": _halves(blocks, 208),
+    }
 
 
 def _mxfp4(blocks: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     exponents = blocks[..., 0].to(torch.int16)
-    bits = torch.where(exponents > 0, exponents << 7, 1 << 6)  # of 2^(e - 127) in bfloat16, whose smallest has no such exponent
+    bits = torch.where(
+        exponents > 0, exponents << 7, 1 << 6
+    )  # of 2^(e - 127) in bfloat16, whose smallest has no such exponent
     return _nibbles(blocks[..., 1:]).flatten(1), {"scales": bits.to(torch.int16).view(torch.bfloat16)}
 
 

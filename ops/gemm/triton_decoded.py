@@ -21,8 +21,8 @@ _ROWS = 16
 
 
 class Codes(NamedTuple):
-    """Of a matrix [N, K], or of as many as there are experts: `weight` [..., N, bytes], of four bits whole chunks; `scales` and `mins`
-    [..., groups, N], `super_scales` and `super_mins` [..., coarser groups, N], or None. e4m3 comes as uint8."""
+    """Of a matrix [N, K], or of as many as there are experts: `weight` [..., N, bytes], of four bits whole chunks; `scales` and
+    `mins` [..., groups, N], `super_scales` and `super_mins` [..., coarser groups, N], or None. e4m3 comes as uint8."""
 
     kind: WeightFormat
     in_features: int
@@ -60,17 +60,21 @@ def table(kind: WeightFormat, device: torch.device) -> Tensor:
 def _worth(codes, table_ptr, KIND: tl.constexpr):
     # codes int32, of q8 as a byte -> float32.
     if KIND == "q8":
-        return codes.to(tl.int8, bitcast=True).to(tl.float32)
-    if KIND == "q4":
-        return codes.to(tl.float32)
-    if KIND == "e2m1":  # its exponent in the last bits of a half float's
+        numbers = codes.to(tl.int8, bitcast=True).to(tl.float32)
+    elif KIND == "q4":
+        numbers = codes.to(tl.float32)
+    elif KIND == "e2m1":  # its exponent in the last bits of a half float's
         bits = ((codes & 8) << 12) | ((codes & 7) << 9)
-        return bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
-    return tl.load(table_ptr + codes)
+        numbers = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+    else:
+        numbers = tl.load(table_ptr + codes)
+    return numbers
 
 
 @triton.jit
-def _of_groups(fine_at, coarse_at, group, STRIDE: tl.constexpr, PER: tl.constexpr, SUPERS: tl.constexpr, E4M3: tl.constexpr):
+def _of_groups(
+    fine_at, coarse_at, group, STRIDE: tl.constexpr, PER: tl.constexpr, SUPERS: tl.constexpr, E4M3: tl.constexpr
+):
     # [columns, groups]: what is to be multiplied with the numbers of a group, or to be taken off them.
     found = tl.load(fine_at[:, None] + (group * STRIDE)[None, :])
     if E4M3:  # as e2m1; scales have no sign
@@ -87,8 +91,8 @@ def decoded(
     IN: tl.constexpr, GROUPS: tl.constexpr, SUPERS: tl.constexpr, KIND: tl.constexpr, MINS: tl.constexpr, E4M3: tl.constexpr,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    # codes [COLUMNS, WIDTH] of places begin .. begin + WIDTH -> numbers in float32. *_at [COLUMNS]: of the first group, of which the
-    # others are STRIDE on. Groups are whole parts of WIDTH or whole times as many.
+    # codes [COLUMNS, WIDTH] of places begin .. begin + WIDTH -> numbers in float32. *_at [COLUMNS]: of the first group; the next is
+    # STRIDE on. Groups are whole parts of WIDTH or whole times as many.
     GROUP: tl.constexpr = IN // GROUPS
     PER_TILE: tl.constexpr = WIDTH // GROUP if GROUP < WIDTH else 1
     PER: tl.constexpr = GROUPS // SUPERS if SUPERS > 0 else 1
@@ -144,7 +148,7 @@ def _linear(
             else:
                 x = tl.load(x_at + (begin + depth)[None, :], mask=(begin + depth < IN)[None, :], other=0.0)
             total = tl.dot(weight.to(x.dtype), tl.trans(x), total, input_precision=PRECISION)
-    if BIASED:
+    if BIASED:  # noqa: SIM102  (known to the compiler; the other is not)
         if split == 0:
             total += tl.load(bias_ptr + at_column).to(tl.float32)[:, None]
     out_at = out_ptr + (split.to(tl.int64) * num_rows + at_row)[None, :] * OUT + column[:, None]
@@ -222,7 +226,9 @@ def _widen(
             codes, begin, table_ptr, scale_ptr + at, super_scale_ptr + at, min_ptr + at, super_min_ptr + at, OUT, IN, GROUPS,
             SUPERS, KIND, MINS, E4M3, ROWS, 64,
         )  # fmt: skip
-        tl.store(out_ptr + at[:, None] * IN + (begin + depth)[None, :], values.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(
+            out_ptr + at[:, None] * IN + (begin + depth)[None, :], values.to(out_ptr.dtype.element_ty), mask=inside
+        )
 
 
 def widen(codes: Codes, dtype: torch.dtype) -> Tensor:

@@ -147,16 +147,10 @@ class ParameterReader:
         return name in self._linears or name in self._halves or name == TABLE
 
     def _refusal(self, load: Load) -> Refusal:
-        refusal = ops.moe_refusal if load.parameter.name in self._halves else ops.linear_refusal
-        activations = DTYPES[self._dtype]
-
-        def of(names: frozenset[str]) -> str | None:
-            formats = [ops.WeightFormat(name) for name in sorted(names)]
-            if load.parameter.name == TABLE and not ops.CODED.isdisjoint(formats):
-                return "an embedding's rows are read as plain numbers"
-            return refusal(formats, activations, self._device)
-
-        return of
+        name, activations = load.parameter.name, DTYPES[self._dtype]
+        refusal = ops.moe_refusal if name in self._halves else ops.linear_refusal
+        refusal = ops.embedding_refusal if name == TABLE else refusal
+        return lambda names: refusal([ops.WeightFormat(each) for each in sorted(names)], activations, self._device)
 
 
 def planned_loads(spec: DecoderSpec, source: TensorSource) -> list[Load]:

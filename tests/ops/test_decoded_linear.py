@@ -11,18 +11,28 @@ from ops.gemm import decoded, triton_decoded
 from ops.gemm.decoded import DecodedLinearWeight, laid
 from ops.gemm.dequantize import dequantize
 from ops.gemm.from_blocks import BLOCKS, as_codes, as_w4
+from ops.gemm.reference import ReferenceLinearWeight
+from ops.gemm.side_by_side import SideBySide
 from ops.gemm.triton_decoded import Tile
-from ops.stored import E2M1, FP4, NF4, Q4, Q8, TABLES, StoredWeight, WeightFormat
+from ops.stored import E2M1, FP4, NF4, Q4, Q8, TABLES, StoredWeight, WeightFormat, parts_of
 from runtime.weights.dequantize import FORMATS
 from runtime.weights.dequantize import dequantize as dequantize_blocks
 from tests.ops.places import DEVICES, interpreted_once, places
 from tests.ops.test_coded_linear import error, exact, to
 
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
-HALVES = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}  # where blocks have half floats
+HALVES = {
+    "Q6_K": (208,),
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+}  # where blocks have half floats
 
 
-def drawn(kind: WeightFormat, out_features: int, in_features: int, groups: int, how: str = "", seed: int = 0) -> StoredWeight:
+def drawn(
+    kind: WeightFormat, out_features: int, in_features: int, groups: int, how: str = "", seed: int = 0
+) -> StoredWeight:
     """Every code. `how`: "mins", "super" (scales of scales) or both."""
     random = torch.Generator().manual_seed(seed)
     width = in_features if kind == Q8 else in_features // 2
@@ -47,11 +57,15 @@ def drawn(kind: WeightFormat, out_features: int, in_features: int, groups: int, 
 def blocks(kind: str, out_features: int, in_features: int, seed: int = 0) -> StoredWeight:
     """Drawn bytes, with scales whose numbers are near those of weights."""
     random, block = torch.Generator().manual_seed(seed), BLOCKS[WeightFormat(kind)]
-    raw = torch.randint(256, (out_features, in_features // block.columns, block.size), generator=random, dtype=torch.uint8)
+    raw = torch.randint(
+        256, (out_features, in_features // block.columns, block.size), generator=random, dtype=torch.uint8
+    )
     if kind == "MXFP4":
         raw[..., 0] = 118 + raw[..., 0] % 4
     for at in HALVES.get(kind, (0,) if kind != "MXFP4" else ()):
-        halves = torch.randn((*raw.shape[:2], 1), generator=random) * {"Q6_K": 1e-5, "Q4_K": 1e-4, "Q5_K": 1e-4}.get(kind, 5e-3)
+        halves = torch.randn((*raw.shape[:2], 1), generator=random) * {"Q6_K": 1e-5, "Q4_K": 1e-4, "Q5_K": 1e-4}.get(
+            kind, 5e-3
+        )
         raw[..., at : at + 2] = halves.half().view(torch.uint8)
     return StoredWeight.blocks(kind, raw.flatten(1))
 
@@ -69,8 +83,8 @@ def codes(stored: StoredWeight) -> triton_decoded.Codes:
 
 
 CASES = [
-    (NF4, 192, 3, ""), (FP4, 192, 3, ""), (NF4, 256, 1, ""), (E2M1, 192, 6, ""), (E2M1, 192, 12, "super"), (Q4, 256, 8, "super mins"),
-    (Q4, 192, 3, "mins"), (Q8, 256, 16, "super"), (Q8, 160, 5, "mins"),
+    (NF4, 192, 3, ""), (FP4, 192, 3, ""), (NF4, 256, 1, ""), (E2M1, 192, 6, ""), (E2M1, 192, 12, "super"),
+    (Q4, 256, 8, "super mins"), (Q4, 192, 3, "mins"), (Q8, 256, 16, "super"), (Q8, 160, 5, "mins"),
 ]  # fmt: skip
 
 
@@ -92,7 +106,10 @@ def test_what_codes_are_worth():
 def test_blocks_become_codes_that_are_worth_the_same(kind):
     stored = blocks(str(kind), 7, 768)
     wanted = worth(stored)
-    assert torch.equal(dequantize(as_codes(stored)), wanted) or kind.name in ("Q4_K", "Q5_K")  # whose products ggml rounds
+    assert torch.equal(dequantize(as_codes(stored)), wanted) or kind.name in (
+        "Q4_K",
+        "Q5_K",
+    )  # whose products ggml rounds
     torch.testing.assert_close(dequantize(as_codes(stored)), wanted, rtol=1e-6, atol=1e-9)
     if kind.name == "Q4_0":
         assert torch.equal(dequantize(as_w4(stored)), wanted)
@@ -115,7 +132,9 @@ def test_triton_reads_all_codes(case, device, dtype, tolerance):
 def test_codes_are_widened(case, device):
     kind, in_features, groups, how = case
     stored = to(drawn(kind, 37, in_features, groups, how), device)
-    torch.testing.assert_close(triton_decoded.widen(codes(stored), torch.float32), dequantize(stored), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        triton_decoded.widen(codes(stored), torch.float32), dequantize(stored), rtol=1e-6, atol=1e-8
+    )
 
 
 def test_what_is_not_written_alike_is_refused():
@@ -126,6 +145,22 @@ def test_what_is_not_written_alike_is_refused():
         laid((one, drawn(NF4, 16, 128, 1)))
     with pytest.raises(ValueError, match="96 columns in 2 groups of nf4"):
         laid((drawn(NF4, 16, 96, 2),))
+
+
+def test_rows_in_several_formats_are_one_layer():
+    parts = [drawn(NF4, 32, 128, 2), drawn(NF4, 16, 128, 2, seed=1), drawn(Q8, 16, 128, 1)]
+
+    def prepare(run):
+        return ReferenceLinearWeight([StoredWeight.dense(dequantize(part)) for part in parts_of(run)])
+
+    layer = SideBySide(parts, prepare)
+    x = torch.randn(3, 128)
+    assert error(ops.linear(x, layer), torch.cat([exact(x, part) for part in parts], 1)) < 1e-6
+    dense = [StoredWeight.dense(torch.randn(len(part.weight), 128)) for part in parts]
+    assert layer.refill(dense)
+    assert error(ops.linear(x, layer), torch.cat([x.double() @ part.weight.double().T for part in dense], 1)) < 1e-6
+    with pytest.raises(ValueError, match="2 parts where 3 are kept"):
+        layer.refill(dense[:2])
 
 
 @pytest.mark.gpu
