@@ -1,26 +1,34 @@
 """A weight in codes and scales as ggml's blocks of 32 columns, which the compiled CPU kernels read.
 
 The same codes; scales become half floats, and so does what four bits with a zero point add: the scale times that, a 2000th of
-which is less than a hundredth of a step."""
+which is less than a hundredth of a step. Places in a table (nf4, fp4, e2m1) have no blocks: what they are worth is rounded to eight
+bits, a 254th of a block's largest number at most beside it, and that is told once."""
 
 from __future__ import annotations
+
+import functools
+import logging
 
 import torch
 from torch import Tensor
 
 from ops.gemm.dequantize import codes_of, dequantize
-from ops.stored import W4, W8, StoredWeight
+from ops.stored import DECODED, Q4, W4, W8, StoredWeight, WeightFormat
 
-CODES = frozenset({W4, W8})
+CODES = frozenset({W4, W8}) | DECODED
 _BLOCK = 32
+log = logging.getLogger("oneloop.start")
 _HALF_ERROR = 2.0**-10  # of a scale: twice what rounding to a half float takes, below which that has lost bits
 
 
 def as_blocks(stored: StoredWeight) -> StoredWeight:
-    """Codes "w4" and "w8" as Q4_0, Q4_1 or Q8_0; as float32 where columns stand in an order of their own, blocks would span
-    groups, or half floats do not hold the scales."""
+    """Codes "w4", "q4" and "w8" as Q4_0, Q4_1 or Q8_0, others of DECODED as numbers to be rounded to eight bits; as float32 where
+    columns stand in an order of their own, blocks would span groups, or half floats do not hold the scales."""
+    if stored.format in DECODED - {Q4}:
+        _tell(stored.format)
+        return StoredWeight.int8(dequantize(stored), stored.bias)
     scales = stored.tensors["scales"]
-    num_rows, num_columns = len(stored.weight), stored.weight.shape[1] * (2 if stored.format == W4 else 1)
+    num_rows, num_columns = len(stored.weight), stored.weight.shape[1] * (1 if stored.format == W8 else 2)
     group = num_columns // scales.shape[1]
     halves = scales.half()
     exact = bool(((halves.float() - scales).abs() <= scales.abs() * _HALF_ERROR).all())
@@ -31,9 +39,17 @@ def as_blocks(stored: StoredWeight) -> StoredWeight:
     if stored.format == W8:
         return _blocks("Q8_0", [scale, codes.view(torch.uint8)], stored)
     quants = codes[:, :, : _BLOCK // 2] | codes[:, :, _BLOCK // 2 :] << 4
+    if stored.format == Q4:
+        mins = stored.tensors.get("mins", torch.zeros_like(scales))
+        return _blocks("Q4_1", [scale, _bytes((-mins).half(), group), quants], stored)
     if (zeros := stored.tensors.get("zeros")) is None:
         return _blocks("Q4_0", [scale, quants], stored)
     return _blocks("Q4_1", [scale, _bytes((-zeros.float() * scales).half(), group), quants], stored)
+
+
+@functools.cache
+def _tell(written: WeightFormat) -> None:
+    log.info("weights in %s are rounded to blocks of eight bits: the CPU's kernels have no other", written)
 
 
 def _bytes(halves: Tensor, group: int) -> Tensor:

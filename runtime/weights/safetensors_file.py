@@ -21,7 +21,7 @@ import numpy as np
 from runtime.weights.dequantize import FORMATS, Bytes, dequantize
 from runtime.weights.dtypes import Array, store
 from runtime.weights.formats import UNCONFIGURED
-from runtime.weights.formats.scheme import Scheme, StoredTensor, Written
+from runtime.weights.formats.scheme import Scheme, StoredTensor, StoredTensors, Written
 from runtime.weights.gguf import read_exactly
 from runtime.weights.rules import Shape, Span, WeightsError
 
@@ -81,16 +81,17 @@ class SafetensorsCheckpoint:
         self._fds: list[int] = []
         self._paths: list[Path] = []
         self._tensors: dict[str, _Stored] = {}
+        self._metadata: dict[str, str] = {}
         try:
             found = _files(folder) if single is None else {folder / single: None}
             for path, names in found.items():
                 self._open(path, names)
             for prefix, path in beside.items():
                 self._open(path, None, f"{prefix}.")
+            self._quantised = self._put_together(schemes)
         except BaseException:
             self.close()
             raise
-        self._quantised = self._put_together(schemes)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self.shapes: Mapping[str, Shape] = shapes | {name: each.shape for name, each in self._quantised.items()}
         types = {name: tensor.format for name, tensor in self._tensors.items()}
@@ -166,9 +167,14 @@ class SafetensorsCheckpoint:
     def _read(self, tensor: _Stored, start: int, into: Bytes) -> None:
         read_exactly(self._fds[tensor.file], into, tensor.offset + start * tensor.row_bytes, self._paths[tensor.file])
 
+    def _whole_tensor(self, name: str) -> bytes:
+        tensor = self._tensors[name]
+        return self._bytes(tensor, Span(0, tensor.shape[0] if tensor.shape else 1)).tobytes()
+
     def _put_together(self, schemes: Sequence[Scheme] = UNCONFIGURED) -> dict[str, _Quantised]:
         """Take out of the tensors those that belong to others; the weights that they make, by name."""
-        stored = {name: StoredTensor(tensor.format, tensor.shape) for name, tensor in self._tensors.items()}
+        tensors = {name: StoredTensor(tensor.format, tensor.shape) for name, tensor in self._tensors.items()}
+        stored = StoredTensors(tensors, self._whole_tensor, self._metadata)
         found = {}
         for scheme in schemes:
             for composite in scheme.composites(stored):
@@ -197,7 +203,8 @@ class SafetensorsCheckpoint:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise WeightsError(f"{path}: is no file")
         self._paths.append(path)
-        tensors = _read_header(path, fd, len(self._fds) - 1)
+        tensors, metadata = _read_header(path, fd, len(self._fds) - 1)
+        self._metadata |= metadata
         if lost := (names or set()) - set(tensors):
             raise WeightsError(f"{path}: {sorted(lost)[0]} should be there according to {INDEX}")
         self._tensors |= {f"{prefix}{name}": tensors[name] for name in (tensors if names is None else names)}
@@ -238,7 +245,8 @@ def _shards(index: Path) -> dict[Path, set[str] | None]:
     return shards
 
 
-def _read_header(path: Path, fd: int, file: int) -> dict[str, _Stored]:
+def _read_header(path: Path, fd: int, file: int) -> tuple[dict[str, _Stored], dict[str, str]]:
+    """Its tensors, and the texts beside them."""
     size = os.fstat(fd).st_size
     prefix = np.empty(min(8, size), np.uint8)
     read_exactly(fd, prefix, 0, path)
@@ -250,7 +258,8 @@ def _read_header(path: Path, fd: int, file: int) -> dict[str, _Stored]:
     try:
         header = json.loads(text.tobytes())
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        return {name: _stored(entry, file, 8 + length, size) for name, entry in entries.items()}
+        texts = {str(name): str(text) for name, text in (header.get("__metadata__") or {}).items()}
+        return {name: _stored(entry, file, 8 + length, size) for name, entry in entries.items()}, texts
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path}: broken safetensors header: {error}") from error
 

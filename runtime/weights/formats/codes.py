@@ -2,7 +2,9 @@
 
 "weight" [rows, bytes]: a byte a column of "fp8" (E4M3) and "w8" (signed), two columns of "w4", the even one in the lower half;
 "scales" [rows, groups] float32; "zeros" [rows, groups] uint8 of w4, where they are not 8; "order" [1, columns] int32, where columns
-do not stand as the model has them. numpy alone."""
+do not stand as the model has them. Of four bits, too: "nf4", "fp4" and "e2m1", whose codes are places of sixteen numbers, and "q4",
+0 to 15; less the "mins" [rows, groups] float32 if there are any, as those of "q8" are, a signed byte each. "super_scales" [rows, 1]
+float32 are to be multiplied with scales, which then are E4M3. numpy alone."""
 
 from __future__ import annotations
 
@@ -17,7 +19,24 @@ from runtime.weights.dequantize import FORMATS, Bytes, Floats, dequantize
 from runtime.weights.rules import Span, WeightsError
 
 FP8, W8, W4 = "fp8", "w8", "w4"
+NF4, FP4, E2M1, Q4, Q8 = "nf4", "fp4", "e2m1", "q4", "q8"
+FOUR_BITS = frozenset({W4, NF4, FP4, E2M1, Q4})
 MIN_GROUP = 32  # columns: kernels take groups of whole times so many
+_WIDTH, _MIN_DECODED = 64, 16  # or of q4 and of places in a table whole parts of so many, or whole times as many
+_FP4 = (0.0, 0.005208333488553762, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+TABLES = {
+    name: np.array(numbers, np.float32)
+    for name, numbers in {
+        NF4: (
+            -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+            -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+            0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+        ),
+        FP4: (*_FP4, *(-each for each in _FP4)),
+        E2M1: (*_E2M1, *(-each for each in _E2M1)),
+    }.items()
+}  # fmt: skip
 
 
 def _e4m3() -> Floats:
@@ -36,6 +55,9 @@ _WORTH = _e4m3()
 def kept_as(codes: str, num_columns: int, groups: int) -> str:
     """The name of the format: of groups that no kernel takes it says so."""
     group, rest = divmod(num_columns, groups)
+    if codes in TABLES or codes in (Q4, Q8):
+        whole = group >= _MIN_DECODED and (group % _WIDTH == 0 or _WIDTH % group == 0)
+        return codes if not rest and (groups == 1 or whole) else f"{codes} in groups of {group}"
     return codes if not rest and (groups == 1 or group % MIN_GROUP == 0) else f"{codes} in groups of {group}"
 
 
@@ -100,22 +122,29 @@ class Coded:
         group = self.num_columns // self.groups
         if self.groups > 1 and (span.start % group or span.stop % group):
             raise WeightsError(f"columns {span.start} to {span.stop} are not whole groups of {group}")
-        halves = 2 if self.codes == W4 else 1
+        halves = 2 if self.codes in FOUR_BITS else 1
         cut = {"weight": arrays["weight"][:, span.start // halves : span.stop // halves]}
-        for role, size in (("scales", 4), ("zeros", 1)):
-            if role in arrays:
-                first, last = (0, 1) if self.groups == 1 else (span.start // group, span.stop // group)
-                cut[role] = arrays[role][:, first * size : last * size]
+        for role in {"scales", "zeros", "mins"} & arrays.keys():
+            size = arrays[role].shape[1] // self.groups
+            first, last = (0, 1) if self.groups == 1 else (span.start // group, span.stop // group)
+            cut[role] = arrays[role][:, first * size : last * size]
+        if "super_scales" in arrays:
+            cut["super_scales"] = arrays["super_scales"]
         return {role: np.ascontiguousarray(each) for role, each in cut.items()}
 
     def decode(self, raw: Mapping[str, Bytes], out: Floats, first_row: int) -> None:
         arrays = self.stored_form(raw, Span(first_row, first_row + len(out)))
         values = worth(self.codes, arrays["weight"])
-        scales = arrays["scales"].view(np.float32)
+        if "super_scales" in arrays:
+            scales = _WORTH[arrays["scales"]] * arrays["super_scales"].view(np.float32)
+        else:
+            scales = arrays["scales"].view(np.float32)
         grouped = values.reshape(len(out), self.groups, -1)
         if self.codes == W4:
             grouped -= arrays["zeros"][:, :, None] if "zeros" in arrays else np.float32(8)
         grouped *= scales[:, :, None]
+        if "mins" in arrays:
+            grouped -= arrays["mins"].view(np.float32)[:, :, None]
         order = arrays["order"].view(np.int32)[0] if "order" in arrays else slice(None)
         out[:, order] = grouped.reshape(len(out), -1)
 
@@ -136,4 +165,6 @@ def worth(codes: str, weight: Bytes) -> Floats:
     """Bytes -> what the codes are worth without scale and zero, [rows, columns]."""
     if codes == FP8:
         return _WORTH[weight]
-    return (nibbles(weight) if codes == W4 else weight.view(np.int8)).astype(np.float32)
+    if codes in TABLES:
+        return TABLES[codes][nibbles(weight)]
+    return (nibbles(weight) if codes in FOUR_BITS else weight.view(np.int8)).astype(np.float32)

@@ -84,14 +84,6 @@ def fp8_written(shape: Shape, scales: StoredTensor, block: tuple[int, int]) -> F
     return Fp8Written(FP8, num_columns, groups, block, scales.dtype)
 
 
-def modelopt(section: Mapping[str, Any]) -> Fp8:
-    """Raises UnreadScheme."""
-    algorithm = section.get("quant_algo", "FP8")
-    if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
-        raise UnreadScheme(f"by the algorithm {algorithm}")
-    return Fp8(section)
-
-
 def fine_grained(section: Mapping[str, Any]) -> Fp8:
     """Raises UnreadScheme."""
     if section.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
@@ -99,4 +91,4 @@ def fine_grained(section: Mapping[str, Any]) -> Fp8:
     return Fp8(section)
 
 
-SCHEMES = {"fp8": fine_grained, "fbgemm_fp8": Fp8, "modelopt": modelopt}
+SCHEMES = {"fp8": fine_grained, "fbgemm_fp8": Fp8}

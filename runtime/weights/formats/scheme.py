@@ -7,7 +7,7 @@ there are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -24,6 +24,17 @@ class StoredTensor(NamedTuple):
 
     dtype: str
     shape: Shape
+
+
+class StoredTensors(dict[str, StoredTensor]):
+    """A checkpoint's tensors by name. `read`: the bytes of one, where those say how others are written. `metadata`: what the
+    headers of its files say beside the tensors, texts by name."""
+
+    def __init__(
+        self, tensors: Mapping[str, StoredTensor], read: Callable[[str], bytes], metadata: Mapping[str, str]
+    ) -> None:
+        super().__init__(tensors)
+        self.read, self.metadata = read, metadata
 
 
 class Written(Protocol):
@@ -55,7 +66,7 @@ class Written(Protocol):
 @dataclass(frozen=True, slots=True)
 class Composite:
     """Several stored tensors that are one weight. `name`: by which the rules find it; `shape`: of its numbers; `tensors`: names by
-    role, "weight" and "scales", "zeros", "order"."""
+    role, "weight" and "scales", "zeros", "order", or what the scheme makes these of."""
 
     name: str
     shape: Shape
@@ -69,6 +80,6 @@ class Scheme(Protocol):
     @property
     def ignored(self) -> tuple[str, ...]: ...
 
-    def composites(self, stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
-        """The weights among a checkpoint's tensors that are kept so."""
+    def composites(self, stored: StoredTensors) -> Iterator[Composite]:
+        """The weights among a checkpoint's tensors that are kept so. Raises WeightsError for what is broken."""
         ...

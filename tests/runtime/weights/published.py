@@ -3,6 +3,7 @@ worth. Nothing here is shared with what reads them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,13 @@ Write = Callable[[str, Tensor, torch.Generator], tuple[dict[str, Tensor], Tensor
 @dataclass(frozen=True)
 class Dialect:
     """`write`: tensors by name of a layer with this weight [rows, columns], and its numbers. `format`: as kernels call it.
-    `ordered`: columns are in groups in an order of their own."""
+    `ordered`: columns are in groups in an order of their own. `texts`: what the file's header says of the layer."""
 
     section: Mapping[str, Any]
     write: Write
     format: str
     ordered: bool = False
+    texts: Callable[[str], dict[str, str]] = lambda name: {}
 
 
 def words(codes: Tensor, bits: int) -> Tensor:
@@ -145,6 +147,91 @@ def bitsandbytes() -> Dialect:
     return Dialect({"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}, write, "w8")
 
 
+NF4 = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+FP4 = [0.0, 0.005208333488553762, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25]
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def nearest(numbers: Tensor, table: Tensor) -> Tensor:
+    """Places in the table, of the same shape."""
+    return (numbers.unsqueeze(-1) - table).abs().argmin(-1).to(torch.uint8)
+
+
+def bitsandbytes4(kind: str, block: int, *, nested: bool) -> Dialect:
+    """`nested`: the largest number of each block is in eight bits itself, 256 of which have one of their own."""
+    table = torch.tensor(NF4 if kind == "nf4" else FP4 + [-each for each in FP4])
+
+    def write(name: str, weight: Tensor, random: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        flat = weight.flatten()
+        blocks = torch.nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
+        largest = blocks.abs().amax(1)
+        state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": list(weight.shape)}
+        found = {"absmax": largest, "quant_map": table}
+        if nested:
+            offset, places = float(largest.mean()), torch.linspace(-1, 1, 256)
+            shifted = torch.nn.functional.pad(largest - offset, (0, -len(largest) % 256)).view(-1, 256)
+            of_256 = shifted.abs().amax(1)
+            codes = nearest(shifted / of_256[:, None], places)
+            largest = (places[codes.long()] * of_256[:, None] + offset).flatten()[: len(largest)]
+            found |= {"absmax": codes.flatten()[: len(largest)], "nested_absmax": of_256, "nested_quant_map": places}
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+        codes = nearest(blocks / largest[:, None], table)
+        numbers = (table[codes.long()] * largest[:, None]).flatten()[: len(flat)].view(weight.shape)
+        codes = codes.flatten()[: len(flat)]
+        text = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+        found |= {f"quant_state.bitsandbytes__{kind}": text}
+        tensors = {f"{name}.weight.{role}": each for role, each in found.items()}
+        return tensors | {f"{name}.weight": (codes[0::2] << 4 | codes[1::2]).unsqueeze(1)}, numbers
+
+    section = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": kind}
+    return Dialect(section, write, kind if 128 % block == 0 else f"{kind} in blocks across rows")
+
+
+def torchao4(group: int = 32) -> Dialect:
+    """Its Int4Tensor, as bfloat16 models have it."""
+
+    def write(name: str, weight: Tensor, random: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        grouped = weight.unflatten(1, (-1, group))
+        low, high = grouped.amin(2), grouped.amax(2)
+        scales = ((high - low) / 15).bfloat16()
+        zeros = (low + 8 * scales.float()).bfloat16()
+        codes = ((grouped - zeros.float().unsqueeze(2)) / scales.float().unsqueeze(2)).round().clamp(-8, 7)
+        flat = codes.to(torch.int8).flatten(1)
+        tensors = {"qdata": flat[:, 0::2] & 15 | flat[:, 1::2] << 4, "scale": scales.t(), "zero_point": zeros.t()}
+        numbers = codes * scales.float().unsqueeze(2) + zeros.float().unsqueeze(2)
+        return {f"{name}._weight_{role}": each for role, each in tensors.items()}, numbers.flatten(1)
+
+    said = {
+        "_type": "Int4Tensor",
+        "_data": {"block_size": [1, group]},
+        "_tensor_data_names": ["qdata", "scale", "zero_point"],
+    }
+    return Dialect({"quant_method": "torchao"}, write, "q4", texts=lambda name: {f"{name}.weight": json.dumps(said)})
+
+
+def nvfp4(section: Mapping[str, Any], names: tuple[str, str], *, divides: bool) -> Dialect:
+    """`names`: of codes and of the scale of all."""
+
+    def write(name: str, weight: Tensor, random: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        table, of_all = torch.tensor(E2M1 + [-each for each in E2M1]), float(weight.abs().max()) / (448 * 6)
+        grouped = weight.unflatten(1, (-1, 16))
+        scales = (grouped.abs().amax(2) / 6 / of_all).to(torch.float8_e4m3fn)
+        wide = (scales.float() * of_all).unsqueeze(2)
+        codes = nearest(grouped / wide.clamp(min=1e-30), table)
+        flat = codes.flatten(1)
+        tensors = {
+            names[0]: flat[:, 0::2] | flat[:, 1::2] << 4, "weight_scale": scales,
+            names[1]: torch.tensor([1 / of_all if divides else of_all]), "input_scale": torch.ones(1),
+        }  # fmt: skip
+        return {f"{name}.{role}": each for role, each in tensors.items()}, (table[codes.long()] * wide).flatten(1)
+
+    return Dialect(section, write, "e2m1")
+
+
 def fp8(section: Mapping[str, Any], block: tuple[int, int] | None, scale_name: str, dtype: torch.dtype) -> Dialect:
     """`block`: None for one scale; whole rows are blocks of (1, 0)."""
 
@@ -169,6 +256,7 @@ def _compressed(written: str, weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+_FLOAT4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 DIALECTS = {
     "gptq": gptq(),
@@ -186,6 +274,14 @@ DIALECTS = {
     "pack-quantized, 8 bits": packed(8),
     "int-quantized": int8(),
     "bitsandbytes": bitsandbytes(),
+    "bitsandbytes, nf4": bitsandbytes4("nf4", 64, nested=True),
+    "bitsandbytes, fp4": bitsandbytes4("fp4", 64, nested=False),
+    "bitsandbytes, wide blocks": bitsandbytes4("nf4", 512, nested=True),
+    "torchao, int4": torchao4(),
+    "nvfp4-pack-quantized": nvfp4(
+        _compressed("nvfp4-pack-quantized", _FLOAT4), ("weight_packed", "weight_global_scale"), divides=True
+    ),
+    "modelopt, nvfp4": nvfp4({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ("weight", "weight_scale_2"), divides=False),
     "float-quantized": fp8(_compressed("float-quantized", _FLOAT8), (1, 0), "weight_scale", torch.bfloat16),
     "fp8, one scale": fp8(BLOCKS, None, "weight_scale", torch.float32),
     "fp8, blocks of 128": fp8(BLOCKS | {"weight_block_size": [128, 128]}, (128, 128), "weight_scale_inv", torch.float32),

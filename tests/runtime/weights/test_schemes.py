@@ -3,12 +3,15 @@ with what belongs to them."""
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from runtime.weights.formats import quant_method, refusal
+from ops.stored import NF4, TABLES
+from runtime.weights.formats import codes, quant_method, refusal, schemes
 from runtime.weights.formats.scheme import Composite
 from runtime.weights.rules import AS_STORED, Cut, Parameter, Span, WeightsError, merge, plan, reduced
 from runtime.weights.safetensors_file import SafetensorsCheckpoint
@@ -118,10 +121,14 @@ def test_columns_of_a_format_that_nobody_can_cut_are_refused_by_name(made):
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq", None),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "gptq", "'gptq' are not supported in 3 bits"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "awq", "in the layout gemv"),
-        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "modelopt", "algorithm NVFP4"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "modelopt", None),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}}, "modelopt", "algorithm W4A8_AWQ"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "bitsandbytes", None),
-        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes", "in four bits"),
-        ({"quantization_config": {"quant_method": "torchao"}}, "torchao", "'torchao' are not supported"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes", None),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes", "in neither eight nor four bits"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}},
+         "bitsandbytes", "in bytes that are stored as bfloat16"),
+        ({"quantization_config": {"quant_method": "torchao"}}, "torchao", None),
         ({"quantization_config": {"bits": 4}}, "None", "'None'"),
         ({"quantization_config": "hqq"}, "hqq", "'hqq'"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": 3}}, "fp8", "is not understood"),
@@ -131,3 +138,46 @@ def test_a_config_says_what_its_weights_are_quantised_with(config, method, why):
     assert quant_method(config) == method
     said = refusal(config)
     assert said is None if why is None else why in str(said)
+
+
+def test_what_a_place_is_worth_is_the_same_to_readers_and_kernels():
+    assert {kind.name: tuple(np.float32(each) for each in table) for kind, table in TABLES.items()} == {
+        name: tuple(table) for name, table in codes.TABLES.items()
+    }
+
+
+def broken(tmp_path, changes):
+    state = {"quant_type": "nf4", "blocksize": 64, "shape": [2, 64]} | changes
+    tensors = {
+        "q.weight": torch.zeros(64, 1, dtype=torch.uint8),
+        "q.weight.absmax": torch.ones(2),
+        "q.weight.quant_map": torch.tensor(TABLES[NF4]),
+        "q.weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    return SafetensorsCheckpoint(
+        tmp_path, schemes({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}})
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"shape": [4, 64]}, "not 128 of U8"),
+        ({"blocksize": 32}, "not 4 of F32"),
+        ({"blocksize": 0}, "blocks of 0"),
+        ({"shape": 3}, "not iterable"),
+        ({"nested_blocksize": 256}, "not 2 of U8"),
+    ],
+)
+def test_a_state_that_does_not_fit_its_tensors_is_named(changes, why, tmp_path):
+    assert broken(tmp_path, {}).shapes == {"q.weight": (2, 64)}
+    with pytest.raises(WeightsError, match=rf"q\.weight\.quant_state.*{why}"):
+        broken(tmp_path, changes)
+
+
+def test_a_torchao_tensor_of_another_kind_is_named(tmp_path):
+    texts = {"q.weight": json.dumps({"_type": "Int4TilePackedTo4dTensor", "_data": {}}), "tensor_names": '["q.weight"]'}
+    save_file({"q._weight_qdata": torch.zeros(2, 4, dtype=torch.int32)}, tmp_path / "model.safetensors", texts)
+    with pytest.raises(WeightsError, match=r"q\.weight: a torchao Int4TilePackedTo4dTensor is not supported"):
+        SafetensorsCheckpoint(tmp_path, schemes({"quantization_config": {"quant_method": "torchao"}}))

@@ -1,0 +1,70 @@
+"""NVFP4: numbers of four bits (E2M1) with a scale in E4M3 for each 16 of a row, and one in float32 for all of a weight.
+
+modelopt writes `NAME.weight` [N, K / 2] U8, two neighbours a byte, the first in the lower half, `weight_scale` [N, K / 16] F8_E4M3
+and `weight_scale_2`, which is to be multiplied with them; compressed-tensors `weight_packed`, `weight_scale` and
+`weight_global_scale`, by which they are to be divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from runtime.weights.dequantize import Bytes
+from runtime.weights.formats.codes import E2M1, Coded, in_bytes
+from runtime.weights.formats.fp8 import ACTIVATIONS
+from runtime.weights.formats.scheme import Composite, StoredTensor
+from runtime.weights.rules import Span
+
+_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4Written(Coded):
+    """`divides`: the scale of all."""
+
+    divides: bool
+
+    def rows(self, role: str, span: Span) -> Span | None:
+        return None if role == "super_scales" else span
+
+    def stored_form(self, raw: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
+        of_all = raw["super_scales"].reshape(-1).view(np.float32)
+        of_all = np.float32(1) / of_all if self.divides else of_all
+        return {
+            "weight": raw["weight"],
+            "scales": raw["scales"],
+            "super_scales": in_bytes(of_all.reshape(1, 1).repeat(len(raw["weight"]), 0)),
+        }
+
+
+class Nvfp4:
+    """See `Scheme`. As modelopt writes it."""
+
+    ignored = ACTIVATIONS
+
+    def composites(self, stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
+        for name in stored:
+            yield from _found(stored, name, name, f"{name}_scale_2", divides=False)
+
+
+def of_compressed_tensors(stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
+    for packed in stored:
+        if packed.endswith(".weight_packed"):
+            name = packed.removesuffix("_packed")
+            yield from _found(stored, name, packed, f"{name}_global_scale", divides=True)
+
+
+def _found(
+    stored: Mapping[str, StoredTensor], name: str, packed: str, of_all: str, *, divides: bool
+) -> Iterator[Composite]:  # fmt: skip
+    (dtype, shape), scales, one = stored[packed], stored.get(f"{name}_scale"), stored.get(of_all)
+    if dtype != "U8" or len(shape) != 2 or scales is None or one is None:
+        return
+    num_rows, num_columns = shape[0], shape[1] * 2
+    groups = num_columns // _GROUP
+    if scales == StoredTensor("F8_E4M3", (num_rows, groups)) and (one.dtype, prod(one.shape)) == ("F32", 1):
+        tensors = {"weight": packed, "scales": f"{name}_scale", "super_scales": of_all}
+        yield Composite(name, (num_rows, num_columns), tensors, Nvfp4Written(E2M1, num_columns, groups, divides))
