@@ -160,7 +160,9 @@ class EncoderWork:
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     """`encoder_drops`: keys of what encoders have made and nobody needs, which goes before `encoder_work` is done. `follows`: what
-    makes drafts on the device computes the step, too, as far as there is anything; else no row has any made behind it."""
+    makes drafts on the device computes the step, too, as far as there is anything; else no row has any made behind it.
+    `decodes_only`: each row is one token, which is sampled from, without a mask or a draft, of a tenant that is known, as in most
+    steps; False says nothing."""
 
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
@@ -170,22 +172,31 @@ class ScheduledBatch:
     adapter_loads: tuple[AdapterLoad, ...] = ()
     encoder_drops: tuple[bytes, ...] = ()
     follows: bool = True
+    decodes_only: bool = False
 
     @property
     def sampling_rows(self) -> tuple[ScheduledRow, ...]:
+        if self.decodes_only:
+            return self.rows
         return tuple([row for row in self.rows if type(row.work) is Sample])
 
     @property
     def masked_rows(self) -> tuple[ScheduledRow, ...]:
+        if self.decodes_only:
+            return ()
         return tuple([row for row in self.rows if type(row.work) is Sample and row.work.masked])
 
     @property
     def pooling_rows(self) -> tuple[ScheduledRow, ...]:
         """Those that give something: with pieces of a prompt, its last."""
+        if self.decodes_only:
+            return ()
         return tuple([row for row in self.rows if type(row.work) is Pool and row.work.is_last])
 
     @property
     def prompt_logprobs_rows(self) -> tuple[ScheduledRow, ...]:
+        if self.decodes_only:
+            return ()
         return tuple([row for row in self.rows if row.prompt_logprobs is not None])
 
     def split(self, late: Collection[int]) -> tuple[ScheduledBatch, ScheduledBatch]:
@@ -193,7 +204,7 @@ class ScheduledBatch:
         rest = tuple(row._replace(work=None) if row.row in late else row for row in self.rows)
         sampling = tuple(row._replace(prompt_logprobs=None) for row in self.rows if row.row in late)
         return (
-            replace(self, rows=rest),
+            replace(self, rows=rest, decodes_only=False),
             ScheduledBatch(sampling, 0, 0),
         )
 

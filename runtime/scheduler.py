@@ -35,6 +35,7 @@ from runtime.api import FinishReason
 from runtime.batch import (
     NOT_FINITE,
     ON_DEVICE,
+    SAMPLE,
     PromptLogprobsSpan,
     RowBinding,
     Sample,
@@ -206,10 +207,17 @@ class Scheduler:
         if self._has_device_drafts:
             self._to_propose = self._proposals(num_wanted, drafts) if self._unfollowed.follows else {}
         prompts: list[Sequence] = []
+        num_decodes = 0
+        may_be_plain = not (drafts or self._has_device_drafts or self._has_windows or self.encoding)
         for index, wanted in enumerate(num_wanted):
             if index == len(self.running):
                 break  # the rest was preempted
             sequence, num_tokens = self.running[index], wanted
+            if wanted == 1 and may_be_plain and (row := self._decode(sequence)) is not None:
+                rows.append(row)
+                num_decodes += 1
+                budget -= 1
+                continue
             if wanted != 1 and (sequence.restart < 0 or wanted > budget - len(self.running) + index):
                 if wanted:
                     prompts.append(sequence)
@@ -239,11 +247,42 @@ class Scheduler:
             return None
         num_preempted = self.num_preemptions - preemptions_before
         loads = () if self.adapters is None else self.adapters.take_loads()
-        num_tokens = sum([row.num_tokens for row in rows])
+        decodes_only = num_decodes == len(rows)
+        num_tokens = num_decodes if decodes_only else sum([row.num_tokens for row in rows])
         work, drops = ((), ()) if self.encoding is None else self.encoding.take()
         return ScheduledBatch(
-            tuple(rows), num_tokens, num_preempted, copies, work, loads, drops, self._unfollowed.is_followed
+            tuple(rows),
+            num_tokens,
+            num_preempted,
+            copies,
+            work,
+            loads,
+            drops,
+            self._unfollowed.is_followed,
+            decodes_only,
         )
+
+    def _decode(self, sequence: Sequence) -> ScheduledRow | None:
+        """`_advance` by the next token; None where there is more to it than to sample it, and to tell of new blocks."""
+        start, num_known = sequence.num_computed_tokens, sequence.num_known_tokens
+        if (
+            sequence.work is not SAMPLE
+            or sequence.needs_bind
+            or sequence.restart >= 0
+            or sequence.next_prompt_logprob < sequence.num_prompt_tokens
+            or not sequence.num_prompt_tokens <= start < sequence.num_slots
+        ):
+            return None
+        assert sequence.row is not None
+        end = sequence.num_computed_tokens = start + 1
+        sequence.num_in_flight += 1
+        if self.cache.enabled:
+            full = (end if end < num_known else num_known) // self.cache.block_size
+            if full > sequence.num_registered_blocks:
+                self._register_blocks(sequence, full)
+        token_ids = sequence.known_ids(start, end) if start < num_known else ()
+        new_blocks = self._take_new_blocks(sequence) if sequence.has_new_blocks else ()
+        return ScheduledRow(sequence.number, sequence.row, start, 1, token_ids, (), new_blocks, SAMPLE)
 
     @property
     def num_free_rows(self) -> int:
@@ -264,6 +303,14 @@ class Scheduler:
             sequence, work = find(row.number), row.work
             if sequence is None:
                 continue  # it ended while this step ran: tokens too many were computed
+            if work is SAMPLE and len(token_ids) == 1 and self.speculation is None:  # as nearly all
+                token_id, num_known = token_ids[0], sequence.num_known_tokens + 1
+                if token_id not in sequence.ending_ids and num_known < sequence.max_tokens_total:
+                    sequence.num_in_flight -= 1
+                    sequence.num_known_tokens = num_known
+                    sequence.output_ids.append(token_id)
+                    settled.append(Settled(sequence, token_ids, None, place))
+                    continue
             assert type(work) is Sample
             num_reserved = 1 + work.num_drafts
             sequence.num_in_flight -= num_reserved

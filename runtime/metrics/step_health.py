@@ -37,8 +37,7 @@ class StepKind(NamedTuple):
     @classmethod
     def of(cls, batch: ScheduledBatch) -> StepKind:
         context = max([row.start + row.num_tokens for row in batch.rows], default=0)
-        scores = any(row.prompt_logprobs is not None for row in batch.rows)
-        return cls(batch.num_tokens.bit_length(), context.bit_length(), scores)
+        return cls(batch.num_tokens.bit_length(), context.bit_length(), bool(batch.prompt_logprobs_rows))
 
     def times_more_than(self, other: StepKind) -> int:
         """At most: as many times as it may take longer than `other`."""

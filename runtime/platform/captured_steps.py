@@ -41,11 +41,14 @@ class CapturedSteps:
 def serves(rows: Sequence[ScheduledRow]) -> bool:
     """Whether `rows` want no more of a graph than draws and hidden states, and bring neither kinds of tokens nor pictures. Where
     some have guesses, none has a piece of a prompt: attention would read a context once for each of its tokens."""
-    if any(row.draft_ids for row in rows) and any(row.num_tokens > 1 + num_drafts(row) for row in rows):
-        return False
-    return all(
-        row.prompt_logprobs is None
-        and row.media is None
-        and (type(row.work) is not Pool or row.work.params.token_type_ids is None)
-        for row in rows
-    )
+    has_guesses = has_pieces = False
+    for row in rows:
+        if row.prompt_logprobs is not None or row.media is not None:
+            return False
+        if type(row.work) is Pool and row.work.params.token_type_ids is not None:
+            return False
+        if row.draft_ids:
+            has_guesses = True
+        if row.num_tokens > 1:
+            has_pieces = has_pieces or row.num_tokens > 1 + num_drafts(row)
+    return not (has_guesses and has_pieces)

@@ -135,7 +135,7 @@ class DeviceInputs:
     def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
         """Longest contexts first: attention gives each row to blocks in this order, and a long one that came last would run
         alone."""
-        return tuple(sorted(rows, key=lambda row: -row.end))
+        return tuple(sorted(rows, key=lambda row: row.start + row.num_tokens, reverse=True))
 
     def shape_of(self, rows: Sequence[ScheduledRow]) -> StepShape:
         """Without padding."""
