@@ -162,6 +162,11 @@ class Admission:
         """Note that `num` sequences are in a step for the first time."""
         self._rate.started(num, self._clock(), others_wait=others_wait)
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether it has to be told what sequences gain."""
+        return self.limits.max_tokens_per_minute_per_key is not None
+
     def gained(self, caller: bytes | None, num_tokens: int) -> None:
         if (per_minute := self.limits.max_tokens_per_minute_per_key) is not None:
             self._bucket(caller, per_minute).take(num_tokens, self._clock())

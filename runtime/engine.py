@@ -36,6 +36,7 @@ from runtime.api import (
     MediaItem,
     Metric,
     ModelInfo,
+    Output,
     PoolingParams,
     PreparedPrompt,
     ProbeFailed,
@@ -529,8 +530,10 @@ class Engine:
         for row, entries in zip(rows, prompt_logprobs, strict=True):
             self._hold(row.number, entries)
         logprobs = result.logprobs  # nearly always empty
-        for settled in self._scheduler.settle(step.batch, result.tokens, result.pooled):
-            self._deliver(settled, now, logprobs[settled.place] if logprobs and settled.token_ids else None)
+        all_settled = self._scheduler.settle(step.batch, result.tokens, result.pooled)
+        self._meter.gained(all_settled, now)
+        for settled in all_settled:
+            self._deliver(settled, logprobs[settled.place] if logprobs and settled.token_ids else None)
         self._profiling.settled()
         self._meter.report(now)
 
@@ -648,38 +651,28 @@ class Engine:
             group=group,
         )
 
-    def _deliver(self, settled: Settled, now: float, logprobs: list[TokenLogprobs] | None) -> None:
-        sequence, token_ids, finish = settled.sequence, settled.token_ids, settled.finish
+    def _deliver(self, settled: Settled, logprobs: list[TokenLogprobs] | None) -> None:
+        sequence, token_ids, finish, _, pooled = settled
         _, stream, index = self._sinks[sequence.number]
-        error = NOT_FINITE_ERROR if finish is FinishReason.ERROR else None
-        if not token_ids:
-            if error is None:
-                self._meter.gained(sequence, 0, now)
-            self._forget(sequence)
-            stream.put(index, [], sequence.num_cached_tokens, finish, error=error, pooled=settled.pooled)
-            return
-        self._meter.gained(sequence, len(token_ids), now)
-        self._admission.gained(sequence.request.caller, len(token_ids))
-        if sequence.has_matchers:
-            self._masked.note(sequence, token_ids)
-        stop_token_id = None
+        if finish is None and logprobs is None:
+            output = Output(index, token_ids, None, None, sequence.num_cached_tokens)
+        else:
+            stop_token_id = None
+            if token_ids and finish is FinishReason.STOP and token_ids[-1] in sequence.sampling.stop_token_ids:
+                stop_token_id = token_ids[-1]
+            error = NOT_FINITE_ERROR if finish is FinishReason.ERROR else None
+            output = Output(index, token_ids, finish, stop_token_id, sequence.num_cached_tokens, error, pooled=pooled)
+            if logprobs is not None:
+                output.logprobs = logprobs[: len(token_ids)]
+        output.num_draft_tokens, output.num_accepted_tokens = sequence.num_draft_tokens, sequence.num_accepted_tokens
+        if token_ids:
+            if self._admission.counts_tokens:
+                self._admission.gained(sequence.request.caller, len(token_ids))
+            if sequence.has_matchers:
+                self._masked.note(sequence, token_ids)
         if finish is not None:
             self._forget(sequence)
-            if finish is FinishReason.STOP and token_ids[-1] in sequence.sampling.stop_token_ids:
-                stop_token_id = token_ids[-1]
-        if logprobs is not None:
-            logprobs = logprobs[: len(token_ids)]
-        stream.put(
-            index,
-            token_ids,
-            sequence.num_cached_tokens,
-            finish,
-            stop_token_id,
-            error,
-            logprobs,
-            num_draft_tokens=sequence.num_draft_tokens,
-            num_accepted_tokens=sequence.num_accepted_tokens,
-        )
+        stream.put(output)
 
     def _hold(self, number: int, entries: list[TokenLogprobs] | None) -> None:
         """Hand over the prompt log-probabilities of a step; None where a logit was no number, which ends the request."""
@@ -715,17 +708,11 @@ class Engine:
                 log.log(
                     level, "request %s ended by the server: %s", sequence.request.id, error or reason, extra=_of(sequence)
                 )  # fmt: skip
-            stream.put(
-                index,
-                [],
-                sequence.num_cached_tokens,
-                reason,
-                error=error,
-                complete=complete,
-                retry_after_s=retry_after_s,
-                num_draft_tokens=sequence.num_draft_tokens,
-                num_accepted_tokens=sequence.num_accepted_tokens,
-            )
+            output = Output(
+                index, [], reason, None, sequence.num_cached_tokens, error, complete=complete, retry_after_s=retry_after_s,
+                num_draft_tokens=sequence.num_draft_tokens, num_accepted_tokens=sequence.num_accepted_tokens,
+            )  # fmt: skip
+            stream.put(output)
 
     def _end_without_adapter(self, key: int, why: str) -> None:
         """End who waits for an adapter that cannot come."""

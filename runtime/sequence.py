@@ -44,6 +44,53 @@ class Forced(NamedTuple):
 
 
 class Sequence:
+    __slots__ = (
+        "adapter_slot",
+        "block_hashes",
+        "checkpoint",
+        "chunk_work",
+        "ending_ids",
+        "events",
+        "finish",
+        "first_scheduled_s",
+        "first_token_s",
+        "first_unfollowed",
+        "forced",
+        "group",
+        "has_matchers",
+        "has_new_blocks",
+        "is_resumed",
+        "last_token_s",
+        "last_turn",
+        "max_tokens_total",
+        "needs_bind",
+        "next_prompt_logprob",
+        "num_accepted_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_draft_tokens",
+        "num_in_flight",
+        "num_known_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_proposed",
+        "num_registered_blocks",
+        "num_slots",
+        "number",
+        "output_ids",
+        "prompt_ids",
+        "request",
+        "restart",
+        "rope_positions",
+        "row",
+        "sampling",
+        "seed",
+        "status",
+        "tables",
+        "takes_drafts",
+        "work",
+    )  # fmt: skip
+
     def __init__(
         self, request: Request, *, number: int, max_model_len: int, seed: int, group: int | None = None
     ) -> None:

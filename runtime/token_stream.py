@@ -46,6 +46,25 @@ class EngineTokenStream:
     `delivered(index)` is called once the reader is done with the last Output of a request that has ended: it has come back for
     more, or has left. `held_s`: how long Outputs have waited here for a reader that was still busy with earlier ones, in all."""
 
+    __slots__ = (
+        "_clock",
+        "_create_future",
+        "_delivered",
+        "_end",
+        "_ended",
+        "_fresh",
+        "_handover",
+        "_interval",
+        "_is_due",
+        "_open",
+        "_prompts",
+        "_reader",
+        "_silent",
+        "_since_s",
+        "_take",
+        "held_s",
+    )  # fmt: skip
+
     def __init__(
         self,
         num_requests: int,
@@ -79,39 +98,23 @@ class EngineTokenStream:
         """The next of the prompt's; the request's first Output will have them all."""
         self._prompts.setdefault(index, []).extend(more)
 
-    def put(
-        self,
-        index: int,
-        token_ids: list[int],
-        num_cached_tokens: int,
-        finish: FinishReason | None = None,
-        stop_token_id: int | None = None,
-        error: str | None = None,
-        logprobs: list[TokenLogprobs] | None = None,
-        complete: bool = False,
-        pooled: memoryview | None = None,
-        retry_after_s: float | None = None,
-        num_draft_tokens: int = 0,
-        num_accepted_tokens: int = 0,
-    ) -> None:
-        """The stream owns both lists from now on."""
+    def put(self, output: Output) -> None:
+        """The stream owns it from now on."""
+        index, finish = output.index, output.finish
         if index not in self._open:
             return
-        output = self._fresh.get(index)
-        if output is None:
+        before = self._fresh.get(index)
+        if before is None:
             if self._reader is None and not self._fresh:  # a reader that waits costs no look at the clock
                 self._since_s = self._clock()
-            self._fresh[index] = Output(
-                index, token_ids, finish, stop_token_id, num_cached_tokens, error, logprobs, complete, None, pooled,
-                retry_after_s, num_draft_tokens, num_accepted_tokens,
-            )  # fmt: skip
+            self._fresh[index] = output
         else:
-            output.token_ids += token_ids
-            output.finish, output.stop_token_id, output.error, output.complete = finish, stop_token_id, error, complete
-            output.num_cached_tokens, output.retry_after_s = num_cached_tokens, retry_after_s
-            output.num_draft_tokens, output.num_accepted_tokens = num_draft_tokens, num_accepted_tokens
-            if logprobs is not None:
-                output.logprobs = [*(output.logprobs or ()), *logprobs]
+            output.token_ids, added = before.token_ids, output.token_ids
+            output.token_ids += added
+            if before.logprobs is not None:
+                output.logprobs = [*before.logprobs, *(output.logprobs or ())]
+            output.prompt_logprobs = before.prompt_logprobs
+            self._fresh[index] = output
         if index in self._prompts:
             self._fresh[index].prompt_logprobs = self._prompts.pop(index)
         if finish is not None:

@@ -27,6 +27,7 @@ from runtime.api import (
     MediaItem,
     Metric,
     ModelInfo,
+    Output,
     PoolerInfo,
     PoolingParams,
     PreparedPrompt,
@@ -241,7 +242,7 @@ class FakeEngine:
         asked = [live for live in self._live if ids is None or live.request.names & {*ids}]
         for live in asked:
             self._end(live, FinishReason.ABORT)
-            live.stream.put(live.index, [], self.num_cached_tokens, FinishReason.ABORT)
+            live.stream.put(Output(live.index, [], FinishReason.ABORT, None, self.num_cached_tokens))
         return len(asked)
 
     def reset_prefix_cache(self) -> None:
@@ -278,7 +279,7 @@ class FakeEngine:
             left = list(self._live)
             for live in left:
                 self._end(live, FinishReason.ABORT)
-                live.stream.put(live.index, [], self.num_cached_tokens, FinishReason.ABORT)
+                live.stream.put(Output(live.index, [], FinishReason.ABORT, None, self.num_cached_tokens))
             return len(left)
         return 0
 
@@ -312,13 +313,13 @@ class FakeEngine:
         """The time of every live request is over; with `retry_after_s` they have waited too long to start."""
         for live in list(self._live):
             self._end(live, FinishReason.TIMEOUT)
-            live.stream.put(live.index, [], 0, FinishReason.TIMEOUT, retry_after_s=retry_after_s)
+            live.stream.put(Output(live.index, [], FinishReason.TIMEOUT, retry_after_s=retry_after_s))
 
     def refuse_constraints(self, error: str) -> None:
         """What the live requests ask of their answers turns out to be impossible."""
         for live in list(self._live):
             self._end(live, FinishReason.INVALID)
-            live.stream.put(live.index, [], 0, FinishReason.INVALID, error=error)
+            live.stream.put(Output(live.index, [], FinishReason.INVALID, error=error))
 
     def die(self, why: str) -> None:
         """It will never serve again."""
@@ -331,7 +332,7 @@ class FakeEngine:
         """The engine's fault: every live request ends with an error."""
         for live in list(self._live):
             self._end(live, FinishReason.ERROR)
-            live.stream.put(live.index, [], 0, FinishReason.ERROR, error=error)
+            live.stream.put(Output(live.index, [], FinishReason.ERROR, error=error))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for `condition`, which is looked at after every submit and every end."""
@@ -359,7 +360,7 @@ class FakeEngine:
         if isinstance(live.request.params, PoolingParams):
             self._end(live, FinishReason.STOP)
             numbers = self.pooler(live.request)
-            live.stream.put(live.index, [], self.num_cached_tokens, FinishReason.STOP, pooled=numbers)
+            live.stream.put(Output(live.index, [], FinishReason.STOP, None, self.num_cached_tokens, pooled=numbers))
             return
         token, finish, stop_token_id = next(live.events)
         if finish is not None:
@@ -368,11 +369,12 @@ class FakeEngine:
             live.stream.hold_prompt_logprobs(live.index, found)
         live.begun = True
         logprobs = None if token is None else fake_logprobs(token, live.request)
-        live.stream.put(
-            live.index, [] if token is None else [token], self.num_cached_tokens, finish, stop_token_id,
+        output = Output(
+            live.index, [] if token is None else [token], finish, stop_token_id, self.num_cached_tokens,
             logprobs=None if logprobs is None else [logprobs],
             num_draft_tokens=self.drafts[0], num_accepted_tokens=self.drafts[1],
         )  # fmt: skip
+        live.stream.put(output)
 
     def _events(self, request: Request, script: Sequence[int]) -> Iterator[_Event]:
         params = request.params

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
-from runtime.api import Activity, Finished, Metric, ModelInfo, StepRecord
+from runtime.api import Activity, Finished, FinishReason, Metric, ModelInfo, StepRecord
 from runtime.batch import ScheduledBatch
 from runtime.metrics.encoder_stats import EncoderStats
 from runtime.metrics.history import History
 from runtime.metrics.loop_lag import LoopLag
 from runtime.metrics.stats import EngineStats, counter, gauge
 from runtime.metrics.throughput_log import ThroughputLog
-from runtime.scheduler import Scheduler
+from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence
 from runtime.step import Step
 from runtime.step_budget import StepBudget, TimedBudget
@@ -73,6 +73,8 @@ class EngineMeter:
                 batch.num_preempted, len(scheduler.running), len(scheduler.waiting),
             )  # fmt: skip
             self._note_preempted(launched_s)
+        if batch.decodes_only:
+            return 0
         has_chunks = batch.num_tokens > len(batch.rows)
         for row in batch.rows:
             # The first row of a sequence has a binding.
@@ -116,22 +118,28 @@ class EngineMeter:
 
     # --- one sequence ---------------------------------------------------------------------------------------------
 
-    def gained(self, sequence: Sequence, num_tokens: int, now: float) -> None:
-        """A step brought it `num_tokens`; 0 for one that ends with its prompt, computed or pooled."""
-        if sequence.request.is_probe:
-            return
+    def gained(self, settled: Iterable[Settled], now: float) -> None:
+        """What a step brought; no token for one that ends with its prompt, computed or pooled."""
         stats = self._stats
-        stats.generation_tokens += num_tokens
-        last_s = sequence.last_token_s
-        sequence.last_token_s = now
-        if last_s is None:
-            self._prompt_computed(sequence, now)
-            if num_tokens:
-                sequence.first_token_s = now
-                stats.time_to_first_token.observe(now - sequence.request.arrival_s)
-            return
-        for _ in range(num_tokens):  # those that come together have waited alike
-            stats.inter_token_latency.observe((now - last_s) / num_tokens)
+        waited: dict[float, int] = {}  # since when, how many tokens: most rows of a step were in the one before it
+        for sequence, token_ids, finish, *_ in settled:
+            num_tokens = len(token_ids)
+            if sequence.request.is_probe or not (num_tokens or finish is not FinishReason.ERROR):
+                continue
+            stats.generation_tokens += num_tokens
+            last_s = sequence.last_token_s
+            sequence.last_token_s = now
+            if last_s is None:
+                self._prompt_computed(sequence, now)
+                if num_tokens:
+                    sequence.first_token_s = now
+                    stats.time_to_first_token.observe(now - sequence.request.arrival_s)
+            elif num_tokens == 1:
+                waited[last_s] = waited.get(last_s, 0) + 1
+            elif num_tokens:  # those that come together have waited alike
+                stats.inter_token_latency.observe((now - last_s) / num_tokens, num_tokens)
+        for last_s, times in waited.items():
+            stats.inter_token_latency.observe(now - last_s, times)
 
     def when_finished(self, call: Callable[[Finished], None]) -> None:
         self._when_finished.append(call)

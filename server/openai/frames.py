@@ -155,6 +155,8 @@ class ChunkFrames:
         # A chunk that says more than its text is made anew each time.
         self._plain = not continuous_usage and not generation.options.token_ids
         self._around: dict[int, tuple[bytes, bytes]] = {}  # index: the constant bytes before and after a text
+        # Those that have begun, of which nothing is said but text: nearly all.
+        self._plain_choices: dict[int, tuple[Choice, bytes, bytes]] = {}
         self._told_prompt: set[int] = set()
         self._logprob_writers = [
             None
@@ -165,7 +167,15 @@ class ChunkFrames:
 
     def feed(self, outputs: Sequence[Output]) -> bytes:
         if len(outputs) == 1:
-            return self._frame(outputs[0])
+            output = outputs[0]
+            known = self._plain_choices.get(output.index)
+            if known is None:
+                return self._frame(output)
+            choice, before, after = known
+            text = choice.feed(output)
+            if choice.finish_reason is not None:
+                return self._last(output.index, choice, text, None)
+            return before + dumps(text) + after if text else b""
         return b"".join(map(self._frame, outputs))
 
     def _frame(self, output: Output) -> bytes:
@@ -215,6 +225,8 @@ class ChunkFrames:
         shape, envelope = self._envelope.shape, self._envelope
         before, after = envelope.chunk([shape.delta(index, Text(_HOLE))], **self._null_usage).split(dumps(_HOLE))
         self._around[index] = before, after
+        if self._plain and self._logprob_writers[index] is None and not self._generation.reads_events:
+            self._plain_choices[index] = self._choices[index], before, after
         opening = shape.opening(index)
         return b"" if opening is None else self._chunk(index, opening, is_opening=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from runtime.api import FinishReason
+from runtime.api import FinishReason, Output
 from runtime.token_stream import STREAMS_A_TURN, EngineTokenStream, Handover
 
 Read = Callable[[EngineTokenStream], Awaitable[list[list[int]]]]
@@ -39,10 +39,10 @@ async def reads(
     for step in steps:
         await asyncio.sleep(0)
         for index in step:
-            stream.put(index, [7], 0)
+            stream.put(Output(index, [7]))
     await asyncio.sleep(0)
     for index in range(num_requests):
-        stream.put(index, [9] * last, 0, FinishReason.LENGTH)
+        stream.put(Output(index, [9] * last, FinishReason.LENGTH))
     return await reader
 
 
@@ -62,14 +62,14 @@ async def test_each_request_of_a_stream_has_its_own_first_token_and_count(read):
 async def test_it_counts_how_long_outputs_wait_for_their_reader_and_says_when_that_is_done_with_a_request():
     now_s, delivered = 10.0, []
     stream = EngineTokenStream(2, lambda index, reason: None, 1, delivered.append, lambda: now_s)
-    stream.put(0, [1], 0)
+    stream.put(Output(0, [1]))
     now_s = 12.0
-    stream.put(1, [1], 0, FinishReason.STOP)  # the first has waited longest
+    stream.put(Output(1, [1], FinishReason.STOP))  # the first has waited longest
     now_s = 13.0
     await anext(stream)
     assert (stream.held_s, delivered) == (3.0, []), "it is still at work on them"
     now_s = 20.0
-    stream.put(0, [2], 0, FinishReason.LENGTH)
+    stream.put(Output(0, [2], FinishReason.LENGTH))
     now_s = 20.5
     await anext(stream)
     assert (stream.held_s, delivered) == (3.5, [])
@@ -82,7 +82,7 @@ async def test_a_reader_that_leaves_is_done_with_all():
     delivered = []
     stream = EngineTokenStream(2, lambda index, reason: None, 1, delivered.append)
     async with stream:
-        stream.put(0, [1], 0, FinishReason.STOP)
+        stream.put(Output(0, [1], FinishReason.STOP))
     assert sorted(delivered) == [0, 1]
 
 
@@ -99,12 +99,12 @@ async def test_what_comes_while_a_reader_is_busy_is_handed_over_as_one():
     reader = asyncio.create_task(stream.hand_to(take))
     await asyncio.sleep(0)
     for token_id in range(4):
-        stream.put(0, [token_id], 0)
+        stream.put(Output(0, [token_id]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert found == [[0]]
     busy.set()
-    stream.put(0, [4], 0, FinishReason.LENGTH)
+    stream.put(Output(0, [4], FinishReason.LENGTH))
     await reader
     assert found == [[0], [1, 2, 3, 4]]
 
@@ -121,8 +121,8 @@ async def test_an_error_of_the_reader_is_raised_to_it_and_what_it_left_is_ended(
 
     readers = [asyncio.create_task(read()), asyncio.create_task(other.hand_to(others.append))]
     await asyncio.sleep(0)
-    stream.put(0, [1], 0)
-    other.put(0, [1], 0, FinishReason.STOP)
+    stream.put(Output(0, [1]))
+    other.put(Output(0, [1], FinishReason.STOP))
     with pytest.raises(ZeroDivisionError):
         await readers[0]
     await readers[1]
@@ -135,7 +135,7 @@ async def test_a_reader_that_stops_its_last_request_is_done():
     stream = EngineTokenStream(1, lambda index, reason: ended.append(reason), 1, delivered.append)
     reader = asyncio.create_task(stream.hand_to(lambda outputs: stream.stop(0)))
     await asyncio.sleep(0)
-    stream.put(0, [1], 0)
+    stream.put(Output(0, [1]))
     await reader
     assert (ended, delivered) == ([FinishReason.STOP], [0])
 
@@ -144,11 +144,11 @@ async def test_a_reader_that_left_is_handed_nothing():
     stream, found = EngineTokenStream(1, lambda index, reason: None), []
     reader = asyncio.create_task(stream.hand_to(found.append))
     await asyncio.sleep(0)
-    stream.put(0, [1], 0)
+    stream.put(Output(0, [1]))
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
-    stream.put(0, [2], 0, FinishReason.STOP)
+    stream.put(Output(0, [2], FinishReason.STOP))
     await asyncio.sleep(0)
     assert found == []
 
@@ -164,7 +164,7 @@ async def test_others_have_their_turn_between_the_streams_of_a_large_step():
     ]
     await asyncio.sleep(0)
     for stream in streams:
-        stream.put(0, [1], 0, FinishReason.STOP)
+        stream.put(Output(0, [1], FinishReason.STOP))
     for _ in range(3):
         order.append("others")
         await asyncio.sleep(0)

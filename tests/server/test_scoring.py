@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.api import FinishReason
+from runtime.api import FinishReason, Output
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS, START
 
@@ -63,7 +63,7 @@ async def test_a_prompt_that_was_not_scored_to_the_end_is_no_answer(serve):
     stream = await server.open_stream(COMPLETIONS, prompt="abc", prompt_logprobs=0)
     await server.engine.until(lambda: server.engine.submitted)
     (live,) = server.engine._live
-    live.stream.put(0, [], 0, FinishReason.STOP, complete=True)
+    live.stream.put(Output(0, [], FinishReason.STOP, complete=True))
     assert "500" in (await stream.head()).splitlines()[0]
 
 

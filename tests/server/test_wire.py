@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from runtime.api import FinishReason
+from runtime.api import FinishReason, Output
 from server.http.protocol import MAX_HEAD_BYTES
 from server.http.sse import PING
 from tests.server.conftest import MESSAGES
@@ -163,7 +163,7 @@ async def test_a_failed_choice_ends_its_siblings(serve):
     await server.engine.until(lambda: len(server.engine.live) == 2)
     failing = server.engine._live[0]
     server.engine._end(failing, FinishReason.ERROR)
-    failing.stream.put(0, [], 0, FinishReason.ERROR, error="broken")
+    failing.stream.put(Output(0, [], FinishReason.ERROR, error="broken"))
     await answer.head()
     assert b"data: [DONE]" in b"".join(await answer.chunks())
     assert server.engine.live == []
