@@ -53,7 +53,8 @@ def tiles(groups: int, gated: bool) -> list[Tile]:
         for wgs in (1, 2, 4)
         for blocks in (1, 2, 3, 4)
         for scaled in (False, True)
-        if wgs * blocks <= (2 if rows >= 128 else 4) and (rows < warpgroups.MANY_ROWS or blocks <= 2)
+        if wgs * blocks <= (2 if rows >= 128 and not (rows == 128 and scaled and wgs == 4) else 4)
+        if rows < warpgroups.MANY_ROWS or blocks <= 2
         if not (rows == 256 and (blocks > 1 or not scaled)) and not (rows < 32 and scaled)
     ]
     return [tile_of(W4, *shape, groups, gated) for shape in shapes]
