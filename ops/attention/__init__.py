@@ -31,10 +31,6 @@ def _reads_cache(case: ShapeClass) -> str | None:
     """What Triton needs of a cache of eight bits."""
     if case.kv_dtype == FP8 and case.capability is not None and case.capability < (8, 9):
         return "numbers of fp8 want compute capability 8.9 or more"
-    if (
-        case.kv_dtype == torch.int8
-    ):  # its entries begin at any word of four bytes, for which nobody has run them on a device yet
-        return "int8 caches are read on a CPU alone"
     return None
 
 
@@ -50,6 +46,8 @@ def _on_cuda(case: ShapeClass) -> str | None:
 
 
 def _latent_on_cuda(case: ShapeClass) -> str | None:
+    if case.kv_dtype == torch.int8:
+        return "latents are not kept in int8"
     return backends.on_cuda_at_any_size(case) or _reads_cache(case)
 
 

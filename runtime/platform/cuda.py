@@ -21,7 +21,7 @@ import ops
 from ops.collective import peer_memory
 from runtime.api import LoadProgress
 from runtime.batch import ScheduledBatch
-from runtime.config import ELEMENT_BYTES, GIB, INT8_CACHE, DeviceDefaults, EngineConfig, EnginePlan, PlanError
+from runtime.config import ELEMENT_BYTES, GIB, DeviceDefaults, EngineConfig, EnginePlan, PlanError
 from runtime.kv.kinds import Nothing, State
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
@@ -97,11 +97,6 @@ class CudaPlatform:
             raise PlanError("quantization int8 is for the CPU; use --device cpu, or leave --quantization alone")
         if config.online is not None and (why := _online_refusal(config, config.online)) is not None:
             raise PlanError(f"quantization {config.quantization} is not for this device: {why}")
-
-        if config.kv_cache_dtype == INT8_CACHE:
-            raise PlanError(
-                f"kv-cache-dtype {INT8_CACHE} is for the CPU; on a GPU fp8 takes as many bytes: --kv-cache-dtype fp8"
-            )
 
     def force_kernels(self, config: EngineConfig) -> None:
         ops.force(None if config.kernels == "auto" else config.kernels)

@@ -33,7 +33,7 @@ MODELS = {
 MAX_TOKENS = 24
 # Half precision against float32: by how much its rounding moves these models' logits, which are some 10 apart.
 HALF_TIES = {"bfloat16": 0.6, "float16": 0.1}
-FP8_CACHE_TIE = 1.2  # as measured by the references on a CPU: heads of 256 leave the text at margins up to 0.6
+CACHE_TIE = 1.2  # as measured by the references on a CPU: heads of 256 leave the text at margins up to 0.6
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -99,22 +99,23 @@ def test_half_precision_stays_close(case, dtype, options):
     assert ties < len(prompts)
 
 
-def test_caches_of_eight_bits_stay_close_however_the_work_is_cut(case):
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8_per_token_head"])
+def test_caches_of_eight_bits_stay_close_however_the_work_is_cut(case, kv_cache_dtype):
     """What is cached is the same numbers, but where rounding to them is a tie for the kernels of different steps."""
     folder, prompts, references = case
     decoder = load(folder, "float32")
-    alone = decode(decoder, prompts, kv_cache_dtype="fp8", together=False, enforce_eager=True).token_ids
+    alone = decode(decoder, prompts, kv_cache_dtype=kv_cache_dtype, together=False, enforce_eager=True).token_ids
     others = [r.margins[0] for ids, r in zip(alone, references, strict=True) if ids[0] != r.token_ids[0]]
     assert len(others) <= 0.5 * len(prompts)
-    assert max(others, default=0) < FP8_CACHE_TIE
+    assert max(others, default=0) < CACHE_TIE
     for options in ({}, {"max_num_batched_tokens": 256, "rounds": 2}):
-        cut = decode(decoder, prompts, kv_cache_dtype="fp8", **options)
+        cut = decode(decoder, prompts, kv_cache_dtype=kv_cache_dtype, **options)
         same = [ids == others for ids, others in zip(cut.token_ids, alone, strict=True)]
         assert sum(same) >= 0.6 * len(prompts), options
     assert cut.num_cached_tokens > 100
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8_per_token_head"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_graph_computes_what_its_kernels_do_without_it(case, dtype, kv_cache_dtype):
     """Four lines fill a captured shape, so both run the very same kernels, but for the first step's padding."""

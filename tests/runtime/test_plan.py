@@ -150,7 +150,6 @@ SPEC = spec_from_config(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"kv_cache_dtype": "int8_per_token_head"}, "kv-cache-dtype int8_per_token_head"),
         ({"quantization": "int8"}, "quantization int8"),
         ({"kernels": "native"}, "kernels native"),
     ],
@@ -168,7 +167,7 @@ def test_fp8_caches_are_refused_on_a_cpu_by_name_but_for_references():
 
 @pytest.mark.parametrize(
     ("dtype", "head_size", "capability", "named"),
-    [(torch.float8_e4m3fn, 64, (8, 0), "8.9"), (torch.int8, 64, (9, 0), "on a CPU alone")],
+    [(torch.float8_e4m3fn, 64, (8, 0), "8.9")],
 )
 def test_caches_that_no_kernel_of_a_gpu_reads_are_refused(monkeypatch, dtype, head_size, capability, named):
     cuda = torch.device("cuda")
