@@ -9,13 +9,10 @@
 struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
   static constexpr int COLUMNS = 64, PARTS = 2, UNITS = 4;
   static constexpr bool OFFSET = false;
-  // An exponent of four bits lands in the last ones of a wider one: numbers are too small by the difference of the biases, half of
-  // which a scale makes good, and the rest the sum.
+  // What numbers are too small by (codes.cuh) a scale makes good by half, and the rest the sum.
 #ifdef FLOAT16
-  static constexpr u32 SHIFT = 7, MASK = 0xbf80bf80;
   static constexpr float OF_SCALE = 1.f, OF_SUM = 256.f;
 #else
-  static constexpr u32 SHIFT = 4, MASK = 0x87f087f0;
   static constexpr float OF_SCALE = 18446744073709551616.f, OF_SUM = 72057594037927936.f;  // 2^64 and 2^56
 #endif
   // Bytes of `units` of a row, and of a row before others; where a lane's columns begin.
@@ -36,7 +33,7 @@ struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
   static __device__ __forceinline__ u32 two(u32 word, u32 selector) {
     u32 pair;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(pair) : "r"(word), "r"(selector));
-    return pair << SHIFT & MASK;
+    return pair << FP8_SHIFT & FP8_MASK;
   }
   static __device__ __forceinline__ void expand(const Vec& codes, int part, u32 (&pairs)[4]) {
 #pragma unroll
@@ -50,11 +47,11 @@ struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
 struct W4 {  // in pieces: a part is the 32 columns of a word of each lane, which has 2 t, 2 t + 1, and those 8, 16 and 24 on
   static constexpr int COLUMNS = 128, PARTS = 4, UNITS = 2;
   static constexpr bool OFFSET = true;
-  // A code is the end of the mantissa of a number whose last bit is worth 1: so it is too large by that, and by its zero point.
+  // Numbers are too large by that of codes.cuh and by their zero points.
 #ifdef FLOAT16
-  static constexpr u32 BASE = 0x64006400, ONES = 0x3c003c00, WIDE_BASE = 0x44800000, WIDE_SHIFT = 13;  // 1024
+  static constexpr u32 ONES = 0x3c003c00, WIDE_BASE = 0x44800000, WIDE_SHIFT = 13;  // 1024
 #else
-  static constexpr u32 BASE = 0x43004300, ONES = 0x3f803f80, WIDE_BASE = 0x43000000, WIDE_SHIFT = 16;  // 128
+  static constexpr u32 ONES = 0x3f803f80, WIDE_BASE = 0x43000000, WIDE_SHIFT = 16;  // 128
 #endif
   static constexpr float OF_SUM = 1.f;
   template <int SEGMENTS>
@@ -75,7 +72,7 @@ struct W4 {  // in pieces: a part is the 32 columns of a word of each lane, whic
   static __device__ __forceinline__ float offset(u32 word) { return __uint_as_float((word & 15) << WIDE_SHIFT | WIDE_BASE); }
   static __device__ __forceinline__ u32 two(u32 word) {
     u32 pair;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(0x000f000f), "r"(BASE));  // (a & b) | c
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(0x000f000f), "r"(W4_BASE));  // (a & b) | c
     return pair;
   }
   static __device__ __forceinline__ void expand(const Vec& codes, int part, u32 (&pairs)[4]) {

@@ -149,7 +149,7 @@ def compile_ahead(
 @functools.cache
 def program(codes: WeightFormat) -> Program:
     """Made with the first weight: no start without such weights is to compile it."""
-    sources = [_HERE / "few_rows.cu", _HERE / "few_rows_coded.cu"]
+    sources = [_HERE / "few_rows.cu", _HERE / "codes.cuh", _HERE / "few_rows_coded.cu"]
     return Program(sources, {each.name: each.source for each in variants(codes)}, listed=False)
 
 

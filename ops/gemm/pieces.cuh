@@ -8,7 +8,7 @@
 constexpr int CHUNK = 128, PIECE_ROWS = 32;
 
 template <int ROWS>
-struct Products {  // sums (+)= weight[64, 16] x[ROWS, 16]^T, the weight in registers; see pieces.py
+struct Products {  // sums (+)= weight[64, 16] x[ROWS, 16]^T, the weight in registers; see warpgroups.py
   static __device__ void add(float (&sums)[ROWS / 2], const u32 (&weight)[4], u64 x, int begun);
 };
 
@@ -27,36 +27,30 @@ __device__ __forceinline__ u32 load_word(const unsigned char* shared) { return *
 
 struct W4Codes {
   static constexpr int VECS = 1;
-  // A code is the end of the mantissa of a number whose last bit is worth 1, and so is its zero point.
-#ifdef FLOAT16
-  static constexpr u32 BASE = 0x64006400;  // 1024
-#else
-  static constexpr u32 BASE = 0x43004300;  // 128
-#endif
   // A float32 without its last 8 bits, in which the zero point is.
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word & 0xffffff00); }
   // Of 16 columns, the `step`th of a chunk, two of the first eight or of the others.
   static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32 scale) {
-    const u32 word = codes[0].word[step / 2] >> (step % 2 * 8 + upper * 4), zeros = BASE | (scale & 15) * 0x10001;
+    const u32 word = codes[0].word[step / 2] >> (step % 2 * 8 + upper * 4), zeros = W4_BASE | (scale & 15) * 0x10001;
     u32 pair;
-    asm volatile("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(0x000f000f), "r"(BASE));  // (a & b) | c
+    asm volatile("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(0x000f000f), "r"(W4_BASE));  // (a & b) | c
     asm volatile(DIFFERENCE " %0, %0, %1;" : "+r"(pair) : "r"(zeros));
     return pair;
   }
 };
 
-struct Fp8Codes {  // E4M3: an exponent of four bits lands in the last ones of a wider one, and what that lacks is multiplied with
+struct Fp8Codes {  // what numbers are too small by is multiplied with
   static constexpr int VECS = 2;
 #ifdef FLOAT16
-  static constexpr u32 SHIFT = 7, MASK = 0xbf80bf80, LACKS = 0x5c005c00;  // 2^8
+  static constexpr u32 LACKS = 0x5c005c00;  // 2^8
 #else
-  static constexpr u32 SHIFT = 4, MASK = 0x87f087f0, LACKS = 0x7b807b80;  // 2^120
+  static constexpr u32 LACKS = 0x7b807b80;  // 2^120
 #endif
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word); }
   static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32) {
     u32 pair;
     asm volatile("prmt.b32 %0, %1, 0, %2;" : "=r"(pair) : "r"(codes[step / 4].word[step % 4]), "r"(upper ? 0xb3a2 : 0x9180));
-    pair = pair << SHIFT & MASK;
+    pair = pair << FP8_SHIFT & FP8_MASK;
     asm volatile(PRODUCT " %0, %0, %1;" : "+r"(pair) : "r"(LACKS));
     return pair;
   }

@@ -4,8 +4,8 @@ A piece is 32 rows by 128 columns, in which each lane finds its codes side by si
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn import functional
 from ops.gemm import warpgroups
 from ops.stored import FP8, W4, WeightFormat
 
+SOURCES = [Path(__file__).with_name(name) for name in ("codes.cuh", "pieces.cuh")]
 CHUNK = 128  # columns
 PIECE_ROWS = 32
 GROUPS = (1, 2, 4)  # scales of a row in a chunk
@@ -119,23 +120,3 @@ def in_pieces(codes: WeightFormat, numbers: Tensor, scales: Tensor) -> Tensor:
     per_chunk = functional.pad(per_chunk, (0, padding))
     of_pieces = per_chunk.view(chunks, groups, -1, PIECE_ROWS).permute(2, 0, 1, 3).contiguous()
     return torch.cat([packed, of_pieces.view(torch.uint8).reshape(len(cut), chunks, -1)], dim=2)
-
-
-def products(sizes: Iterable[int]) -> str:
-    """The matrix instructions for so many rows of x each."""
-    return "\n".join(_products(rows) for rows in sorted(set(sizes)))
-
-
-def _products(rows: int) -> str:
-    """The matrix instruction for `rows` rows of x, whose operands cannot be counted in C++."""
-    count = rows // 2
-    sums = ", ".join(f"%{i}" for i in range(count))
-    bound = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
-    weight = ", ".join(f"%{count + i}" for i in range(4))
-    given = ", ".join(f'"r"(weight[{i}])' for i in range(4))
-    return f"""
-template <> __device__ __forceinline__ void Products<{rows}>::add(float (&sums)[{count}], const u32 (&weight)[4], u64 x,
-                                                                  int begun) {{
-  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 5}, 0; wgmma.mma_async.sync.aligned.m64n{rows}k16.f32." HALF "." HALF
-    " {{{sums}}}, {{{weight}}}, %{count + 4}, p, 1, 1, 0;}}" : {bound} : {given}, "l"(x), "r"(begun));
-}}"""

@@ -9,7 +9,7 @@
 constexpr int TILE_ROWS = 128, TILE_BYTES = TILE_ROWS * 128, CONSUMERS = 256;
 
 template <int ROWS>
-struct Products {  // sums += weight[64, 16] x[ROWS, 16]^T; see tiled.py
+struct Products {  // sums += weight[64, 16] x[ROWS, 16]^T; see warpgroups.py
   static __device__ void add(float (&sums)[ROWS / 2], u64 weight, u64 x, int begun);
 };
 

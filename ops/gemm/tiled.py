@@ -16,6 +16,7 @@ from torch import Tensor
 from ops import tuning
 from ops.cuda.program import CompiledKernel, Program
 from ops.cuda.tensor_map import TensorMap, tensor_map
+from ops.gemm import warpgroups
 
 _HERE = Path(__file__).parent
 _TILE_ROWS = 128  # of the weight, in one block
@@ -47,22 +48,10 @@ TILES = [Tile(rows, stages, gated) for rows, both in STAGES.items() for stages i
 MAX_ROWS = max(STAGES)
 
 
-def _products(rows: int) -> str:
-    """The matrix instruction for `rows` rows of x, whose operands cannot be counted in C++."""
-    count = rows // 2
-    sums = ", ".join(f"%{i}" for i in range(count))
-    bound = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
-    return f"""
-template <> __device__ __forceinline__ void Products<{rows}>::add(float (&sums)[{count}], u64 weight, u64 x, int begun) {{
-  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 2}, 0; wgmma.mma_async.sync.aligned.m64n{rows}k16.f32." HALF "." HALF
-    " {{{sums}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;}}" : {bound} : "l"(weight), "l"(x), "r"(begun));
-}}"""
-
-
 _PROGRAM = Program(
     [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tile_end.cuh", _HERE / "tiled.cu"],
     {tile.name: f"TILED({tile.name}, {tile.rows}, {tile.stages}, {tile.gated:d})" for tile in TILES},
-    prelude="\n".join(_products(rows) for rows in sorted({tile.rows for tile in TILES})),
+    prelude=warpgroups.products(tile.rows for tile in TILES),
     architecture="sm_90a",
 )
 

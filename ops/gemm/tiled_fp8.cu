@@ -7,7 +7,7 @@
 constexpr int CHUNK = 128;
 
 template <int ROWS>
-struct Products {  // sums (+)= weight[64, 32] x[ROWS, 32]^T; see tiled_fp8.py
+struct Products {  // sums (+)= weight[64, 32] x[ROWS, 32]^T; see warpgroups.py
   static __device__ void add(float (&sums)[ROWS / 2], u64 weight, u64 x, int begun);
 };
 

@@ -130,18 +130,6 @@ def compile_ahead(
     program().compile_ahead({tile.name for tile, _ in chosen}, dtype, device)
 
 
-def _products(rows: int) -> str:
-    """The matrix instruction for `rows` rows of x, whose operands cannot be counted in C++."""
-    count = rows // 2
-    sums = ", ".join(f"%{i}" for i in range(count))
-    bound = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
-    return f"""
-template <> __device__ __forceinline__ void Products<{rows}>::add(float (&sums)[{count}], u64 weight, u64 x, int begun) {{
-  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 2}, 0; wgmma.mma_async.sync.aligned.m64n{rows}k32.f32.e4m3.e4m3"
-    " {{{sums}}}, %{count}, %{count + 1}, p, 1, 1;}}" : {bound} : "l"(weight), "l"(x), "r"(begun));
-}}"""
-
-
 @functools.cache
 def program() -> Program:
     """Made with the first weight: no start without such weights is to compile it."""
@@ -149,7 +137,7 @@ def program() -> Program:
     return Program(
         [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tile_end.cuh", _HERE / "tiled_fp8.cu"],
         {tile.name: tile.source for tile in known},
-        prelude="\n".join(_products(rows) for rows in sorted({tile.rows for tile in known})),
+        prelude=warpgroups.products((tile.rows for tile in known), of_codes=True),
         architecture="sm_90a", listed=False,
     )  # fmt: skip
 

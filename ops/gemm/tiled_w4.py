@@ -13,7 +13,7 @@ from ops import tuning
 from ops.cuda.program import CompiledKernel, Program
 from ops.cuda.tensor_map import tensor_map
 from ops.gemm import warpgroups
-from ops.gemm.pieces import CHUNK, GROUPS, Tile, groups_of, products, tile_of
+from ops.gemm.pieces import CHUNK, GROUPS, SOURCES, Tile, groups_of, tile_of
 from ops.stored import W4
 
 _HERE = Path(__file__).parent
@@ -94,9 +94,9 @@ def program() -> Program:
     """Made with the first weight: no start without such weights is to compile it."""
     known = [tile for groups in GROUPS for gated in (False, True) for tile in tiles(groups, gated)]
     return Program(
-        [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tile_end.cuh", _HERE / "pieces.cuh", _HERE / "tiled_w4.cu"],
+        [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tile_end.cuh", *SOURCES, _HERE / "tiled_w4.cu"],
         {tile.name(_KERNEL): tile.source(_KERNEL) for tile in known},
-        prelude=products(tile.rows for tile in known), architecture="sm_90a", listed=False,
+        prelude=warpgroups.products((tile.rows for tile in known), out_of_registers=True), architecture="sm_90a", listed=False,
     )  # fmt: skip
 
 

@@ -1,6 +1,9 @@
-"""How warpgroups that multiply share a Hopper multiprocessor: one that copies for them, registers, shared memory."""
+"""How warpgroups that multiply share a Hopper multiprocessor: one that copies for them, registers, shared memory; and their matrix
+instructions."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 MANY_ROWS = 64  # of x, whose sums want more registers than a multiprocessor has for all threads
 ALIGNMENT = 1024  # of tiles in shared memory
@@ -34,3 +37,28 @@ def splits(num_tiles: int, places: int, chunks: int) -> int:
     """Into how many parts K is cut: a cluster costs two barriers, so only while blocks fit beside each other and each has four
     chunks."""
     return max(s for s in (1, 2, 4, 8) if s == 1 or (num_tiles * s <= places and chunks >= 4 * s))
+
+
+def products(sizes: Iterable[int], *, of_codes: bool = False, out_of_registers: bool = False) -> str:
+    """C++ of `Products<ROWS>::add` for so many rows of x each, since there operands cannot be counted: sums (+)= weight x^T of 16
+    columns of 16-bit floats, or 32 `of_codes` E4M3, the weight out of shared memory or `out_of_registers`."""
+    return "\n".join(_product(rows, of_codes, out_of_registers) for rows in sorted(set(sizes)))
+
+
+def _product(rows: int, of_codes: bool, out_of_registers: bool) -> str:
+    count = rows // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    bound = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+    numbers = "k32.f32.e4m3.e4m3" if of_codes else 'k16.f32." HALF "." HALF "'
+    words = 4 if out_of_registers else 1
+    weight, declared, given = f"%{count}", "u64 weight", '"l"(weight)'
+    if out_of_registers:
+        weight = f"{{{', '.join(f'%{count + i}' for i in range(4))}}}"
+        declared, given = "const u32 (&weight)[4]", ", ".join(f'"r"(weight[{i}])' for i in range(4))
+    # Both sides with their sign; whether a side in shared memory is to be turned only 16-bit floats may say.
+    ends = ", 1, 1" + ("" if of_codes else ", 0" if out_of_registers else ", 0, 0")
+    return f"""
+template <> __device__ __forceinline__ void Products<{rows}>::add(float (&sums)[{count}], {declared}, u64 x, int begun) {{
+  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + words + 1}, 0; wgmma.mma_async.sync.aligned.m64n{rows}{numbers}"
+    " {{{sums}}}, {weight}, %{count + words}, p{ends};}}" : {bound} : {given}, "l"(x), "r"(begun));
+}}"""

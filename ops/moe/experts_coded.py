@@ -13,6 +13,7 @@ from ops import tuning
 from ops.cuda.program import CompiledKernel, Program
 from ops.cuda.tensor_map import tensor_map
 from ops.gemm import pieces as lie
+from ops.gemm import warpgroups
 from ops.gemm.pieces import Tile
 from ops.moe.triton_gather import gather
 from ops.moe.triton_route import Routed
@@ -92,10 +93,10 @@ def program() -> Program:
     """Made with the first weight: no start without such weights is to compile it."""
     written = [(FP8, 1), *((W4, groups) for groups in lie.GROUPS)]
     known = [tile for each in written for gated in (False, True) for tile in tiles(*each, gated=gated)]
-    sources = [_GEMM.parent / "cuda" / "hopper.cuh", _GEMM / "tile_end.cuh", _GEMM / "pieces.cuh"]
+    sources = [_GEMM.parent / "cuda" / "hopper.cuh", _GEMM / "tile_end.cuh", *lie.SOURCES]
     return Program(
         [*sources, Path(__file__).with_suffix(".cu")], {tile.name(_KERNEL): tile.source(_KERNEL) for tile in known},
-        prelude=lie.products(tile.rows for tile in known), architecture="sm_90a", listed=False,
+        prelude=warpgroups.products((tile.rows for tile in known), out_of_registers=True), architecture="sm_90a", listed=False,
     )  # fmt: skip
 
 
