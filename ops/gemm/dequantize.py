@@ -94,8 +94,8 @@ def round_to_fp8(stored: StoredWeight) -> StoredWeight:
 
 
 def round_to_w4(stored: StoredWeight) -> StoredWeight:
-    """Plain numbers -> "w4": in each group of columns the largest lies in the middle between the last codes, 7 and -8, of its two
-    signs. Raises ValueError where there is an infinity or a NaN, or no group of columns is whole."""
+    """Plain numbers -> "w4": in each group of columns the largest becomes the code of -8, the others the nearest up to 7 (as ggml's
+    Q4_0 has it: scales have either sign). Raises ValueError where there is an infinity or a NaN, or no group is whole."""
     assert stored.format.name in DENSE, stored.format
     weight = stored.weight
     group = next((size for size in _GROUPS if weight.shape[1] % size == 0), None)
@@ -103,10 +103,11 @@ def round_to_w4(stored: StoredWeight) -> StoredWeight:
         raise ValueError(
             f"a weight of {weight.shape[1]} columns cannot be rounded to w4, whose groups are of {_GROUPS[-1]}"
         )
-    largest = weight.unflatten(1, (-1, group)).abs().amax(2).float()
+    low, high = weight.unflatten(1, (-1, group)).float().aminmax(dim=2)
+    largest = torch.where(-low >= high, low, high)
     if not bool(largest.isfinite().all()):
         raise ValueError("a weight with an infinity or a NaN cannot be rounded to w4")
-    scales = torch.where(largest > 0, largest, 1.0) / 7.5
+    scales = torch.where(largest == 0, 8.0, largest) / -8
     out = torch.empty((len(weight), weight.shape[1] // 2), dtype=torch.uint8, device=weight.device)
     for part, scale, into in zip(weight.split(_ROWS), scales.split(_ROWS), out.split(_ROWS), strict=True):
         codes = (part.float().unflatten(1, (-1, group)) / scale[:, :, None]).round_().clamp_(-8, 7).flatten(1) + 8

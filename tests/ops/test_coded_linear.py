@@ -96,8 +96,10 @@ def test_rounding_to_four_bits_is_to_nearest_by_group(columns, group, dtype):
     stored = round_to_w4(StoredWeight.dense(weight))
     scales = stored.tensors["scales"].double()
     assert scales.shape == (7, columns // group)
-    lost = (dequantize(stored, torch.float64) - weight.double()).unflatten(1, (-1, group)).abs()
-    assert (lost <= scales[:, :, None] * (0.5 + 1e-5)).all()
+    wanted = weight.double().unflatten(1, (-1, group)) / scales[:, :, None]
+    lost = (dequantize(stored, torch.float64).unflatten(1, (-1, group)) / scales[:, :, None] - wanted).abs()
+    assert (lost <= torch.where(wanted > 7.5, 1, 0.5) + 1e-5).all()
+    assert (wanted.amin(2)[torch.arange(7) != 3] == -8).all()
     with pytest.raises(ValueError, match="infinity or a NaN"):
         round_to_w4(StoredWeight.dense(torch.full((2, 32), float("inf"))))
     with pytest.raises(ValueError, match="48 columns"):
