@@ -19,6 +19,7 @@ from ops.stored import W4
 _HERE = Path(__file__).parent
 _KERNEL = "tiled_w4"
 _BOX = 64  # columns of x in one copy
+_DEEP = 8192  # columns with which what tiles read of x counts for more than how many tiles there are
 
 
 def tiled_w4(
@@ -64,13 +65,19 @@ def choose(
     num_rows: int, in_features: int, out_features: int, groups: int, gated: bool, multiprocessors: int,
     dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[Tile, int]:  # fmt: skip
-    """The quickest instance, and the parts of K. With many rows scales meet numbers of bfloat16; float16 might not hold them."""
+    """The quickest instance, as `bench_coded.py tiles` has it of an H200, and the parts of K. With many rows scales meet numbers of
+    bfloat16; float16 might not hold them."""
     rows = next((rows for rows in (8, 16, 32, 64) if num_rows <= rows), 128)
-    many = 4 * -(-out_features // 64) > 3 * multiprocessors
-    wgs, blocks = 1, 2 if rows > 32 else 4 if many else 3
-    scaled = rows == 128 and dtype == torch.bfloat16
-    if scaled and num_rows > rows and out_features >= 128 * multiprocessors:
-        rows, wgs, blocks = 256, 2, 1
+    of_weight, scaled = -(-out_features // 64), rows == 128 and dtype == torch.bfloat16
+    if rows < 128:
+        many = 4 * of_weight > 0.9 * 3 * multiprocessors  # not every place is where a cluster of four finds the others
+        wgs, blocks = 1, 2 if rows > 32 else 4 if many else 3
+    else:  # one block a multiprocessor, as small as lets all tiles run at once
+        if scaled and num_rows > rows and (of_weight * -(-num_rows // rows) > multiprocessors or in_features > _DEEP):
+            rows = 256
+        row_tiles, most = -(-num_rows // rows), 4 if scaled and rows == 128 else 2
+        wgs = next(wgs for wgs in (1, 2, 4) if -(-of_weight // wgs) * row_tiles <= multiprocessors or wgs == most)
+        blocks = 1
     num_tiles = -(-out_features // (64 * wgs)) * -(-num_rows // rows)
     splits = warpgroups.splits(num_tiles, multiprocessors * blocks, -(-in_features // CHUNK))
     return tile_of(W4, rows, wgs, blocks, scaled, groups, gated), splits
@@ -84,7 +91,7 @@ def compile_ahead(
     multiprocessors = tuning.of(device).multiprocessors
     chosen = (
         choose(rows, in_features, out_features, groups, gated, multiprocessors, dtype)
-        for rows in (1, 9, 17, 33, 65, 256)
+        for rows in (1, 9, 17, 33, 65, 129, 257, 513)
     )
     program().compile_ahead({tile.name(_KERNEL) for tile, _ in chosen}, dtype, device)
 

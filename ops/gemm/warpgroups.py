@@ -35,8 +35,10 @@ def stages(stage_bytes: int, blocks: int, spare_bytes: int = 0) -> int:
 
 def splits(num_tiles: int, places: int, chunks: int) -> int:
     """Into how many parts K is cut: a cluster costs two barriers, so only while blocks fit beside each other and each has four
-    chunks."""
-    return max(s for s in (1, 2, 4, 8) if s == 1 or (num_tiles * s <= places and chunks >= 4 * s))
+    chunks. Not every place is where eight blocks find each other: a cluster lies within a part of the device."""
+    return max(
+        s for s in (1, 2, 4, 8) if s == 1 or (num_tiles * s <= places * (0.85 if s == 8 else 1) and chunks >= 4 * s)
+    )
 
 
 def products(sizes: Iterable[int], *, of_codes: bool = False, out_of_registers: bool = False) -> str:
