@@ -99,9 +99,8 @@ def test_every_number_of_pairs_has_an_instance():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("codes", "group"), [(W4, 128), (W4, 64), (W4, 32), (FP8, 128), (FP8, 0)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_experts_come_out_of_registers(codes, group, dtype, monkeypatch):
+def test_experts_come_out_of_registers(codes, group, dtype):
     """Every instance, experts that nobody chose, and some whose pairs are more than a tile."""
-    monkeypatch.setattr(experts_coded, "TAKEN", (W4, FP8))
     shape = ops.ExpertShape(24, 384, 256 if group == 128 else 192, True)
     for num_tokens, top_k in ((1, 2), (40, 4), (70, 4), (100, 8), (600, 8)):
         case = moe_case(num_tokens, shape, ops.Routing(top_k, renormalize=True), plus=True)
