@@ -3,31 +3,22 @@ could be at most, and what is missing, with the command that mends it. Text from
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from server.offline.findings import Found, show
 from server.process.terminal import size_of
 
 USAGE = "usage: oneloop doctor [--json]\n\nLook at this machine: processor, GPUs, kernels, what would fit, what is missing.\n"
 MARKS = {"good": "ok  ", "note": "note", "missing": "MISS"}
 
 
-def main(argv: Sequence[str], findings: Callable[[], Mapping[str, Any]]) -> int:
+def main(argv: Sequence[str], findings: Callable[[], Found]) -> int:
     """The exit code: 0, 1 where something is missing that serving would be better with, 2 for options there are not."""
-    if set(argv) & {"-h", "--help"}:
-        print(USAGE, end="")
-        return 0
-    if set(argv) - {"--json"}:
-        print(USAGE, end="", file=sys.stderr)
-        return 2
-    found = findings()
-    print(json.dumps(found) if "--json" in argv else report(found))
-    return int(any(finding["state"] == "missing" for finding in found["findings"]))
+    code, found = show(argv, USAGE, findings, report)
+    return code or int(any(finding["state"] == "missing" for finding in found.get("findings", ())))
 
 
-def report(found: Mapping[str, Any]) -> str:
+def report(found: Found) -> str:
     lines = []
     for finding in found["findings"]:
         lines.append(f"{MARKS[finding['state']]}  {finding['topic']:<12} {finding['text']}")

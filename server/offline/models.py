@@ -3,37 +3,23 @@ found."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from server.offline.findings import Found, show
 from server.process.terminal import size_of
 
 USAGE = "usage: oneloop models [--json]\n\nList what is served by name, what the cache of the hub has, and the architectures.\n"
 BY = {"native": "computed by oneloop's own kernels", "transformers": "through the transformers package, slower"}
 
 
-def main(argv: Sequence[str], models: Callable[[], Mapping[str, Any]]) -> int:
+def main(argv: Sequence[str], models: Callable[[], Found]) -> int:
     """The exit code: 0, 2 for options there are not."""
-    if set(argv) & {"-h", "--help"}:
-        print(USAGE, end="")
-        return 0
-    if set(argv) - {"--json"}:
-        print(USAGE, end="", file=sys.stderr)
-        return 2
-    found = models()
-    try:
-        print(json.dumps(found) if "--json" in argv else report(found, shutil.get_terminal_size().columns), flush=True)
-    except BrokenPipeError:  # `| head` is no error, nor is it one to the interpreter, which flushes at the end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return show(argv, USAGE, models, lambda found: report(found, shutil.get_terminal_size().columns))[0]
 
 
-def report(found: Mapping[str, Any], width: int) -> str:
+def report(found: Found, width: int) -> str:
     lines = ["Built in (oneloop serve NAME):", ""]
     for model in found["built_in"]:
         state = "is here" if model["here"] else "is fetched from PyPI when it is first served"
