@@ -65,6 +65,19 @@ __device__ __forceinline__ void end_call(u32* calls, u32 call) {
   }
 }
 
+// The two words of a line once both carry the mark of this call; not a number, for all to see, where a peer never wrote it.
+__device__ __forceinline__ void await_line(const Vec* line, u32 mark, u64 began, u32& first, u32& second) {
+  Vec v = peek(line);
+  while (v.word[1] != mark || v.word[3] != mark) {
+    if (now() - began > PATIENCE_NS) {
+      v.word[0] = v.word[2] = 0xffffffffu;
+      break;
+    }
+    v = peek(line);
+  }
+  first = v.word[0], second = v.word[2];
+}
+
 template <bool WIDE>
 __device__ __forceinline__ void sum_lines(const u32* x, u32* out, int num_words, Memory memory, u32* calls, int rank, int ranks,
                                           int capacity) {
@@ -87,16 +100,7 @@ __device__ __forceinline__ void sum_lines(const u32* x, u32* out, int num_words,
       if (peer == rank) {
         first = x[2 * i], second = 2 * i + 1 < num_words ? x[2 * i + 1] : 0;
       } else {
-        const Vec* line = own + (long long)peer * capacity + i;
-        Vec v = peek(line);
-        while (v.word[1] != mark || v.word[3] != mark) {
-          if (now() - began > PATIENCE_NS) {
-            v.word[0] = v.word[2] = 0xffffffffu;  // not a number, for all to see
-            break;
-          }
-          v = peek(line);
-        }
-        first = v.word[0], second = v.word[2];
+        await_line(own + (long long)peer * capacity + i, mark, began, first, second);
       }
       a.add(first, peer == 0);
       b.add(second, peer == 0);
@@ -229,18 +233,7 @@ __device__ __forceinline__ void sum_lines_and_norm(const u32* x, u32* residual, 
     Sum<false> a, b;
     for (int peer = 0; peer < ranks; peer++) {
       u32 first = own[k][0], second = own[k][1];
-      if (peer != rank) {
-        const Vec* line = given + (long long)peer * capacity + i;
-        Vec v = peek(line);
-        while (v.word[1] != mark || v.word[3] != mark) {
-          if (now() - began > PATIENCE_NS) {
-            v.word[0] = v.word[2] = 0xffffffffu;  // not a number, for all to see
-            break;
-          }
-          v = peek(line);
-        }
-        first = v.word[0], second = v.word[2];
-      }
+      if (peer != rank) await_line(given + (long long)peer * capacity + i, mark, began, first, second);
       a.add(first, peer == 0);
       b.add(second, peer == 0);
     }
