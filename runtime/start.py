@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from runtime.admission import AdmissionLimits, Callers
 from runtime.api import LoadProgress, ModelInfo, ModelOutline, SleepLevel
 from runtime.config import EngineConfig, EnginePlan, PlanError
+from runtime.encode.first_items import encode_first
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.engine import Engine
 from runtime.kv.block_pool import BlockPool
@@ -143,9 +144,9 @@ async def start_engine(
     config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None,
     device: SharedDevice | None = None, *, callers: Callers | None = None, seed: int | None = None,
 ) -> Engine:  # fmt: skip
-    """`report` is called from the worker thread. `draft`: files of the draft model, where the options name one. `device`: that of
-    other engines, if this one shares it. `callers`: of all engines whose limits for a caller are the same ones; `seed`: in the
-    place of the options'.
+    """`report` is called from the worker thread, or from the loop. `draft`: files of the draft model, where the options name one.
+    `device`: that of other engines, if this one shares it. `callers`: of all engines whose limits for a caller are the same ones;
+    `seed`: in the place of the options'.
 
     Raises PlanError where options do not fit, WeightsError and UnsupportedModel where the model does not."""
     place = device or SharedDevice()
@@ -179,7 +180,9 @@ async def _built(
         return await _built_on_ranks(config, files, report, draft, device)
     worker = device.worker()
     try:
-        return await worker.run(lambda: _build(config, files, worker, report, draft, device))
+        running = await worker.run(lambda: _build(config, files, worker, report, draft, device))
+        await _encode_first(running, device.platform(config.device), report)
+        return await worker.run(lambda: running.assembled(report, config.cache_key))
     except BaseException:
         await worker.close()
         raise
@@ -200,13 +203,15 @@ async def _built_on_ranks(
         planned = await workers[0].run(lambda: plan_engine(config, files, report, draft, device))
         planned.platform.compile_ahead(planned.plan)
         every = await on_every_rank(workers, lambda worker: rank(planned, worker))
+        runners = RankRunners([each.runner for each in every], group.end)
+        running = every[0]._replace(runner=runners)
+        await _encode_first(running, planned.platform, report)
     except BaseException:
         group.end()
         await asyncio.gather(*(worker.close() for worker in workers))
         raise
-    runners = RankRunners([each.runner for each in every], group.end)
     shards = [each.model for each in every]
-    parts = every[0]._replace(runner=runners).assembled(report, config.cache_key, shards)
+    parts = running.assembled(report, config.cache_key, shards)
     facts = replace(
         parts.model,
         weights_bytes=sum(each.model.weights_bytes for each in every),
@@ -406,10 +411,25 @@ def _described(spec: ModelSpec, method: str) -> DecoderSpec:
 def _build(
     config: EngineConfig, files: ModelFiles, worker: Worker, report: Report, draft: ModelFiles | None,
     device: SharedDevice,
-) -> EngineParts:  # fmt: skip
+) -> Running:  # fmt: skip
     planned = plan_engine(config, files, report, draft, device)
     planned.platform.compile_ahead(planned.plan)
-    return _running(planned, files, worker, report, draft).assembled(report, config.cache_key)
+    return _running(planned, files, worker, report, draft)
+
+
+async def _encode_first(running: Running, platform: Platform, report: Report) -> None:
+    plan, model = running.plan, running.model
+    if model.encoder is None or not (items := await asyncio.to_thread(platform.first_items, model.encoder, plan)):
+        return
+    from runtime.runner.warmup import prompts
+
+    num = min(len(items[0][0].positions), plan.max_num_batched_tokens, plan.max_model_len - 2)
+    prompt = (
+        prompts([num], plan.layout, plan.num_kv_blocks)
+        if model.spec.generates and not plan.layout.in_one_step
+        else None
+    )
+    await encode_first(running.runner, items, prompt, report)
 
 
 class Running(NamedTuple):

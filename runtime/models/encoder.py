@@ -19,6 +19,11 @@ class Encoder(Protocol):
     @property
     def weights_bytes(self) -> int: ...
 
+    def samples(self, max_tokens: int) -> list[list[MediaItem]]:
+        """Items to try it with, those of a list together, of `max_tokens` outputs at most if there are several; what their outputs
+        say is no matter. Of what it cannot make up without a processor there are none."""
+        ...
+
     def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
         """Of each item, all of one modality, its outputs [N, W], in the model's dtype: what takes the place of N embeddings, and
         behind it what further layers add (`EncoderSpec.num_deepstack`). Raises ValueError where an item has another number of

@@ -22,6 +22,8 @@ from runtime.config import (
     WeightPolicy,
 )
 from runtime.kv.kv_cache import KVCache
+from runtime.media import MediaItem
+from runtime.models.encoder import Encoder
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
 from runtime.parallel.group import HostRank, Peers
@@ -107,6 +109,9 @@ class CpuPlatform:
     def out_of_memory_is(self, option: str) -> AbstractContextManager[None]:
         """The system ends a process that takes too much, and tells nobody."""
         return nullcontext()
+
+    def first_items(self, encoder: Encoder, plan: EnginePlan) -> list[list[MediaItem]]:
+        return []
 
     def release_memory(self) -> None:
         trim_heap()

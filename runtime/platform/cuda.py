@@ -24,6 +24,8 @@ from runtime.batch import ScheduledBatch
 from runtime.config import ELEMENT_BYTES, GIB, DeviceDefaults, EngineConfig, EnginePlan, PlanError
 from runtime.kv.kinds import Nothing, State
 from runtime.kv.kv_cache import KVCache
+from runtime.media import MediaItem
+from runtime.models.encoder import Encoder
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
 from runtime.parallel.group import HostRank, Peers
@@ -199,6 +201,10 @@ class CudaPlatform:
         if config.captures and not captures:
             log.info("no steps are captured as graphs: %s", model.graph_unsupported_reason)
         return parts.runner, final
+
+    def first_items(self, encoder: Encoder, plan: EnginePlan) -> list[list[MediaItem]]:
+        """Kernels are compiled or loaded, and memory is allocated, for each shape that is the first of its kind."""
+        return encoder.samples(plan.max_num_encoder_tokens)
 
     def _capture(self, parts: _Parts, graphs: GraphPool, report: Report, *, may_fail: bool) -> None:
         shapes = list(graphs.shapes)

@@ -6,7 +6,7 @@ one, and is loaded only where --device names it. No torch before one is chosen."
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
@@ -16,6 +16,8 @@ from runtime.config import EngineConfig, EnginePlan, PlanError
 from runtime.torch_import import import_all_of_torch
 
 if TYPE_CHECKING:
+    from runtime.media import MediaItem
+    from runtime.models.encoder import Encoder
     from runtime.models.model import Model
     from runtime.models.spec.model import ModelSpec
     from runtime.parallel.group import HostRank, Peers
@@ -93,6 +95,11 @@ class Platform(Protocol):
         report: Report,
     ) -> tuple[Runner, EnginePlan]:  # fmt: skip
         """A runner that has run, and the plan as it came out. Raises PlanError."""
+        ...
+
+    def first_items(self, encoder: Encoder, plan: EnginePlan) -> Sequence[Sequence[MediaItem]]:
+        """What an encoder is tried with before anybody brings it anything, those of a step together; nothing where the first are as
+        fast as any. Asked of models that have one, on any thread, once a runner is built."""
         ...
 
     def release_memory(self) -> None:

@@ -14,12 +14,15 @@ import pytest
 import torch
 import transformers
 
-from runtime.api import FinishReason, MediaItem, Request, SamplingParams
+from runtime.api import FinishReason, LoadProgress, MediaItem, Request, SamplingParams
 from runtime.config import EngineConfig
+from runtime.encode.first_items import encode_first
 from runtime.models import implementation
+from runtime.models.through_transformers import tower
+from runtime.runner.warmup import prompts
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import Reference, compare, engine_parts
-from tests.equality.media import Joined, Medium, Prompt, make_engine, run, side_by_side, transformers_greedy
+from tests.equality.media import Joined, Medium, Prompt, generate, make_engine, run, side_by_side, transformers_greedy
 
 VOCAB, MAX_TOKENS, IMAGE, START, END = 128, 8, 100, 102, 103
 NEVER = (IMAGE, 101, START, END)
@@ -406,6 +409,29 @@ def test_a_small_cache_encodes_again_and_changes_nothing(case, told):
     longest = max(len(picture.ids) for picture in case.pictures)
     options = config(encoder_cache_size=longest, max_num_encoder_tokens=1, enable_prefix_caching=False, max_num_seqs=3)
     assert same(case, told, options).num_encoded > 3
+
+
+ENCODED_FIRST = ("llava 1.5", "gemma 3", "qwen 2.5 vl", "qwen 3 vl", "llama 4", "paligemma")
+
+
+async def test_what_an_encoder_is_tried_with_at_start_is_encoded_and_leaves_nothing(case, told, monkeypatch):
+    monkeypatch.setattr(tower, "_SAMPLE_SIDES", (2, 3))
+    groups = case.ours.encoder.samples(18)
+    if case.family not in [FAMILIES[name] for name in ENCODED_FIRST]:
+        return  # with whatever it takes
+    assert [len(each) for each in groups] == ([1, 1, 2] if case.ours.encoder.spec.is_packed else [1])
+    parts = await engine_parts(case.ours, config())
+    reported: list[LoadProgress] = []
+    first = None if case.family.whole_prompts else prompts([len(groups[0][0].positions)], parts.plan.layout, 64)
+    await encode_first(parts.runner, groups, first, reported.append)
+    assert [each.done for each in reported] == [*range(len(groups) + 1)]
+    assert not parts.runner._encoding._items
+    engine = make_engine(parts, config())
+    try:
+        found, _ = await generate(engine, [prompt for prompt, _ in told], PARAMS)
+    finally:
+        await engine.close()
+    assert found == [reference.token_ids for _, reference in told]
 
 
 async def test_an_item_that_cannot_be_encoded_ends_its_request_alone(case, told):

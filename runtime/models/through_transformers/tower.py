@@ -32,6 +32,7 @@ from runtime.weights.rules import Checkpoint, Report, WeightsError, refuse_misfi
 log = logging.getLogger("oneloop.models")
 
 _FEATURES = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
+_SAMPLE_SIDES = (8, 16, 37)  # tokens: of pictures of 224, 448 and 1,036 pixels, where a token stands for 28
 _WITHIN = "thinker."  # of a model that also speaks, which has another class
 # Of the decoder, which goes, no more is asked than every class has.
 _ATTENTION = {"": "sdpa", "text_config": "eager"}
@@ -59,26 +60,67 @@ class Tower:
 
     def _encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
         first, sizes = items[0], [len(item.positions) for item in items]
-        inputs = {
-            name: self._placed(torch.from_numpy(np.concatenate([item.inputs[name] for item in items])))
-            for name in first.inputs
-            if name in self._takes[first.modality]
+        inputs = {name: np.concatenate([item.inputs[name] for item in items]) for name in first.inputs}
+        features = self._outputs(first.modality, inputs)
+        if len(features) != sum(sizes):
+            raise ValueError(f"{sum(sizes)} positions for {len(features)} outputs of the {first.modality}")
+        return list(features.split_with_sizes(sizes))
+
+    def _outputs(self, modality: str, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Tensor:
+        """[N, W] of what a processor made, or several side by side."""
+        taken = {
+            name: self._placed(torch.from_numpy(each)) for name, each in inputs.items() if name in self._takes[modality]
         }
-        found = self._features[first.modality](**inputs, return_dict=True)
+        found = self._features[modality](**taken, return_dict=True)
         features = _flat(found.last_hidden_state if found.pooler_output is None else found.pooler_output)
-        if self.spec.num_deepstack and first.modality == "audio":  # of which only pictures and videos have any
+        if self.spec.num_deepstack and modality == "audio":  # of which only pictures and videos have any
             features = nn.functional.pad(features, (0, features.shape[1] * self.spec.num_deepstack))
         elif self.spec.num_deepstack:
             features = torch.cat([features, *map(_flat, found.deepstack_features)], dim=1)
-        if len(features) != sum(sizes):
-            raise ValueError(f"{sum(sizes)} positions for {len(features)} outputs of the {first.modality}")
         features = features.to(self._dtype)
-        if self.spec.multiplier != 1.0:
-            features = features * self.spec.multiplier
-        return list(features.split_with_sizes(sizes))
+        return features if self.spec.multiplier == 1.0 else features * self.spec.multiplier
+
+    def samples(self, max_tokens: int) -> list[list[MediaItem]]:
+        """See `Encoder`: pictures, small ones, larger ones, and as many of the largest as a step encodes."""
+        vision = getattr(self._model.config, "vision_config", None)
+        if vision is None or "image" not in self.spec.modalities:
+            return []
+        if not self.spec.is_packed:
+            return self._samples_of_one_size(vision)
+        largest = _SAMPLE_SIDES[-1] ** 2
+        several = [_on_a_grid(vision, _SAMPLE_SIDES[-1], number) for number in range(1, 1 + max_tokens // largest)]
+        return [*([_on_a_grid(vision, side, 0)] for side in _SAMPLE_SIDES), *([several] if len(several) > 1 else [])]
+
+    @torch.inference_mode()
+    def _samples_of_one_size(self, vision: Any) -> list[list[MediaItem]]:
+        """One picture, of models that are given no more than its pixels."""
+        size = getattr(vision, "image_size", None)
+        if isinstance(size, int):
+            size = [size, size]
+        inputs = {"pixel_values": np.zeros((1, 3, *(size or ())), np.float32)}
+        try:
+            num = len(self._outputs("image", inputs))
+        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            log.debug("no picture is made up for %s: %s", self.spec.architecture, error)
+            return []
+        return [[MediaItem("image", b"sample", np.arange(num, dtype=np.int32), inputs)]]
 
     def _placed(self, values: Tensor) -> Tensor:
         return values.to(self._device, self._dtype if values.is_floating_point() else None)
+
+
+def _on_a_grid(vision: Any, side: int, number: int) -> MediaItem:
+    """A grey picture of `side` by `side` tokens, for a tower that takes patches. `number`: by which it is another one."""
+    merge_size, patch_size = vision.spatial_merge_size, vision.patch_size
+    channels = getattr(vision, "in_channels", getattr(vision, "in_chans", 3))
+    patches = (side * merge_size) ** 2
+    pixels = np.zeros((patches, channels * vision.temporal_patch_size * patch_size**2), np.float32)
+    grid = np.array([[1, side * merge_size, side * merge_size]])
+    positions = np.arange(side**2, dtype=np.int32)
+    digest = b"sample %d %d" % (side, number)
+    return MediaItem("image", digest, positions, {"pixel_values": pixels, "image_grid_thw": grid})
 
 
 def _features(model: Any, modality: str) -> Any:

@@ -98,6 +98,9 @@ class TinyPlatform:
     def compile_ahead(self, plan: EnginePlan) -> None:
         self.called.append("compile_ahead")
 
+    def first_items(self, encoder, plan):
+        return []
+
     def out_of_memory_is(self, option: str):
         return nullcontext()
 

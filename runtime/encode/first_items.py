@@ -1,0 +1,51 @@
+"""First items: encoders are tried at start, beside steps as ever, so that nobody waits for what is compiled or allocated then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from runtime.api import LoadProgress
+from runtime.batch import EncoderWork, MediaSpan, RowMedia, ScheduledBatch
+from runtime.fault import RowFailed
+from runtime.media import MediaItem
+from runtime.step import Runner
+
+log = logging.getLogger("oneloop.start")
+
+
+async def encode_first(
+    runner: Runner,
+    groups: Sequence[Sequence[MediaItem]],
+    prompt: ScheduledBatch | None,
+    report: Callable[[LoadProgress], None],
+) -> None:
+    """Encode `groups`, the items of each together, and drop what comes of them. `prompt`: a step of one row that is computed with
+    the first item's outputs in the place of its embeddings, if any is. A group that cannot be encoded is left to whoever brings
+    such items; what the device raises else is raised."""
+    for index, items in enumerate(groups):
+        report(LoadProgress("encoder", index, len(groups), "steps"))
+        work = tuple(EncoderWork(number, item.digest, item) for number, item in enumerate(items))
+        try:
+            await _all(runner.encode(ScheduledBatch((), 0, 0, encoder_work=work)))
+            if prompt is not None and not index:
+                await runner.launch(_seeing(prompt, items[0])).result()
+        except RowFailed:
+            log.warning("%d %ss at a time cannot be encoded", len(items), items[0].modality)
+        runner.encode(ScheduledBatch((), 0, 0, encoder_drops=tuple(item.digest for item in items)))
+    report(LoadProgress("encoder", len(groups), len(groups), "steps"))
+
+
+async def _all(ends: Sequence[Awaitable[None]]) -> None:
+    """Raises what one of them does, once all have ended."""
+    errors = [each for each in await asyncio.gather(*ends, return_exceptions=True) if each is not None]
+    if errors:
+        raise next((each for each in errors if not isinstance(each, RowFailed)), errors[0])
+
+
+def _seeing(prompt: ScheduledBatch, item: MediaItem) -> ScheduledBatch:
+    (row,) = prompt.rows
+    media = RowMedia((MediaSpan(item.digest, 0, item.positions[: row.num_tokens]),))
+    return replace(prompt, rows=(row._replace(media=media),))
