@@ -568,6 +568,7 @@ def _encoding(plan: EnginePlan, model: Model) -> EncoderScheduling | None:
             model.spec.pooler_info.embedding_size * (1 + (0 if spec is None else spec.num_deepstack)),
             None if spec is None else spec.rope_positions,
             whole_prompts,
+            spec is not None and spec.apart,
         )
     )
 

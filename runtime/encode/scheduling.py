@@ -32,7 +32,7 @@ class EncoderLimits:
     """`max_num_encoder_tokens`: outputs that a step has encoders begin with, unless a single item has more. `cache_size`: outputs
     that are kept. `max_model_len`: positions that there are. `whole_items`: an item is never cut, since its tokens see each other
     all. `width`: of an output. `rope_positions`: where a prompt's tokens stand for a rotary embedding of three axes, if the model
-    has one. `whole_prompts`: nor is a prompt, with items or without."""
+    has one. `whole_prompts`: nor is a prompt, with items or without. `apart`: a prompt has items of one modality."""
 
     max_num_encoder_tokens: int
     cache_size: int
@@ -41,6 +41,7 @@ class EncoderLimits:
     width: int = 0
     rope_positions: RopePositions | None = None
     whole_prompts: bool = False
+    apart: bool = False
 
 
 class EncoderScheduling:
@@ -73,6 +74,8 @@ class EncoderScheduling:
                     f"the {item.modality} has {span} tokens, and a step holds {max_num_batched_tokens} (--max-num-batched-tokens)"
                 )
 
+        if self.limits.apart and len(modalities := {item.modality for item in request.media}) > 1:
+            raise ValueError(f"this model takes {' or '.join(sorted(modalities))} in a prompt, not both")
         num_outputs = sum(len(item.positions) for item in {item.digest: item for item in request.media}.values())
         if self.limits.whole_prompts and num_outputs > self.cache.capacity:
             raise ValueError(

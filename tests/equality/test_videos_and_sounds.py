@@ -202,6 +202,41 @@ def omni_picture(rng: np.random.Generator, larger: int) -> Medium:
     return Medium(on_a_grid(rng, larger > 1), (START, *(IMAGE,) * (6 if larger > 1 else 8), END), IMAGE)
 
 
+def phi4_multimodal() -> transformers.PreTrainedModel:
+    config = transformers.Phi4MultimodalConfig(
+        **TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        vision_config={
+            "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 32,
+            "patch_size": 8, "crop_size": 32, "image_token_id": IMAGE,
+        },
+        audio_config={
+            "hidden_size": 32, "intermediate_size": 48, "num_blocks": 3, "num_attention_heads": 4, "ext_pw_out_channel": 32,
+            "depthwise_separable_out_channel": 32, "input_size": 8, "nemo_conv_channels": 8, "bias_max_distance": 20,
+            "audio_token_id": 99,
+        },
+    )  # fmt: skip
+    return hearing(transformers.Phi4MultimodalForCausalLM, config)
+
+
+def crops(rng: np.random.Generator, larger: int) -> Medium:
+    """All of it and one crop, or two, of the lower of which half is padding; four tokens each, and one behind each row."""
+    high = larger > 1
+    seen = np.ones((1, 3, 4, 4), np.int64)
+    seen[0, 2, 2:] = 0
+    inputs = {
+        "image_pixel_values": floats(rng, 1, 3, 3, 32, 32),
+        "image_sizes": np.array([[64 if high else 32, 32]]),
+        "image_attention_mask": seen,
+    }
+    return Medium(inputs, (IMAGE,) * ((9 if high else 6) + 1 + 6), IMAGE)
+
+
+def frames_of_sound(rng: np.random.Generator, _: int) -> Medium:
+    """Of forty, of which eight are a token."""
+    inputs = {"audio_input_features": floats(rng, 1, 40, 8), "audio_embed_sizes": np.array([5])}
+    return Medium(inputs, (99,) * 5, 99, "audio")
+
+
 def hearing(model_class, config) -> transformers.PreTrainedModel:
     torch.manual_seed(5)
     config._attn_implementation = "eager"
@@ -221,6 +256,8 @@ CASES = {
     "qwen 3 omni, pictures": Case(qwen3_omni, omni_picture),
     "qwen 3 omni, sounds": Case(qwen3_omni, omni_3_sound),
     "voxtral": Case(voxtral, sound),
+    "phi 4 multimodal, pictures": Case(phi4_multimodal, crops),
+    "phi 4 multimodal, sounds": Case(phi4_multimodal, frames_of_sound),
     "granite speech": Case(granite_speech, windows_of_sound, steps=(4, 4)),
 }
 

@@ -18,7 +18,7 @@ class EncoderSpec:
     `num_deepstack`: vectors beside an embedding, which the first layers add to their outputs, one each (Qwen3-VL, 2025).
     `is_packed`: it takes patches of several items side by side, each item told by its grid. `rope_positions`: where tokens stand
     for a rotary embedding of three axes, if the decoder has one. `multiplier`: of the outputs, where the decoder multiplies them as
-    it does embeddings."""
+    it does embeddings. `apart`: a prompt has items of one modality, since beside others they would be encoded otherwise."""
 
     architecture: str
     modalities: frozenset[str]
@@ -29,3 +29,4 @@ class EncoderSpec:
     is_packed: bool = False
     rope_positions: RopePositions | None = None
     multiplier: float = 1.0
+    apart: bool = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
@@ -128,6 +129,10 @@ def _features(model: Any, modality: str) -> Any:
     nothing, what its forward pass does."""
     if isinstance(model, transformers.Llama4ForConditionalGeneration):
         return partial(_llama4, model)
+    if isinstance(model, transformers.Phi4MultimodalModel):
+        if modality == "image":
+            return partial(_phi4_pictures, model.embed_tokens_extend)
+        return partial(_phi4_sounds, model.embed_tokens_extend)
     own = getattr(model, _FEATURES[modality], None)
     if own is None and isinstance(model, transformers.Qwen2AudioModel):
         return partial(_qwen2_audio, model)
@@ -158,6 +163,41 @@ def _llama4(model: Any, pixel_values: Tensor, return_dict: bool = True) -> BaseM
     """pixel_values [tiles, 3, S, S] -> the outputs of all tiles, behind the projector, which transformers' own does not reach."""
     seen = model.vision_model(pixel_values).last_hidden_state
     return BaseModelOutputWithPooling(last_hidden_state=seen, pooler_output=model.multi_modal_projector(seen))
+
+
+def _phi4_pictures(
+    embed: Any, image_pixel_values: Tensor, image_sizes: Tensor, image_attention_mask: Tensor, return_dict: bool = True
+) -> BaseModelOutputWithPooling:
+    """image_pixel_values [n, crops, 3, S, S], image_sizes [n, 2], image_attention_mask [n, crops, P, P]: which patches are
+    no padding. transformers puts outputs where a prompt's ids say so: here that prompt is nothing else. A picture has as many as
+    its rows of crops have, and one behind each row, one between, and as many of all of it again."""
+    part, num = embed.image_embed, 0
+    side = math.isqrt(part.num_img_tokens)
+    for (height, width), seen in zip((image_sizes // part.crop_size).tolist(), image_attention_mask, strict=True):
+        joined = seen[1 : height * width + 1, ::2, ::2].reshape(height, width, side, side).transpose(1, 2)
+        joined = joined.reshape(height * side, width * side)
+        num += int(joined[:, 0].sum()) * (int(joined[0].sum()) + 1) + 1 + side * (side + 1)
+    ids, nothing = _of_outputs(num, embed.image_token_id, part.img_projection_down)
+    outputs = part(ids, nothing, image_pixel_values, image_sizes, image_attention_mask)
+    return BaseModelOutputWithPooling(pooler_output=outputs)
+
+
+def _phi4_sounds(
+    embed: Any, audio_input_features: Tensor, audio_embed_sizes: Tensor, audio_attention_mask: Tensor | None = None,
+    return_dict: bool = True,
+) -> BaseModelOutputWithPooling:  # fmt: skip
+    """audio_input_features [n, T, mels], audio_embed_sizes [n]: outputs that each has. Of a prompt without pictures: beside these
+    another projection is meant, which is not served (`EncoderSpec.apart`)."""
+    part = embed.audio_embed
+    ids, nothing = _of_outputs(int(audio_embed_sizes.sum()), embed.audio_token_id, part.down_proj_for_speech)
+    outputs = part(ids, nothing, audio_input_features, audio_embed_sizes.tolist(), audio_attention_mask)
+    return BaseModelOutputWithPooling(pooler_output=outputs)
+
+
+def _of_outputs(num: int, token: int, last: nn.Linear) -> tuple[Tensor, Tensor]:
+    """A prompt of nothing but `num` placeholders, and embeddings that take the place of theirs, as `last` gives them."""
+    weight = last.weight
+    return weight.new_full((1, num), token, dtype=torch.int64), weight.new_zeros((1, num, len(weight)))
 
 
 def _flat(features: Any) -> Tensor:
@@ -253,7 +293,7 @@ def _built(model_class: Any, own: Any) -> nn.Module:
 
 
 def _is_decoders(name: str) -> bool:
-    return not set(name.split(".")).isdisjoint(_DECODERS)
+    return name == "model.norm.weight" or not set(name.split(".")).isdisjoint(_DECODERS)
 
 
 def _drop_decoder(model: nn.Module) -> None:

@@ -4,6 +4,7 @@ time. Encoders run beside steps and end when they do."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -240,6 +241,10 @@ def test_what_no_step_could_hold_is_refused():
     with pytest.raises(ValueError, match=r"8 tokens, and a step holds 8 \(--max-num-batched-tokens\)"):
         whole.check(wide, 8)
     make(cache_size=10).encoding.check(wide, 8)
+    sounds = replace(large, media=(*large.media, MediaItem("audio", b"s", np.array([20], np.int32), {})))
+    with pytest.raises(ValueError, match="takes audio or image in a prompt, not both"):
+        make(apart=True).encoding.check(sounds, 32)
+    make().encoding.check(sounds, 32)
     several = sequence(1, (b"a", 6), (b"b", 6), (b"a", 6)).request
     make(cache_size=12, whole_prompts=True).encoding.check(several, 32)
     with pytest.raises(ValueError, match=r"items have 12 tokens, and there is room for 11 \(--encoder-cache-size\)"):
