@@ -55,6 +55,11 @@ class EngineConfig(EngineOptions):
         return cls(**given, end_token_ids=end_token_ids, beside=beside, pools=pools)
 
     @property
+    def num_devices(self) -> int:
+        """Of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
     def lora(self) -> LoraLimits | None:
         """The room that adapters are to have. Raises PlanError."""
         if not self.enable_lora:
@@ -121,7 +126,13 @@ class EnginePlan:
     max_num_encoder_tokens: int = 0
     encoder_cache_size: int = 0
     kv_cache_note: str = ""  # what the KV cache is kept in and what that gains, where it is not `dtype`; for people
+    num_stages: int = 1
     draft_share: float = 0.1  # of a step with a single row, that a draft is taken to cost until steps have told
+
+    def for_layers(self, kinds: tuple[MemoryKind, ...]) -> EnginePlan:
+        """For another stage of the model: of as many layers of each kind, in another order. Block tables are the same."""
+        dtype = CACHE_TYPES[self.kv_cache_dtype]
+        return replace(self, layout=KVLayout.of(tuple(kind.with_dtype(dtype) for kind in kinds)))
 
     def timed(self, config: EngineConfig, timed: TimedSteps, weights_bytes: int, platform: PlatformSteps) -> EnginePlan:
         """With what was timed."""
@@ -222,7 +233,7 @@ class EnginePlan:
             notes.append(f"prefix caching is off: {layout.no_prefix_reason}")
         speculative = config.speculation
         if speculative is not None:
-            speculative = speculative.where(on_device=defaults.looks_up and config.tensor_parallel_size == 1)
+            speculative = speculative.where(on_device=defaults.looks_up and config.num_devices == 1)
         capacity = layout.longest(num_blocks, budget, max_model_len)
         if capacity < max_model_len:
             if config.max_model_len is not None or capacity < layout.block_size:
@@ -246,7 +257,8 @@ class EnginePlan:
             num_kv_blocks=num_blocks,
             enable_prefix_caching=config.enable_prefix_caching and layout.no_prefix_reason is None,
             policy=POLICIES[config.scheduling_policy],
-            steps_in_flight=config.steps_in_flight,
+            steps_in_flight=config.steps_in_flight + config.pipeline_parallel_size - 1,
+            num_stages=config.pipeline_parallel_size,
             speculative=speculative,
             notes=tuple(notes),
             lora=config.lora,

@@ -33,6 +33,14 @@ def parse_size(text: str) -> int:
     return int(float(number) * scale)
 
 
+def parse_counts(text: str) -> tuple[int, ...]:
+    """ "17,15": whole numbers from 1 on."""
+    counts = text.split(",")
+    if not all(count.strip().isdecimal() and int(count) for count in counts):
+        raise ValueError("is not a list of whole numbers from 1 on, such as 17,15")
+    return tuple(map(int, counts))
+
+
 def option(
     default: Any,
     text: str,
@@ -114,6 +122,22 @@ class EngineOptions:
         "(default: neighbours together)",
         group=ENGINE,
         metavar="FILE",
+    )
+    pipeline_parallel_size: int = option(
+        1,
+        "stages of neighbouring layers, each on --tensor-parallel-size devices of its own, with a step under way in each; on a "
+        "CPU, threads of this process",
+        group=ENGINE,
+        minimum=1,
+        maximum=64,
+        aliases=("-pp",),
+    )
+    pipeline_layers: tuple[int, ...] | None = option(
+        None,
+        "layers of each stage, such as 17,15 (default: so that each reads as many weights in a step)",
+        group=ENGINE,
+        parse=parse_counts,
+        metavar="N,N",
     )
     data_parallel_size: int = option(
         1,

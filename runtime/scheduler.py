@@ -74,6 +74,7 @@ class SchedulerLimits:
     eos_token_ids: frozenset[int]
     max_num_mixed_tokens: int | None = None  # of prompts in a step that decodes share: they never wait long for one
     in_one_step: bool = False  # a prompt is never cut: no longer one than a step holds may be added
+    num_stages: int = 1  # of the model, each of which computes another step
 
     def __post_init__(self) -> None:
         if not 0 < self.max_num_seqs < self.max_num_batched_tokens:
@@ -151,6 +152,7 @@ class Scheduler:
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._refusal: _Refusal | None = None  # the last
         self._turns = DecodeTurns()
+        self._num_steps = 0  # of which stages have several under way
         self.num_preemptions = 0
         self.num_computed_anew = 0  # sequences, so that drafts of them could be made again
         self.num_prefix_queries = 0  # tokens looked up, and found
@@ -186,6 +188,8 @@ class Scheduler:
             else 0
             for sequence in self.running
         ]
+        if self.limits.num_stages > 1:
+            self._take_stage_turns(num_wanted)
         turns = self._take_turns(num_wanted) if self.step_budget.has_turns else None
         decodes, read_again = num_wanted.count(1), 0
         if self._has_states and self.speculation is not None:
@@ -463,6 +467,23 @@ class Scheduler:
         if self.adapters is not None:
             for batch in batches:
                 self.adapters.forget(batch.adapter_loads)
+
+    def _take_stage_turns(self, num_wanted: list[int]) -> None:
+        """Decodes share the steps that are under way, one in each stage of the model: those that rested longest have their turn,
+        and the others nothing to compute in `num_wanted`. None has ids of more than one step in flight but its last."""
+        self._num_steps += 1
+        decodes = [
+            (index, sequence)
+            for index, (sequence, wanted) in enumerate(zip(self.running, num_wanted, strict=True))
+            if wanted == 1 or (wanted and sequence.restart >= 0)
+        ]
+        part = -(-len(decodes) // self.limits.num_stages)
+        decodes.sort(key=lambda one: one[1].last_step)
+        for place, (index, sequence) in enumerate(decodes):
+            if place < part and sequence.num_in_flight < 2:
+                sequence.last_step = self._num_steps
+            else:
+                num_wanted[index] = 0
 
     def _take_turns(self, num_wanted: list[int]) -> Turns | None:
         """Whose turn it is to decode, where that is bounded. Who rests in this step has nothing to compute in `num_wanted` then."""

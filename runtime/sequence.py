@@ -98,6 +98,7 @@ class Sequence:
         self.request = request
         self.number = number  # order of arrival
         self.group = number if group is None else group  # of those that were asked for at once: the first one's number
+        self.last_step = 0  # in which it decoded, where a model has several stages
         self.last_turn = 0  # when it decoded last of the steps that had no room for all
         self.seed = seed
         self.sampling = _NOTHING if isinstance(params, PoolingParams) else params

@@ -35,9 +35,12 @@ from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.pair import PairSpec
 from runtime.models.spec.placement import read_placement
 from runtime.models.spec.sharding import Placement, kept_whole, sharded
+from runtime.models.spec.stages import keeps_embedding, stages
 from runtime.parallel.group import Group, HostRank, Peers
 from runtime.parallel.replicas import Replicas
 from runtime.parallel.runners import RankRunners
+from runtime.parallel.stage_runners import StageRunners
+from runtime.parallel.stages import Handover, Line
 from runtime.platform.platform import Platform, Report, choose_platform
 from runtime.profiling.recorder import TorchRecorder
 from runtime.runner.rank_worker import RankWorker, on_every_rank
@@ -123,7 +126,7 @@ async def start_replicas(
     )
 
     async def replica(number: int, report: Report) -> Engine:
-        place = device.of_replica(number, config.tensor_parallel_size)
+        place = device.of_replica(number, config.num_devices)
         seed = None if config.seed is None else config.seed + number
         engine = await start_engine(config, files, report, draft, place, callers=callers, seed=seed)
         log.info("replica %d of %d is ready", number + 1, num)
@@ -162,7 +165,7 @@ async def start_engine(
             config.max_tokens_per_minute_per_key,
             config.max_queue_time,
         ),
-        steps_in_flight=config.steps_in_flight,
+        steps_in_flight=parts.plan.steps_in_flight,
         stream_interval=config.stream_interval,
         seed=config.seed if seed is None else seed,
         recorder=partial(TorchRecorder, parts.model.device),
@@ -176,7 +179,7 @@ async def start_engine(
 async def _built(
     config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
 ) -> EngineParts:
-    if config.tensor_parallel_size > 1:
+    if config.num_devices > 1:
         return await _built_on_ranks(config, files, report, draft, device)
     worker = device.worker()
     try:
@@ -191,31 +194,54 @@ async def _built(
 async def _built_on_ranks(
     config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
 ) -> EngineParts:
-    """Each rank has a thread of its own, on which it loads its shard and computes its part of every step."""
-    group = Group(config.tensor_parallel_size)
-    workers = [RankWorker(HostRank(group, number, device.first + number)) for number in range(group.size)]
+    """Each rank of each stage has a thread of its own, on which it loads its part and computes that of every step."""
+    size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    groups, everyone = [Group(size) for _ in range(num_stages)], Group(config.num_devices)
+    lines = [Line(num_stages) for _ in range(size)] if num_stages > 1 else []
+
+    def worker_of(stage: int, number: int) -> RankWorker:
+        place = stage * size + number
+        of_all = HostRank(everyone, place) if lines else None
+        rank = HostRank(groups[stage], number, device.first + place, of_all)
+        return RankWorker(rank, lines[number] if lines else None, stage)
+
+    by_stage = [[worker_of(stage, number) for number in range(size)] for stage in range(num_stages)]
+    workers = [worker for stage in by_stage for worker in stage]
+
+    def end() -> None:
+        for group in (*groups, everyone):
+            group.end()
+        for line in lines:
+            line.end()
 
     def rank(planned: Planned, worker: RankWorker) -> Running:
-        reports = report if worker.rank.number == 0 else lambda progress: None
+        reports = report if worker is workers[0] else lambda progress: None
         return _running(planned, files, worker, reports, draft, worker.rank)
 
     try:
         planned = await workers[0].run(lambda: plan_engine(config, files, report, draft, device))
         planned.platform.compile_ahead(planned.plan)
         every = await on_every_rank(workers, lambda worker: rank(planned, worker))
-        runners = RankRunners([each.runner for each in every], group.end)
-        running = every[0]._replace(runner=runners)
+        ranks = [every[first : first + size] for first in range(0, len(every), size)]
+        runners = [
+            each[0].runner if size == 1 else RankRunners([one.runner for one in each], group.end)
+            for each, group in zip(ranks, groups, strict=True)
+        ]
+        running = ranks[-1][0]._replace(runner=runners[0])
+        if num_stages > 1:
+            places = [[worker.stage for worker in stage if worker.stage is not None] for stage in by_stage]
+            running = running._replace(runner=StageRunners(runners, places, running.plan.steps_in_flight, end))
         await _encode_first(running, planned.platform, report)
     except BaseException:
-        group.end()
+        end()
         await asyncio.gather(*(worker.close() for worker in workers))
         raise
-    shards = [each.model for each in every]
+    shards = [each.model for each in ranks[-1]]
     parts = running.assembled(report, config.cache_key, shards)
     facts = replace(
         parts.model,
         weights_bytes=sum(each.model.weights_bytes for each in every),
-        kv_cache_bytes=parts.model.kv_cache_bytes * group.size,
+        kv_cache_bytes=parts.model.kv_cache_bytes * len(every),
     )
     return replace(parts, model=facts)
 
@@ -334,8 +360,13 @@ def plan_engine(
         raise PlanError("--enable-expert-parallel shares experts out over devices: add --tensor-parallel-size")
     if config.expert_placement is not None and not config.enable_expert_parallel:
         raise PlanError("--expert-placement says which device has which experts: add --enable-expert-parallel")
-    if config.tensor_parallel_size > 1:
-        spec = shard(config, spec, 0)  # they are all of a size
+    whole_bytes = spec.weights_bytes("float32")
+    if config.pipeline_layers is not None and config.pipeline_parallel_size == 1:
+        raise PlanError("--pipeline-layers says how many layers each stage has: add --pipeline-parallel-size")
+    if config.num_devices > 1:
+        _refuse_stages(config)
+        # Shards of a stage are all of a size, and the largest stage is the one to be planned for.
+        spec = max(parts_of(config, spec, 0), key=lambda part: part.weights_bytes("float32"))
         for kind in sorted(kept_whole(spec)):
             log.info("layers of the kind %s are computed whole on every device", kind)
     config = _with_length(config, spec, files.modules)
@@ -348,24 +379,33 @@ def plan_engine(
         platform.use(device.first)
     stored_bytes = None
     if config.load_format != "dummy":
-        stored_bytes = sum(each.stored_bytes for each in (files, draft) if each) // config.tensor_parallel_size
+        stored_bytes = sum(each.stored_bytes for each in (files, draft) if each)
+        if config.num_devices > 1:
+            stored_bytes = stored_bytes * spec.weights_bytes("float32") // whole_bytes
     weights_bytes = platform.weights_bytes(config, spec, stored_bytes)
     return Planned(config, spec, platform, platform.plan(config, spec, stored_bytes), weights_bytes)
 
 
-def shard(config: EngineConfig, spec: ModelSpec, number: int) -> DecoderSpec:
-    """What rank `number` computes. Raises UnsupportedModel, or PlanError for a placement of experts that is none."""
-    size = config.tensor_parallel_size
+def parts_of(config: EngineConfig, spec: ModelSpec, number: int) -> tuple[DecoderSpec, ...]:
+    """What rank `number` of each stage computes. Raises UnsupportedModel, or PlanError for a placement of experts that is none."""
+    size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
     if isinstance(spec, PairSpec):
-        raise UnsupportedModel(f"{spec.architecture} cannot be cut for {size} devices: a draft model stands beside it")
+        raise UnsupportedModel(
+            f"{spec.architecture} cannot be cut for {config.num_devices} devices: a draft model or head stands beside it"
+        )
     if not isinstance(spec, DecoderSpec):
-        raise UnsupportedModel(f"{spec.architecture} cannot be cut for {size} devices: it runs through transformers")
-    whole = spec if spec.shard_of is None else spec.shard_of.whole
-    if not config.enable_expert_parallel:
-        return sharded(whole, number, size)
-    if not any(True for _ in whole.experts()):
-        raise PlanError(f"{spec.architecture} has no experts: leave --enable-expert-parallel out")
-    return sharded(whole, number, size, _placement(config, len(whole.layers)))
+        raise UnsupportedModel(
+            f"{spec.architecture} cannot be cut for {config.num_devices} devices: it runs through transformers"
+        )
+    whole = spec.whole
+    if num_stages > 1 and not whole.generates:
+        raise UnsupportedModel(f"{spec.architecture} makes vectors of whole texts, which are not cut into stages")
+    placement = None
+    if config.enable_expert_parallel:
+        if not any(True for _ in whole.experts()):
+            raise PlanError(f"{spec.architecture} has no experts: leave --enable-expert-parallel out")
+        placement = _placement(config, len(whole.layers))
+    return stages(sharded(whole, number, size, placement), num_stages, config.pipeline_layers)
 
 
 def _placement(config: EngineConfig, num_layers: int) -> Placement:
@@ -375,6 +415,16 @@ def _placement(config: EngineConfig, num_layers: int) -> Placement:
         return read_placement(Path(config.expert_placement), num_layers, config.tensor_parallel_size)
     except (OSError, ValueError) as error:
         raise PlanError(f"expert-placement {config.expert_placement}: {error}") from error
+
+
+def _refuse_stages(config: EngineConfig) -> None:
+    if config.pipeline_parallel_size == 1:
+        return
+    for option, is_on in (("enable-lora", config.enable_lora), ("enable-prompt-embeds", config.enable_prompt_embeds)):
+        if is_on:
+            raise PlanError(
+                f"--{option} is not for a model in several stages: leave it or --pipeline-parallel-size alone"
+            )
 
 
 def _with_draft(config: EngineConfig, spec: ModelSpec, files: ModelFiles, draft: ModelFiles | None) -> ModelSpec:
@@ -459,16 +509,30 @@ def _running(
     platform = planned.platform
     with platform.out_of_memory_is("the model needs a larger device, or a smaller dtype"):
         peers = None if rank is None else platform.join(rank)
-        model = _loaded(planned, files, report, draft, peers)
+        if rank is not None:
+            assert isinstance(worker, RankWorker)
+            planned = _of_rank(planned, worker)
+        model = _loaded(planned, files, report, draft, peers, worker.stage if isinstance(worker, RankWorker) else None)
     eos_token_ids = files.eos_token_ids | planned.config.end_token_ids
     report(LoadProgress("warm-up"))
     runner, plan = platform.build_runner(planned.config, planned.plan, model, eos_token_ids, worker, report)
     return Running(plan, model, eos_token_ids, runner)
 
 
+def _of_rank(planned: Planned, worker: RankWorker) -> Planned:
+    """What is known of the part that a rank computes, which has joined; and its stage, if there are several, begins."""
+    spec = parts_of(planned.config, planned.spec, worker.rank.number)[worker.number]
+    plan = planned.plan.for_layers(spec.memory_kinds())
+    if worker.line is not None:
+        num_tensors = 3 if keeps_embedding(spec.all_layers) else 2
+        worker.stage = planned.platform.stage(worker.line, worker.number, num_tensors, spec.hidden_size, plan)
+    return replace(planned, spec=spec, plan=plan)
+
+
 def _loaded(
-    planned: Planned, files: ModelFiles, report: Report, draft: ModelFiles | None, peers: Peers | None = None
-) -> Model:
+    planned: Planned, files: ModelFiles, report: Report, draft: ModelFiles | None, peers: Peers | None = None,
+    stage: Handover | None = None,
+) -> Model:  # fmt: skip
     """The model, and the draft model where there is one: kept alike, for contexts of the same length."""
     from runtime.models.adapters import AdapterRoom
     from runtime.models.decoder import Decoder
@@ -492,11 +556,10 @@ def _loaded(
             device=planned.platform.device,
             weights=plan.weights,
             adapters=room,
-            peers=peers,
+            peers=peers if peers is not None and peers.size > 1 else None,
+            stage=stage,
         )
 
-    if peers is not None:
-        spec = shard(config, spec, peers.number)
     if not isinstance(spec, PairSpec):
         return loaded(spec, files, config.load_format, room)
     from runtime.models.pair import ModelPair
@@ -528,8 +591,9 @@ def assemble(
 ) -> EngineParts:  # fmt: skip
     """Books and facts around a runner. `cache_key`: as `EngineConfig` has it. `shards`: as `Running.assembled` has them."""
     limits = SchedulerLimits(
-        plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, in_one_step=plan.layout.in_one_step
-    )
+        plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, in_one_step=plan.layout.in_one_step,
+        num_stages=plan.num_stages,
+    )  # fmt: skip
     prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups, cache_key)
     adapters = _adapters(plan, model, shards or [model])
     speculation = plan.speculation(model.spec.draft_share if isinstance(model.spec, PairSpec) else 0.0)

@@ -82,7 +82,7 @@ class KVLayout:
         members: dict[MemoryKind, list[int]] = {}
         for index, kind in enumerate(kinds):
             members.setdefault(kind, []).append(index)
-        distinct = sorted(members, key=lambda kind: kind.order)
+        distinct = sorted(members, key=lambda kind: (kind.order, repr(kind)))  # whichever layer comes first
         page_bytes, block_size = _page(distinct, kernel_block_size)
 
         def num_sub_slots(kind: MemoryKind) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
@@ -27,8 +28,9 @@ from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.encoder import Encoder
 from runtime.models.forward_step import ForwardStep
-from runtime.models.spec.decoder import DecoderSpec, layer_name
-from runtime.models.spec.layer import HybridLayer
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.stages import keeps_embedding
+from runtime.parallel.stages import Handover
 
 
 class Hidden(NamedTuple):
@@ -52,9 +54,10 @@ class Decoder:
         self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, parameters: Parameters, pooler: PoolerBlock,
         *, dtype: str, device: str, num_parameters: int, weights_bytes: int, traced: TracedStack | None = None,
         adapters: ModelAdapters | None = None, encoder: Encoder | None = None, axes: RopeAxes | None = None,
+        stage: Handover | None = None,
     ) -> None:  # fmt: skip
         """`traced`: computes what `stack` does. `adapters`: room for some, if there is any. `axes`: of its rotary embedding, where
-        it has three."""
+        it has three. `stage`: what hands hidden states on, where `spec` is one of several stages."""
         self.spec = spec
         self.dtype = dtype
         self.device = device
@@ -68,6 +71,7 @@ class Decoder:
         self.adapters = adapters
         self.encoder = encoder
         self._axes = axes
+        self._stage = stage
 
     may_refuse_capture = False
     graph_unsupported_reason = None
@@ -75,11 +79,10 @@ class Decoder:
     @classmethod
     def build(
         cls, spec: DecoderSpec, weights: Weights, *, dtype: str, device: str, max_positions: int,
-        adapters: ModelAdapters | None = None,
+        adapters: ModelAdapters | None = None, stage: Handover | None = None,
     ) -> Decoder:  # fmt: skip
         """Blocks around the weights that `spec` names. `max_positions`: the longest context it will be asked for. `adapters`: the
         room that `weights` have for them."""
-        whole = spec if spec.shard_of is None else spec.shard_of.whole
         tables = rope_tables(spec, device=device, max_positions=max_positions)
         return cls(
             spec,
@@ -89,10 +92,11 @@ class Decoder:
             PoolerBlock(spec.pooler, weights, getattr(torch, dtype)),
             dtype=dtype,
             device=device,
-            num_parameters=sum(prod(parameter.shape) for parameter in whole.parameters()),
+            num_parameters=sum(prod(parameter.shape) for parameter in spec.whole.parameters()),
             weights_bytes=weights.nbytes,
             adapters=adapters,
             axes=RopeAxes.of(tables),
+            stage=stage,
         )
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Decoder:
@@ -103,7 +107,7 @@ class Decoder:
             self.spec, self._vocabulary, self._layers, self._parameters, self.pooler, dtype=self.dtype, device=self.device,
             num_parameters=self.num_parameters, weights_bytes=self.weights_bytes,
             traced=TracedStack(self._layers, kv_caches, self.spec.hidden_size, self._parameters), adapters=self.adapters,
-            encoder=self.encoder, axes=self._axes,
+            encoder=self.encoder, axes=self._axes, stage=self._stage,
         )  # fmt: skip
 
     def load_parameter(self, name: str, stored: ops.Stored) -> None:
@@ -121,15 +125,36 @@ class Decoder:
 
     def forward(self, step: ForwardStep) -> Hidden:
         """One step, up to the last layer. The tokens' keys and values are written where the step's slot mappings say, then
-        attended to."""
+        attended to. Of a stage that is not the last, what it gives is handed on, and good for nothing else."""
         if self._axes is not None and step.rope_positions is not None and step.rope_positions.ndim > 1:
             step = self._axes.rotated(step)
+        if self._stage is not None:
+            return self._forward_of_stage(step, self._stage)
         with self._with(step.adapters):
-            x = self._vocabulary.embed(step.input_ids) if step.input_embeds is None else step.input_embeds.clone()
-            residual = self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
+            residual = self._embedded(step)
             out = self._stack.forward(residual, step)
         of_head = step.adapters if self.adapters is not None and self.adapters.has_vocabulary else None
         return Hidden(out.x, residual, out.aux, of_head)
+
+    def _embedded(self, step: ForwardStep) -> Tensor:
+        x = self._vocabulary.embed(step.input_ids) if step.input_embeds is None else step.input_embeds.clone()
+        return self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
+
+    def _forward_of_stage(self, step: ForwardStep, stage: Handover) -> Hidden:
+        """What is handed on: what the last layer adds, the stream, and where some layer wants it what that began with."""
+        delta, embedded = None, []
+        if self.spec.embeds:
+            residual = self._embedded(step)
+            embedded = [residual.clone()] if keeps_embedding(self.spec.all_layers) else []
+        else:
+            delta, residual, *embedded = stage.incoming(len(step.input_ids))
+        if embedded:
+            step = replace(step, input_embeds=embedded[0])
+        x = self._stack.forward(residual, step, delta).x
+        if self.spec.hands_on:
+            assert x is not None, "a stage has a layer or more"
+            stage.outgoing((x, residual, *embedded))
+        return Hidden(x, residual)
 
     def compute_logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:
         """`tokens` [S] int64: those whose logits [S, V] are wanted. None: of all, and `hidden` is overwritten."""
@@ -173,8 +198,10 @@ def build_stack(spec: DecoderSpec, weights: Weights, tables: Tables) -> LayerSta
     """The layers that `spec` names, around their weights. `tables`: of their rotary embeddings."""
     first_caches = accumulate((len(layer.mixers) for layer in spec.layers), initial=0)
     layers = [
-        build_layer(layer, layer_name(index), spec.hidden_size, weights, tables, first_cache)
-        for (index, layer), first_cache in zip(enumerate(spec.layers), first_caches, strict=False)
+        build_layer(layer, name, spec.hidden_size, weights, tables, first_cache)
+        for (name, layer), first_cache in zip(spec.named_layers(), first_caches, strict=False)
     ]
-    keeps_embedding = any(isinstance(layer, HybridLayer) for layer in spec.layers)
-    return LayerStack(layers, keeps_embedding=keeps_embedding, aux_layers=spec.aux_layers)
+    is_stage = spec.stage_of is not None  # whose steps bring it
+    return LayerStack(
+        layers, keeps_embedding=keeps_embedding(spec) and not is_stage, aux_layers=spec.aux_layers, continues=not spec.embeds
+    )  # fmt: skip

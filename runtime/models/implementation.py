@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from runtime.models.model import Model
     from runtime.models.through_transformers.spec import PaddedSpec, TransformersSpec
     from runtime.parallel.group import Peers
+    from runtime.parallel.stages import Handover
 
 log = logging.getLogger("oneloop.start")
 
@@ -72,6 +73,7 @@ def describe(config: Mapping[str, Any], wanted: str = "auto", modules: SentenceM
 def load(
     spec: ModelSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report,
     max_model_len: int, device: str, weights: WeightPolicy, adapters: AdapterRoom | None = None, peers: Peers | None = None,
+    stage: Handover | None = None,
 ) -> Model:  # fmt: skip
     """The model that `describe` has described, as `models.load.load_model` loads one.
 
@@ -88,7 +90,7 @@ def load(
 
         model = load_model(
             files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, max_model_len=max_model_len,
-            device=device, weights=weights, spec=spec, adapters=adapters, peers=peers,
+            device=device, weights=weights, spec=spec, adapters=adapters, peers=peers, stage=stage,
         )  # fmt: skip
         if spec.encoder is not None:
             from runtime.models.through_transformers import tower

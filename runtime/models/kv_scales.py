@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from runtime.models.spec.decoder import DecoderSpec, layer_name
+from runtime.models.spec.decoder import DecoderSpec
 from runtime.weights.rules import Load, Parameter, Rule, Shape, TensorSource, stored_as
 
 # Of keys and of values, behind a layer's name, as compressed-tensors, vLLM, ModelOpt, AutoFP8 and older compressed-tensors call
@@ -32,7 +32,7 @@ def kv_scale_loads(spec: DecoderSpec, source: TensorSource) -> dict[str, tuple[L
     if not any(name.endswith(KV_SCALES) for name in stored):
         return {}
     found = {}
-    for layer in map(layer_name, range(len(spec.layers))):
+    for layer, _ in spec.named_layers():
         for names in _NAMES:
             keys, values = (_load(f"{layer}.{name}", spec.rules, stored) for name in names)
             if keys is not None and values is not None:

@@ -24,6 +24,7 @@ from runtime.models.spec.decoder import EMBEDDING, DecoderSpec
 from runtime.models.spec.draft_head import DraftHeadSpec
 from runtime.models.spec.moe import ClampedSwiglu, Experts
 from runtime.parallel.group import Peers
+from runtime.parallel.stages import Handover
 from runtime.weights.rules import Checkpoint, Report, WeightsError, stored_as
 
 
@@ -40,12 +41,13 @@ def load_model(
     spec: DecoderSpec | None = None,
     adapters: AdapterRoom | None = None,
     peers: Peers | None = None,
+    stage: Handover | None = None,
 ) -> Decoder:
     """`spec`: of the files' config, unless it is to be read here. `dtype`: of activations, and of weights unless `weights` says
     how those are kept. `files`: a `weights.fetch.ModelFiles`. `max_model_len`: positions that will be asked for, by default all
     that the model was made for; it sizes the rotary tables. `progress` counts stored bytes. Each tensor goes to `device` as
     soon as it is read, so the host holds a few at a time. `adapters`: the room that layers are to have for some. `peers`: those
-    with whom this rank computes, where `spec` is a shard.
+    with whom this rank computes, where `spec` is a shard. `stage`: what hands hidden states on, where it is one of several.
 
     Raises WeightsError where config and weights do not fit each other, UnsupportedModel where they ask for too much."""
     spec = spec or spec_from_config(files.config)
@@ -57,7 +59,7 @@ def load_model(
     if peers is not None:
         read = put_together(spec, read, peers)
     longest = max_model_len or spec.max_model_len
-    return Decoder.build(spec, read, dtype=dtype, device=device, max_positions=longest, adapters=kept)
+    return Decoder.build(spec, read, dtype=dtype, device=device, max_positions=longest, adapters=kept, stage=stage)
 
 
 def load_draft_head(
@@ -103,8 +105,7 @@ def opened(
     """The files' parameters, to be read inside the block. Arguments as of `load_model`."""
     if dtype not in DTYPES:
         raise WeightsError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    whole = spec if spec.shard_of is None else spec.shard_of.whole
-    expected = {shard.name: shard.shape for p in whole.parameters() for shard in stored_as(p, spec.rules).shards}
+    expected = {shard.name: shard.shape for p in spec.whole.parameters() for shard in stored_as(p, spec.rules).shards}
     with files.open_tensors(load_format, expected, seed) as source:
         yield ParameterReader(spec, source, policy or WeightPolicy(dtype), dtype, torch.device(device))
 

@@ -155,10 +155,10 @@ class ParameterReader:
 
 def planned_loads(spec: DecoderSpec, source: TensorSource) -> list[Load]:
     """What to read for each parameter of `spec`, in their order. Raises WeightsError naming what does not fit."""
-    whole = spec if spec.shard_of is None else spec.shard_of.whole
+    whole = spec.whole
     parameters = tuple(whole.parameters())
     # Some checkpoints carry a second copy of a tied embedding, or a head that is not asked for.
-    ignored = spec.ignored if spec.generates and not spec.tied_embedding else (*spec.ignored, f"{HEAD}.weight")
+    ignored = spec.ignored if whole.generates and not spec.tied_embedding else (*spec.ignored, f"{HEAD}.weight")
     stored = spec.own(source.shapes)
     rules = fitting(parameters, (spec.rules, *spec.other_rules), stored)
     loads = plan(parameters, rules, stored, ignored=(*ignored, *KV_SCALES), ignored_below=spec.ignored_below)

@@ -96,11 +96,13 @@ class Group:
 
 
 class HostRank:
-    """Rank `number` of a group, whose steps run on one thread. See `Peers`. `device`: the number of the one that is its own."""
+    """Rank `number` of a group, whose steps run on one thread. See `Peers`. `device`: the number of the one that is its own.
+    `everyone`: the same one among the ranks of all stages, which agree at the start; itself where there is one stage."""
 
-    def __init__(self, group: Group, number: int, device: int | None = None) -> None:
+    def __init__(self, group: Group, number: int, device: int | None = None, everyone: HostRank | None = None) -> None:
         self.group, self.number, self.size = group, number, group.size
         self.device = number if device is None else device
+        self.everyone = self if everyone is None else everyone
         self.is_alone = False
         self._meeting: Meeting | None = None
 
@@ -134,8 +136,8 @@ class HostRank:
         return self._exchange(x, lambda every: torch.cat([*every], dim=1))
 
     def least(self, number: int) -> int:
-        """The smallest of what all ranks give."""
-        return int(self.concat(torch.tensor([[number]])).min())
+        """The smallest of what all ranks give, of all stages."""
+        return int(self.everyone.concat(torch.tensor([[number]])).min())
 
     def _exchange(self, x: Tensor, made_of: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
         if self.is_alone:

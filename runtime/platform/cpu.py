@@ -27,13 +27,14 @@ from runtime.models.encoder import Encoder
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
 from runtime.parallel.group import HostRank, Peers
+from runtime.parallel.stages import HostStage, Line
 from runtime.platform.host import free_host_bytes, num_cores, total_host_bytes, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.platform.worker_lane import WorkerLane
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.rank_worker import RankWorker
 from runtime.runner.runner import ModelRunner, NoGraphs
-from runtime.runner.warmup import next_tokens, prompts, work_of
+from runtime.runner.warmup import POOLED, next_tokens, prompts, work_of
 from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
@@ -61,6 +62,9 @@ class CpuPlatform:
 
     def join(self, rank: HostRank) -> Peers:
         return rank
+
+    def stage(self, line: Line, number: int, num_tensors: int, width: int, plan: EnginePlan) -> HostStage:
+        return HostStage(line, number, num_tensors, width, getattr(torch, plan.dtype))
 
     def use(self, device: int) -> None:
         """There is one, which all share."""
@@ -97,7 +101,7 @@ class CpuPlatform:
             dtype = weights.dense_dtype  # references compute in the type of the weights
         elif config.kv_cache_dtype == "auto" and config.dtype == "bfloat16":
             config = replace(config, kv_cache_dtype=config.dtype)
-        share = self.memory().free // (config.tensor_parallel_size * config.data_parallel_size)
+        share = self.memory().free // (config.num_devices * config.data_parallel_size)
         return EnginePlan.resolve(
             config, dtype=dtype, layers=spec.memory_kinds(), model_len=spec.max_model_len, defaults=DEFAULTS,
             free_bytes=max(0, share - weights_bytes), weights=weights,
@@ -137,6 +141,8 @@ class CpuPlatform:
             NoGraphs(),
             plan.lookup,
         )
+        if isinstance(worker, RankWorker):
+            worker.has(runner.tables)
         timed = _warm_up(runner, plan, model, worker.rank.least if isinstance(worker, RankWorker) else int)
         return runner, plan.timed(config, timed, model.weights_bytes, STEPS)
 
@@ -163,15 +169,16 @@ def _warm_up(runner: ModelRunner, plan: EnginePlan, model: Model, least: Callabl
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 1)
     work = work_of(model)
     batch = prompts([length], plan.layout, plan.num_kv_blocks, work)
-    after = next_tokens(batch) if model.spec.generates else prompts([1], plan.layout, plan.num_kv_blocks, work)
+    decodes = work is not POOLED
+    after = next_tokens(batch) if decodes else prompts([1], plan.layout, plan.num_kv_blocks, work)
     runner.run(batch)
     runner.run(after)
     prompt_s, after_s = _seconds(runner, batch, least), _seconds(runner, after, least)
     token_s = max(prompt_s - after_s, prompt_s / 100) / max(1, length - 1)
     num_rows = min(_TIMED_ROWS, plan.max_num_seqs)
-    if not model.spec.generates or num_rows == 1:
+    if not decodes or num_rows == 1:
         return TimedSteps(after_s, token_s)
-    rows = prompts([1] * num_rows, plan.layout, plan.num_kv_blocks)
+    rows = prompts([1] * num_rows, plan.layout, plan.num_kv_blocks, work)
     runner.run(rows)
     row_s = max((_seconds(runner, next_tokens(rows), least) - after_s) / (num_rows - 1), token_s / 2)
     return TimedSteps(max(after_s - row_s, after_s / 2), token_s, row_s)

@@ -20,7 +20,7 @@ import torch
 import ops
 from ops.collective import peer_memory
 from runtime.api import LoadProgress
-from runtime.batch import ScheduledBatch
+from runtime.batch import Pool, ScheduledBatch
 from runtime.config import ELEMENT_BYTES, GIB, DeviceDefaults, EngineConfig, EnginePlan, PlanError
 from runtime.kv.kinds import Nothing, State
 from runtime.kv.kv_cache import KVCache
@@ -29,10 +29,12 @@ from runtime.models.encoder import Encoder
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
 from runtime.parallel.group import HostRank, Peers
+from runtime.parallel.stages import HostStage, Line
 from runtime.platform.captured_proposals import CapturedProposals
 from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane
 from runtime.platform.cuda_rank import CudaRank
+from runtime.platform.cuda_stage import CudaStage
 from runtime.platform.graph_pool import Captured, Follow, GraphPool, decode_sizes
 from runtime.platform.host import num_cores, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
@@ -78,7 +80,10 @@ class CudaPlatform:
     def join(self, rank: HostRank) -> Peers:
         torch.cuda.set_device(rank.device)
         self._free_at_start.setdefault(rank.device, self.memory().free)
-        return CudaRank(rank)
+        return CudaRank(rank) if rank.size > 1 else rank
+
+    def stage(self, line: Line, number: int, num_tensors: int, width: int, plan: EnginePlan) -> HostStage:
+        return CudaStage(line, number, num_tensors, width, getattr(torch, plan.dtype), plan.max_num_batched_tokens)
 
     def use(self, device: int) -> None:
         torch.cuda.set_device(device)
@@ -86,11 +91,13 @@ class CudaPlatform:
     def refuse(self, config: EngineConfig) -> None:
         if config.kernels == "native":
             raise PlanError("kernels native are for the CPU; use --device cpu, or leave --kernels alone")
-        size, copies = config.tensor_parallel_size, config.data_parallel_size
+        size, copies = config.tensor_parallel_size, config.data_parallel_size * config.pipeline_parallel_size
         if copies > 1 and size * copies > (there := torch.cuda.device_count()):
+            sizes = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+            named = [f"{each.replace('_', '-')} {num}" for each in sizes if (num := getattr(config, each)) > 1]
             raise PlanError(
-                f"data-parallel-size {copies} takes {size * copies} devices, of which there are {there} here: lower it"
-                + (", or tensor-parallel-size" if size > 1 else "")
+                f"{' and '.join(named)} take {size * copies} devices, of which there are {there} here: lower "
+                + ("it" if len(named) == 1 else "one of them")
             )
         for first in range(0, size * copies, size):
             if size > 1 and (why := peer_memory.refusal(range(first, first + size))) is not None:
@@ -175,9 +182,9 @@ class CudaPlatform:
     ) -> tuple[ModelRunner, EnginePlan]:  # fmt: skip
         report(LoadProgress("kernels"))
         with self.out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
-            pools = not model.spec.generates or (config.pools and plan.speculative is None)
+            pools = isinstance(work_of(model), Pool) or (config.pools and plan.speculative is None)
             step_bytes, base_s, token_s = _measure_step(plan, model, eos_token_ids, worker, pools=pools)
-        drafts = plan.speculative is not None
+        drafts = plan.speculative is not None and not model.spec.hands_on
         captured: dict[str, bool] = {"drafts": drafts, "adapters": model.adapters is not None, "pools": pools}
         graphs = GraphPool(plan.max_num_seqs, plan.max_num_batched_tokens, **captured)
         captures, graph_bytes = config.captures and model.graph_unsupported_reason is None, 0
@@ -187,11 +194,14 @@ class CudaPlatform:
             graph_bytes = step_bytes + _GRAPH_BYTES * (num_shapes + num_rounds)
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
         if isinstance(worker, RankWorker):
-            final = replace(final, num_kv_blocks=worker.rank.least(final.num_kv_blocks))
+            num_blocks, max_model_len = map(worker.rank.least, (final.num_kv_blocks, final.max_model_len))
+            final = replace(final, num_kv_blocks=num_blocks, max_model_len=max_model_len)
         final = final.timed(config, TimedSteps(base_s, token_s), model.weights_bytes, STEPS)
         graphs = GraphPool(final.max_num_seqs, final.max_num_batched_tokens, **captured)  # of no more than it came to
         with self.out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
             parts = _parts(final, model, eos_token_ids, final.num_kv_blocks, graphs, worker)
+            if isinstance(worker, RankWorker):
+                worker.has(parts.runner.tables)
             _run_each_kind(parts.runner, final, final.num_kv_blocks, model, pools=pools)
             if drafts:
                 _run_drafted(parts, final, graphs)
@@ -311,12 +321,13 @@ def _measure_step(
     work = work_of(model, pools=pools)
     batch = prompts(lengths[: plan.max_num_seqs], plan.layout, num_blocks, work, adapter_slots_of(model)[-1])
     rank = worker.rank if isinstance(worker, RankWorker) else None
-    if rank is None or rank.number == 0:
-        with nullcontext() if rank is None else rank.by_itself(), ops.compile_together(_current()):
-            runner.run(batch)
-            _run_each_kind(runner, plan, num_blocks, model, pools=pools)
-    if rank is not None:
-        rank.least(0)  # the others wait for what the first compiles, and find it on the disk
+    for stage in range(plan.num_stages):
+        if not isinstance(worker, RankWorker) or (worker.rank.number == 0 and worker.number == stage):
+            with nullcontext() if rank is None else rank.by_itself(), ops.compile_together(_current()):
+                runner.run(batch)
+                _run_each_kind(runner, plan, num_blocks, model, pools=pools)
+        if rank is not None:
+            rank.least(0)  # the others wait for what one compiles, and find it on the disk
     torch.cuda.reset_peak_memory_stats()
     runner.run(batch)
     token_s = _seconds(runner, batch) / batch.num_tokens

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from runtime.models.model import Model
     from runtime.models.spec.model import ModelSpec
     from runtime.parallel.group import HostRank, Peers
+    from runtime.parallel.stages import HostStage, Line
     from runtime.runner.worker import Worker
     from runtime.step import Runner
 
@@ -58,6 +59,11 @@ class Platform(Protocol):
     def join(self, rank: HostRank) -> Peers:
         """What a model's ranks exchange tensors through. Called on each rank's own thread, by all at once, before all else there:
         from here on its device is this thread's."""
+        ...
+
+    def stage(self, line: Line, number: int, num_tensors: int, width: int, plan: EnginePlan) -> HostStage:
+        """Stage `number` of a model that is cut into several, on its own thread, which has joined: what it hands on is so many
+        tensors of `width`."""
         ...
 
     def use(self, device: int) -> None:

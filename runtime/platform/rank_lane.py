@@ -32,6 +32,7 @@ class RankLane(CudaLane):
                 begun.set_result((work(), started))
             except BaseException as error:
                 begun.set_exception(error)  # for what is submitted behind it to raise
+                raise  # for those who compute the same step
 
         self._rank.submit(run)
         return Part(lambda: begun.result()[0], self._end_so_far, begun)
@@ -73,6 +74,7 @@ class RankLane(CudaLane):
                 self._waiter.watch(run(), done)
             except BaseException as error:
                 self._waiter.give_up(done, error)
+                raise
 
         self._rank.submit(enqueue)
         return CudaEvent(done)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from runtime.fault import Fault, host_fault
+from runtime.gpu_event import PassedEvent
 from runtime.runner.lane import Launched, Part
 from runtime.runner.worker import Worker
 
@@ -29,8 +30,9 @@ class WorkerLane:
                 value.set_result(work())
             except BaseException as error:  # a library's panic is no Exception
                 value.set_exception(error)  # for what is submitted behind it to raise
+                raise  # for those who compute the same step
 
-        done = self._worker.submit(run)
+        done = PassedEvent(self._worker.submit(run))
         return Part(value.result, lambda: done)
 
     def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:

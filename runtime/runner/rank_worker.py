@@ -1,4 +1,5 @@
-"""RankWorker: the thread that computes one rank's steps, each within the meeting that is the same step's on every other."""
+"""RankWorker: the thread that computes one rank's steps, each within the meeting that is the same step's on every other, and
+between what the stage before hands on and what is handed on to the next."""
 
 from __future__ import annotations
 
@@ -8,28 +9,47 @@ from typing import TypeVar
 
 from runtime.gpu_event import WorkerEvent
 from runtime.parallel.group import Apart, HostRank
+from runtime.parallel.stages import HostStage, Line, RowTables
 from runtime.runner.worker import Worker
 
 T = TypeVar("T")
 
 
 class RankWorker(Worker):
-    def __init__(self, rank: HostRank) -> None:
+    """`line` and `number`: which of several stages it computes, if there are several; `stage`: that, set when it is known what
+    stages hand on."""
+
+    def __init__(self, rank: HostRank, line: Line | None = None, number: int = 0) -> None:
         super().__init__()
         self.rank = rank
+        self.line, self.number = line, number
+        self.stage: HostStage | None = None
+
+    def has(self, tables: RowTables) -> None:
+        """The runner whose steps it computes has these."""
+        if self.stage is not None:
+            self.stage.tables = tables
 
     def submit(self, work: Callable[[], None]) -> WorkerEvent:
         """See `Worker`. Every rank is given the same steps in the same order."""
-        meeting = self.rank.group.claim(self.rank.number)
-        return super().submit(lambda: self.rank.within(meeting, work))
+        meeting, stage = self.rank.group.claim(self.rank.number), self.stage
+        if stage is None:
+            return super().submit(lambda: self.rank.within(meeting, work))
+        turn = stage.take_turn()
+        return super().submit(lambda: self.rank.within(meeting, lambda: stage.within(turn, work)))
 
 
 async def on_every_rank(workers: Sequence[RankWorker], work: Callable[[RankWorker], T]) -> list[T]:
-    """What `work` gives on each one's thread, within one meeting, in the order of the ranks. Raises what one of them raised."""
+    """What `work` gives on each one's thread, within one meeting of those of its stage, and one of all, in the order of the ranks.
+    Raises what one of them raised."""
 
     async def of(worker: RankWorker) -> T:
-        meeting = worker.rank.group.claim(worker.rank.number)
-        return await worker.run(lambda: worker.rank.within(meeting, lambda: work(worker)))
+        rank, everyone = worker.rank, worker.rank.everyone
+        meeting = rank.group.claim(rank.number)
+        if everyone is rank:
+            return await worker.run(lambda: rank.within(meeting, lambda: work(worker)))
+        of_all = everyone.group.claim(everyone.number)
+        return await worker.run(lambda: everyone.within(of_all, lambda: rank.within(meeting, lambda: work(worker))))
 
     every = await asyncio.gather(*map(of, workers), return_exceptions=True)
     errors = [each for each in every if isinstance(each, BaseException)]

@@ -23,6 +23,7 @@ from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault, RowFailed
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
+from runtime.parallel.stages import RowTables
 from runtime.pool.pooling import Pooled, Pooling
 from runtime.runner.drafter import drafter_of
 from runtime.runner.encoding import EncoderOutputs, Encoding
@@ -141,6 +142,10 @@ class ModelRunner:
 
     async def close(self) -> bool:
         return await self._lane.close()
+
+    @property
+    def tables(self) -> RowTables:
+        return RowTables(self._inputs.last_ids, self._inputs.num_computed)
 
     # --- what a platform calls ------------------------------------------------------------------------------------
 

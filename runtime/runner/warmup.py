@@ -17,7 +17,9 @@ POOLED = Pool(PoolingParams(pooling="mean", use_activation=True))  # what a mode
 
 
 def work_of(model: Model, *, pools: bool = False) -> Work:
-    """What any row can be asked of it; `pools`: what rows are asked, though it could sample."""
+    """What any row can be asked of it; `pools`: what rows are asked, though it could sample. Nothing of a stage that hands on."""
+    if model.spec.hands_on:
+        return None
     return SAMPLE if model.spec.generates and not pools else POOLED
 
 
@@ -43,10 +45,12 @@ def prompts(
 
 def next_tokens(batch: ScheduledBatch, num_drafts: int = 0) -> ScheduledBatch:
     """The step after `batch`: one token for each of its rows, the one it sampled, and so many guesses. Nothing of it outlives the
-    step: tables and blocks are written anew by whoever gets them next."""
+    step: tables and blocks are written anew by whoever gets them next. Rows of which nothing is wanted go on so."""
     num_tokens, guesses = 1 + num_drafts, (0,) * num_drafts
     rows = tuple(
-        ScheduledRow(row.number, row.row, row.end, num_tokens, (), guesses, work=Sample(num_drafts))
+        ScheduledRow(
+            row.number, row.row, row.end, num_tokens, (), guesses, work=None if row.work is None else Sample(num_drafts)
+        )
         for row in batch.rows
     )
     return ScheduledBatch(rows, num_tokens * len(rows), 0)

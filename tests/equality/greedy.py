@@ -111,7 +111,7 @@ def make_engine(parts: EngineParts, config: EngineConfig) -> Engine:
         parts.runner,
         parts.model,
         admission=AdmissionLimits(10_000),
-        steps_in_flight=config.steps_in_flight,
+        steps_in_flight=parts.plan.steps_in_flight,
     )
 
 

@@ -23,7 +23,8 @@ def put_together(spec: DecoderSpec, weights: Weights, peers: Peers) -> Weights:
     table = tensors.pop(f"{EMBEDDING}.weight", None)
     if spec.generates:
         linears[spec.head.name] = SharedRows(linears[spec.head.name], peers)
-    if table is not None or spec.head.name != EMBEDDING:
+    is_head = spec.generates and spec.head.name == EMBEDDING
+    if spec.embeds and not is_head:
         linears[EMBEDDING] = SharedRows(
             linears[EMBEDDING] if table is None else ops.prepare_linear(_dense(table)), peers
         )

@@ -31,20 +31,22 @@ class StackOutput(NamedTuple):
 
 class LayerStack:
     """`keeps_embedding`: some layer asks for what the residual stream began with. `aux_layers`: those whose inputs are given out.
-    `parts`: the layers as they run, in their order, each with the index of its first one; None: each by itself."""
+    `parts`: the layers as they run, in their order, each with the index of its first one; None: each by itself. `continues`: the
+    first of them is behind others, which are elsewhere."""
 
     def __init__(
         self, layers: Sequence[LayerBlock], *, keeps_embedding: bool, aux_layers: Sequence[int] = (),
-        parts: Sequence[tuple[int, Part]] | None = None,
+        parts: Sequence[tuple[int, Part]] | None = None, continues: bool = False,
     ) -> None:  # fmt: skip
         self._layers = layers
         self._keeps_embedding = keeps_embedding
         self._aux_layers = aux_layers
         self._parts = list(enumerate(layers)) if parts is None else parts
+        self._continues = continues
 
-    def forward(self, residual: Tensor, step: ForwardStep) -> StackOutput:
-        """residual [T, H], changed in place."""
-        x, aux = None, []
+    def forward(self, residual: Tensor, step: ForwardStep, x: Tensor | None = None) -> StackOutput:
+        """residual [T, H], changed in place. x [T, H]: what a layer before these adds, if it is one that `continues`."""
+        aux = []
         parts = self._parts if step.is_plain else list(enumerate(self._layers))  # what is compiled knows no more
         deep = () if step.deepstack is None else step.deepstack.features
         if self._keeps_embedding:
@@ -72,7 +74,7 @@ class LayerStack:
             if tracer is not None and index in self._aux_layers:
                 parts.append((first, tracer.finish()))
                 tracer = None
-            fresh = tracer or ops.Tracer(hidden_size, num_tables, after=index > 0)
+            fresh = tracer or ops.Tracer(hidden_size, num_tables, after=index > 0 or self._continues)
             try:
                 fresh.add(_call(block, kv_caches))
             except ops.NotTraceable as reason:
@@ -84,7 +86,10 @@ class LayerStack:
                 first = index if tracer is None else first
                 tracer = fresh
         parts.extend([] if tracer is None else [(first, tracer.finish())])
-        return LayerStack(self._layers, keeps_embedding=self._keeps_embedding, aux_layers=self._aux_layers, parts=parts)
+        return LayerStack(
+            self._layers, keeps_embedding=self._keeps_embedding, aux_layers=self._aux_layers, parts=parts,
+            continues=self._continues,
+        )  # fmt: skip
 
 
 def _sum(x: Tensor | None, residual: Tensor) -> Tensor:
@@ -105,11 +110,11 @@ class TracedStack:
     def forget(self) -> None:
         self._traced = None
 
-    def forward(self, residual: Tensor, step: ForwardStep) -> StackOutput:
+    def forward(self, residual: Tensor, step: ForwardStep, x: Tensor | None = None) -> StackOutput:
         """See `LayerStack`."""
         if self._traced is None:
             self._traced = self._stack.traced(self._kv_caches, self._hidden_size)
-        return self._traced.forward(residual, step)
+        return self._traced.forward(residual, step, x)
 
 
 def _call(block: LayerBlock, kv_caches: Sequence[LayerKV]) -> Callable[[Tensor | None, ops.StepSymbols], Tensor]:

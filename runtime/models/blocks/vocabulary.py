@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -17,20 +15,23 @@ class VocabularyBlock:
     def __init__(self, spec: DecoderSpec, weights: Weights, dtype: str) -> None:
         self._head = weights.linears[spec.head.name] if spec.generates else None
         self._num_logits, self._dtype = spec.vocab_rows, getattr(torch, dtype)
-        prepared = weights.linears.get(EMBEDDING)  # the head itself, if they are tied
-        self._table = weights.tensors[f"{EMBEDDING}.weight"] if prepared is None else prepared
+        self._table: Tensor | ops.LinearWeight | None = None
+        if spec.embeds:
+            prepared = weights.linears.get(EMBEDDING)  # the head itself, if they are tied
+            self._table = weights.tensors[f"{EMBEDDING}.weight"] if prepared is None else prepared
         # Rounded as the embeddings are, which is how Gemma was trained.
         self._multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=getattr(torch, dtype)))
         self._positions: Tensor | None = None
         if spec.positions is not None:
             self._positions = weights.tensors[f"{POSITIONS}.weight"][spec.positions.offset :]
         self._token_types: Tensor | None = weights.tensors.get(f"{TOKEN_TYPES}.weight")
-        projections: Sequence[ops.LinearWeight | None] = [weights.linears[each.name] for each in spec.projections]
-        self._project_in, self._project_out = projections or (None, None)
+        self._project_in, self._project_out = (
+            None if each is None else weights.linears[each.name] for each in (spec.project_in, spec.project_out)
+        )
         self._embedding_norm = (
             None if spec.embedding_norm is None else build_norm(spec.embedding_norm, EMBEDDING_NORM, weights)
         )
-        self._norm = build_norm(spec.norm, FINAL_NORM, weights)
+        self._norm = None if spec.hands_on else build_norm(spec.norm, FINAL_NORM, weights)
         self._scale, self._softcap = spec.logit_scale, spec.logit_softcap
 
     def lend(self, weights: Weights, *, table: bool, head: str | None) -> Weights:
@@ -39,7 +40,7 @@ class VocabularyBlock:
         linears, tensors, own = dict(weights.linears), dict(weights.tensors), self._table
         if table and isinstance(own, Tensor):
             tensors[f"{EMBEDDING}.weight"] = own
-        elif table and not isinstance(own, Tensor):
+        elif table and own is not None and not isinstance(own, Tensor):
             linears[EMBEDDING] = own
         if head is not None and self._head is not None:
             linears[head] = self._head
@@ -47,6 +48,7 @@ class VocabularyBlock:
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids [T] int64 -> [T, H], a fresh tensor; learned positions are still to be added."""
+        assert self._table is not None, "the first of several stages embeds"
         x = ops.embedding(ids, self._table)
         if self._multiplier != 1.0:
             x *= self._multiplier
@@ -63,6 +65,7 @@ class VocabularyBlock:
 
     def final_hidden(self, x: Tensor | None, residual: Tensor) -> Tensor:
         """What the last layer adds, x [S, H], and what it adds it to, which is overwritten -> [S, H], the final norm's output."""
+        assert self._norm is not None, "the last of several stages ends in it"
         return self._norm.add(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -59,6 +59,26 @@ class ShardOf:
 
 
 @dataclass(frozen=True, slots=True)
+class StageOf:
+    """What a spec is a stage of (stages.py): stage `number` of `size`, whose layers begin with `first_layer` of `whole`, which has
+    the layers of all. `elsewhere`: kinds that blocks have room for because of other stages."""
+
+    whole: DecoderSpec
+    number: int
+    size: int
+    first_layer: int
+    elsewhere: tuple[MemoryKind, ...]
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.size - 1
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """`max_model_len`: the longest context, in tokens, that the model was made for and this spec computes exactly.
 
@@ -68,8 +88,9 @@ class DecoderSpec:
     `logit_softcap` is given. `rules`, `ignored` and `ignored_below` say how its checkpoints are written, `other_rules` how else
     they may be. `pooler`: of prompts that are pooled. `num_token_types`: kinds of tokens, whose vectors are added to the embedding.
     `generates`: there is a head that makes logits. `encoder`: of what prompts may have beside text. `shard_of`: where this is what
-    one of several devices computes; it holds `vocab_rows` of the vocabulary. `aux_layers`: layers, ascending, whose inputs a
-    forward pass gives out beside its last hidden states, for a draft head; their number stands for what the last one gives."""
+    one of several devices computes; it holds `vocab_rows` of the vocabulary. `stage_of`: where this is one of several stages, of
+    which the first embeds, and the last makes something of hidden states. `aux_layers`: layers, ascending, whose inputs a forward
+    pass gives out beside its last hidden states, for a draft head; their number stands for what the last one gives."""
 
     architecture: str
     vocab_size: int
@@ -90,6 +111,7 @@ class DecoderSpec:
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     ignored_below: tuple[str, ...] = ()
     shard_of: ShardOf | None = None
+    stage_of: StageOf | None = None
     pooler: PoolerSpec = POOLS_LAST
     num_token_types: int = 0
     generates: bool = True
@@ -118,6 +140,27 @@ class DecoderSpec:
         return replace(self, layers=tuple(layers))
 
     @property
+    def whole(self) -> DecoderSpec:
+        """All of the model: no stage, and no shard."""
+        spec = self.all_layers
+        return spec if spec.shard_of is None else spec.shard_of.whole
+
+    @property
+    def all_layers(self) -> DecoderSpec:
+        """No stage, but a shard where this is one."""
+        return self if self.stage_of is None else self.stage_of.whole
+
+    @property
+    def embeds(self) -> bool:
+        """Whether ids come in here, and not what another stage has made of them."""
+        return self.stage_of is None or self.stage_of.is_first
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether what the layers give goes to another stage."""
+        return self.stage_of is not None and not self.stage_of.is_last
+
+    @property
     def vocab_rows(self) -> int:
         """Rows of the embedding and of the head."""
         return self.vocab_size if self.shard_of is None else self.vocab_size // self.shard_of.size
@@ -143,12 +186,19 @@ class DecoderSpec:
     @property
     def projections(self) -> tuple[Linear, ...]:
         """Projections from the embedding to the hidden size, and back; none where they are the same."""
-        if self.embedding_size is None:
-            return ()
-        return (
-            Linear(PROJECT_IN, self.hidden_size, self.embedding_size),
-            Linear(PROJECT_OUT, self.embedding_size, self.hidden_size),
-        )
+        return tuple(each for each in (self.project_in, self.project_out) if each is not None)
+
+    @property
+    def project_in(self) -> Linear | None:
+        if self.embedding_size is None or not self.embeds:
+            return None
+        return Linear(PROJECT_IN, self.hidden_size, self.embedding_size)
+
+    @property
+    def project_out(self) -> Linear | None:
+        if self.embedding_size is None or self.hands_on:
+            return None
+        return Linear(PROJECT_OUT, self.embedding_size, self.hidden_size)
 
     def linears(self) -> Iterator[Linear]:
         for name, block in self.blocks():
@@ -163,14 +213,19 @@ class DecoderSpec:
             if isinstance(block, MoE):
                 yield block.experts(name, self.hidden_size)
 
+    def named_layers(self) -> Iterator[tuple[str, AnyLayer]]:
+        """Layers by the names that they have in the whole model."""
+        first = 0 if self.stage_of is None else self.stage_of.first_layer
+        yield from ((layer_name(index), layer) for index, layer in enumerate(self.layers, first))
+
     def blocks(self) -> Iterator[tuple[str, Block]]:
         """Blocks with the names of their layers."""
-        for index, layer in enumerate(self.layers):
-            yield from ((layer_name(index), block) for block in layer.blocks)
+        for name, layer in self.named_layers():
+            yield from ((name, block) for block in layer.blocks)
 
     def parameters(self) -> Iterator[Parameter]:
         """All of them once, in the order of their use; the head, with a tied embedding, last."""
-        if not (self.tied_embedding and self.generates):
+        if self.embeds and not (self.tied_embedding and self.generates):
             yield Parameter(f"{EMBEDDING}.weight", (self.vocab_rows, self.embedding_size or self.hidden_size))
         if self.embedding_norm is not None:
             yield from self.embedding_norm.parameters(EMBEDDING_NORM, self.hidden_size)
@@ -178,9 +233,10 @@ class DecoderSpec:
             yield Parameter(f"{POSITIONS}.weight", (self.positions.rows, self.hidden_size))
         if self.num_token_types:
             yield Parameter(f"{TOKEN_TYPES}.weight", (self.num_token_types, self.hidden_size))
-        of_layers = (layer.parameters(layer_name(index), self.hidden_size) for index, layer in enumerate(self.layers))
+        of_layers = (layer.parameters(name, self.hidden_size) for name, layer in self.named_layers())
         yield from dict.fromkeys(chain.from_iterable(of_layers))  # layers may share some
-        yield from self.norm.parameters(FINAL_NORM, self.hidden_size)
+        if not self.hands_on:
+            yield from self.norm.parameters(FINAL_NORM, self.hidden_size)
         for linear in self.projections:
             yield from linear.parameters()
         if self.generates:
@@ -200,5 +256,6 @@ class DecoderSpec:
         return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:
-        """What each mixer keeps of a sequence, layer by layer."""
-        return tuple(mixer.memory_kind for mixer in self._mixers())
+        """What each mixer keeps of a sequence, layer by layer; then what blocks have room for because of other stages."""
+        elsewhere = () if self.stage_of is None else self.stage_of.elsewhere
+        return (*(mixer.memory_kind for mixer in self._mixers()), *elsewhere)

@@ -16,8 +16,8 @@ class UnsupportedModel(WeightsError):
 
 class ModelSpec(Protocol):
     """A model before its weights are read, whoever will compute it. `max_model_len`: the longest context it was made for.
-    `generates`: whether it makes logits, from which tokens are sampled. `encoder`: of what prompts may have beside text, if
-    anything."""
+    `generates`: whether it makes logits, from which tokens are sampled. `hands_on`: whether its hidden states go to another stage
+    of the model, and nothing else is made of them. `encoder`: of what prompts may have beside text, if anything."""
 
     @property
     def architecture(self) -> str: ...
@@ -29,6 +29,8 @@ class ModelSpec(Protocol):
     def pooler_info(self) -> PoolerInfo: ...
     @property
     def generates(self) -> bool: ...
+    @property
+    def hands_on(self) -> bool: ...
     @property
     def encoder(self) -> EncoderSpec | None: ...
 

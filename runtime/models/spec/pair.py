@@ -69,6 +69,10 @@ class PairSpec:
         return True
 
     @property
+    def hands_on(self) -> bool:
+        return False
+
+    @property
     def encoder(self) -> EncoderSpec | None:
         return self.model.encoder
 

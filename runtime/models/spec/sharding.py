@@ -62,13 +62,14 @@ def sharded(spec: DecoderSpec, rank: int, size: int, placement: Placement | None
 
 def cuts(spec: DecoderSpec) -> dict[str, Cut]:
     """What `spec`, made by `sharded`, holds of those parameters of the whole that it does not have entirely."""
+    spec = spec.all_layers  # of what a stage does not have nobody asks
     if spec.shard_of is None:
         return {}
     rank, size = spec.shard_of.rank, spec.shard_of.size
     added_once = set(_reduced_biases(spec)) if rank else set()
     found = {}
     held = {own.name: own for own in spec.parameters()}
-    for whole in spec.shard_of.whole.parameters():
+    for whole in spec.whole.parameters():
         own = held.get(whole.name)
         if own is None:
             continue  # an expert that another device has
@@ -114,7 +115,7 @@ def _span(count: int, held: int, rank: int, size: int) -> Span:
 def reduced_linears(spec: DecoderSpec) -> Iterator[str]:
     """Names of linear layers of `spec`, made by `sharded`, whose outputs are parts of a sum; not those of experts."""
     if spec.shard_of is not None:
-        whole = {linear.name: linear for linear in spec.shard_of.whole.linears()}
+        whole = {linear.name: linear for linear in spec.whole.linears()}
         for linear in spec.linears():
             if linear.reduce and linear.in_features != whole[linear.name].in_features:
                 yield linear.name
@@ -131,6 +132,7 @@ class DeferredSums(NamedTuple):
 def deferred_sums(spec: DecoderSpec) -> DeferredSums:
     """Which sums of `spec`, made by `sharded`, can wait for the norm that adds them to the stream: so each is one operation with
     it, and what stands side by side has one sum together."""
+    spec = spec.all_layers  # what one stage leaves to be added the next one's first norm adds
     reduced = frozenset(reduced_linears(spec)) | (
         frozenset() if spec.shard_of is None else {each.name for each in spec.experts()}
     )
@@ -188,7 +190,7 @@ def kept_whole(spec: DecoderSpec) -> frozenset[str]:
     """What `spec`, made by `sharded`, computes on every device, by the names of the kinds."""
     if spec.shard_of is None:
         return frozenset()
-    layers = zip(spec.shard_of.whole.layers, spec.layers, strict=True)
+    layers = zip(spec.whole.layers, spec.all_layers.layers, strict=True)
     return frozenset(
         type(own).__name__
         for whole_layer, layer in layers

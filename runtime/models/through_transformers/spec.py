@@ -59,6 +59,10 @@ class TransformersSpec:
         return True
 
     @property
+    def hands_on(self) -> bool:
+        return False
+
+    @property
     def pooler_info(self) -> PoolerInfo:
         return PoolerSpec().info(self.hidden_size)
 
@@ -90,6 +94,7 @@ class PaddedSpec:
     config: Any
     native_reason: str | None = None
     generates: bool = False
+    hands_on: bool = False
     encoder: None = None
 
     @property

@@ -1,0 +1,91 @@
+"""Stages: the neighbouring layers that one of several groups of devices computes (pipeline parallel), as a smaller spec.
+
+The first stage embeds, the last makes logits of hidden states, or vectors; a tied embedding is at both ends. Pure functions on
+data; who hands hidden states on is the caller's affair."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from math import prod
+
+from runtime.kv.kinds import MemoryKind
+from runtime.models.spec.decoder import DecoderSpec, StageOf
+from runtime.models.spec.layer import HybridLayer
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.pooler import POOLS_LAST
+from runtime.weights.rules import Parameter
+
+
+def stages(spec: DecoderSpec, size: int, layers: Sequence[int] | None = None) -> tuple[DecoderSpec, ...]:
+    """What each of `size` stages of `spec` computes, which may be a shard; names stay. `layers`: how many each has; None: so that
+    the one with the most weights to read in a step has as few as possible.
+
+    Raises UnsupportedModel, naming what cannot be cut so."""
+    if size == 1:
+        return (spec,)
+    num_layers = len(spec.layers)
+    if num_layers < size:
+        raise UnsupportedModel(f"{spec.architecture} has {num_layers} layers, too few for {size} stages")
+    if layers is not None and (len(layers) != size or sum(layers) != num_layers or min(layers) < 1):
+        raise UnsupportedModel(
+            f"{spec.architecture} has {num_layers} layers for {size} stages, which {', '.join(map(str, layers))} are not"
+        )
+    if spec.encoder is not None:
+        raise UnsupportedModel(f"{spec.architecture} cannot be cut into stages: it has an encoder beside the layers")
+    counts = tuple(layers or even_layers(spec, size))
+    firsts = tuple(accumulate(counts, initial=0))
+    kinds = [_kinds(spec, first, first + count) for first, count in zip(firsts, counts, strict=False)]
+    return tuple(_stage(spec, number, size, firsts[number], counts[number], kinds) for number in range(size))
+
+
+def _kinds(spec: DecoderSpec, first: int, stop: int) -> list[MemoryKind]:
+    return [mixer.memory_kind for layer in spec.layers[first:stop] for mixer in layer.mixers]
+
+
+def _stage(
+    spec: DecoderSpec, number: int, size: int, first: int, count: int, kinds: Sequence[Sequence[MemoryKind]]
+) -> DecoderSpec:
+    most: Counter[MemoryKind] = Counter()
+    for each in kinds:
+        most |= Counter(each)
+    stage_of = StageOf(spec, number, size, first, tuple((most - Counter(kinds[number])).elements()))
+    stage = replace(spec, layers=spec.layers[first : first + count], stage_of=stage_of)
+    if not stage_of.is_first:
+        stage = replace(stage, positions=None, num_token_types=0, embedding_norm=None)
+    return stage if stage_of.is_last else replace(stage, generates=False, pooler=POOLS_LAST)
+
+
+def keeps_embedding(spec: DecoderSpec) -> bool:
+    """Whether some layer asks for what the residual stream began with."""
+    return any(isinstance(layer, HybridLayer) for layer in spec.layers)
+
+
+def even_layers(spec: DecoderSpec, size: int) -> list[int]:
+    """How many layers each stage has, so that the largest stage reads as little as it can: what layers hold, and the last one the
+    head too. Of an embedding a step reads a few rows."""
+    sizes = [_num(layer.parameters("", spec.hidden_size)) for layer in spec.layers]
+    sizes[-1] += prod((spec.head.out_features, spec.head.in_features)) if spec.generates else 0
+    totals = list(accumulate(sizes, initial=0))
+    num_layers = len(sizes)
+    # By the number of stages: of the first n layers, the size of the largest of so many stages, and where the last of them begins.
+    best = [[(totals[stop], 0) for stop in range(num_layers + 1)]]
+    for stage in range(1, size):
+        row = [(totals[-1] + 1, 0)] * (num_layers + 1)
+        for stop in range(stage + 1, num_layers + 1):
+            row[stop] = min(
+                (max(best[-1][start][0], totals[stop] - totals[start]), start) for start in range(stage, stop)
+            )
+        best.append(row)
+    counts, stop = [], num_layers
+    for row in reversed(best):
+        start = row[stop][1]
+        counts.append(stop - start)
+        stop = start
+    return counts[::-1]
+
+
+def _num(parameters: Iterable[Parameter]) -> int:
+    return sum(prod(parameter.shape) for parameter in parameters)
