@@ -33,12 +33,15 @@ def parse_size(text: str) -> int:
     return int(float(number) * scale)
 
 
-def parse_counts(text: str) -> tuple[int, ...]:
-    """ "17,15": whole numbers from 1 on."""
-    counts = text.split(",")
-    if not all(count.strip().isdecimal() and int(count) for count in counts):
-        raise ValueError("is not a list of whole numbers from 1 on, such as 17,15")
-    return tuple(map(int, counts))
+class Counts(tuple[int, ...]):
+    """Whole numbers from 1 on, as a user writes them: "17,15"."""
+
+    @classmethod
+    def parse(cls, text: Any) -> Counts:
+        counts = str(text).split(",")
+        if not all(count.strip().isdecimal() and int(count) for count in counts):
+            raise ValueError("is not a list of whole numbers from 1 on, such as 17,15")
+        return cls(map(int, counts))
 
 
 def option(
@@ -132,11 +135,11 @@ class EngineOptions:
         maximum=64,
         aliases=("-pp",),
     )
-    pipeline_layers: tuple[int, ...] | None = option(
+    pipeline_layers: Counts | None = option(
         None,
         "layers of each stage, such as 17,15 (default: so that each reads as many weights in a step)",
         group=ENGINE,
-        parse=parse_counts,
+        parse=Counts.parse,
         metavar="N,N",
     )
     data_parallel_size: int = option(

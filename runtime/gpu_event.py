@@ -6,7 +6,6 @@ On a CPU the device is one worker thread and its event is `WorkerEvent`: a futur
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Protocol
 
 
@@ -23,14 +22,3 @@ class WorkerEvent:
     async def wait(self) -> None:
         # Shielded: whoever stops waiting must not cancel work that the device has already begun.
         await asyncio.shield(self._future)
-
-
-class PassedEvent:
-    """Of work that has run or failed: whoever needs what it gave learns of that there."""
-
-    def __init__(self, event: GpuEvent) -> None:
-        self._event = event
-
-    async def wait(self) -> None:
-        with contextlib.suppress(Exception):
-            await self._event.wait()

@@ -25,16 +25,16 @@ class RankLane(CudaLane):
 
     def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
         begun: Future[tuple[Any, torch.cuda.Event | None]] = Future()
+        part = self._rank.of_step(work)
 
         def run() -> None:
             try:
                 started = recorded() if opens else None
-                begun.set_result((work(), started))
+                begun.set_result((part(), started))
             except BaseException as error:
                 begun.set_exception(error)  # for what is submitted behind it to raise
-                raise  # for those who compute the same step
 
-        self._rank.submit(run)
+        self._rank.enqueue(run)
         return Part(lambda: begun.result()[0], self._end_so_far, begun)
 
     def _end_so_far(self) -> GpuEvent:
@@ -68,13 +68,13 @@ class RankLane(CudaLane):
     def _ends(self, run: Callable[[], torch.cuda.Event]) -> GpuEvent:
         """When the event that `run` records, on the rank's thread, has happened."""
         done = asyncio.get_running_loop().create_future()
+        part = self._rank.of_step(run)
 
         def enqueue() -> None:
             try:
-                self._waiter.watch(run(), done)
+                self._waiter.watch(part(), done)
             except BaseException as error:
                 self._waiter.give_up(done, error)
-                raise
 
-        self._rank.submit(enqueue)
+        self._rank.enqueue(enqueue)
         return CudaEvent(done)

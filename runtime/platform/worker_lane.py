@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from runtime.fault import Fault, host_fault
-from runtime.gpu_event import PassedEvent
+from runtime.gpu_event import WorkerEvent
 from runtime.runner.lane import Launched, Part
 from runtime.runner.worker import Worker
 
@@ -24,15 +24,15 @@ class WorkerLane:
 
     def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
         value: Future[Any] = Future()
+        part = self._worker.of_step(work)
 
         def run() -> None:
             try:
-                value.set_result(work())
+                value.set_result(part())
             except BaseException as error:  # a library's panic is no Exception
                 value.set_exception(error)  # for what is submitted behind it to raise
-                raise  # for those who compute the same step
 
-        done = PassedEvent(self._worker.submit(run))
+        done = WorkerEvent(self._worker.enqueue(run))
         return Part(value.result, lambda: done)
 
     def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:

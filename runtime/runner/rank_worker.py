@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from runtime.gpu_event import WorkerEvent
 from runtime.parallel.group import Apart, HostRank
 from runtime.parallel.stages import HostStage, Line, RowTables
 from runtime.runner.worker import Worker
@@ -30,13 +29,13 @@ class RankWorker(Worker):
         if self.stage is not None:
             self.stage.tables = tables
 
-    def submit(self, work: Callable[[], None]) -> WorkerEvent:
+    def of_step(self, work: Callable[[], T]) -> Callable[[], T]:
         """See `Worker`. Every rank is given the same steps in the same order."""
         meeting, stage = self.rank.group.claim(self.rank.number), self.stage
         if stage is None:
-            return super().submit(lambda: self.rank.within(meeting, work))
+            return lambda: self.rank.within(meeting, work)
         turn = stage.take_turn()
-        return super().submit(lambda: self.rank.within(meeting, lambda: stage.within(turn, work)))
+        return lambda: self.rank.within(meeting, lambda: stage.within(turn, work))
 
 
 async def on_every_rank(workers: Sequence[RankWorker], work: Callable[[RankWorker], T]) -> list[T]:

@@ -47,7 +47,11 @@ class Worker:
         """Enqueue and return. Call it on the event loop.
 
         Raises WorkerGone."""
-        return WorkerEvent(self.enqueue(work))
+        return WorkerEvent(self.enqueue(self.of_step(work)))
+
+    def of_step(self, work: Callable[[], T]) -> Callable[[], T]:
+        """`work`, a part of the step that is submitted now, as it is to be run."""
+        return work
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` for loading and warm-up, which want the result."""

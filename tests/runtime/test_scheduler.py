@@ -55,8 +55,9 @@ def make(
     groups=PLAIN,
     proposer=None,
     step_budget=None,
+    stages=1,
 ) -> Scheduler:
-    limits = SchedulerLimits(seqs, budget, frozenset({EOS}), mixed)
+    limits = SchedulerLimits(seqs, budget, frozenset({EOS}), mixed, num_stages=stages)
     caching = caching and all(group.kind.no_prefix_reason is None for group in groups)
     speculation = None if proposer is None else Speculation(proposer, 64)
     return Scheduler(
@@ -551,15 +552,16 @@ def test_a_budget_that_cannot_serve_all_rows_is_refused():
     drafts=st.integers(0, 4),
     mixed=st.sampled_from([None, 1, 3, 8]),
     turns=st.booleans(),
+    stages=st.integers(1, 3),
 )
 def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_drafts_copies_late_masks_and_failures(
-    seed, spare_blocks, groups, seqs, budget, policy, caching, depth, drafts, mixed, turns
+    seed, spare_blocks, groups, seqs, budget, policy, caching, depth, drafts, mixed, turns, stages
 ):
     rng = random.Random(seed)
     num_blocks = sum(group.max_blocks(32, budget, BLOCK) for group in groups) + spare_blocks
     proposer = Guesses(rng, drafts) if drafts else None
     step_budget = SomeDecode(mixed, lambda: rng.randrange(4)) if turns else None
-    scheduler = make(num_blocks, seqs, budget, policy, caching, mixed, groups, proposer, step_budget)
+    scheduler = make(num_blocks, seqs, budget, policy, caching, mixed, groups, proposer, step_budget, stages)
     has_states = any(group.state for group in groups)
     memory = Memory(scheduler, lambda: drafts > 0 and not has_states and rng.random() < 0.05)
     alive: list[Sequence] = []
@@ -1065,6 +1067,49 @@ def test_prompts_take_smaller_pieces_while_others_decode():
         pieces.append([row.num_tokens for row in batch.rows])
         scheduler.settle(batch, [[1]] * len(batch.sampling_rows))
     assert pieces[:3] == [[1, 5], [1, 4, 1], [1, 1, 5]]
+
+
+def decoding(scheduler: Scheduler, memory: Memory, num: int) -> list[Sequence]:
+    """So many sequences, whose prompts have been computed and settled."""
+    sequences = [sequence(number, [10 + number], 20) for number in range(num)]
+    for each in sequences:
+        scheduler.add(each)
+    batch = scheduler.schedule()
+    scheduler.settle(batch, *memory.run(batch))
+    return sequences
+
+
+@pytest.mark.parametrize(
+    ("num", "stages", "parts"), [(4, 2, [2, 2]), (5, 2, [3, 2]), (5, 3, [2, 2, 1]), (2, 3, [1, 1])]
+)
+def test_decodes_share_the_steps_under_way_in_each_stage_and_take_turns(num, stages, parts):
+    scheduler = make(seqs=8, stages=stages)
+    memory = Memory(scheduler)
+    decoding(scheduler, memory, num)
+    seen: list[set[int]] = []
+    in_flight = deque()
+    for _ in range(3 * len(parts)):
+        batch = scheduler.schedule()
+        seen.append({row.number for row in batch.rows})
+        in_flight.append((batch, *memory.run(batch)))
+        if len(in_flight) > stages:
+            scheduler.settle(*in_flight.popleft())
+    assert [len(numbers) for numbers in seen[: len(parts)]] == parts
+    for first in range(len(seen) - len(parts) + 1):
+        together = seen[first : first + len(parts)]
+        assert sum(map(len, together)) == num, "each has a turn in as many steps as there are parts"
+        assert set().union(*together) == set(range(num))
+
+
+def test_one_that_decodes_alone_is_a_step_ahead_and_no_more_whatever_the_stages():
+    scheduler = make(stages=4)
+    memory = Memory(scheduler)
+    decoding(scheduler, memory, 1)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    done = [memory.run(first), memory.run(second)]
+    assert scheduler.schedule() is None
+    scheduler.settle(first, *done[0])
+    assert len(scheduler.schedule().rows) == 1
 
 
 def test_without_decodes_a_prompt_has_the_whole_budget():

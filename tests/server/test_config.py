@@ -90,6 +90,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "log_format": "json", "otlp_traces_endpoint": "http://localhost:4318",
         "ssl_certfile": config_file("c"), "ssl_keyfile": config_file("k"),
         "ssl_ca_certs": config_file("a"), "ssl_cert_reqs": 1, "tensor_parallel_size": 2, "data_parallel_size": 3,
+        "pipeline_parallel_size": 4, "pipeline_layers": (17, 15),
         "enable_expert_parallel": True, "expert_placement": "f.json",
         "embedding_model": "org/embedder",
         "enable_mm_embeds": True, "enable_prompt_embeds": True,
@@ -106,6 +107,8 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         text = value[0] if isinstance(value, tuple) else str(value)
         if name == "speculative_config":
             text = '{"method": "ngram"}'
+        if name == "pipeline_layers":
+            text = "17,15"
         if isinstance(value, bool):
             flags = [flag_of(name) if value else "--no-" + name.replace("_", "-")]
         else:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import torch
-import transformers
 
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig
@@ -15,24 +13,7 @@ from runtime.parallel.group import Apart
 from runtime.parallel.runners import EveryEvent
 from runtime.runner.runner import ModelRunner
 from runtime.start import plan_engine, start_engine
-from runtime.weights.fetch import resolve
-
-SIZES = {
-    "vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).save_pretrained(path)
-    return resolve(str(path), None, quiet)
-
-
-def quiet(progress) -> None:
-    pass
+from tests.runtime.parallel.conftest import quiet
 
 
 def options(**more) -> EngineConfig:

@@ -133,7 +133,7 @@ def test_a_step_may_bring_more_blocks_than_one_upload_holds(inputs, monkeypatch)
 def test_groups_of_layers_have_tables_and_slots_of_their_own(make):
     inputs = make(HYBRID)
     inputs.last_ids[6] = 5
-    full, wide, half = range(3)
+    full, half, wide = range(3)
     first = (NewBlocks(full, 0, (1, 2)), NewBlocks(wide, 0, (3, 4, 5, 6)), NewBlocks(half, 0, (7, 8)))
     inputs.upload([scheduled(6, 0, (1, 2, 3, 4, 5), new=first)], StepShape(8, 2, False))
     behind = (NewBlocks(full, 2, (9,)), NewBlocks(wide, 2, (10, 11)))  # entries of `half` are still to come
@@ -142,17 +142,17 @@ def test_groups_of_layers_have_tables_and_slots_of_their_own(make):
     assert step.forward.input_ids.tolist() == [8, 8, 5, 0]
     assert [slots.tolist()[2:] for slots in step.forward.slot_mapping] == [
         [9, -1],
+        [2 * 8 * BLOCK + 1, -1],
         [21, -1],
         [25, -1],
-        [2 * 8 * BLOCK + 1, -1],
     ]
     assert [meta.block_tables[6, :3].tolist() for meta in step.forward.attn_metadata] == [
         [1, 2, 9],
+        [14, 16, 0],
         [3, 5, 10],
         [4, 6, 11],
-        [14, 16, 0],
     ]
-    assert step.forward.slot_mapping[3][:2].tolist() == [24 * BLOCK, 24 * BLOCK + 1]
+    assert step.forward.slot_mapping[1][:2].tolist() == [24 * BLOCK, 24 * BLOCK + 1]
     assert {tuple(meta.rows.tolist()) for meta in step.forward.attn_metadata} == {(1, 6, -1)}
 
 
