@@ -175,6 +175,13 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch | None:
         """The next step, or None where no sequence can advance, or all had better wait for ids in flight."""
+        batch = self._next_step(self.limits.num_stages)
+        if batch is None and self.limits.num_stages > 1 and not any(each.num_in_flight for each in self.running):
+            return self._next_step(1)  # whose turn it was could not go on
+        return batch
+
+    def _next_step(self, num_stages: int) -> ScheduledBatch | None:
+        """`num_stages`: among so many steps, of which this is one, decodes are shared out."""
         budget = self.limits.max_num_batched_tokens
         if self._has_device_drafts:
             self._begin_following()
@@ -188,8 +195,8 @@ class Scheduler:
             else 0
             for sequence in self.running
         ]
-        if self.limits.num_stages > 1:
-            self._take_stage_turns(num_wanted)
+        if num_stages > 1:
+            self._take_stage_turns(num_wanted, num_stages)
         turns = self._take_turns(num_wanted) if self.step_budget.has_turns else None
         decodes, read_again = num_wanted.count(1), 0
         if self._has_states and self.speculation is not None:
@@ -468,19 +475,23 @@ class Scheduler:
             for batch in batches:
                 self.adapters.forget(batch.adapter_loads)
 
-    def _take_stage_turns(self, num_wanted: list[int]) -> None:
-        """Decodes share the steps that are under way, one in each stage of the model: those that rested longest have their turn,
-        and the others nothing to compute in `num_wanted`. None has ids of more than one step in flight but its last."""
+    def _take_stage_turns(self, num_wanted: list[int], num_stages: int) -> None:
+        """Decodes share the steps that are under way, one in each stage of the model: those have their turn whose ids are there, or
+        will be when this step begins; where there are none, those that rested longest, and the first stage waits for their ids. The
+        others have nothing to compute in `num_wanted`."""
         self._num_steps += 1
         decodes = [
             (index, sequence)
             for index, (sequence, wanted) in enumerate(zip(self.running, num_wanted, strict=True))
             if wanted == 1 or (wanted and sequence.restart >= 0)
         ]
-        part = -(-len(decodes) // self.limits.num_stages)
         decodes.sort(key=lambda one: one[1].last_step)
-        for place, (index, sequence) in enumerate(decodes):
-            if place < part and sequence.num_in_flight < 2:
+        part, last = -(-len(decodes) // num_stages), self._num_steps - num_stages
+        could = [one for one in decodes if not one[1].num_in_flight or one[1].last_step <= last]
+        turns = could or [one for one in decodes if one[1].num_in_flight < 2]
+        has_turn = {index for index, _ in turns[:part]}
+        for index, sequence in decodes:
+            if index in has_turn:
                 sequence.last_step = self._num_steps
             else:
                 num_wanted[index] = 0
