@@ -61,6 +61,7 @@ class Sequence:
         "has_new_blocks",
         "is_resumed",
         "last_token_s",
+        "last_step",
         "last_turn",
         "max_tokens_total",
         "needs_bind",
