@@ -133,7 +133,7 @@ class StageRunners:
 
 def without_samples(batch: ScheduledBatch) -> ScheduledBatch:
     """The step as it is for stages of which nothing is wanted but hidden states."""
-    return replace(batch, rows=tuple(map(_as_chunk, batch.rows)))
+    return replace(batch, rows=tuple(map(_as_chunk, batch.rows)), decodes_only=False)
 
 
 def _as_chunk(row: ScheduledRow) -> ScheduledRow:
