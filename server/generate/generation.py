@@ -103,7 +103,10 @@ class Choice:
         self.num_cached_tokens = output.num_cached_tokens
         self.num_draft_tokens, self.num_accepted_tokens = output.num_draft_tokens, output.num_accepted_tokens
         if output.finish is None and (self._stops is None or len(ids) == 1):
-            self._note(ids, output.logprobs)
+            if output.logprobs is None and not self._options.token_ids:
+                self.num_tokens += len(ids)
+            else:
+                self._note(ids, output.logprobs)
             text = self._detokenizer.feed(ids)
             return text if self._stops is None else self._pass(text, self._stops, output)
         if output.finish in FAILED:

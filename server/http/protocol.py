@@ -7,7 +7,7 @@ cannot go on (too slow, too much together with others, no HTTP) ends for the app
 has the API's shape, its line in the log and its count; where there is no application yet, the answer is written here.
 
 A connection is in one `Phase`, and each has its span of time; `clients` has the spans and what all connections share. What reaches
-the application is unchanged, but for `scope["incoming_body"]` and `scope["write_body"]`. A client that closes its sending half
+the application is unchanged, but for `scope["incoming_body"]` and `scope["body_writer"]`. A client that closes its sending half
 counts as gone, since somebody who has left looks the same."""
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._prefer_host_of_target()
         self._body = self.scope["incoming_body"] = IncomingBody(self)  # type: ignore[typeddict-unknown-key]
-        self.scope["write_body"] = self.write_body  # type: ignore[typeddict-unknown-key]
+        self.scope["body_writer"] = self.body_writer  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self._outlet.begin()
         self.cycle.transport = self._outlet  # type: ignore[assignment]
@@ -361,16 +361,18 @@ class HttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self._parse()
 
-    def write_body(self, body: bytes) -> bool:
-        """Write the next piece of an answer that has begun, as its `send` would. False, and nothing is written, where that would
-        wait, or would not be a chunk."""
-        cycle = self.cycle
-        if cycle is None or not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected:
-            return False
-        if self.flow.write_paused:
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
+    def body_writer(self) -> Callable[[bytes], bool]:
+        """What writes the next piece of the answer, once that has begun, as its `send` would. False, and nothing is written, where
+        that would wait, or would not be a chunk."""
+        cycle, flow, outlet = self.cycle, self.flow, self._outlet  # the head may still be there
+
+        def write_body(body: bytes) -> bool:
+            if flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+                return False
+            outlet.write(b"%x\r\n%b\r\n" % (len(body), body))
+            return True
+
+        return write_body
 
     def refuse(self, error: ApiError) -> None:
         """Ends the message that is being sent with `error`, and the connection after it."""

@@ -73,7 +73,8 @@ class EventStream(Generic[T]):
     """`open_source` is called before anything is sent, so what it raises can still become an ordinary error answer.
 
     scope["send_body"], where an outer layer put it, is the server's own `send`: the way past layers that only look at the
-    start of an answer. scope["write_body"], where the connection has one, writes a piece at once if it can: `HttpProtocol`."""
+    start of an answer. scope["body_writer"], where the connection has one, gives what writes a piece at once if it can:
+    `HttpProtocol`."""
 
     HEADERS = (
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -98,7 +99,8 @@ class EventStream(Generic[T]):
         async with self._open_source() as source, ClientWatch(receive, ping, self._ping_interval_s) as watch:
             await send({"type": "http.response.start", "status": 200, "headers": list(self.HEADERS)})
             if isinstance(source, Pushing):
-                last = await self._hand_over(source, send_body, scope.get("write_body", _cannot), watch)
+                write = scope["body_writer"]() if "body_writer" in scope else _cannot
+                last = await self._hand_over(source, send_body, write, watch)
             else:
                 # A task of its own: every wake-up walks down to the innermost await, and here that is two calls deep instead
                 # of a dozen below the routing. Cancelled with us, and over before the source is left.

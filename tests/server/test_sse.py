@@ -352,6 +352,6 @@ async def test_what_the_connection_can_write_at_once_is_not_sent(client):
         written.append(body)
         return True
 
-    await stream_of(source)({**SCOPE, "write_body": write}, client.receive, client.send)
+    await stream_of(source)({**SCOPE, "body_writer": lambda: write}, client.receive, client.send)
     assert written == [b"data: A\n\n", b"data: C\n\n"]
     assert client.bodies == [b"data: B\n\n", b"data: usage\n\n" + DONE]

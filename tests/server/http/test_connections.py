@@ -427,6 +427,28 @@ async def test_an_idle_connection_keeps_nothing_of_its_last_request(serve):
     assert server.clients.deadlines._timer is not None  # one for all of them
 
 
+async def test_tokens_that_are_there_before_their_reader_come_behind_the_head(serve):
+    """Which waits for what the same turn of the loop writes."""
+    server = await serve("abc", paused=True)
+    submit = server.engine.submit
+
+    def answering(*args, **options):
+        stream = submit(*args, **options)
+        server.engine.step()
+        return stream
+
+    server.engine.submit = answering
+    client = await server.raw()
+    body = json.dumps({**json.loads(BODY), "stream": True, "max_tokens": 2}).encode()
+    client.send(request(body, "Connection: close\r\n"))
+    await server.engine.until(lambda: bool(server.engine.live))
+    server.engine.step()
+    received = await client.rest()
+    assert received.startswith(b"HTTP/1.1 200 OK\r\n")
+    _, _, chunks = received.partition(b"\r\n\r\n")
+    assert chunks.index(b'"role"') < chunks.index(b'"content":"a"') < chunks.index(b'"content":"b"')
+
+
 # --- pipelining ---------------------------------------------------------------------------------------------------
 
 
