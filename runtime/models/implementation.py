@@ -167,7 +167,18 @@ def _through_transformers(architecture: str, config: Mapping[str, Any]) -> Trans
     return library.describe(architecture, config)
 
 
+# Models that are published twice: by the name that only code of their own knows, and as transformers has them.
+_AS_TRANSFORMERS_HAS_IT = {
+    "InternVLChatModel": "InternVLForConditionalGeneration",
+    "Phi4MMForCausalLM": "Phi4MultimodalForCausalLM",
+    "LlavaLlamaForCausalLM": "LlavaForConditionalGeneration",
+    "LlavaQwenForCausalLM": "LlavaOnevisionForConditionalGeneration",
+}
+
+
 def _nearest(architecture: str) -> str:
+    if architecture in _AS_TRANSFORMERS_HAS_IT:
+        return f"{_AS_TRANSFORMERS_HAS_IT[architecture]}, the same model as transformers has it"
     known = {*FAMILIES, *_tried()} - {architecture}
     return difflib.get_close_matches(architecture, known, n=1, cutoff=0.0)[0]
 

@@ -105,6 +105,14 @@ def test_odd_ones_are_what_a_person_would_see(name):
     assert set(picture.get_flattened_data()) == {colour}
 
 
+def test_inks_of_a_jpeg_are_the_colours_that_they_print():
+    """Adobe's, which are stored the other way round."""
+    data = stored(one_colour("CMYK", (0, 255, 255, 0), (16, 16)), "JPEG", quality=95)
+    assert b"Adobe" in data
+    picture = np.asarray(read_image(data, "x", max_pixels=LIMIT)).astype(int)
+    assert abs(picture - [255, 0, 0]).max() < 12
+
+
 def test_the_ground_can_be_another():
     clear = stored(one_colour("RGBA", (9, 9, 9, 0)))
     picture = read_image(clear, "x", max_pixels=LIMIT, background=[1, 2, 3])
@@ -113,7 +121,8 @@ def test_the_ground_can_be_another():
 
 @pytest.mark.parametrize(("orientation", "turned"), [
     (1, lambda rows: rows), (2, np.fliplr), (3, lambda rows: np.rot90(rows, 2)), (4, np.flipud),
-    (5, lambda rows: rows.transpose(1, 0, 2)), (6, lambda rows: np.rot90(rows, -1)), (8, np.rot90),
+    (5, lambda rows: rows.transpose(1, 0, 2)), (6, lambda rows: np.rot90(rows, -1)),
+    (7, lambda rows: np.rot90(rows, 2).transpose(1, 0, 2)), (8, np.rot90),
 ])  # fmt: skip
 def test_a_turned_camera_makes_no_turned_picture(orientation, turned):
     picture, exif = drawn(), Image.Exif()
