@@ -62,7 +62,7 @@ def main() -> int:
         if command == "ray":
             from server.ray import command as on_ray
 
-            return on_ray.main(argv)
+            return on_ray.main(argv, check_early)
         if command == "doctor":
             return examine(argv)
         config = parse(argv, os.environ)

@@ -53,7 +53,7 @@ class ServedIngress:
 
 
 def build(options: RayOptions, config: ServerConfig) -> Application:
-    """For `serve.run`. Called on a cluster, whose GPUs are looked at where `options` do not say how many."""
+    """For `serve.run`. Where `options` do not say how many GPUs each has, it looks at the cluster's."""
     gpus = num_gpus(options, config)
     own = dataclasses.replace(config, cors_origin=(), access_log=False)  # the ingress sees to both
     if not gpus and own.num_threads is None:
@@ -123,6 +123,10 @@ def num_gpus(options: RayOptions, config: ServerConfig) -> int:
     """Of each replica: all on one machine, since it is one process."""
     if options.gpus_per_replica is not None:
         return options.gpus_per_replica
-    if config.device == "cpu" or not ray.cluster_resources().get("GPU"):
+    if config.device == "cpu":
+        return 0
+    if not ray.is_initialized():  # as `serve run` has it, which takes the cluster that it finds
+        ray.init(namespace="serve")
+    if not ray.cluster_resources().get("GPU"):
         return 0
     return config.tensor_parallel_size * config.data_parallel_size

@@ -5,10 +5,11 @@ Without a cluster, one is begun on this machine, and ends with this process."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,14 +20,19 @@ from server.process.terminal import url_of
 from server.ray.options import USAGE, RayOptions
 
 NAME = "oneloop"  # of the application
+_ERROR = re.compile(r"[\w.]+(Error|Exception): \S")
 
 
-def main(argv: Sequence[str]) -> int:
-    """The exit code: 0 after a drain, 1 where nothing can be served. Raises ConfigError."""
+def main(argv: Sequence[str], check: Callable[[ServerConfig], None] = lambda config: None) -> int:
+    """The exit code: 0 after a drain, 1 where nothing can be served. `check`: what can be known of a server's options before
+    anything is begun; raises ConfigError.
+
+    Raises ConfigError."""
     if {"-h", "--help"} & {*argv}:
         print(USAGE, end="")
         return 0
     options, config = RayOptions.parse(argv, os.environ)
+    check(config)
     if find_spec("ray") is None:
         raise ConfigError("oneloop ray needs Ray: pip install 'oneloop[ray]'")
     return run(options, config)
@@ -56,8 +62,11 @@ def run(options: RayOptions, config: ServerConfig) -> int:
         serve.start(http_options=http_options(config))
         serve.run(build(options, config), name=NAME, route_prefix="/")
     except (RuntimeError, TimeoutError) as error:
-        print(f"oneloop: the application could not be deployed: {error}", file=sys.stderr)
+        deployed = serve.status().applications.get(NAME)
+        why = reasons({} if deployed is None else {name: each.message for name, each in deployed.deployments.items()})
         serve.shutdown()
+        ray.shutdown()
+        print(f"oneloop: the application could not be deployed: {why or error}", file=sys.stderr)
         return EXIT_NOTHING_TO_SERVE
     url = url_of((config.host, config.listen_port), secured=config.ssl_certfile is not None)
     print(f"\noneloop serves on {url}: {options.replicas} replicas on Ray Serve\n", flush=True)
@@ -68,6 +77,16 @@ def run(options: RayOptions, config: ServerConfig) -> int:
         serve.shutdown()
     ray.shutdown()
     return EXIT_DRAINED
+
+
+def reasons(messages: Mapping[str, str]) -> str:
+    """What the tracebacks that Serve has of deployments end with."""
+    ends = []
+    for name, message in messages.items():
+        found = [line for line in message.splitlines() if _ERROR.match(line)]
+        if found:
+            ends.append(f"{name}: {found[-1].partition(': ')[2]}")
+    return "; ".join(ends)
 
 
 def _quiet(is_ours: bool) -> dict[str, Any]:

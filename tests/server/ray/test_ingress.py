@@ -10,7 +10,7 @@ import pytest
 from orjson import dumps
 
 from runtime.api import FinishReason
-from server.ray import ingress
+from server.ray import ingress, replica
 from server.ray.forwarded import Head
 from server.ray.prefixes import CHUNK_BYTES
 from server.ray.replica import Replica, Unhealthy
@@ -226,3 +226,10 @@ async def test_a_replica_that_is_to_end_lets_its_requests_finish(cluster):
     assert body.endswith(b"data: [DONE]\n\n")
     await stopping
     assert engine.closed
+
+
+async def test_a_replica_whose_engine_dies_ends_its_process(cluster, monkeypatch):
+    ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(replica, "leave_at_once", lambda code, why: ended.set_result((code, why)))
+    cluster.engines[0].die("the device is gone")
+    assert await ended == (70, "the device is gone")
