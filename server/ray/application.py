@@ -46,7 +46,8 @@ class ServedReplica(Replica):
 class ServedIngress:
     def __init__(self, config: ServerConfig, replicas: DeploymentHandle) -> None:
         logs.begin(config.log_level, config.log_format)
-        self._app = without_repeats(ingress_app(config, ServeFleet(replicas)))
+        fleet = ServeFleet(replicas, ray.util.get_node_ip_address())
+        self._app = without_repeats(ingress_app(config, fleet))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app

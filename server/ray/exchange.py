@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from starlette.types import ASGIApp, Message
 
-from server.ray.forwarded import ACCEPTED, Forwarded, Head, Piece
+from server.ray.forwarded import Forwarded, Head
 
 
 class Exchange:
@@ -43,10 +43,9 @@ class Exchange:
             self._body.append(body)
         self._news.set()
 
-    async def pieces(self) -> AsyncGenerator[Piece]:
+    async def pieces(self) -> AsyncGenerator[Head | bytes]:
         """The answer, once. Whoever stops reading leaves by `leave`, or by closing this. Raises what the application raises."""
         try:
-            yield ACCEPTED
             begun = False
             while True:
                 await self._news.wait()

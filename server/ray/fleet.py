@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle
 
-from server.ray.forwarded import Answer, Forwarded, Piece
+from server.ray.channel import Delivery, Mailbox
+from server.ray.forwarded import Answer, Forwarded
 from server.wire.errors import ReplicaLost, TooManyRequests, Unavailable
 
 RETRY_AFTER_S = 5
@@ -17,12 +15,17 @@ BROADCAST_LIMIT_S = 30.0
 
 
 class ServeFleet:
-    def __init__(self, replicas: DeploymentHandle) -> None:
-        self._streaming = replicas.options(stream=True)
-        self._replicas = replicas
+    """`host`: an address of this machine, as replicas reach it."""
 
-    def answer(self, request: Forwarded) -> ServeStream:
-        return ServeStream(self._streaming.answer.remote(request))
+    def __init__(self, replicas: DeploymentHandle, host: str) -> None:
+        """Needs the running loop."""
+        self._replicas = replicas
+        self._mailbox = Mailbox(host)
+
+    async def answer(self, request: Forwarded) -> Delivery:
+        box = await self._mailbox.open()
+        called = self._replicas.deliver.remote(request, box.reply_to)
+        return Delivery(box, called, called.cancel, _as_ours)
 
     async def answer_all(self, request: Forwarded) -> list[Answer]:
         try:
@@ -32,32 +35,6 @@ class ServeFleet:
         except Exception as error:
             raise _as_ours(error) from error
         return answers
-
-
-class ServeStream:
-    def __init__(self, pieces: DeploymentResponseGenerator) -> None:
-        self._pieces = pieces
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._pieces.cancel()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Piece:
-        try:
-            piece: Piece = await self._pieces.__anext__()
-        except StopAsyncIteration:
-            raise
-        except Exception as error:
-            raise _as_ours(error) from error
-        return piece
 
 
 def _as_ours(error: Exception) -> Exception:

@@ -51,8 +51,8 @@ class Stream(Protocol):
 class Fleet(Protocol):
     """The replicas."""
 
-    def answer(self, request: Forwarded) -> Stream:
-        """Of the one that is chosen for it."""
+    async def answer(self, request: Forwarded) -> Stream:
+        """Of the one that is chosen for it, to be entered."""
         ...
 
     async def answer_all(self, request: Forwarded) -> Sequence[Answer]:
@@ -80,7 +80,7 @@ class Ingress:
             return
         owner = b"" if self._config.shared_prefix_cache else (tenant(scope) or "").encode()
         request = Forwarded.of(scope, body, prefixes_of(body, owner))
-        async with ClientWatch(receive) as watch, self._fleet.answer(request) as stream:
+        async with ClientWatch(receive) as watch, await self._fleet.answer(request) as stream:
             await self._relay(stream, scope, send)
         if watch.gone:
             raise ClientLeft

@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
@@ -24,8 +23,9 @@ from server.loaded.lifecycle import Lifecycle, Load
 from server.process.app import create_app
 from server.process.ending import EXIT_CANNOT_SERVE, leave_at_once
 from server.process.serve import DEATH_LIMIT_S, tracing_of, without_collections
+from server.ray.channel import Lines, ReplyTo
 from server.ray.exchange import Exchange
-from server.ray.forwarded import Answer, Forwarded, Head, Piece
+from server.ray.forwarded import ACCEPTED, Answer, Forwarded, Head
 from server.routes.service import Service
 
 logger = logging.getLogger("oneloop.ray")
@@ -46,6 +46,7 @@ class Replica:
         self._lifecycle = Lifecycle()
         self._service = Service(config, self._lifecycle, Offload(max_waiting=max(MAX_WAITING, config.max_queue)))
         self._tasks: set[asyncio.Task[None]] = set()  # those of requests
+        self._lines = Lines()
         self._death: asyncio.Task[None] | None = None
         self._app: ASGIApp | None = None
         self._tracing = tracing_of(config)
@@ -85,11 +86,14 @@ class Replica:
         self._tasks.add(exchange.when_over(self._tasks.discard))
         return exchange
 
-    async def answer(self, request: Forwarded) -> AsyncGenerator[Piece]:
-        """The answer, piece by piece; the request ends when nobody reads any more."""
+    async def deliver(self, request: Forwarded, reply_to: ReplyTo) -> None:
+        """Sends the answer piece by piece, and returns behind the last one; cancelled, it ends the request. Raises OSError."""
+        line = await self._lines.to(reply_to)
+        line.send(reply_to.number, ACCEPTED)
         async with aclosing(self._begin(request).pieces()) as pieces:
             async for piece in pieces:
-                yield piece
+                line.send(reply_to.number, piece)
+        line.end(reply_to.number)
 
     async def answer_whole(self, request: Forwarded) -> Answer:
         head, body = Head(500, []), b""
@@ -97,7 +101,7 @@ class Replica:
             async for piece in pieces:
                 if isinstance(piece, Head):
                     head = piece
-                elif piece is not None:
+                else:
                     body += piece
         return Answer(self.name, head.status, head.headers, body)
 
@@ -111,6 +115,7 @@ class Replica:
             await engines.drain(loaded.engines, self._config.drain_timeout)
             await engines.close(loaded.engines)
         self._service.offload.close()
+        self._lines.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
         gc.unfreeze()

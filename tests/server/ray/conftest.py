@@ -10,8 +10,9 @@ import pytest
 
 from server.config.server_config import ServerConfig
 from server.loaded.defaults import SamplingDefaults
+from server.ray.channel import Delivery, Mailbox
 from server.ray.exchange import Exchange
-from server.ray.forwarded import Answer, Forwarded, Head, Piece
+from server.ray.forwarded import Answer, Forwarded, Head
 from server.ray.ingress import ingress_app
 from server.ray.replica import Replica
 from server.wire.errors import ReplicaLost
@@ -19,47 +20,31 @@ from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 
 
-class LocalStream:
-    """`lost`: once it is set, the replica is gone, wherever the answer stands."""
-
-    def __init__(self, pieces, lost: asyncio.Event) -> None:
-        self._pieces = pieces
-        self._lost = lost
-
-    async def __aenter__(self) -> LocalStream:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._pieces.aclose()
-
-    def __aiter__(self) -> LocalStream:
-        return self
-
-    async def __anext__(self) -> Piece:
-        piece = asyncio.ensure_future(anext(self._pieces))
-        lost = asyncio.ensure_future(self._lost.wait())
-        try:
-            await asyncio.wait({piece, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if piece.done():
-                return piece.result()
-            raise ReplicaLost
-        finally:
-            lost.cancel()
-            if piece.cancel():
-                await asyncio.wait({piece})
-
-
 class LocalFleet:
-    """All requests go to the first replica. `lost`: set, it is gone."""
+    """All requests go to the first replica. `lost`: set, it is gone, wherever an answer stands."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.replicas = replicas
         self.lost = asyncio.Event()
         self.requests: list[Forwarded] = []
+        self.mailbox = Mailbox("127.0.0.1")
 
-    def answer(self, request: Forwarded) -> LocalStream:
+    async def answer(self, request: Forwarded) -> Delivery:
         self.requests.append(request)
-        return LocalStream(self.replicas[0].answer(request), self.lost)
+        box = await self.mailbox.open()
+        called = asyncio.ensure_future(self.replicas[0].deliver(request, box.reply_to))
+        return Delivery(box, self._unless_lost(called), called.cancel)
+
+    async def _unless_lost(self, called: asyncio.Future[None]) -> None:
+        lost = asyncio.ensure_future(self.lost.wait())
+        try:
+            await asyncio.wait({called, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not called.done():
+                called.cancel()
+                raise ReplicaLost
+            called.result()
+        finally:
+            lost.cancel()
 
     async def answer_all(self, request: Forwarded) -> list[Answer]:
         return [await each.answer_whole(request) for each in self.replicas]
@@ -98,10 +83,8 @@ class Cluster:
 
     async def ask(self, path: str, body: bytes = b"", method: str = "POST", **headers: str) -> tuple[Head, bytes]:
         """A whole answer."""
-        found: list[Piece] = []
         async with aclosing(self.exchange(path, body, method, **headers).pieces()) as pieces:
-            found += [piece async for piece in pieces]
-        head, *rest = [piece for piece in found if piece is not None]
+            head, *rest = [piece async for piece in pieces]
         assert isinstance(head, Head)
         return head, b"".join(piece for piece in rest if isinstance(piece, bytes))
 
@@ -118,3 +101,4 @@ async def cluster(request) -> AsyncIterator[Cluster]:
     yield made
     for each in made.replicas:
         await each.stop()
+    await made.fleet.mailbox.close()

@@ -195,11 +195,10 @@ async def test_paths_that_are_none_are_refused_as_ever(cluster):
 async def test_a_request_that_nobody_takes_is_refused_in_time(cluster, monkeypatch):
     monkeypatch.setattr(ingress, "ACCEPT_LIMIT_S", 0.001)
 
-    async def nobody(request):
+    async def nobody(request, reply_to):
         await asyncio.Event().wait()
-        yield None
 
-    monkeypatch.setattr(cluster.replicas[0], "answer", nobody)
+    monkeypatch.setattr(cluster.replicas[0], "deliver", nobody)
     head, body = await cluster.ask(CHAT, body_of(CHAT, stream=True))
     assert (head.status, json.loads(body)["error"]["code"]) == (503, "service_unavailable")
 
