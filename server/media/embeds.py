@@ -51,6 +51,30 @@ def prompt_item(data: bytes, where: str) -> MediaItem:
     return MediaItem(EMBEDS, sha256(b"prompt:" + data).digest(), positions, {EMBEDS: vectors})
 
 
+def stored(arrays: Mapping[str, Any], where: str) -> bytes:
+    """Arrays and tensors of a program, as such a file: vectors [N, W], or [1, N, W], and grids. Raises ValueError."""
+    head: dict[str, Any] = {}
+    body = b""
+    for name, value in arrays.items():
+        array = _array(value, name, where)
+        kind = "F32" if array.dtype.kind == "f" else "I64"
+        data = np.ascontiguousarray(array, _TYPES[kind]).tobytes()
+        head[name] = {"dtype": kind, "shape": array.shape, "data_offsets": (len(body), len(body) + len(data))}
+        body += data
+    text = json.dumps(head).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def _array(value: Any, name: str, where: str) -> Array:
+    if hasattr(value, "detach"):  # torch's, of which numpy does not know bfloat16
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() else value).numpy()
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"{where}: {name} is {type(value).__name__}, not an array of numbers")
+    return array[0] if array.ndim == 3 and len(array) == 1 else array
+
+
 def _tensors(data: bytes, where: str) -> Iterator[tuple[str, Array]]:
     """Raises InvalidMedia."""
     size = int.from_bytes(data[:8], "little")

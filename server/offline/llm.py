@@ -254,7 +254,9 @@ class LLM:
         cancel = threading.Event()
         background = LoopThread("oneloop-llm")
         try:
-            unbounded = dataclasses.replace(config, max_queue=UNBOUNDED, max_media_memory_gb=UNBOUNDED_GB)
+            unbounded = dataclasses.replace(
+                config, max_queue=UNBOUNDED, max_media_memory_gb=UNBOUNDED_GB, enable_mm_embeds=True
+            )
             self._core: _Core | None = background.run(_Core.load(unbounded, cancel))
         except BaseException:
             cancel.set()

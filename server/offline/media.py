@@ -1,10 +1,12 @@
 """Media as programs give them: pictures of Pillow's, arrays, bytes, paths and URLs, in messages and beside prompts.
 
 In messages, parts of the HTTP API, or {"type": "image", "image": …} ("audio", "video"; vLLM's "image_pil", too). Beside a prompt
-vLLM's `multi_modal_data`: by modality, one or a list of them. Files of a path are the program's own to read."""
+vLLM's `multi_modal_data`: by modality, one or a list of them. Files of a path are the program's own to read. Embeddings: arrays or
+tensors below "image_embeds" or "audio_embeds"; beside a prompt, as in vLLM, also a tensor of numbers in place of a picture."""
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,10 +16,12 @@ from msgspec.structs import replace
 
 from server.config.option import did_you_mean
 from server.generate.request import Message
+from server.media.embeds import stored
 from server.media.limits import MODALITIES
 from server.media.part import Given, MediaPart, Modality, Url
 
 _KINDS: Final[Mapping[str, Modality]] = {"image": "image", "image_pil": "image", "audio": "audio", "video": "video"}
+_EMBEDS: Final = ("image_embeds", "audio_embeds")
 _SCHEMES: Final = ("data:", "http:", "https:")
 _SHOWN: Final = "data:,"  # stands in the wire's form of a message for what it has no words for
 
@@ -31,8 +35,29 @@ def beside_prompt(data: Mapping[str, Any]) -> list[MediaPart]:
         modality = cast("Modality", name)
         for number, one in enumerate(value if isinstance(value, list) else [value]):
             where = f"multi_modal_data.{name}" + (f"[{number}]" if isinstance(value, list) else "")
+            if (embeds := _embeds(one, f"{name}_embeds")) is not None:
+                source = Given(stored(embeds, where))
+                found.append(MediaPart(modality, source, where, f"{name}_embeds", is_embeds=True))
+                continue
             found.append(MediaPart(modality, source_of(one, where), where, name))
     return found
+
+
+def prompt_embeds(value: Any) -> str:
+    """Base64 of a file, as /v1/completions takes it. Raises ValueError."""
+    return _base64(stored({"prompt_embeds": value}, "prompt_embeds"))
+
+
+def _embeds(value: Any, name: str) -> Mapping[str, Any] | None:
+    """Arrays by name, where `value` is what an encoder made elsewhere."""
+    if isinstance(value, Mapping) and name in value:
+        return cast("Mapping[str, Any]", value)
+    is_tensor = hasattr(value, "is_floating_point") and value.is_floating_point() and value.ndim in (2, 3)
+    return {name: value} if is_tensor and value.shape[-3:-2] in ((), (1,)) else None
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def source_of(value: Any, where: str) -> Url | Given:
@@ -74,6 +99,9 @@ class Objects:
 
     def _part(self, part: Any, where: str) -> Any:
         kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and kind in _EMBEDS and not isinstance(part.get(kind), str):
+            arrays = {name: value for name, value in part.items() if name != "type"}
+            return {"type": kind, kind: _base64(stored(arrays, where))}
         if not isinstance(kind, str) or kind not in _KINDS or kind not in part:
             return part
         if unknown := [name for name in part if name not in ("type", kind)]:

@@ -100,8 +100,8 @@ def ask_to_pool(
 
     Raises ValueError, and so does what it returns."""
     given = [plain(prompt) for prompt in several(prompts)]
-    if any(prompt.media for prompt in given):
-        raise ValueError("multi_modal_data: what is pooled is text")
+    if any(prompt.media or prompt.embeds is not None for prompt in given):
+        raise ValueError("multi_modal_data, prompt_embeds: what is pooled is text")
     each = list(params) if isinstance(params, Sequence) else [params or PoolingParams()] * len(given)
     if len(each) != len(given):
         raise ValueError(f"pooling_params: {len(each)} for {len(given)} prompts; give one for all or one for each")

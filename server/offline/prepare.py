@@ -102,9 +102,8 @@ class Prepared:
 def of_prompt(prompt: Prompt, params: SamplingParams, lora: LoRARequest | None = None) -> Prepared:
     found = plain(prompt)
     salt = {} if found.cache_salt is None else {"cache_salt": found.cache_salt}
-    request = requests.of_completion(
-        decoded(request_types.COMPLETION, {"prompt": found.given, **params.fields, **salt})
-    )
+    asked = {"prompt": found.given} if found.embeds is None else {"prompt_embeds": found.embeds}
+    request = requests.of_completion(decoded(request_types.COMPLETION, {**asked, **params.fields, **salt}))
     if found.media:
         assert isinstance(request.prompt, Prompts), "a prompt by itself"
         request = replace(

@@ -9,15 +9,14 @@ from typing import Any
 
 from server.config.option import did_you_mean
 from server.media.part import MediaPart
-from server.offline.media import beside_prompt
+from server.offline.media import beside_prompt, prompt_embeds
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
-_READ = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data", "mm_processor_kwargs")
+_READ = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data", "mm_processor_kwargs", "prompt_embeds")
 # What vLLM's prompts may have beside these, and nothing here reads.
 _UNREAD = {
     "multi_modal_uuids": "media are known by what they are",
-    "prompt_embeds": "prompts are text or token ids here; /v1/completions takes embeddings",
     "token_type_ids": "no model here has them",
     "encoder_prompt": "models with an encoder are not served",
     "decoder_prompt": "models with an encoder are not served",
@@ -27,13 +26,14 @@ _UNREAD = {
 @dataclass(frozen=True, slots=True)
 class PlainPrompt:
     """`given`: as the API takes it. `text`: as it was given, where it was text. `media`: what stands at its placeholders, and how
-    it is processed."""
+    it is processed. `embeds`: what is in its place, as the API takes it."""
 
     given: str | list[list[int]]
     text: str | None
     cache_salt: str | None = None
     media: Sequence[MediaPart] = ()
     processor_kwargs: Mapping[str, Any] | None = None
+    embeds: str | None = None
 
 
 def plain(prompt: Prompt) -> PlainPrompt:
@@ -46,7 +46,11 @@ def plain(prompt: Prompt) -> PlainPrompt:
                 raise ValueError(f"a prompt's {key} is not supported: {_UNREAD[key]}")
         elif key not in _READ:
             raise ValueError(f"a prompt has no key {key!r}{did_you_mean(str(key), _READ)}")
-    text, ids, salt, data, processor_kwargs = (prompt.get(key) for key in _READ)
+    text, ids, salt, data, processor_kwargs, embeds = (prompt.get(key) for key in _READ)
+    if embeds is not None:
+        if unread := [key for key in ("prompt", "prompt_token_ids", "multi_modal_data") if prompt.get(key)]:
+            raise ValueError(f"prompt_embeds stands in the place of {unread[0]}: give one of them")
+        return PlainPrompt("", None, salt, embeds=prompt_embeds(embeds))
     media = beside_prompt(data or {})
     if text is not None and not isinstance(text, str):
         raise ValueError(f"a prompt's 'prompt' is text, not {type(text).__name__}")
@@ -55,7 +59,7 @@ def plain(prompt: Prompt) -> PlainPrompt:
             raise ValueError("multi_modal_data belongs to a prompt of text, in which placeholders stand for it")
         return PlainPrompt(_ids(ids), text, salt)
     if text is None:
-        raise ValueError("a prompt that is a dict needs 'prompt' or 'prompt_token_ids'")
+        raise ValueError("a prompt that is a dict needs 'prompt', 'prompt_token_ids' or 'prompt_embeds'")
     return PlainPrompt(text, text, salt, media, processor_kwargs)
 
 

@@ -31,7 +31,7 @@ def test_dict_prompts_are_text_or_ids(llm, fake):  # noqa: F811
         ({"prompt": "a", "multi_modal_data": {"image": "/no/such"}}, "multi_modal_data.image: /no/such cannot be read"),
         ({"prompt_token_ids": [5], "multi_modal_data": {"image": b"a"}}, "belongs to a prompt of text"),
         ({"promt": "a"}, "no key 'promt' (did you mean prompt?)"),
-        ({}, "needs 'prompt' or 'prompt_token_ids'"),
+        ({}, "needs 'prompt', 'prompt_token_ids' or 'prompt_embeds'"),
         ({"prompt": [1, 2]}, "'prompt' is text, not list"),
         ({"prompt_token_ids": "12"}, "cannot be interpreted as an integer"),
     ],

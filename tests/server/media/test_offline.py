@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from server import LLM, SamplingParams
 from server.media.limits import UNBOUNDED_GB
@@ -21,7 +22,8 @@ def seeing(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(seeing):
-    with LLM(str(seeing.tiny.folder), device="cpu", dtype="float32", max_model_len=512, num_kv_blocks=64) as llm:
+    options = {"max_model_len": 512, "num_kv_blocks": 64, "enable_prompt_embeds": True}
+    with LLM(str(seeing.tiny.folder), device="cpu", dtype="float32", **options) as llm:
         yield llm
 
 
@@ -66,7 +68,46 @@ def test_pictures_beside_a_prompt(llm, seeing):
     assert ids(llm.generate(prompts, GREEDY, use_tqdm=False)) == expected
 
 
+@torch.inference_mode()
+def test_what_an_encoder_elsewhere_made_of_a_picture_is_seen_like_it(llm, seeing):
+    pixels = seeing.tiny.processor(text=["<image>"], images=[PICTURE], return_tensors="pt")["pixel_values"]
+    outputs = seeing.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
+    vectors = torch.cat(list(outputs))
+    expected = seeing.answer("A <image> is", [PICTURE], 6)
+    forms = [vectors, vectors[None], {"image_embeds": vectors.numpy()}]
+    prompts = [{"prompt": "A <image> is", "multi_modal_data": {"image": form}} for form in forms]
+    assert ids(llm.generate(prompts, GREEDY, use_tqdm=False)) == [expected] * 3
+    question = [
+        {"type": "text", "text": "What is "},
+        {"type": "image", "image": PICTURE},
+        {"type": "text", "text": "?"},
+    ]
+    given = [question[0], {"type": "image_embeds", "image_embeds": vectors}, question[2]]
+    asked = [[{"role": "user", "content": parts}] for parts in (question, given)]
+    seen, told = ids(llm.chat(asked, GREEDY, use_tqdm=False))
+    assert told == seen
+
+
+@torch.inference_mode()
+def test_embeddings_in_the_place_of_a_prompt(llm, seeing):
+    prompt = [5, 9, 30, 31]
+    vectors = seeing.model.get_input_embeddings()(torch.tensor(prompt))
+    given = [
+        {"prompt_token_ids": prompt},
+        {"prompt_embeds": vectors},
+        {"prompt_embeds": vectors.bfloat16().float().numpy()[None]},
+    ]
+    by_ids, by_vectors, _ = llm.generate(given, GREEDY, use_tqdm=False)
+    assert by_vectors.outputs[0].token_ids == by_ids.outputs[0].token_ids
+    assert len(by_vectors.prompt_token_ids) == 4
+
+
 @pytest.mark.parametrize(("prompt", "reason"), [
+    ({"prompt_embeds": np.zeros((2, 64)), "prompt": "a"}, "stands in the place of prompt: give one of them"),
+    ({"prompt_embeds": np.zeros((2, 63))}, r"embeddings \[2, 63\] for 2 tokens: those of this model are \[2, 64\]"),
+    ({"prompt_embeds": np.zeros((2, 3, 64))}, r"not numbers \[tokens, width\]"),
+    ({"prompt_embeds": np.array(["a"])}, "prompt_embeds is ndarray, not an array of numbers"),
+    ({"prompt_embeds": np.full((2, 64), np.nan)}, "numbers that are none"),
     ({"prompt": "no place", "multi_modal_data": {"image": PICTURE}}, r"0 placeholders \(<image>\) for 1 pictures"),
     ({"prompt": "<image><image>", "multi_modal_data": {"image": PICTURE}}, "2 placeholders"),
     ({"prompt": "<image>", "multi_modal_data": {"image": PICTURE}, "mm_processor_kwargs": {"size": 1}}, "size is not one of"),
