@@ -156,7 +156,7 @@ class DeviceInputs:
 
     def upload(self, rows: Sequence[ScheduledRow], shape: StepShape) -> None:
         """Enqueue everything that `rows` bring, padded to `shape`: what `placed` shows until the next call's work runs."""
-        num_tokens = sum(row.num_tokens for row in rows)
+        num_tokens = len(rows) if shape.uniform else sum([row.num_tokens for row in rows])
         _enter(rows, lambda binding: binding.adapter_slot, self._entered_slots, self._adapter_slots)
         _enter(rows, lambda binding: binding.rope_delta, self._entered_deltas, self._rope_deltas)
         tables, indices, values = self._new_entries(rows)
@@ -164,7 +164,8 @@ class DeviceInputs:
             first = [tables[:_UPDATES], indices[:_UPDATES], values[:_UPDATES]]
             self._unpack(torch.tensor(first, dtype=torch.int32).view(-1), 0, 0, _UPDATES, StepShape(0, 0, False))
             tables, indices, values = tables[_UPDATES:], indices[_UPDATES:], values[_UPDATES:]
-        parts: list[_Int32s | list[int]] = [*self._pack(rows), tables, indices, values]
+        packed = _pack_uniform(rows) if shape.uniform else self._pack(rows)
+        parts: list[_Int32s | list[int]] = [*packed, tables, indices, values]
         if shape.drafts:
             parts.insert(0, _by_token(rows, shape.num_tokens))
         pinned = next(self._packed)
@@ -339,6 +340,18 @@ class DeviceInputs:
             self._device_packed[begin:], self._tensors, num_tokens=num_tokens, num_rows=num_rows, num_updates=num_updates,
             padded_tokens=shape.num_tokens, padded_rows=shape.num_rows,
         )  # fmt: skip
+
+
+def _pack_uniform(rows: Sequence[ScheduledRow]) -> list[_Int32s]:
+    """What `DeviceInputs._pack` gives for the rows of a uniform step, sooner."""
+    table_rows = np.array([row.row for row in rows], np.int32)
+    restarts = np.array([row.restart for row in rows], np.int32)
+    samples = np.array([type(work := row.work) is Sample and not work.masked for row in rows], np.int32)
+    ids = -1 - table_rows
+    for place, row in enumerate(rows):
+        if row.token_ids:
+            ids[place] = row.token_ids[0]
+    return [ids, table_rows, np.arange(len(rows), dtype=np.int32), restarts, samples]
 
 
 def _of_tokens(table: Tensor, by_row: ops.AttentionMeta, num_tokens: int) -> Tensor:

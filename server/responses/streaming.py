@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from runtime.api import Output, TokenStream
+from runtime.api import Output, Pushing, Take, TokenStream
 from server.responses.events import ResponseEvents, frame
 
 
@@ -34,6 +34,18 @@ class AnnouncedStream:
             self._announced = True
             return ()
         return await self._stream.__anext__()
+
+    async def hand_to(self, take: Take) -> None:
+        """See `Pushing`."""
+        self._announced = True
+        if (rest := take(())) is not None:
+            await rest()
+        if isinstance(self._stream, Pushing):
+            await self._stream.hand_to(take)
+            return
+        async for outputs in self._stream:
+            if (rest := take(outputs)) is not None:
+                await rest()
 
 
 class EventFrames:

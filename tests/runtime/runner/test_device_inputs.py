@@ -101,6 +101,18 @@ def test_beside_guesses_each_token_is_a_query_of_its_own_but_states_are_by_row(m
     assert step.drafts.ids.tolist() == [-1, 11, 12, -1, -1, -1]
 
 
+def test_a_step_of_decodes_is_packed_as_any_other():
+    inputs = DeviceInputs(8, 64, 64, PLAIN, steps_in_flight=2, device=torch.device("cpu"))
+    rows = [
+        scheduled(3, 9, (), late=True), scheduled(5, 7, (42,)), scheduled(0, 6, (), late=True, samples=False),
+        scheduled(7, 5, (), late=True)._replace(work=Sample(masked=True)), scheduled(1, 4, (8,))._replace(restart=4),
+    ]  # fmt: skip
+    assert StepShape.of(rows).uniform
+    any_other, decodes = inputs._pack(rows), device_inputs._pack_uniform(rows)
+    assert [part.tolist() for part in decodes] == [part.tolist() for part in any_other]
+    assert {part.dtype for part in decodes} == {np.dtype(np.int32)}
+
+
 def test_padding_has_no_slot_no_row_and_no_query(inputs):
     inputs.upload([scheduled(1, 0, (5,) * 20, blocks=tuple(range(5)))], StepShape(20, 1, False))
     step = filled(inputs, [scheduled(3, 0, (8, 9), blocks=(2,))], StepShape(16, 4, False))
