@@ -330,7 +330,10 @@ class Engine:
         try:
             await self._run()
         except _DeviceLost as error:
-            self._die(f"the device cannot compute any more: {type(error.__cause__).__name__}")
+            where = ", ".join(getattr(error.__cause__, "__notes__", ()))
+            self._die(
+                f"the device cannot compute any more: {type(error.__cause__).__name__}" + (where and f" ({where})")
+            )
         except Exception as error:
             # A bug of ours, not of a request: say so to everybody instead of letting them wait.
             log.exception("the engine loop died")

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -72,7 +73,8 @@ class Group:
         self.size = size
         self._lock = threading.Lock()
         self._steps = [0] * size  # claimed by each rank
-        self._under_way: dict[int, Meeting] = {}
+        self._unclaimed: dict[int, Meeting] = {}  # by some
+        self._under_way: WeakSet[Meeting] = WeakSet()
         self._ended = False
 
     def claim(self, number: int) -> Meeting:
@@ -82,16 +84,17 @@ class Group:
                 raise Apart("another rank will compute no step any more")
             step = self._steps[number]
             self._steps[number] += 1
-            meeting = self._under_way.setdefault(step, Meeting(self.size))
+            meeting = self._unclaimed.setdefault(step, Meeting(self.size))
+            self._under_way.add(meeting)
             if min(self._steps) > step:
-                del self._under_way[step]  # those who have claimed it keep it
+                del self._unclaimed[step]  # those who have claimed it keep it
             return meeting
 
     def end(self) -> None:
         """A rank has gone for good: whoever waits for it, and whoever would, fails."""
         with self._lock:
             self._ended = True
-            for meeting in self._under_way.values():
+            for meeting in list(self._under_way):
                 meeting.leave()
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from runtime.batch import ScheduledBatch
 from runtime.constrain.masks import RowMasks
-from runtime.fault import Fault
+from runtime.fault import Fault, WorkerGone
 from runtime.gpu_event import GpuEvent
 from runtime.parallel.group import Apart
 from runtime.step import ForwardOutput, Runner, Step
@@ -29,7 +29,7 @@ class RankRunners:
         return [asyncio.ensure_future(_all(each)) for each in of_ranks]
 
     def launch(self, batch: ScheduledBatch) -> Step:
-        return _step(batch, self._each(self._runners, lambda runner: runner.launch(batch)))
+        return self._step(batch, self._each(self._runners, lambda runner: runner.launch(batch)))
 
     def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
         return self._output(batch, self._each(self._runners, lambda runner: runner.launch_forward(batch)))
@@ -43,19 +43,33 @@ class RankRunners:
 
     def _output(self, batch: ScheduledBatch, outputs: Sequence[ForwardOutput]) -> ForwardOutput:
         def sample(some: ScheduledBatch, masks: RowMasks) -> Step:
-            return _step(some, self._each(outputs, lambda output: output.sample(some, masks)))
+            return self._step(some, self._each(outputs, lambda output: output.sample(some, masks)))
 
         def snapshot_logits(some: ScheduledBatch) -> ForwardOutput:
             return self._output(some, self._each(outputs, lambda output: output.snapshot_logits(some)))
 
-        return ForwardOutput(batch, sample, snapshot_logits, lambda: EveryEvent([output.done() for output in outputs]))
+        return ForwardOutput(
+            batch, sample, snapshot_logits, lambda: self._all_of([output.done() for output in outputs])
+        )
+
+    def _step(self, batch: ScheduledBatch, steps: Sequence[Step]) -> Step:
+        first = steps[0]
+        done = self._all_of([step.done for step in steps])
+        return Step(batch, done, first.read, first.read_prompt_logprobs, first.idle_before_s, first.was_captured)
+
+    def _all_of(self, events: Sequence[GpuEvent]) -> GpuEvent:
+        return EveryEvent(events, "rank", self._end)
 
     def _each(self, of: Sequence[S], launch: Callable[[S], L]) -> list[L]:
+        launched: list[L] = []
         try:
-            return [launch(each) for each in of]
-        except BaseException:
+            for each in of:
+                launched += [launch(each)]
+        except BaseException as error:
             self._end()  # those before it would wait for it
+            blame(error, "rank", len(launched), len(of))
             raise
+        return launched
 
 
 async def _all(ends: Sequence[asyncio.Future[None]]) -> None:
@@ -65,21 +79,32 @@ async def _all(ends: Sequence[asyncio.Future[None]]) -> None:
             raise error
 
 
-def _step(batch: ScheduledBatch, steps: Sequence[Step]) -> Step:
-    first = steps[0]
-    done = EveryEvent([step.done for step in steps])
-    return Step(batch, done, first.read, first.read_prompt_logprobs, first.idle_before_s, first.was_captured)
+def blame(error: BaseException, kind: str, number: int, size: int) -> None:
+    """Have an error say that it came of `kind` `number` of `size`, once."""
+    note = f"{kind} {number} of {size}"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
 class EveryEvent:
-    """When all have happened."""
+    """When all have happened, one in each rank or stage."""
 
-    def __init__(self, events: Sequence[GpuEvent]) -> None:
-        self._events = events
+    def __init__(self, events: Sequence[GpuEvent], kind: str, end: Callable[[], None]) -> None:
+        """`kind`: what there is one event of. `end`: has those fail that wait for one whose thread has gone."""
+        self._events, self._kind, self._end = events, kind, end
 
     async def wait(self) -> None:
-        """Raises what one raised that was not merely left alone by another."""
-        ends = await asyncio.gather(*(event.wait() for event in self._events), return_exceptions=True)
+        """Raises what one raised that was not merely left alone by another; a note says which."""
+        ends = await asyncio.gather(*map(self._wait, range(len(self._events))), return_exceptions=True)
         errors = [end for end in ends if isinstance(end, BaseException)]
         if errors:
             raise min(errors, key=lambda error: isinstance(error, Apart))
+
+    async def _wait(self, number: int) -> None:
+        try:
+            await self._events[number].wait()
+        except Exception as error:
+            if isinstance(error, WorkerGone):
+                self._end()
+            blame(error, self._kind, number, len(self._events))
+            raise

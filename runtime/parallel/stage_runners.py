@@ -16,7 +16,7 @@ from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow
 from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault
 from runtime.gpu_event import GpuEvent
-from runtime.parallel.runners import EveryEvent
+from runtime.parallel.runners import EveryEvent, blame
 from runtime.parallel.stages import Draws, HostStage, Line, Passage, Turn
 from runtime.step import ForwardOutput, Runner, Step
 
@@ -118,13 +118,14 @@ class StageRunners:
         return replace(output, sample=sample, snapshot_logits=snapshot_logits)
 
     def _behind(self, early: Sequence[GpuEvent], step: Step) -> Step:
-        return replace(step, done=EveryEvent([*early, step.done]))
+        return replace(step, done=EveryEvent([*early, step.done], "stage", self._end))
 
     def _launched(self, number: int, launch: Callable[[Runner], L]) -> L:
         try:
             return launch(self._runners[number])
-        except BaseException:
+        except BaseException as error:
             self._end()  # other stages would wait for this one
+            blame(error, "stage", number % len(self._runners), len(self._runners))
             raise
         finally:
             for stage in self._stages[number]:

@@ -12,12 +12,13 @@ from runtime.models.spec.model import UnsupportedModel
 from runtime.parallel.group import Apart
 from runtime.parallel.runners import EveryEvent
 from runtime.runner.runner import ModelRunner
+from runtime.runner.worker import _Job
 from runtime.start import plan_engine, start_engine
 from tests.runtime.parallel.conftest import quiet
 
 
 def options(**more) -> EngineConfig:
-    return EngineConfig(device="cpu", num_kv_blocks=64, tensor_parallel_size=2, **more)
+    return EngineConfig(**{"device": "cpu", "num_kv_blocks": 64, "tensor_parallel_size": 2} | more)
 
 
 async def answer(engine, ids, **params) -> tuple[list[int], list, str | None]:
@@ -69,6 +70,31 @@ async def test_a_step_that_fails_on_one_rank_ends_its_requests_and_no_others(fil
         await engine.close()
 
 
+@pytest.mark.parametrize(
+    ("sizes", "where"),
+    [
+        ({"tensor_parallel_size": 2}, "rank 1 of 2"),
+        ({"tensor_parallel_size": 1, "pipeline_parallel_size": 2}, "stage 1 of 2"),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "rank 1 of 2, stage 1 of 2"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_device_that_has_gone_in_the_midst_of_a_step_is_the_end_and_is_named(files, sizes, where):
+    """Others wait for it within a step that it will never compute."""
+    engine = await start_engine(options(**sizes), files, quiet)
+    runner = engine._runner
+    while hasattr(runner, "_runners"):
+        runner = runner._runners[-1]
+    last, error = runner._lane._worker, None
+    async with engine.submit([Request("r", [3, 4], SamplingParams(100, ignore_eos=True))]) as stream:
+        async for (output,) in stream:
+            last._jobs.put(_Job(lambda: None, None))  # nobody can be told what became of it: its thread ends
+            error = output.error or error
+    assert error == await engine.death() == f"the device cannot compute any more: WorkerGone ({where})"
+    assert engine.health().hopeless
+    await engine.close()
+
+
 async def test_a_rank_that_cannot_be_loaded_is_what_starting_fails_with(files, monkeypatch):
     from runtime.models import load
 
@@ -99,6 +125,9 @@ async def test_the_error_of_the_rank_that_failed_is_told_not_that_of_those_left_
             if self.error is not None:
                 raise self.error
 
-    with pytest.raises(KeyError):
-        await EveryEvent([Event(Apart("alone")), Event(None), Event(KeyError("broken"))]).wait()
-    await EveryEvent([Event(None), Event(None)]).wait()
+    ended = [False]
+    with pytest.raises(KeyError) as caught:
+        await EveryEvent([Event(Apart("alone")), Event(None), Event(KeyError("broken"))], "rank", ended.clear).wait()
+    assert caught.value.__notes__ == ["rank 2 of 3"]
+    await EveryEvent([Event(None), Event(None)], "rank", ended.clear).wait()
+    assert ended, "of one whose thread goes on"
