@@ -172,7 +172,7 @@ async def test_any_guesses_leave_the_tokens_as_they_are(make):
 
 
 async def test_steps_with_guesses_are_replayed_where_they_are_not_too_long(monkeypatch):
-    """Of two rows with 3 tokens each; of one with 2, but not beside a prompt; nor of more than 64 tokens."""
+    """Of two rows with 3 tokens each; of one with 2, but not beside a prompt; nor of more than 96 tokens."""
     runner = make_runner("replayed", Remembering(), monkeypatch, max_model_len=64, rows=len(PROMPTS))
     replayed = runner._graphs._pool.replayed
     await runner.launch(batch_of(prompt(0), prompt(1))).result()
@@ -180,7 +180,8 @@ async def test_steps_with_guesses_are_replayed_where_they_are_not_too_long(monke
     await runner.launch(batch_of(*(behind(row, start, (1, 2)) for row, start in enumerate(starts)))).result()
     await runner.launch(batch_of(behind(0, starts[0] + 1, (3,)), prompt(2))).result()
     await runner.launch(batch_of(behind(0, starts[0] + 2, (3,)))).result()
-    await runner.launch(batch_of(behind(0, starts[0] + 3, (3,) * 30), behind(1, starts[1] + 2, (3,) * 35))).result()
+    starts = [starts[0] + 3, starts[1] + 2, len(PROMPTS[2])]
+    await runner.launch(batch_of(*(behind(row, start, (3,) * 32) for row, start in enumerate(starts)))).result()
     assert [(shape.num_tokens, shape.num_rows, shape.drafts) for shape in replayed[1:]] == [(6, 5, True), (2, 2, True)]
     await runner.close()
 
