@@ -143,6 +143,10 @@ def check_early(config: ServerConfig) -> None:
             from server.loaded.adapters import AdapterModule
 
             AdapterModule.all_of(config.lora_modules)
+        if config.default_mm_loras is not None:
+            from server.loaded.adapters import by_modality
+
+            by_modality(config.default_mm_loras)
         if sizes != (None, None, None):
             from server.process.load import check_sizes
 

@@ -112,6 +112,8 @@ def _bad_adapters(options: ServerOptions) -> str | None:
             return f"{flag} needs --enable-lora"
         if isinstance(given, str) and not Path(given).is_dir():
             return f"{flag} {given}: no such folder"
+    if options.default_mm_loras is not None and not options.enable_lora:
+        return "--default-mm-loras needs --enable-lora"
     return None
 
 

@@ -127,6 +127,12 @@ class ServerOptions(EngineOptions):
         metavar="NAME=PATH",
         several=True,
     )
+    default_mm_loras: str | None = option(
+        None,
+        """adapters for requests with pictures, sounds or videos that name none: '{"audio": "name or folder"}'""",
+        group=MODEL,
+        metavar="JSON",
+    )
     lora_dir: str | None = option(
         None,
         "folder from below which POST /v1/load_lora_adapter may load adapters; from nowhere else",

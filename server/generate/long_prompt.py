@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from runtime.api import MediaItem, PreparedPrompt
+from runtime.api import Adapter, MediaItem, PreparedPrompt
 from server.context.offload import SHORT_CHARS, Offload
 from server.loaded.model import LoadedModel
 
@@ -13,9 +13,14 @@ LONG_PROMPT = SHORT_CHARS  # tokens: to check and hash them is about as much wor
 
 
 async def prepared(
-    loaded: LoadedModel, offload: Offload, ids: Sequence[int], salt: str | None, media: tuple[MediaItem, ...] = ()
+    loaded: LoadedModel,
+    offload: Offload,
+    ids: Sequence[int],
+    salt: str | None,
+    media: tuple[MediaItem, ...] = (),
+    adapter: Adapter | None = None,
 ) -> PreparedPrompt | None:
     """A long prompt checked and hashed on a thread, so that to submit it costs the loop next to nothing; None for a short one."""
     if len(ids) <= LONG_PROMPT:
         return None
-    return await offload.run(len(ids), partial(loaded.engine.prepare, ids, salt, loaded.adapter, media))
+    return await offload.run(len(ids), partial(loaded.engine.prepare, ids, salt, adapter or loaded.adapter, media))

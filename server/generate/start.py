@@ -98,7 +98,8 @@ async def start(
             echoes.append(echoed(loaded.tokenizer, request, number, ids, is_cut=len(ids) < len(given)))
         choices = sampling_params(request, len(ids), matchers.factories, loaded.defaults, loaded.engine.model, allowed)
         first = len(requests)
-        made = await prepared(loaded, offload, ids, terms.cache_salt, media)
+        adapter = loaded.adapter_for(media)
+        made = await prepared(loaded, offload, ids, terms.cache_salt, media, adapter)
         requests += (
             api.Request(
                 id=f"{id}-{first + choice}",
@@ -114,7 +115,7 @@ async def start(
                 prepared=made,
                 speculative=request.speculative,
                 prediction=prediction,
-                adapter=loaded.adapter,
+                adapter=adapter,
                 media=media,
             )
             for choice, params in enumerate(choices)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.api import Adapter, AdapterClient, AdapterRefused
+from server.media.limits import MODALITIES, read_object
 
 _CONFIG = "adapter_config.json"  # by which a folder is known to be an adapter's
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)?")
@@ -55,6 +56,20 @@ class AdapterModule:
                 raise ValueError(f"two adapters are called {module.name!r}")
             found[module.name] = module
         return [*found.values()]
+
+
+def by_modality(text: str | None) -> dict[str, str]:
+    """What --default-mm-loras says, as vLLM has it: '{"audio": "name or folder"}'. Raises ValueError, which names the option."""
+    try:
+        found = {} if text is None else read_object(text)
+        for modality, adapter in found.items():
+            if modality not in MODALITIES:
+                raise ValueError(f"{modality!r} is not one of {', '.join(MODALITIES)}")
+            if not isinstance(adapter, str) or not adapter:
+                raise ValueError(f"{modality}: {adapter!r} is neither a name nor a folder")
+    except ValueError as error:
+        raise ValueError(f"--default-mm-loras: {error}") from None
+    return found
 
 
 def folder_below(root: Path, path: str) -> Path:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from runtime.api import Adapter, EngineClient, MatcherFactory, ModelInfo
+from runtime.api import Adapter, EngineClient, MatcherFactory, MediaItem, ModelInfo
 from server.config.version import __version__
 from server.loaded.adapters import Resolver
 from server.loaded.chat_format import ChatFormat
@@ -22,7 +23,7 @@ from server.loaded.prompt import ChatTemplate
 from server.loaded.swaps import Status, SwappedModel
 from server.loaded.tokenizer import Tokenizer
 from server.media.reader import MediaReader, NoMedia
-from server.wire.errors import TaskNotSupported
+from server.wire.errors import InvalidRequest, TaskNotSupported
 
 
 class Grammar(Protocol):
@@ -48,7 +49,8 @@ class LoadedModel:
     served for in place of generating, None where it generates. `resolver`: loads adapters that requests name; `adapter`: the one
     that a request has, of the model as that request sees it. `gguf_quantization`: of the file that its weights came in, None
     where that was no GGUF. `beside`: another model, which this process serves to be pooled. `swapped`: its place among several of
-    which some are loaded at a time; None where it always is. `media`: reads the pictures, sounds and videos of its prompts."""
+    which some are loaded at a time; None where it always is. `media`: reads the pictures, sounds and videos of its prompts.
+    `mm_adapters`: by modality, the names of adapters for prompts with such items, where a request names none."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -63,6 +65,7 @@ class LoadedModel:
     beside: LoadedModel | None = field(default=None, kw_only=True)
     swapped: SwappedModel[LoadedModel] | None = field(default=None, kw_only=True)
     media: MediaReader | NoMedia = field(default_factory=NoMedia, kw_only=True)
+    mm_adapters: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)
     resolver: Resolver | None = field(default=None, kw_only=True)
@@ -148,6 +151,19 @@ class LoadedModel:
                 hint = f"; this server also has {', '.join(each.name for each in self.others)}"
             raise TaskNotSupported(self.engine.model.architecture, task, ("generate",), hint=hint)
         return self.pooling
+
+    def adapter_for(self, media: Sequence[MediaItem]) -> Adapter | None:
+        """That of a prompt with these items. Raises InvalidRequest where they want several."""
+        adapters = self.engine.adapters
+        if self.adapter is not None or adapters is None:
+            return self.adapter
+        wanted = {self.mm_adapters[item.modality] for item in media if item.modality in self.mm_adapters}
+        if len(wanted) > 1:
+            raise InvalidRequest(
+                f"what this prompt has beside text is for the adapters {', '.join(sorted(wanted))}: name one as the model",
+                param="model",
+            )
+        return adapters.find(wanted.pop()) if wanted else None
 
     def with_adapter(self, adapter: Adapter) -> LoadedModel:
         """The same in all but name and adapter: what is not read anew is shared."""

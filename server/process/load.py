@@ -17,7 +17,7 @@ import msgspec
 
 from runtime.api import AdapterRefused, EngineClient, LoadProgress, ModelInfo, ModelOutline, SleepLevel
 from server.config.server_config import ServerConfig
-from server.loaded.adapters import AdapterModule, Resolver
+from server.loaded.adapters import AdapterModule, Resolver, by_modality
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.json_style import JsonStyle
@@ -259,7 +259,7 @@ async def _load_one(
     reader = MediaOptions.of(config).reader
     try:
         media = await asyncio.to_thread(reader, files.tokenizer_path, files.config, engine.model.modalities)
-        await _load_adapters(config, engine)
+        mm_adapters = await _load_adapters(config, engine)
     except (ValueError, AdapterRefused) as error:
         await engine.close()
         raise LoadError(str(error)) from error
@@ -272,18 +272,28 @@ async def _load_one(
         engine, tokenizer, prepared.template, defaults, config.served_names, chat_format,
         grammars=grammars, allow_special_tokens=config.allow_special_tokens, pooling=pooling,
         gguf_quantization=None if files.gguf is None else files.gguf.quantization,
-        resolver=resolver, media=media,
+        resolver=resolver, media=media, mm_adapters=mm_adapters,
     )  # fmt: skip
 
 
-async def _load_adapters(config: ServerConfig, engine: EngineClient) -> None:
-    """Those of --lora-modules. Raises ValueError or AdapterRefused."""
+async def _load_adapters(config: ServerConfig, engine: EngineClient) -> dict[str, str]:
+    """Those of --lora-modules, and of --default-mm-loras; the latter's names, by modality. Raises ValueError or AdapterRefused."""
     if engine.adapters is None:
-        return
+        return {}
     for module in AdapterModule.all_of(config.lora_modules):
         if module.name in config.served_names:
             raise ValueError(f"--lora-modules {module.name}={module.path}: that is a name of the model itself")
         await engine.adapters.load(module.name, module.path)
+    wanted = by_modality(config.default_mm_loras)
+    if unknown := sorted(wanted.keys() - engine.model.modalities):
+        raise ValueError(f"--default-mm-loras: {engine.model.architecture} takes no {unknown[0]}")
+    names = {
+        modality: each if engine.adapters.find(each) is not None else modality for modality, each in wanted.items()
+    }
+    for modality, name in names.items():
+        if name != wanted[modality]:  # a folder, whose adapter is called as its modality
+            await engine.adapters.load(name, wanted[modality])
+    return names
 
 
 async def _warm(grammars: Grammars, imported: asyncio.Event) -> None:

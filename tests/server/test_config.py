@@ -73,6 +73,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "lora_experts": True,
         "lora_vocabulary": True,
         "lora_modules": ("a=b",), "lora_dir": "/", "lora_resolver": "/",
+        "default_mm_loras": "{}",
         "threads": 2, "seed": 5, "host": "h", "port": 80, "uds": "s", "max_queue": 1,
         "max_queue_time": 1.5, "max_queued_tokens": 4, "max_num_seqs_per_key": 3, "request_timeout": 2.5,
         "max_tokens_per_minute_per_key": 9, "max_body_size": 4096, "strict_fields": True,
@@ -123,6 +124,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
             "ssl_cert_reqs": ["--ssl-certfile", __file__, "--ssl-ca-certs", __file__],
             "lora_modules": ["--enable-lora"],
             "lora_dir": ["--enable-lora"],
+            "default_mm_loras": ["--enable-lora"],
             "lora_resolver": ["--enable-lora"],
         }.get(name, [])
         assert getattr(parse(flags + needed, {}), fields[name]) == value

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from runtime.api import MediaItem
 from server.__main__ import check_early
 from server.config.parse import parse
 from server.config.server_options import ConfigError
 from server.generate import long_prompt
 from server.http.auth import OPERATOR_PATHS
 from server.loaded.adapters import AdapterModule, Resolver, folder_below
+from server.process.load import _load_adapters
+from server.wire.errors import InvalidRequest
 from tests.fake_adapters import FakeAdapters
+from tests.server.media.pictures import data_url, drawn, stored
+from tests.server.media.processors import written
+from tests.server.media.reading import seeing
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
@@ -182,3 +191,60 @@ def test_options_of_adapters(tmp_path):
         parse(["--enable-lora", "--lora-dir", str(tmp_path / "none")], {})
     with pytest.raises(ConfigError, match="not name=path"):
         check_early(parse(["--enable-lora", "--lora-modules", "a"], {}))
+
+
+# --- of requests with pictures and sounds ---------------------------------------------------------------------------
+
+
+async def test_a_prompt_with_pictures_has_the_adapter_that_is_for_them(serve, tmp_path):
+    eyes = seeing(written("llava", tmp_path))
+    server = await serve("Yes", speaks=eyes.tokenizer, template=eyes.chat_template, media=eyes.media)
+    server.engine.adapters = FakeAdapters("first", "sight")
+    lifecycle = server.service.lifecycle
+    lifecycle._loaded = dataclasses.replace(lifecycle.loaded, mm_adapters={"image": "sight"})
+    picture = {"type": "image_url", "image_url": {"url": data_url(stored(drawn()))}}
+    for content, model, adapter in (
+        ([picture], "tiny", "sight"),
+        ([picture], "first", "first"),
+        ("Hi", "tiny", None),
+    ):
+        answer = await server.chat(model=model, messages=[{"role": "user", "content": content}])
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["model"] == model
+        found = server.engine.submitted[-1].adapter
+        assert (found and found.name) == adapter
+
+
+def test_items_that_want_different_adapters_are_refused(tmp_path):
+    loaded = seeing(written("llava", tmp_path))
+    loaded.engine.adapters = FakeAdapters("sight", "hearing")
+    loaded = dataclasses.replace(loaded, mm_adapters={"image": "sight", "audio": "hearing"})
+    items = [MediaItem(modality, b"", np.array([0], np.int32), {}) for modality in ("image", "audio", "image")]
+    assert loaded.adapter_for(items[::2]).name == "sight"
+    with pytest.raises(InvalidRequest, match="is for the adapters hearing, sight: name one as the model"):
+        loaded.adapter_for(items)
+
+
+async def test_adapters_for_pictures_are_named_or_stand_in_a_folder(tmp_path):
+    model = SimpleNamespace(modalities=frozenset({"image", "audio"}), architecture="Some")
+    engine = SimpleNamespace(adapters=FakeAdapters("sight"), model=model)
+    voice = str(folder(tmp_path, "voice"))
+
+    async def loaded(given: str) -> dict[str, str]:
+        return await _load_adapters(parse(["--enable-lora", "--default-mm-loras", given], {}), engine)
+
+    assert await loaded(json.dumps({"image": "sight", "audio": voice})) == {"image": "sight", "audio": "audio"}
+    assert engine.adapters.loaded == [("audio", voice)]
+    with pytest.raises(ValueError, match="--default-mm-loras: Some takes no video"):
+        await loaded('{"video": "sight"}')
+
+
+@pytest.mark.parametrize(("given", "reason"), [
+    ("audio=speech", "is not JSON"), ('{"smell": "a"}', "'smell' is not one of image, audio, video"),
+    ('{"audio": 1}', "audio: 1 is neither a name nor a folder"),
+])  # fmt: skip
+def test_what_says_nothing_of_adapters_for_pictures(given, reason):
+    with pytest.raises(ConfigError, match=f"--default-mm-loras: .*{reason}"):
+        check_early(parse(["--enable-lora", "--default-mm-loras", given], {}))
+    with pytest.raises(ConfigError, match="--default-mm-loras needs --enable-lora"):
+        parse(["--default-mm-loras", given], {})

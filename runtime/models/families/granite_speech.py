@@ -1,6 +1,7 @@
 """Granite Speech: a conformer over spectra, whose outputs a query transformer takes window by window, before Granite.
 
-Published ones bring an adapter (LoRA) that requests with sound need; it is served as any other is."""
+Published ones bring an adapter (LoRA) that requests with sound need; it is served as any other is, and
+`--default-mm-loras` has it taken where there is sound."""
 
 from __future__ import annotations
 
