@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 def write_adapter(folder: Path, config: object, rank: int, dtype: torch.dtype, only: tuple[str, ...]) -> None:
-    """A random adapter of the model's linear layers; `only`: of those whose names end so."""
+    """A random adapter of the linear layers but the head, as PEFT's "all-linear" is; `only`: of those whose names end so."""
     spec = describe(config, "native")
     random, tensors, seen = torch.Generator().manual_seed(1), {}, set()
-    for name, target in targets_of(spec, experts=False).modules.items():
+    for name, target in targets_of(spec, experts=False, vocabulary=False).modules.items():
         place = (target.linear.name, target.start)
         if place in seen or (only and not name.endswith(only)):
             continue
