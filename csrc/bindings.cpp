@@ -33,6 +33,7 @@ void check_heads(const Tensor& x, int64_t tokens, int64_t num_heads, int64_t hea
 
 // weight [N, K] of any element type the kernels read.
 Element element_of(const Tensor& weight) {
+    if (weight.type() == Type::kInt8) return Element::kInt8;
     if (weight.type() == Type::kBFloat16) return Element::kBFloat16;
     if (weight.type() == Type::kFloat16) return Element::kFloat16;
     weight.typed(Type::kFloat32);
@@ -91,10 +92,11 @@ void matmul(const Linear& packed, nb::handle x_, nb::handle out_) {
 // parts: (expand, start, offset, scale) of each.
 using LoraPart = std::tuple<std::shared_ptr<PackedLinear>, int64_t, int64_t, float>;
 
-LoraShare* make_lora_share(std::shared_ptr<PackedLinear> shrink, const std::vector<LoraPart>& parts_, int64_t out_features) {
+LoraShare* make_lora_share(std::shared_ptr<PackedLinear> shrink, const std::vector<LoraPart>& parts_, int64_t out_features,
+                           std::vector<float> rank_scales) {
     std::vector<LoraShare::Part> parts;
     for (const auto& [expand, start, offset, scale] : parts_) parts.push_back({expand, start, offset, scale});
-    return new LoraShare(std::move(shrink), std::move(parts), out_features);
+    return new LoraShare(std::move(shrink), std::move(parts), out_features, std::move(rank_scales));
 }
 
 void bind_lora_add(const LoraSlots& slots, nb::handle x_, nb::handle adapters_, nb::handle out_) {
@@ -340,7 +342,7 @@ NB_MODULE(oneloop_native, m) {
         .def_prop_ro("nbytes", &Linear::nbytes)
         .def("matmul", &matmul, "x"_a, "out"_a)
         .def("rows", &packed_rows, "ids"_a, "out"_a);
-    nb::class_<PackedLinear, Linear>(m, "PackedLinear", "weight [N, K] as it came: float32, bfloat16 or float16.")
+    nb::class_<PackedLinear, Linear>(m, "PackedLinear", "weight [N, K] as it came: float32, bfloat16, float16, or int8.")
         .def(nb::new_(&make_from_floats<PackedLinear>), "weight"_a, "bias"_a.none() = nb::none());
     nb::class_<QuantLinear, Linear>(m, "QuantLinear", "The weight in blocks of a GGUF type.")
         .def(nb::new_(&make_quant), "type"_a, "raw"_a, "bias"_a.none() = nb::none(),
@@ -351,7 +353,8 @@ NB_MODULE(oneloop_native, m) {
         .def(nb::init<std::vector<std::shared_ptr<Linear>>>(), "parts"_a);
 
     nb::class_<LoraShare>(m, "LoraShare", "What one adapter does to one linear layer.")
-        .def(nb::new_(&make_lora_share), "shrink"_a, "parts"_a, "out_features"_a);
+        .def(nb::new_(&make_lora_share), "shrink"_a, "parts"_a, "out_features"_a, "rank_scales"_a = std::vector<float>{});
+    m.attr("lora_int8") = true;  // PackedLinear takes int8, whose scales LoraShare has
     nb::class_<LoraSlots>(m, "LoraSlots", "The shares of one linear layer, by slot.")
         .def(nb::init<int64_t, int64_t, int64_t>(), "out_features"_a, "in_features"_a, "num_slots"_a)
         .def("put", &LoraSlots::put, "slot"_a, "share"_a.none())

@@ -27,7 +27,7 @@ public:
 };
 
 // A weight [N, K] as [panels][K][kPanel], kPanel neighbouring output columns side by side, zeros past N; bias likewise.
-// The only copy of it: rows can be read back. Of any element type: the sums are float32.
+// The only copy of it: rows can be read back. Of any element type: the sums are float32, of int8 without scales.
 class PackedLinear final : public Linear {
 public:
     // weight [n, k] of `element` with strides; bias [n] contiguous or null.
@@ -42,6 +42,7 @@ public:
 
     // All of it, for whoever calls the kernel himself: rows packed already, out [rows, n].
     LinearArgs args(PackedRows rows, float* out, int64_t stride_out) const;
+    int64_t panels() const { return panels_; }
 
 private:
     void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;

@@ -13,7 +13,7 @@ constexpr int kPanel = 16;     // output columns stored side by side in a packed
 constexpr int kKeyTile = 64;   // keys scored at once; tiles lie at multiples of this in the context
 constexpr int kSegment = 512;  // keys of one softmax state; states are merged in position order
 
-enum class Element { kFloat32, kBFloat16, kFloat16 };
+enum class Element { kFloat32, kBFloat16, kFloat16, kInt8 };  // of int8 somebody else has the scales
 
 // What a paged cache holds. A line of it is one head's key or value of one token: head_size numbers. Of int8, a float32 follows
 // that each is times (a scale per token and head): the line is kScaleBytes longer.
@@ -48,6 +48,13 @@ struct LinearArgs {
     const float* bias;
     float* out;
     int64_t ld_out, n, k, panel_begin, panel_end;
+};
+
+// One row against one panel of a packed weight: out [kPanel] = x [k] times the panel.
+struct OneRow {
+    const float* x;
+    const void* panel;
+    float* out;
 };
 
 // One row of a step: its queries against its paged context. Strides count elements.
@@ -93,6 +100,10 @@ struct Kernels {
     int max_tile_rows;      // rows of x that one pass over a weight panel serves
 
     void (*linear)(const LinearArgs&);
+    // Each by itself, the same bits as `linear` gives; several go on at a time, since a chain alone waits for itself.
+    void (*one_rows)(const OneRow* rows, int64_t count, Element element, int64_t k);
+    // out [n] += x [k] times the panels, whose sums are the same bits that `linear` gives for one row.
+    void (*add_one_row)(const float* x, const void* panels, Element element, int64_t k, float* out, int64_t n);
     // to [k][rows] = x [rows, k] with `stride`: a tile of PackedRows.
     void (*pack_tile)(const float* x, int64_t stride, int64_t rows, int64_t k, float* to);
     // y [h] = x / sqrt(mean(x^2) + eps) * weight; with `residual`, residual += x first and x is the sum.

@@ -19,6 +19,7 @@ using oneloop::kKeyTile;
 using oneloop::kPanel;
 using oneloop::kSegment;
 using oneloop::LinearArgs;
+using oneloop::OneRow;
 
 #include "kernels/math.inl"
 
@@ -32,8 +33,8 @@ using oneloop::LinearArgs;
 #include "kernels/sampling.inl"
 
 constexpr oneloop::Kernels make_kernels(const char* name) {
-    return {name,     W,           kTileRows, linear,    pack_tile, rms_norm, layer_norm, rope,
-            activate, to_bfloat16, to_int8,   attention, merge,     finish,   largest};
+    return {name, W,        kTileRows,   linear,  one_rows,  add_one_row, pack_tile, rms_norm, layer_norm,
+            rope, activate, to_bfloat16, to_int8, attention, merge,       finish,    largest};
 }
 
 }  // namespace

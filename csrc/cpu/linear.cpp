@@ -46,6 +46,8 @@ PackedLinear::PackedLinear(const void* weight, Element element, int64_t n, int64
     weight_ = allocate_weight(nbytes_);
     if (element == Element::kFloat32)
         pack(static_cast<const float*>(weight), n, k, stride_n, stride_k, weight_.as<float>());
+    else if (element == Element::kInt8)
+        pack(static_cast<const int8_t*>(weight), n, k, stride_n, stride_k, weight_.as<int8_t>());
     else
         pack(static_cast<const uint16_t*>(weight), n, k, stride_n, stride_k, weight_.as<uint16_t>());
     if (bias) {

@@ -6,11 +6,14 @@
 
 #include "../isa.h"
 #include "../thread_pool.h"
+#include "elements.h"
 
 namespace oneloop {
 namespace {
 
 constexpr int64_t kChunkPanels = 32;      // of what is expanded, that one task adds: its sums stay in the nearest cache
+constexpr int64_t kTogether = 8;          // chains of shrinking, that one task takes
+constexpr int kElements = 4;
 constexpr int64_t kSerialWork = 1 << 15;  // multiply-adds that are not worth waking another thread for
 
 // Rows [row, row + rows) of a step, all of one adapter; what they shrink to begins at `h`.
@@ -37,12 +40,21 @@ const float* packed(const float* x, int64_t stride_x, int64_t rows, int64_t k) {
 
 void shrink(const Tile& tile, const float* x, int64_t stride_x) {
     const PackedLinear& matrix = tile.share->shrink();
-    const int64_t rank = matrix.n(), starts[2] = {0, tile.rows};
+    const int64_t starts[2] = {0, tile.rows};
     const float* rows = packed(x + tile.row * stride_x, stride_x, tile.rows, matrix.k());
-    kernels().linear(matrix.args({rows, starts, 1}, tile.h, rank));
-    for (const LoraShare::Part& part : tile.share->parts())
-        for (int64_t i = 0; i < tile.rows; i++)
-            for (int64_t j = 0; j < part.expand->k(); j++) tile.h[i * rank + part.offset + j] *= part.scale;
+    kernels().linear(matrix.args({rows, starts, 1}, tile.h, tile.share->width()));
+}
+
+// Chains of tiles of one row: of whichever adapters, so many at a time as a thread has.
+void shrink(const std::vector<OneRow>& chains, Element element, int64_t k, bool serial) {
+    const int64_t count = static_cast<int64_t>(chains.size());
+    const int64_t together = serial ? count : std::clamp<int64_t>((count + num_threads() - 1) / num_threads(), 1, kTogether);
+    auto some = [&](int64_t i) {
+        const int64_t first = i * together;
+        kernels().one_rows(chains.data() + first, std::min(together, count - first), element, k);
+    };
+    if (serial) return some(0);
+    parallel_for((count + together - 1) / together, some);
 }
 
 void expand(const Chunk& chunk, float* out, int64_t stride_out) {
@@ -50,8 +62,14 @@ void expand(const Chunk& chunk, float* out, int64_t stride_out) {
     const PackedLinear& matrix = *chunk.part->expand;
     const int64_t starts[2] = {0, tile.rows}, first = chunk.panel_begin * kPanel;
     const int64_t columns = std::min(matrix.n(), chunk.panel_end * kPanel) - first;
+    if (tile.rows == 1) {
+        const LinearArgs args = matrix.args({}, nullptr, 0);
+        const char* panels = static_cast<const char*>(args.w) + first * args.k * element_bytes(args.element);
+        float* to = out + tile.row * stride_out + chunk.part->start + first;
+        return kernels().add_one_row(tile.h + chunk.part->offset, panels, args.element, args.k, to, columns);
+    }
     float* sums = scratch<float>(Slot::kLoraSums, tile.rows * kChunkPanels * kPanel);
-    const float* rows = packed(tile.h + chunk.part->offset, tile.share->shrink().n(), tile.rows, matrix.k());
+    const float* rows = packed(tile.h + chunk.part->offset, tile.share->width(), tile.rows, matrix.k());
     LinearArgs args = matrix.args({rows, starts, 1}, sums - first, kChunkPanels * kPanel);
     args.panel_begin = chunk.panel_begin, args.panel_end = chunk.panel_end;
     kernels().linear(args);
@@ -73,15 +91,23 @@ void each(const Items& items, int64_t work, Do run) {
 
 }  // namespace
 
-LoraShare::LoraShare(std::shared_ptr<PackedLinear> shrink, std::vector<Part> parts, int64_t n)
-    : shrink_(std::move(shrink)), parts_(std::move(parts)), n_(n) {
+LoraShare::LoraShare(std::shared_ptr<PackedLinear> shrink, std::vector<Part> parts, int64_t n, std::vector<float> rank_scales)
+    : shrink_(std::move(shrink)), parts_(std::move(parts)), n_(n), scales_(std::move(rank_scales)) {
     if (!shrink_) throw std::invalid_argument("an adapter's share needs what shrinks");
+    if (scales_.empty()) scales_.assign(shrink_->n(), 1.0f);
+    if (static_cast<int64_t>(scales_.size()) != shrink_->n()) throw std::invalid_argument("every rank has a scale");
     for (const Part& part : parts_) {
         if (!part.expand) throw std::invalid_argument("a part needs what expands");
         if (part.start < 0 || part.start > n - part.expand->n()) throw std::invalid_argument("a part is not within the outputs");
         if (part.offset < 0 || part.offset > shrink_->n() - part.expand->k())
             throw std::invalid_argument("a part reads more than is shrunk to");
+        for (int64_t j = 0; j < part.expand->k(); j++) scales_[part.offset + j] *= part.scale;
     }
+}
+
+void LoraShare::scale(float* h, int64_t rows) const {
+    for (int64_t i = 0; i < rows; i++)
+        for (size_t j = 0; j < scales_.size(); j++) h[i * width() + j] *= scales_[j];
 }
 
 LoraSlots::LoraSlots(int64_t n, int64_t k, int64_t num_slots) : n_(n), k_(k) {
@@ -98,6 +124,7 @@ void LoraSlots::put(int64_t slot, std::shared_ptr<LoraShare> share) {
 void LoraSlots::add(const float* x, int64_t m, int64_t stride_x, const int32_t* slots, float* out, int64_t stride_out) const {
     const int64_t most = kernels().max_tile_rows;
     std::vector<Tile> tiles;
+    std::vector<OneRow> chains[kElements];
     int64_t floats = 0, shrinks = 0, expands = 0;
     for (int64_t row = 0; row < m;) {
         const int32_t slot = slots[row];
@@ -106,7 +133,7 @@ void LoraSlots::add(const float* x, int64_t m, int64_t stride_x, const int32_t* 
         const LoraShare* share = slot < 0 ? nullptr : shares_[slot].get();
         if (share) {
             tiles.push_back({share, row, end - row, nullptr});
-            floats += (end - row) * share->shrink().n();
+            floats += (end - row) * share->width();
             shrinks += (end - row) * share->shrink().n() * k_;
         }
         row = end;
@@ -114,9 +141,19 @@ void LoraSlots::add(const float* x, int64_t m, int64_t stride_x, const int32_t* 
     if (tiles.empty()) return;
     float* h = scratch<float>(Slot::kLoraShrunk, floats);
     std::vector<Chunk> chunks;
+    std::vector<Tile> wide;
     for (Tile& tile : tiles) {
         tile.h = h;
-        h += tile.rows * tile.share->shrink().n();
+        h += tile.rows * tile.share->width();
+        if (tile.rows == 1) {
+            const LinearArgs args = tile.share->shrink().args({}, tile.h, 0);
+            const int64_t panel_bytes = k_ * kPanel * element_bytes(args.element);
+            for (int64_t p = 0; p < tile.share->shrink().panels(); p++)
+                chains[static_cast<int>(args.element)].push_back(
+                    {x + tile.row * stride_x, static_cast<const char*>(args.w) + p * panel_bytes, tile.h + p * kPanel});
+        } else {
+            wide.push_back(tile);
+        }
         for (const LoraShare::Part& part : tile.share->parts()) {
             const int64_t panels = (part.expand->n() + kPanel - 1) / kPanel;
             for (int64_t panel = 0; panel < panels; panel += kChunkPanels)
@@ -124,7 +161,10 @@ void LoraSlots::add(const float* x, int64_t m, int64_t stride_x, const int32_t* 
             expands += tile.rows * part.expand->n() * part.expand->k();
         }
     }
-    each(tiles, shrinks, [&](const Tile& tile) { shrink(tile, x, stride_x); });
+    each(wide, shrinks, [&](const Tile& tile) { shrink(tile, x, stride_x); });
+    for (int e = 0; e < kElements; e++)
+        if (!chains[e].empty()) shrink(chains[e], static_cast<Element>(e), k_, shrinks < kSerialWork);
+    for (const Tile& tile : tiles) tile.share->scale(tile.h, tile.rows);
     each(chunks, expands, [&](const Chunk& chunk) { expand(chunk, out, stride_out); });
 }
 

@@ -19,17 +19,23 @@ public:
         float scale;
     };
 
-    // Throws std::invalid_argument where the parts do not fit the layer or what shrinks.
-    LoraShare(std::shared_ptr<PackedLinear> shrink, std::vector<Part> parts, int64_t n);
+    // rank_scales: what each rank is times beside its part's scale, for numbers that have theirs apart; empty for ones.
+    // Throws std::invalid_argument where the parts do not fit the layer or what shrinks, or scales the ranks.
+    LoraShare(std::shared_ptr<PackedLinear> shrink, std::vector<Part> parts, int64_t n, std::vector<float> rank_scales = {});
 
     const PackedLinear& shrink() const { return *shrink_; }
     const std::vector<Part>& parts() const { return parts_; }
     int64_t n() const { return n_; }
+    // What a row shrinks to takes so many floats, of which the first are the ranks.
+    int64_t width() const { return shrink_->panels() * kPanel; }
+    // In place: each rank of h [rows, width] times its scales.
+    void scale(float* h, int64_t rows) const;
 
 private:
     std::shared_ptr<PackedLinear> shrink_;
     std::vector<Part> parts_;
     int64_t n_;
+    std::vector<float> scales_;
 };
 
 // The shares of one layer that steps may ask for, by slot.

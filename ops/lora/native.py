@@ -1,5 +1,5 @@
-"""Adapters by oneloop_native: each share packed once, in the type that it came in; sums are float32, the same whatever stands
-beside a token."""
+"""Adapters by oneloop_native: each share packed once, in the type that it came in or in fewer bits; sums are float32, the same
+whatever stands beside a token."""
 
 from __future__ import annotations
 
@@ -27,16 +27,25 @@ class NativeLoraSlots(LoraSlots):
 
     def prepared(self, parts: Sequence[LoraPart]) -> Any:
         """What all parts shrink by is one matrix, so that x is read once."""
+        if self.shape.bits == 8 and built.lacks("lora_int8") is None:
+            a, of_a = _rounded(torch.cat([part.a.float() for part in parts]))
+            b, of_b = zip(*(_rounded(part.b.float().T) for part in parts), strict=True)
+            scales = (of_a * torch.cat(of_b)).tolist()
+            return self._share(parts, a, [each.T.contiguous() for each in b], scales)
         types = {part.a.dtype for part in parts}
         dtype = types.pop() if len(types) == 1 else torch.float32
-        if self.shape.narrow and dtype == torch.float32:
+        if self.shape.bits < 32 and dtype == torch.float32:
             dtype = torch.bfloat16
-        shrink = native.PackedLinear(torch.cat([part.a.to(dtype) for part in parts]))
+        a = torch.cat([part.a.to(dtype) for part in parts])
+        return self._share(parts, a, [part.b.to(dtype).contiguous() for part in parts])
+
+    def _share(self, parts: Sequence[LoraPart], a: Tensor, b: Sequence[Tensor], *rank_scales: list[float]) -> Any:
+        """a [ranks of all parts, K], b of each part."""
         made, offset = [], 0
-        for part in parts:
-            made.append((native.PackedLinear(part.b.to(dtype).contiguous()), part.start, offset, part.scale))
+        for part, each in zip(parts, b, strict=True):
+            made.append((native.PackedLinear(each), part.start, offset, part.scale))
             offset += part.rank
-        return native.LoraShare(shrink, made, self.shape.out_features)
+        return native.LoraShare(native.PackedLinear(a), made, self.shape.out_features, *rank_scales)
 
     def put(self, slot: int, share: Any | None) -> None:
         self._slots.put(slot, share)
@@ -46,3 +55,9 @@ class NativeLoraSlots(LoraSlots):
 
     def trace(self, x: Symbol, out: Symbol) -> None:
         x.program.lora(self._slots, x.register, out.register)
+
+
+def _rounded(values: Tensor) -> tuple[Tensor, Tensor]:
+    """values [R, N] -> int8, and what each row of them is times, [R]."""
+    scales = values.abs().amax(dim=1) / 127
+    return (values / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round().to(torch.int8), scales

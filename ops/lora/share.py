@@ -32,7 +32,8 @@ class LoraPart:
 
 class LoraShape(NamedTuple):
     """A layer [out_features, in_features] with room for the shares of `num_slots` adapters. `parts`: the outputs of each of its
-    parts, one for a layer that is not merged; `max_rank`: of a part. `narrow`: 16 bits a number are enough. `of_expert`: it is one
+    parts, one for a layer that is not merged; `max_rank`: of a part. `bits`: 32, 16 or 8, so many of a
+    number are enough. `of_expert`: it is one
     matrix of one expert, which `ops.moe` multiplies by."""
 
     out_features: int
@@ -40,7 +41,7 @@ class LoraShape(NamedTuple):
     parts: tuple[int, ...]
     num_slots: int
     max_rank: int
-    narrow: bool = False
+    bits: int = 32
     of_expert: bool = False
 
 

@@ -181,10 +181,17 @@ class _Maker:
     def _shape(
         self, linear: Linear, bytes_each: float, *, of_expert: bool = False
     ) -> tuple[ops.LoraShape, torch.dtype, torch.device]:
-        """`bytes_each`: what a number of the layer's weight takes. Adapters of one that is kept in 16 bits or fewer are kept in 16:
-        what they take of memory counts as its own does."""
+        """`bytes_each`: what a number of the layer's weight takes. Adapters take no more bits than it, down to eight: what they
+        take of memory counts as its own does."""
         size, room = (linear.out_features, linear.in_features), self._room
-        shape = ops.LoraShape(*size, linear.parts or size[:1], room.num_slots, room.max_rank, bytes_each < 3, of_expert)
+        shape = ops.LoraShape(
+            *size,
+            linear.parts or size[:1],
+            room.num_slots,
+            room.max_rank,
+            8 if bytes_each < 1.5 else 16 if bytes_each < 3 else 32,
+            of_expert,
+        )
         return shape, torch.float32 if linear.float32 else self._dtype, self._device
 
 

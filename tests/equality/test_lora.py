@@ -14,8 +14,10 @@ import transformers
 
 import ops
 from ops.lora import triton_lora
+from ops.lora.native import supports as native_supports
 from ops.lora.triton_index import index
 from ops.moe.triton_experts import TritonExpertWeights
+from ops.registry import USUAL
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig, WeightPolicy
 from runtime.engine import Engine
@@ -142,6 +144,32 @@ def test_each_row_has_its_own_adapter_s_logits(case):
                 got[row].append(logits)
         for ours, theirs in zip(got, expected, strict=True):
             torch.testing.assert_close(torch.cat(ours), theirs, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.skipif(native_supports(USUAL) is not None, reason=str(native_supports(USUAL)))
+@pytest.mark.parametrize("case", ["qwen3", "phi-3"], indirect=True)
+@torch.inference_mode()
+def test_adapters_stand_beside_a_base_in_eight_bits(case):
+    """What is rounded, base and adapter, is little beside what the adapter says, and no more than the base's own rounding."""
+    files = resolve(str(case.folder), None, lambda progress: None)
+    spec = implementation.describe(files.config, "native")
+    ours = implementation.load(
+        spec, files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, device="cpu",
+        max_model_len=spec.max_model_len, weights=WeightPolicy("float32", online="int8"), adapters=ROOM,
+    )  # fmt: skip
+    read = read_adapter(case.folder / "adapter0", targets_of(spec), ROOM.max_rank)
+    ours.adapters.keep(0, ours.adapters.prepared(read.parts))
+    ours.adapters.place(1, 0)
+    rng = random.Random(6)
+    prompt = [rng.randrange(3, VOCAB) for _ in range(24)]
+    got = step(Paged(ours, 2, 32), {0: prompt, 1: prompt}, [1, -1])
+    plain = case.theirs(torch.tensor([prompt]), use_cache=False).logits[0]
+    with merged(case.theirs, case.deltas[0]):
+        adapted = case.theirs(torch.tensor([prompt]), use_cache=False).logits[0]
+    assert not torch.equal(got[1], plain)  # it is rounded
+    error, base_error = (got[0] - adapted).norm() / adapted.norm(), (got[1] - plain).norm() / plain.norm()
+    assert error < 2 * base_error
+    assert (got[0] - adapted).norm() < 0.1 * (adapted - plain).norm()
 
 
 @pytest.mark.parametrize("case", ["qwen 3 moe", "mixtral"], indirect=True)

@@ -38,8 +38,8 @@ def share(seed: int, ranks: tuple[int, ...], dtype: torch.dtype = torch.float32)
 SHARES = {0: share(0, (8, 8, 8)), 2: share(1, (16, 0, 3)), 3: share(2, (0, 40, 0))}
 
 
-def made(kind, shares=SHARES) -> ops.LoraSlots:
-    slots = kind(ops.LoraShape(sum(PARTS), IN, PARTS, 4, 64), torch.float32, CPU)
+def made(kind, shares=SHARES, bits: int = 32) -> ops.LoraSlots:
+    slots = kind(ops.LoraShape(sum(PARTS), IN, PARTS, 4, 64, bits), torch.float32, CPU)
     for slot, parts in shares.items():
         slots.put(slot, slots.prepared(parts))
     return slots
@@ -55,9 +55,9 @@ def expected(x: torch.Tensor, slots: list[int], out: torch.Tensor) -> torch.Tens
     return want
 
 
-def added(kind, x: torch.Tensor, slots: list[int], out: torch.Tensor) -> torch.Tensor:
+def added(kind, x: torch.Tensor, slots: list[int], out: torch.Tensor, bits: int = 32) -> torch.Tensor:
     out = out.clone()
-    made(kind).add(x, ops.TokenAdapters(torch.tensor(slots, dtype=torch.int32)), out)
+    made(kind, bits=bits).add(x, ops.TokenAdapters(torch.tensor(slots, dtype=torch.int32)), out)
     return out
 
 
@@ -74,19 +74,20 @@ def test_every_token_takes_its_own_slot_s_adapter(kind, slots):
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_a_token_gets_is_bitwise_its_own(kind, threads):
+@pytest.mark.parametrize("bits", [32, 16, 8])
+def test_what_a_token_gets_is_bitwise_its_own(kind, bits, threads):
     """Alone, in a crowd of its adapter, or beside others."""
-    slots = [0] * 37 + [2] * 5 + [-1] + [3] * 20
+    slots = [0] * 37 + [2] * 5 + [-1] + [3] * 20 + [0, 3, 2] * 4
     x, out = torch.randn(len(slots), IN), torch.randn(len(slots), sum(PARTS))
     before = ops.native.module.num_threads()
     try:
         ops.set_num_threads(threads)
-        together = added(kind, x, slots, out)
+        together = added(kind, x, slots, out, bits)
     finally:
         ops.set_num_threads(before)
     for token, slot in enumerate(slots):
         assert torch.equal(
-            added(kind, x[token : token + 1], [slot], out[token : token + 1]), together[token : token + 1]
+            added(kind, x[token : token + 1], [slot], out[token : token + 1], bits), together[token : token + 1]
         )
 
 
@@ -115,6 +116,28 @@ def test_half_precision_is_computed_as_its_values_are_in_float32(kind):
         made(kind, {0: parts}).add(x, index, out)
         outs.append(out)
     assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_eight_bits_are_what_each_rank_is_rounded_to(kind):
+    """A's rows and B's columns, each to 127 steps of its largest number; a rank of zeros stays one."""
+    if (reason := ops.native.lacks("lora_int8")) is not None:
+        pytest.skip(reason)
+
+    def rounded(values: torch.Tensor, dim: int) -> torch.Tensor:
+        step = values.abs().amax(dim, keepdim=True) / 127
+        return torch.where(step > 0, (values / step).round() * step, values)
+
+    parts = share(7, (8, 4, 12))
+    parts[1].a[2] = 0
+    near = [ops.LoraPart(part.start, rounded(part.a, 1), rounded(part.b, 0), part.scale) for part in parts]
+    x, index, outs = torch.randn(5, IN), ops.TokenAdapters(torch.zeros(5, dtype=torch.int32)), []
+    for some, bits in ((parts, 8), (near, 32), (parts, 32)):
+        out = torch.zeros(5, sum(PARTS))
+        made(kind, {0: some}, bits).add(x, index, out)
+        outs.append(out)
+    torch.testing.assert_close(outs[0], outs[1], rtol=1e-4, atol=1e-3)
+    assert 0 < (outs[0] - outs[2]).norm() < 0.02 * outs[2].norm()
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])

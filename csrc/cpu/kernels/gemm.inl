@@ -149,5 +149,109 @@ void linear(const LinearArgs& args) {
         case Element::kFloat32: return linear_of<Float32>(args);
         case Element::kBFloat16: return linear_of<BFloat16>(args);
         case Element::kFloat16: return linear_of<Float16>(args);
+        case Element::kInt8: return linear_of<Int8>(args);
+    }
+}
+
+// NUM chains side by side, each of which is `linear_tile`'s of one row and one panel.
+template <class Type, int NUM>
+void one_rows_together(const OneRow* rows, int64_t k) {
+    using Stored = typename Type::Element;
+    constexpr int kAhead = 2048 / sizeof(Stored);
+    Vec acc[NUM][kVecsPerPanel];
+    const float* x[NUM];
+    const Stored* b[NUM];
+    ONELOOP_UNROLL
+    for (int i = 0; i < NUM; i++) {
+        x[i] = rows[i].x, b[i] = static_cast<const Stored*>(rows[i].panel);
+        ONELOOP_UNROLL
+        for (int j = 0; j < kVecsPerPanel; j++) acc[i][j] = Vec::zero();
+    }
+    for (int64_t c = 0; c < k; c++) {
+        ONELOOP_UNROLL
+        for (int i = 0; i < NUM; i++) {
+            if (c * kPanel * sizeof(Stored) % 64 == 0) prefetch(b[i] + c * kPanel + kAhead);
+            const Vec value = Vec::broadcast(x[i][c]);
+            ONELOOP_UNROLL
+            for (int j = 0; j < kVecsPerPanel; j++) acc[i][j] = Vec::fma(value, Type::load(b[i] + c * kPanel + j * W), acc[i][j]);
+        }
+    }
+    ONELOOP_UNROLL
+    for (int i = 0; i < NUM; i++) {
+        ONELOOP_UNROLL
+        for (int j = 0; j < kVecsPerPanel; j++) acc[i][j].store(rows[i].out + j * W);
+    }
+}
+
+template <class Type>
+void one_rows_of(const OneRow* rows, int64_t count, int64_t k) {
+    constexpr int kMost = kVecsPerPanel == 1 ? 8 : 4;
+    int64_t i = 0;
+    for (; i + kMost <= count; i += kMost) one_rows_together<Type, kMost>(rows + i, k);
+    for (; i + 2 <= count; i += 2) one_rows_together<Type, 2>(rows + i, k);
+    for (; i < count; i++) one_rows_together<Type, 1>(rows + i, k);
+}
+
+void one_rows(const OneRow* rows, int64_t count, Element element, int64_t k) {
+    switch (element) {
+        case Element::kFloat32: return one_rows_of<Float32>(rows, count, k);
+        case Element::kBFloat16: return one_rows_of<BFloat16>(rows, count, k);
+        case Element::kFloat16: return one_rows_of<Float16>(rows, count, k);
+        case Element::kInt8: return one_rows_of<Int8>(rows, count, k);
+    }
+}
+
+// NUM panels beside each other, whose last may have fewer than kPanel columns in `out`.
+template <class Type, int NUM>
+void add_panels(const float* x, const typename Type::Element* b, int64_t k, float* out, int64_t n) {
+    Vec acc[NUM][kVecsPerPanel];
+    ONELOOP_UNROLL
+    for (int p = 0; p < NUM; p++) {
+        ONELOOP_UNROLL
+        for (int j = 0; j < kVecsPerPanel; j++) acc[p][j] = Vec::zero();
+    }
+    for (int64_t c = 0; c < k; c++) {
+        const Vec value = Vec::broadcast(x[c]);
+        ONELOOP_UNROLL
+        for (int p = 0; p < NUM; p++) {
+            ONELOOP_UNROLL
+            for (int j = 0; j < kVecsPerPanel; j++)
+                acc[p][j] = Vec::fma(value, Type::load(b + (p * k + c) * kPanel + j * W), acc[p][j]);
+        }
+    }
+    ONELOOP_UNROLL
+    for (int p = 0; p < NUM; p++) {
+        ONELOOP_UNROLL
+        for (int j = 0; j < kVecsPerPanel; j++) {
+            const int64_t column = p * kPanel + j * W;
+            if (column >= n) return;
+            const int here = lanes(n - column);
+            (Vec::load(out + column, here) + acc[p][j]).store(out + column, here);
+        }
+    }
+}
+
+template <class Type>
+void add_one_row_of(const float* x, const void* panels, int64_t k, float* out, int64_t n) {
+    using Stored = typename Type::Element;
+    constexpr int kMost = kVecsPerPanel == 1 ? 8 : kVecsPerPanel == 2 ? 4 : 1;
+    constexpr int64_t kAhead = 8192;  // bytes: what comes after the next panels but one
+    const auto* b = static_cast<const Stored*>(panels);
+    const int64_t step = k * kPanel, num = (n + kPanel - 1) / kPanel;
+    int64_t panel = 0;
+    for (; panel + kMost <= num; panel += kMost, b += kMost * step) {
+        const char* next = reinterpret_cast<const char*>(b) + kAhead;
+        for (int64_t byte = 0; byte < kMost * step * static_cast<int64_t>(sizeof(Stored)); byte += 64) prefetch(next + byte);
+        add_panels<Type, kMost>(x, b, k, out + panel * kPanel, n - panel * kPanel);
+    }
+    for (; panel < num; panel++, b += step) add_panels<Type, 1>(x, b, k, out + panel * kPanel, n - panel * kPanel);
+}
+
+void add_one_row(const float* x, const void* panels, Element element, int64_t k, float* out, int64_t n) {
+    switch (element) {
+        case Element::kFloat32: return add_one_row_of<Float32>(x, panels, k, out, n);
+        case Element::kBFloat16: return add_one_row_of<BFloat16>(x, panels, k, out, n);
+        case Element::kFloat16: return add_one_row_of<Float16>(x, panels, k, out, n);
+        case Element::kInt8: return add_one_row_of<Int8>(x, panels, k, out, n);
     }
 }

@@ -45,6 +45,7 @@ struct Float16 {
     using Element = uint16_t;
     static Vec load(const uint16_t* p) { return Vec::load_float16(p); }
 };
-struct Int8 {  // in lines, each with its scale
+struct Int8 {  // whose scales are elsewhere: of a line of a cache behind it
     using Element = int8_t;
+    static Vec load(const int8_t* p) { return Vec::load_int8(p); }
 };
