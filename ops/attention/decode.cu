@@ -1,10 +1,10 @@
 // Paged attention of one query a line, with all that stands between the qkv projection and it: per-head norms, rotary
 // embedding, the new key and value into the cache. Up to 8 query heads share a kv head.
 //
-// A warp takes whole blocks of 16 keys, straight from memory into the registers of the matrix instruction, the next block's
-// keys under way: scores^T = K q^T has the keys as its rows, out^T = V^T p^T the head's dims. A lane's load is eight dims
-// of one key; which dims meet in one instruction is free, as long as q agrees. Warps, then the blocks of a cluster (`split`),
-// join by the running maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2023, Flash-Decoding).
+// A warp takes whole blocks of 16 keys, one at a time or two, straight from memory into the registers of the matrix instruction,
+// the next ones' keys under way: scores^T = K q^T has the keys as its rows, out^T = V^T p^T the head's dims. A lane's load is
+// eight dims of one key; which dims meet in one instruction is free, as long as q agrees. Warps, then the blocks of a cluster
+// (`split`), join by the running maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2023, Flash-Decoding).
 //
 // A cache of eight bits (E4M3) becomes float16 on its way into the matrix instruction, which holds all of its numbers exactly,
 // and so do queries and weights there. Its scales are in `scale_log2` and `out_scale`; `per_k`, `per_v` are what is written times.
@@ -20,9 +20,18 @@ struct Cached;
 
 template <>
 struct Cached<u16> {  // the model's own
+  static constexpr int AT_ONCE = 1;  // blocks that a warp takes
   typedef Vec Eight;
   static __device__ __forceinline__ Eight fetch(const u16* from) { return load_streamed(from); }
   static __device__ __forceinline__ Vec widened(const Eight& eight) { return eight; }
+  // Of each of eight dims two keys, the first in the lower half.
+  static __device__ __forceinline__ void pair(const Eight& one, const Eight& other, u32 (&dims)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      dims[2 * i] = __byte_perm(one.word[i], other.word[i], 0x5410);
+      dims[2 * i + 1] = __byte_perm(one.word[i], other.word[i], 0x7632);
+    }
+  }
   static __device__ __forceinline__ u16 query(float value) { return u16(pack(value, 0.f)); }
   static __device__ __forceinline__ u16 number(float value, float) { return u16(pack(value, 0.f)); }
   static __device__ __forceinline__ u32 weights(float low, float high) { return pack(low, high); }
@@ -32,7 +41,8 @@ struct Cached<u16> {  // the model's own
 };
 
 template <>
-struct Cached<u8> {
+struct Cached<u8> {  // as many bytes at once as of 16 bits, and half the arithmetic for each key but for their products
+  static constexpr int AT_ONCE = 2;
   struct alignas(8) Eight {
     u32 word[2];
   };
@@ -46,11 +56,20 @@ struct Cached<u8> {
   static __device__ __forceinline__ Vec widened(const Eight& eight) {
     Vec wide;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-      asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
-          : "=r"(wide.word[2 * i]), "=r"(wide.word[2 * i + 1])
-          : "r"(eight.word[i]));
+    for (int i = 0; i < 2; i++) widen(eight.word[i], wide.word[2 * i], wide.word[2 * i + 1]);
     return wide;
+  }
+  static __device__ __forceinline__ void pair(const Eight& one, const Eight& other, u32 (&dims)[8]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      widen(__byte_perm(one.word[i], other.word[i], 0x5140), dims[4 * i], dims[4 * i + 1]);
+      widen(__byte_perm(one.word[i], other.word[i], 0x7362), dims[4 * i + 2], dims[4 * i + 3]);
+    }
+  }
+  static __device__ __forceinline__ void widen(u32 four, u32& low, u32& high) {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
+        : "=r"(low), "=r"(high)
+        : "r"(four));
   }
   static __device__ __forceinline__ u16 query(float value) {  // as others keep it first, and then no infinity
     return u16(weights(fminf(fmaxf(rounded(value), -65504.f), 65504.f), 0.f));
@@ -71,6 +90,22 @@ struct Cached<u8> {
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   }
 };
+
+// 2^x as the device's own instruction has it: 0 where that is below the smallest normal number.
+__device__ __forceinline__ float exp2_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Out of shared memory each time: what is volatile is not kept in registers, of which there are none left.
+__device__ __forceinline__ Vec load_again(u32 address) {
+  Vec v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+               : "r"(address));
+  return v;
+}
 
 // One head by one warp: norm, rotate, `write` each dim. cos, sin: of this lane's dims lane, lane + 32, ...
 template <int HEAD>
@@ -128,7 +163,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
                                        float out_scale) {
   typedef Cached<NUMBER> In;
   typedef typename In::Eight Eight;
-  constexpr int UNITS = HEAD / 32, HALVES = (HEAD + 63) / 64;
+  constexpr int UNITS = HEAD / 32, HALVES = (HEAD + 63) / 64, AT_ONCE = In::AT_ONCE;
   const int split = blockIdx.x, kv_head = blockIdx.y, kv_heads = gridDim.y, line = blockIdx.z;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   __shared__ __align__(16) u16 q_shared[QUERIES][HEAD + 32];
@@ -142,33 +177,59 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
   const bool idle = starts[line + 1] - token != 1 || split >= active;
   const int stride = active * WARPS, first = split * WARPS + warp;
   const int* table = tables + long(rows ? max(rows[line], 0) : line) * table_stride;
-  auto block_at = [&](int index) { return (long(table[index]) * kv_heads + kv_head) * (KEYS * HEAD); };
-  Eight k[UNITS][2], v[HALVES][4];
-  auto fetch_keys = [&](long at) {  // g and g + 8
+  auto block_at = [&](int index) { return table[index] * kv_heads + kv_head; };  // in blocks of one head
+  // Of blocks beyond the last nothing is fetched: what stands there has no weight.
+  Eight k[AT_ONCE][UNITS][2] = {}, v[AT_ONCE][HALVES][4] = {};
+  int here[AT_ONCE] = {};
+  const NUMBER *k_lane = k_cache + g * HEAD + t * 8, *v_lane = v_cache + 2 * t * HEAD + g * 8;
+  asm volatile("" : "+l"(k_lane), "+l"(v_lane));  // kept: made anew for each load, they would be half the loop's arithmetic
+  auto find = [&](int index) {
 #pragma unroll
-    for (int u = 0; u < UNITS; u++) {
-      k[u][0] = In::fetch(k_cache + at + g * HEAD + u * 32 + t * 8);
-      k[u][1] = In::fetch(k_cache + at + (g + 8) * HEAD + u * 32 + t * 8);
-    }
+    for (int n = 0; n < AT_ONCE; n++)
+      if (index + n * stride < num_blocks) here[n] = block_at(index + n * stride);
   };
-  auto fetch_values = [&](long at, int index) {  // 2t, 2t + 1, 2t + 8, 2t + 9
+  auto fetch_keys = [&](int index) {  // g and g + 8
 #pragma unroll
-    for (int h = 0; h < HALVES; h++)
+    for (int n = 0; n < AT_ONCE; n++)
+      if (index + n * stride < num_blocks) {
+        const NUMBER* from = k_lane + long(here[n]) * (KEYS * HEAD);
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int key = 2 * t + i % 2 + i / 2 * 8, dim = h * 64 + g * 8;
-        // What was never written may be NaN, and a weight of zero would not silence it.
-        if (index * KEYS + key < context && dim < HEAD) v[h][i] = In::fetch(v_cache + at + key * HEAD + dim);
-        else v[h][i] = Eight{};
+        for (int u = 0; u < UNITS; u++) {
+          k[n][u][0] = In::fetch(from + u * 32);
+          k[n][u][1] = In::fetch(from + u * 32 + 8 * HEAD);
+        }
       }
   };
+  auto fetch_values = [&](int index) {  // 2t, 2t + 1, 2t + 8, 2t + 9
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; n++) {
+      const int left = context - (index + n * stride) * KEYS;
+      const NUMBER* from = v_lane + long(here[n]) * (KEYS * HEAD);
+      auto fetch_all = [&](bool whole) {
+#pragma unroll
+        for (int h = 0; h < HALVES; h++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            const int key = i % 2 + i / 2 * 8;
+            const bool is_key = whole || 2 * t + key < left;
+            if (is_key && (HEAD % 64 == 0 || h * 64 + g * 8 < HEAD)) v[n][h][i] = In::fetch(from + key * HEAD + h * 64);
+            else v[n][h][i] = Eight{};
+          }
+      };
+      // What was never written may be NaN, and a weight of zero would not silence it.
+      if (left >= KEYS) fetch_all(true);
+      else if (left > 0) fetch_all(false);
+    }
+  };
   // The last block gets its last key from this very kernel; all before it is there already, if earlier steps wrote it.
-  const bool early = fused && !idle && first < num_blocks - 1;
-  long here = !idle && first < num_blocks ? block_at(first) : 0;
+  bool early = fused && !idle && first < num_blocks - 1;
+#pragma unroll
+  for (int n = 1; n < AT_ONCE; n++) early = early && first + n * stride != num_blocks - 1;
+  if (!idle) find(first);
   Head<HEAD> head;
   if (early) {
-    fetch_keys(here);
-    fetch_values(here, first);
+    fetch_keys(first);
+    fetch_values(first);
   }
   if (fused && !idle) head.load_angles(cos_sin + long(context - 1) * rotary, rotary);
   wait_for_previous();
@@ -178,7 +239,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
   const int num_heads = kv_heads * group;
   if (fused) {
     const bool owns_last = (num_blocks - 1) % stride / WARPS == split;
-    const long slot = block_at((context - 1) / KEYS) + (context - 1) % KEYS * HEAD;
+    const long slot = (long(block_at((context - 1) / KEYS)) * KEYS + (context - 1) % KEYS) * HEAD;
     float(&scratch)[HEAD] = parts[warp][0];
     for (int job = warp; job < (owns_last ? group + 2 : group); job += WARPS) {
       if (job < group)
@@ -197,54 +258,68 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
   }
   __syncthreads();
 
-  Vec q[UNITS];
-#pragma unroll
-  for (int u = 0; u < UNITS; u++) q[u] = load(&q_shared[min(g, group - 1)][u * 32 + t * 8]);
+  const u32 q_at = u32(__cvta_generic_to_shared(&q_shared[min(g, group - 1)][t * 8]));
   float out_t[HALVES * 4][4] = {};
   float best[2] = {-1e30f, -1e30f}, total[2] = {};
-  if (!early && first < num_blocks) fetch_keys(here);
-  for (int index = first; index < num_blocks; index += stride) {
-    if (index != first || !early) fetch_values(here, index);
-    float score[4] = {};
+  if (!early) fetch_keys(first);
+  for (int index = first; index < num_blocks; index += AT_ONCE * stride) {
+    if (index != first || !early) fetch_values(index);
+    float score[AT_ONCE][4] = {};
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-      const Vec above = In::widened(k[u][0]), below = In::widened(k[u][1]);
-      In::multiply(score, above.word[0], below.word[0], above.word[1], below.word[1], q[u].word[0], q[u].word[1]);
-      In::multiply(score, above.word[2], below.word[2], above.word[3], below.word[3], q[u].word[2], q[u].word[3]);
+      const Vec q = load_again(q_at + u * 64);
+#pragma unroll
+      for (int n = 0; n < AT_ONCE; n++) {
+        const Vec above = In::widened(k[n][u][0]), below = In::widened(k[n][u][1]);
+        In::multiply(score[n], above.word[0], below.word[0], above.word[1], below.word[1], q.word[0], q.word[1]);
+        In::multiply(score[n], above.word[2], below.word[2], above.word[3], below.word[3], q.word[2], q.word[3]);
+      }
     }
-    if (index + stride < num_blocks) {
-      here = block_at(index + stride);
-      fetch_keys(here);
+    find(index + AT_ONCE * stride);
+    fetch_keys(index + AT_ONCE * stride);
+    if ((index + (AT_ONCE - 1) * stride + 1) * KEYS > context) {  // some keys are none; one at least is
+#pragma unroll
+      for (int n = 0; n < AT_ONCE; n++) {
+        const int left = context - (index + n * stride) * KEYS - g;
+        if (left <= 0) score[n][0] = score[n][1] = __int_as_float(0xff800000);
+        if (left <= 8) score[n][2] = score[n][3] = __int_as_float(0xff800000);
+      }
     }
     float shrink[2];
 #pragma unroll
     for (int c = 0; c < 2; c++) {  // query 2t + c
-      const float upper = index * KEYS + g < context ? score[c] * scale_log2 : -1e30f;
-      const float lower = index * KEYS + g + 8 < context ? score[c + 2] * scale_log2 : -1e30f;
-      float top = fmaxf(upper, lower);
+      float top = fmaxf(score[0][c], score[0][c + 2]);
+#pragma unroll
+      for (int n = 1; n < AT_ONCE; n++) top = fmaxf(top, fmaxf(score[n][c], score[n][c + 2]));
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-      top = fmaxf(top, best[c]);
-      shrink[c] = exp2f(best[c] - top);
+      top = fmaxf(top * scale_log2, best[c]);
+      shrink[c] = exp2_of(best[c] - top);
       best[c] = top;
-      score[c] = upper > -1e29f ? exp2f(upper - top) : 0.f;
-      score[c + 2] = lower > -1e29f ? exp2f(lower - top) : 0.f;
-      total[c] = total[c] * shrink[c] + score[c] + score[c + 2];
+      total[c] *= shrink[c];
+#pragma unroll
+      for (int n = 0; n < AT_ONCE; n++) {
+        score[n][c] = exp2_of(score[n][c] * scale_log2 - top);
+        score[n][c + 2] = exp2_of(score[n][c + 2] * scale_log2 - top);
+        total[c] += score[n][c] + score[n][c + 2];
+      }
     }
-    u32 p[2] = {In::weights(score[0], score[1]), In::weights(score[2], score[3])};
 #pragma unroll
-    for (int c = 0; c < 2; c++) asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(p[c]));
+    for (int i = 0; i < HALVES * 4; i++)
+      out_t[i][0] *= shrink[0], out_t[i][1] *= shrink[1], out_t[i][2] *= shrink[0], out_t[i][3] *= shrink[1];
 #pragma unroll
-    for (int h = 0; h < HALVES; h++) {
-      const Vec value[4] = {In::widened(v[h][0]), In::widened(v[h][1]), In::widened(v[h][2]), In::widened(v[h][3])};
+    for (int n = 0; n < AT_ONCE; n++) {
+      u32 p[2] = {In::weights(score[n][0], score[n][1]), In::weights(score[n][2], score[n][3])};
 #pragma unroll
-      for (int i = 0; i < 4; i++) {  // dims h * 64 + g * 8 + 2i and the one after
-        float(&o)[4] = out_t[h * 4 + i];
-        o[0] *= shrink[0], o[1] *= shrink[1], o[2] *= shrink[0], o[3] *= shrink[1];
-        In::multiply(o, __byte_perm(value[0].word[i], value[1].word[i], 0x5410),
-                     __byte_perm(value[0].word[i], value[1].word[i], 0x7632),
-                     __byte_perm(value[2].word[i], value[3].word[i], 0x5410),
-                     __byte_perm(value[2].word[i], value[3].word[i], 0x7632), p[0], p[1]);
+      for (int c = 0; c < 2; c++) asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(p[c]));
+#pragma unroll
+      for (int h = 0; h < HALVES; h++) {
+        u32 near[8], far[8];  // by dim, keys 2t and 2t + 1, and those eight on
+        In::pair(v[n][h][0], v[n][h][1], near);
+        In::pair(v[n][h][2], v[n][h][3], far);
+#pragma unroll
+        for (int i = 0; i < 4; i++)  // dims h * 64 + g * 8 + 2i and the one after
+          In::multiply(out_t[h * 4 + i], near[2 * i], near[2 * i + 1], far[2 * i], far[2 * i + 1], p[0], p[1]);
       }
     }
   }
@@ -277,7 +352,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
     for (int w = 0; w < WARPS; w++) top = fmaxf(top, best_of[w][query]);
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
-      const float share = exp2f(best_of[w][query] - top);
+      const float share = exp2_of(best_of[w][query] - top);
       sum += sum_of[w][query] * share;
       value += parts[w][query][dim] * share;
     }
@@ -295,7 +370,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
     float top = -1e30f, sum = 0.f, value = 0.f;
     for (int s = 0; s < active; s++) top = fmaxf(top, load_remote(&joined_best[query], s));
     for (int s = 0; s < active; s++) {
-      const float share = exp2f(load_remote(&joined_best[query], s) - top);
+      const float share = exp2_of(load_remote(&joined_best[query], s) - top);
       sum += load_remote(&joined_sum[query], s) * share;
       value += load_remote(&joined[i], s) * share;
     }

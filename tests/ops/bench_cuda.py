@@ -1,4 +1,4 @@
-"""The CUDA kernels against their alternatives, over real shapes: `python tests/ops/bench_cuda.py [linear] [decode]`.
+"""The CUDA kernels against their alternatives, over real shapes: `python -m tests.ops.bench_cuda [linear] [decode]`.
 
 Each line is one pass over as many copies as a model has layers, in a graph, so that no cache holds a weight and launches cost
 what they cost in service. Microseconds a layer; the floor is the bytes at the speed of a copy."""
@@ -19,6 +19,7 @@ from ops.attention.meta import AttentionMeta
 from ops.gemm.few_rows import MAX_ROWS as MAX_FEW_ROWS
 from ops.gemm.few_rows import few_rows
 from ops.gemm.tiled import MAX_ROWS, tiled
+from ops.kv.fp8_numbers import FP8
 
 COPY_BYTES_PER_US = 4.26e6
 SHAPES = {  # out, in
@@ -70,25 +71,26 @@ def bench_decode() -> None:
     for num_heads, num_kv_heads, size in ((16, 8, 128), (32, 8, 128)):
         for lines in (1, 8, 32, 64, 128, 256):
             mixed = sorted((rng.randint(100, 1024) + rng.randint(0, 1024) for _ in range(lines)), reverse=True)
-            for name, contexts in (("576", [576] * lines), ("mixed", mixed)):
-                steps = [_decode_step(contexts, num_heads, num_kv_heads, size) for _ in range(4)]
+            cases = [("576", [576] * lines), ("mixed", mixed)]
+            for name, contexts, kept in ((*case, kept) for case in cases for kept in (torch.bfloat16, FP8)):
+                steps = [_decode_step(contexts, num_heads, num_kv_heads, size, kept) for _ in range(4)]
                 out = torch.empty(lines, num_heads, size, device="cuda", dtype=torch.bfloat16)
 
                 def work(steps=steps, out=out) -> None:
                     for qkv, heads, keys, values, meta in steps:
                         cuda.decode(qkv, heads, keys, values, meta, out, fused=True)
 
-                floor = sum(contexts) * num_kv_heads * size * 4 / COPY_BYTES_PER_US
+                floor = sum(contexts) * num_kv_heads * size * 2 * kept.itemsize / COPY_BYTES_PER_US
                 print(
-                    f"{num_heads} heads, {lines:3} lines of {name:5}: {us(work, 4):6.1f}, floor {floor:6.1f}",
+                    f"{num_heads} heads, {lines:3} lines of {name:5}, {str(kept)[6:14]}: {us(work, 4):6.1f}, floor {floor:6.1f}",
                     flush=True,
                 )
 
 
-def _decode_step(contexts: list[int], num_heads: int, num_kv_heads: int, size: int):
+def _decode_step(contexts: list[int], num_heads: int, num_kv_heads: int, size: int, kept: torch.dtype):
     lines, width = len(contexts), -(-max(contexts) // 16)
     tables = torch.randperm(lines * width, device="cuda").int().view(lines, width)
-    caches = [torch.randn(lines * width, num_kv_heads, 16, size, device="cuda").bfloat16() for _ in "kv"]
+    caches = [torch.randn(lines * width, num_kv_heads, 16, size, device="cuda").to(kept) for _ in "kv"]
     weights = tuple(torch.rand(size, device="cuda").bfloat16() for _ in "qk")
     cos_sin = torch.rand(max(contexts) + 1, size, device="cuda")
     heads = AttentionHeads(num_heads, num_kv_heads, size, size**-0.5, cos_sin, weights, 1e-6)
