@@ -22,6 +22,7 @@ from ops.embedding import embedding
 from ops.gemm import (
     embedding_refusal,
     gated_linear,
+    gated_mlp,
     linear,
     linear_by_head,
     linear_refusal,
@@ -101,6 +102,7 @@ __all__ = [
     "gated",
     "gated_delta_rule",
     "gated_linear",
+    "gated_mlp",
     "gated_rms_norm",
     "index_adapters",
     "layer_norm",

@@ -95,6 +95,14 @@ def gated_linear(x: Tensor, w: LinearWeight, activation: str = "silu") -> Tensor
     return silu_mul(w.matmul(x)) if out is None else out
 
 
+def gated_mlp(x: Tensor, gate_up: LinearWeight, down: LinearWeight, activation: str = "silu") -> Tensor:
+    """linear(gated_linear(x, gate_up, activation), down), x [T, K] -> [T, down's N]."""
+    if activation != "silu":
+        return down.matmul(gated(gate_up.matmul(x), activation))
+    inner = gate_up.gated_matmul(x)
+    return down.matmul_of_gated(gate_up.matmul(x)) if inner is None else down.matmul(inner)
+
+
 def prepare_heads(weight: Tensor) -> HeadsWeight:
     """Bring a matrix for each head, weight [heads, N, K], into the form that the chosen kernel reads."""
     return _prepare_heads.runs[weight.device, weight.dtype](weight)

@@ -184,6 +184,11 @@ class CodedLinearWeight(StackedCodes):
             return self.in_tiles(self._ordered(x), gated=True)
         return None
 
+    def matmul_of_gated(self, gate_up: Tensor) -> Tensor:
+        if self.codes == W4 or self._order is not None or len(gate_up) <= few_rows_coded.MAX_ROWS:
+            return super().matmul_of_gated(gate_up)
+        return self.by_rounded(gate_up, of_gated=True)
+
     def _may_stream(self, num_rows: int) -> bool:
         return self._few and 0 < num_rows <= few_rows_coded.MAX_ROWS
 
@@ -209,14 +214,15 @@ class CodedLinearWeight(StackedCodes):
         weight = widen(self._weight, self._scales, self.in_features, x.dtype)
         return functional.linear(x, weight, self._bias)
 
-    def by_rounded(self, x: Tensor) -> Tensor:
+    def by_rounded(self, x: Tensor, *, of_gated: bool = False) -> Tensor:
+        """`of_gated`: x is gates and ups, and silu of the one times the other is what is rounded and multiplied."""
         from ops.gemm.triton_coded import linear, round_rows
 
         if self._is_tiled(x):
-            return self.in_tiles(x)
+            return self.in_tiles(x, of_gated=of_gated)
         if self._by_cublas and x.dtype == torch.bfloat16:
-            return self.by_cublas(x)
-        codes, scales = round_rows(x, self.codes, self.groups)
+            return self.by_cublas(x, of_gated=of_gated)
+        codes, scales = round_rows(x, self.codes, self.groups, gated=of_gated)
         return linear(codes, self.codes, self._weight, self._scales, self._bias, x.dtype, scales)
 
     def _is_tiled(self, x: Tensor) -> bool:
@@ -226,20 +232,20 @@ class CodedLinearWeight(StackedCodes):
         narrow = self.out_features <= by.narrow_out_features and num_rows <= by.max_narrow_rows
         return narrow or num_rows <= by.max_rounded_rows or not self._by_cublas or x.dtype != torch.bfloat16
 
-    def by_cublas(self, x: Tensor) -> Tensor:
+    def by_cublas(self, x: Tensor, *, of_gated: bool = False) -> Tensor:
         from ops.gemm.triton_coded import round_rows
 
-        codes, scales = round_rows(x, FP8)
+        codes, scales = round_rows(x, FP8, gated=of_gated)
         return torch._scaled_mm(
             codes.view(torch.float8_e4m3fn), self._weight.view(torch.float8_e4m3fn).t(), scales.view(-1, 1), self._scales,
             bias=self._bias, out_dtype=x.dtype, use_fast_accum=True,
         )  # fmt: skip
 
-    def in_tiles(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
-        """x in the order of the codes, rounded to fp8. `how`: as of `tiled_fp8.tiled_fp8`."""
+    def in_tiles(self, x: Tensor, *, gated: bool = False, of_gated: bool = False, **how: Any) -> Tensor:
+        """x in the order of the codes, rounded to fp8; `of_gated` as of `by_rounded`. `how`: as of `tiled_fp8.tiled_fp8`."""
         from ops.gemm.triton_coded import round_rows
 
-        codes, x_scales = round_rows(x, FP8, self.groups, tiled_fp8.SLACK)
+        codes, x_scales = round_rows(x, FP8, self.groups, tiled_fp8.SLACK, gated=of_gated)
         return tiled_fp8.tiled_fp8(codes, x_scales, self._weight, self._scales, self._bias, x.dtype, gated=gated, **how)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from ops.activation import silu_mul
 from ops.stored import Stored
 
 
@@ -26,6 +27,10 @@ class LinearWeight(ABC):
     def gated_matmul(self, x: Tensor) -> Tensor | None:
         """silu of the first half of x @ weight.T + bias times the second, [T, out_features / 2], if that is one kernel."""
         return None
+
+    def matmul_of_gated(self, gate_up: Tensor) -> Tensor:
+        """`matmul` of silu of the first half of gate_up [T, 2 * in_features] times the second."""
+        return self.matmul(silu_mul(gate_up))
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:

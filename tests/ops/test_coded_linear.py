@@ -8,6 +8,7 @@ import torch
 
 import ops
 from ops import native
+from ops.activation.triton_activation import silu_mul
 from ops.gemm import few_rows_coded, pieces, triton_coded, triton_widen
 from ops.gemm.blocks import as_blocks
 from ops.gemm.coded import CodedLinearWeight, laid
@@ -144,6 +145,19 @@ def test_rounded_rows_meet_codes(codes, groups, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("codes", "columns", "groups"), [(W8, 192, 1), (W8, 192, 3), (W8, 20000, 1), (FP8, 4224, 1)], ids=str
+)
+def test_gates_and_ups_are_rounded_as_what_they_make_would_be(codes, columns, groups, device):
+    gate_up = torch.randn(5, 2 * columns, device=device).bfloat16()
+    gate_up[3] = 0
+    wanted, wanted_scales = triton_coded.round_rows(silu_mul(gate_up), codes, groups)
+    rounded, scales = triton_coded.round_rows(gate_up, codes, groups, gated=True)
+    assert torch.equal(rounded, wanted)
+    assert torch.equal(scales, wanted_scales)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("in_features", [192, 256])
 def test_four_bits_are_widened(device, in_features):
     stored = to(drawn(W4, 37, in_features, 2, zeros=True), device)
@@ -218,11 +232,13 @@ def test_any_number_of_rows(codes, groups, dtype):
     stored = to(drawn(codes, 208, 256, groups, zeros=True), "cuda")
     bias = torch.randn(208, device="cuda", dtype=dtype)
     prepared = CodedLinearWeight(stored.with_bias(bias))
+    down = CodedLinearWeight(to(drawn(codes, 128, 104, 1), "cuda"))
     for num_rows in (0, 1, 5, 16, 17, 33, 64, 128, 129, 300, 1025, 2500):
         x = torch.randn(num_rows, 256, device="cuda", dtype=dtype)
-        out, gated = ops.linear(x, prepared), ops.gated_linear(x, prepared)
+        out, gated, mlp = ops.linear(x, prepared), ops.gated_linear(x, prepared), ops.gated_mlp(x, prepared, down)
         assert out.shape == (num_rows, 208)
         assert gated.shape == (num_rows, 104)
+        assert mlp.shape == (num_rows, 128)
         if num_rows:
             wanted = exact(x, stored.with_bias(bias))
             # Rounding x to four bits of mantissa, or to eight bits of its largest, is an error of each product.
@@ -231,6 +247,7 @@ def test_any_number_of_rows(codes, groups, dtype):
             assert error(out, wanted) < bound, num_rows
             gate, up = wanted.chunk(2, dim=-1)
             assert error(gated, torch.nn.functional.silu(gate) * up) < 2 * bound, num_rows
+            assert error(mlp, ops.linear(gated, down)) < bound, num_rows
 
 
 @pytest.mark.gpu

@@ -21,12 +21,11 @@ class GatedMLPBlock:
         """x [T, H] -> [T, H]."""
         of_gate, of_down = self._multipliers
         if of_gate == 1.0:
-            inner = ops.gated_linear(x, self._gate_up, self._activation)
+            out = ops.gated_mlp(x, self._gate_up, self._down, self._activation)
         else:
             gate_up = ops.linear(x, self._gate_up)
             gate_up[:, : self._size] *= of_gate
-            inner = ops.gated(gate_up, self._activation)
-        out = ops.linear(inner, self._down)
+            out = ops.linear(ops.gated(gate_up, self._activation), self._down)
         if of_down != 1.0:
             out *= of_down
         return out
