@@ -50,12 +50,11 @@ from ops.scan import selective_scan, state_space_scan
 from ops.scan.heads import ScanHeads
 from ops.segment import segment_mean
 from ops.start import compile_ahead, compile_together, native_isa, set_num_threads
-from ops.stored import CODED, Stored, StoredWeight, WeightFormat
+from ops.stored import Stored, StoredWeight, WeightFormat
 from ops.symbols import NotTraceable
 from ops.tracing import CompiledStack, StepSymbols, Tracer, can_trace
 
 __all__ = [
-    "CODED",
     "AttentionHeads",
     "AttentionMeta",
     "CompiledStack",
