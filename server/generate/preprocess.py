@@ -133,8 +133,8 @@ async def media_ids(
     assert isinstance(text, str), "placeholders are text"
     media = await loaded.media.read(given.media, given.processor_kwargs)
     try:
-        text, ordered = media.written(text)
-        special = given.add_special_tokens
+        special = given.add_special_tokens and media.layout is None
+        text, ordered = media.written(text if media.layout is None else media.layout(text))
         ids = await text_ids(loaded, offload, text, add_special_tokens=special, param=PROMPT, fits=fits)
         return media.placed(ids, ordered)
     except PlaceholderError as error:

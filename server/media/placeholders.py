@@ -64,11 +64,13 @@ class ReadMedia:
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
     """Those of one prompt, as they were given. `tokens`: the placeholder of each modality in the text that a template writes;
-    `output_ids`: the tokens that take its encoder's outputs."""
+    `output_ids`: the tokens that take its encoder's outputs. `layout`: how a text that no template wrote is put for the model,
+    special tokens and all, where its processor does that."""
 
     read: Sequence[ReadMedia]
     tokens: Mapping[Modality, str]
     output_ids: Mapping[Modality, int]
+    layout: Callable[[str], str] | None = None
 
     def written(self, text: str, spelled: Callable[[str], str] = str) -> tuple[str, list[ReadMedia]]:
         """`text` with what stands for each item in place of its placeholder, and the items in the order in which they stand there.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -30,7 +30,15 @@ _PARTS: Final[Mapping[Modality, tuple[str, ...]]] = MappingProxyType(
 _ARGUMENTS: Final[Mapping[Modality, str]] = MappingProxyType({"image": "images", "audio": "audio", "video": "videos"})
 # Of what a processor gives, that is about its text and not about the item.
 _OF_TEXT: Final = frozenset(
-    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets", "video_metadata"}
+    {
+        "input_ids",
+        "labels",
+        "attention_mask",
+        "token_type_ids",
+        "mm_token_type_ids",
+        "text_replacement_offsets",
+        "video_metadata",
+    }
 )
 
 
@@ -84,6 +92,16 @@ class Processor:
             raise ProcessorError(f"{name} cannot be made of {folder}: {error}") from error
         files = [path.read_bytes() for each in _FILES if (path := folder / each).is_file()]
         return cls(processor, config, hashlib.sha256(b"\0".join([str(name).encode(), *files])).digest())
+
+    @property
+    def layout(self) -> Callable[[str], str] | None:
+        """See `PromptMedia.layout`."""
+        return self._pictures_first if type(self._processor).__name__ == "PaliGemmaProcessor" else None
+
+    def _pictures_first(self, text: str) -> str:
+        """As PaliGemma was trained: what is asked begins behind the last picture, and ends with a line."""
+        head, token, asked = text.rpartition(self.tokens["image"])
+        return f"{head}{token}{self._processor.tokenizer.bos_token}{asked}\n"
 
     @property
     def modalities(self) -> frozenset[Modality]:

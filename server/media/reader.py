@@ -97,7 +97,7 @@ class MediaReader:
         finally:
             for task in tasks:
                 task.cancel()
-        return PromptMedia(read, self.processor.tokens, self.processor.output_ids)
+        return PromptMedia(read, self.processor.tokens, self.processor.output_ids, self.processor.layout)
 
     def _check(self, parts: Sequence[MediaPart]) -> None:
         counts = Counter[str]()

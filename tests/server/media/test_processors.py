@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import transformers
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from server.config.server_config import ServerConfig
 from server.context.offload import to_the_end
@@ -18,7 +19,7 @@ from server.media.reader import NoMedia
 from server.media.video import read_video
 from server.wire.errors import InvalidMedia, InvalidRequest, TextOnly
 from tests.server.media.pictures import drawn
-from tests.server.media.processors import KINDS, STRINGS, written
+from tests.server.media.processors import KINDS, STRINGS, tokenizer, written
 from tests.server.media.reading import part, prompt, reader, seeing
 from tests.server.media.sounds import sine, video, wav
 
@@ -85,6 +86,27 @@ async def test_tensors_side_by_side_are_those_of_the_whole_conversation(tinies, 
     for name in names:
         joined = np.concatenate([item.inputs[name] for item in found.media])
         assert np.array_equal(joined, expected[name].numpy()), name
+
+
+def test_a_text_that_no_template_writes_is_put_as_its_processor_does():
+    """PaliGemma's: pictures, then what begins a text, then what is asked, and the end of a line."""
+    backend = tokenizer(["<image>", "<bos>"])
+    backend.bos_token = "<bos>"
+    images = SiglipImageProcessorPil(size={"height": 16, "width": 16})
+    images.image_seq_length = 4
+    theirs = transformers.PaliGemmaProcessor(images, backend)
+    ours = Processor(theirs, {"image_token_index": theirs.image_token_id})
+    for text in ("<image>What?", "<image><image> and <image>"):
+        num = text.count("<image>")
+        media = PromptMedia(
+            [ReadMedia("image", b"", *ours.process("image", A, {})) for _ in range(num)], ours.tokens, ours.output_ids,
+            ours.layout,
+        )  # fmt: skip
+        assert set(media.read[0].inputs) == {"pixel_values"}
+        written, ordered = media.written(media.layout(text))
+        ids, items = media.placed(theirs.tokenizer(written)["input_ids"], ordered)
+        assert ids == theirs(text=[text], images=[[A] * num], return_tensors="pt")["input_ids"][0].tolist()
+        assert [len(item.positions) for item in items] == [4] * num
 
 
 async def test_tiles_are_an_items_own_whatever_is_beside_it(tinies):
