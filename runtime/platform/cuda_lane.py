@@ -54,11 +54,14 @@ class CudaLane:
         with self._own_device():
             return self._waiter.after(recorded(blocking=True))  # late, but nothing was enqueued since
 
-    def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:
+    def finish(self, work: Callable[[], Any], behind: Part | None = None, *, brief: bool = False) -> Launched:
         with self._own_device():
+            # Whoever comes to an idle device waits for this step alone, and its end wakes a sleeping thread late; behind others
+            # there is time.
+            is_alone = brief and (self._last_end is None or self._last_end.query())
             started = recorded() if behind is None else cast("torch.cuda.Event | None", behind.started)
             value = work()
-            ended = recorded(blocking=True)
+            ended = recorded(blocking=not is_alone)
         previous, self._last_end = self._last_end, ended
 
         def idle_before_s() -> float | None:

@@ -40,7 +40,7 @@ class RankLane(CudaLane):
     def _end_so_far(self) -> GpuEvent:
         return self._ends(lambda: recorded(blocking=True))
 
-    def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:
+    def finish(self, work: Callable[[], Any], behind: Part | None = None, *, brief: bool = False) -> Launched:
         values: list[Any] = []
         events: list[tuple[torch.cuda.Event | None, torch.cuda.Event | None]] = []
 

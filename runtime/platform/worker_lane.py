@@ -35,7 +35,7 @@ class WorkerLane:
         done = WorkerEvent(self._worker.enqueue(run))
         return Part(value.result, lambda: done)
 
-    def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:
+    def finish(self, work: Callable[[], Any], behind: Part | None = None, *, brief: bool = False) -> Launched:
         values: list[Any] = []
         done = self._worker.submit(lambda: values.append(work()))
         return Launched(lambda: values[0], done, _unknown)

@@ -41,8 +41,8 @@ class Lane(Protocol):
         """Submit the first part of a step; or, where nothing `opens` by it, what comes between the parts of others."""
         ...
 
-    def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:
-        """Submit the rest of a step, or all of it."""
+    def finish(self, work: Callable[[], Any], behind: Part | None = None, *, brief: bool = False) -> Launched:
+        """Submit the rest of a step, or all of it. `brief`: it takes so little that a thread may watch for its end all the time."""
         ...
 
     def beside(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:

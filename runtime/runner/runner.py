@@ -40,6 +40,9 @@ from runtime.transfer import index_on, to_host, upload
 NO_OUTPUTS: EncoderOutputs = MappingProxyType({})
 
 
+_BRIEF = 1024  # tokens of a step whose end is watched for, where nothing else is under way
+
+
 class Sampled(NamedTuple):
     """ids [S] int64, the logits [S, V] they were drawn from, the `positions` [S] int64 at which they stand, and the guesses among
     them, if any."""
@@ -199,7 +202,7 @@ class ModelRunner:
     # --- a step in one part or two --------------------------------------------------------------------------------
 
     def _step(self, batch: ScheduledBatch, work: Callable[[], Outputs], behind: Part | None = None) -> Step:
-        launched = self._lane.finish(work, behind)
+        launched = self._lane.finish(work, behind, brief=batch.num_tokens <= _BRIEF)
         value: Callable[[], Outputs] = launched.value
         return Step(
             batch,

@@ -37,7 +37,7 @@ class LoopLane:
         value = work()
         return Part(lambda: value, Passed)
 
-    def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:
+    def finish(self, work: Callable[[], Any], behind: Part | None = None, *, brief: bool = False) -> Launched:
         value = work()
         self.num_steps += 1
         return Launched(lambda: value, Passed(), lambda: None)

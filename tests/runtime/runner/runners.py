@@ -45,6 +45,9 @@ class PassedEvent:
     def synchronize(self) -> None:
         pass
 
+    def query(self) -> bool:
+        return True
+
     def elapsed_time(self, other: PassedEvent) -> float:
         return 1e3 * (other.at - self.at)
 
