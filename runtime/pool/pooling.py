@@ -113,7 +113,12 @@ class Pooling:
         for row in rows:
             self._kept.pop(row, None)
         params, stops = asked[0].work.params, [each.stop for each in asked]
-        if params.pooling == "mean":
+        if len(asked) == 1:  # somebody waits for it, and an upload takes longer than all the rest
+            stop, by_mean = stops[0], params.pooling == "mean"
+            first = 0 if by_mean or params.pooling == "cls" else stop - 1
+            states = self._model.final_hidden(hidden, slice(first, stop if by_mean else first + 1))
+            vectors = states.mean(dim=0, keepdim=True, dtype=torch.float32) if by_mean else states.float()
+        elif params.pooling == "mean":
             states = self._model.final_hidden(hidden, slice(0, stops[-1]))
             vectors = ops.segment_mean(states, index_on(device, [0, *stops]))
         else:

@@ -40,6 +40,7 @@ from runtime.transfer import index_on, to_host, upload
 NO_OUTPUTS: EncoderOutputs = MappingProxyType({})
 
 
+_NO_IDS = torch.empty(0, dtype=torch.int64)
 _BRIEF = 1024  # tokens of a step whose end is watched for, where nothing else is under way
 
 
@@ -327,7 +328,7 @@ class ModelRunner:
 
     def _outputs(self, batch: ScheduledBatch, computed: Computed) -> Outputs:
         rows, sampled, spans = computed.logits_of, computed.sampled, (computed.starts, computed.stops)
-        ids = self._lane.ids_to_host(sampled.ids[: computed.stops[-1] if rows else 0])
+        ids = self._lane.ids_to_host(sampled.ids[: computed.stops[-1]]) if rows else _NO_IDS
         logprobs = self._logprobs.compute(sampled.logits, sampled.ids, rows, *spans)
         logprobs = None if logprobs is None else logprobs.to_host()
         prompt_logprobs = None if computed.prompt_logprobs is None else computed.prompt_logprobs.to_host()

@@ -237,7 +237,7 @@ async def test_an_encoder_pools_texts_side_by_side_on_every_lane(lane, tmp_path,
     runner = real_runner(lane, ours, monkeypatch)
     mean, first = (Pool(PoolingParams(pooling=pooling, use_activation=False)) for pooling in ("mean", "cls"))
     texts = [(tuple(range(3, 40)), mean), ((7,), mean), (tuple(range(50, 60)), first)]
-    for several in (texts, texts[:1], texts[1:2]):
+    for several in (texts, texts[:1], texts[1:2], texts[2:]):
         batch = batch_of(*(row_of(row, ids, work) for row, (ids, work) in enumerate(several)))
         result = await runner.launch(batch).result()
         for (ids, work), vector in zip(several, result.pooled, strict=True):
