@@ -48,6 +48,8 @@ class Dropped(asyncio.Transport):
     def write(self, data: bytes) -> None:
         Dropped.num_writes += 1
         self.last = data
+        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
+            sys.exit(f"the server refused: {data!r}")
         if data.endswith(b"0\r\n\r\n"):
             self.done.set()
 
@@ -90,7 +92,7 @@ def timed(owner: Any, name: str, taken: list[float]) -> None:
 async def measure(streams: int, tokens: int, *, chat: bool) -> dict[str, float]:
     config: ServerConfig = parse(["--max-connections-per-address", str(2 * streams)], os.environ)
     tokenizer, lifecycle = tiny_tokenizer(), Lifecycle()
-    engine = paced_engine(range(40, VOCAB_SIZE - 40), streams, 0.0)
+    engine = paced_engine(range(40, VOCAB_SIZE - 40), VOCAB_SIZE, streams, 0.0)
     taken: dict[str, list[float]] = {stage: [] for stage in STAGES}
     for stage, (owner, name) in STAGES.items():
         timed(engine if owner is None else getattr(engine, owner), name, taken[stage])

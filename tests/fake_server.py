@@ -114,7 +114,8 @@ async def load_engine(config: ServerConfig, report: Report, cancel: threading.Ev
     from tests.paced_runner import paced_engine  # needs torch, which the others do without
 
     loaded = await load(config, report, cancel)
-    return replace(loaded, engine=paced_engine(loaded.tokenizer.encode(TEXT), num_rows=512, row_s=PACED_ROW_S))
+    ids = loaded.tokenizer.encode(TEXT)
+    return replace(loaded, engine=paced_engine(ids, loaded.engine.model.vocab_size, num_rows=512, row_s=PACED_ROW_S))
 
 
 LOADS = {

@@ -82,11 +82,11 @@ class PacedRunner:
         return True
 
 
-def paced_engine(ids: Sequence[int], num_rows: int, row_s: float, max_model_len: int = 4096) -> Engine:
+def paced_engine(ids: Sequence[int], vocab_size: int, num_rows: int, row_s: float, max_model_len: int = 4096) -> Engine:
     """A real one, which says `ids` over and over."""
     num_blocks = num_rows * max_model_len // BLOCK_SIZE
     model = model_info(
-        max_model_len=max_model_len, vocab_size=1 + max(ids), num_kv_blocks=num_blocks, kv_block_size=BLOCK_SIZE,
+        max_model_len=max_model_len, vocab_size=vocab_size, num_kv_blocks=num_blocks, kv_block_size=BLOCK_SIZE,
         max_num_seqs=num_rows, eos_token_ids=frozenset({0}),
     )  # fmt: skip
     limits = SchedulerLimits(num_rows, 8192, model.eos_token_ids)
