@@ -80,8 +80,8 @@ class CompiledKernel:
         self, grid: tuple[int, int, int], num_threads: int, shared_bytes: int, *arguments: Any, cluster: int = 1,
         early: bool = True,
     ) -> None:  # fmt: skip
-        """`cluster`: so many blocks along x share a barrier and their shared memory. `early`: it may start while the kernel
-        before it in the stream still runs; not for one that waits for another stream, too."""
+        """`cluster`: so many blocks along x share a barrier and their shared memory. `early`: it may start while those before it
+        still run."""
         from cuda.bindings import driver
 
         config = _launch_config(cluster, early, threading.get_ident())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from contextlib import nullcontext
-from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +15,9 @@ from ops.lora.share import LoraShape
 from ops.lora.slot_memory import Slots
 
 MAX_TOKENS = 512
+MAX_BESIDE = 8  # tokens, up to which it shrinks beside the weight's product, which gemm/few_rows.cu is there
 RANKS = (16, 32, 64)  # that kernels are made for
 _THREADS = 128
-EARLY_BEHIND_BOTH = False
 
 
 class Sorted(NamedTuple):
@@ -29,25 +28,11 @@ class Sorted(NamedTuple):
     used: Tensor
 
 
-class Shrinks(Enum):
-    """Where the kernel that shrinks stands beside the weight's own product, which it does not hang on: behind it; before it, so
-    that one kernel alone comes behind that product; or on a stream of its own."""
-
-    BEHIND = "behind"
-    BEFORE = "before"
-    BESIDE = "beside"
-
-
 class Shrunk(NamedTuple):
     """h [pieces, T as sorted, parts, rank] float32, whose sum is x A^T. `done`: behind the kernel, if another stream has it."""
 
     h: Tensor
     done: torch.cuda.Event | None = None
-
-
-def shrinks(num_tokens: int) -> Shrinks:
-    """Which is fastest."""
-    return Shrinks.BEHIND
 
 
 COLUMNS = (128, 256)  # of B, that a program may take
@@ -108,19 +93,16 @@ def columns(rank: int, num_tokens: int) -> int:
 
 
 def begin(x: Tensor, slots: Slots, tokens: Sorted) -> Shrunk | None:
-    """As `shrunk`, before the weight's own product; None where it shall come behind. x must live until what expands is enqueued."""
-    match shrinks(len(x)):
-        case Shrinks.BEHIND:
-            return None
-        case Shrinks.BEFORE:
-            return shrunk(x, slots, tokens)
-        case Shrinks.BESIDE:
-            ready, done, beside = torch.cuda.Event(), torch.cuda.Event(), _beside(x.device)
-            ready.record()
-            beside.wait_event(ready)
-            found = shrunk(x, slots, tokens, beside)
-            done.record(beside)
-            return Shrunk(found.h, done)
+    """As `shrunk`, on a stream beside the weight's own product; None where that is slower than behind it. What expands must come,
+    and x live until it is enqueued."""
+    if len(x) > MAX_BESIDE:
+        return None
+    ready, done, beside = torch.cuda.Event(), torch.cuda.Event(), _beside(x.device)
+    ready.record()
+    beside.wait_event(ready)
+    found = shrunk(x, slots, tokens, beside)
+    done.record(beside)
+    return Shrunk(found.h, done)
 
 
 def shrunk(x: Tensor, slots: Slots, tokens: Sorted, beside: torch.cuda.Stream | None = None) -> Shrunk:
@@ -140,36 +122,35 @@ def shrunk(x: Tensor, slots: Slots, tokens: Sorted, beside: torch.cuda.Stream | 
     return Shrunk(h)
 
 
-def _waited_for(shrunk: Shrunk) -> bool:
-    """Whether the next kernel may start early: not where it has to wait for another stream, which this does."""
-    if shrunk.done is None:
-        return True
-    shrunk.done.wait()
-    return EARLY_BEHIND_BOTH
+def _waited_for(shrunk: Shrunk) -> Tensor:
+    """Its h, which the next kernel may read once it has waited: for that of the other stream, too."""
+    if shrunk.done is not None:
+        shrunk.done.wait()
+    return shrunk.h
 
 
 def expand(shrunk: Shrunk, slots: Slots, tokens: Sorted, blocks: Tensor, out: Tensor) -> None:
     """out [T, N] contiguous += scale * h B^T. blocks [3, M] int32: the part, first column and end of every `columns`."""
-    h, early = shrunk.h, _waited_for(shrunk)
+    h = _waited_for(shrunk)
     pieces, num_tokens, num_parts, rank = h.shape
     num_tiles = tokens.tiles.shape[1]
     _kernel(_expand("EXPAND", rank, num_tokens).name, out.dtype, out.device).launch(
         (blocks.shape[1], num_tiles, 1), _THREADS, 0,
         h, slots.b, slots.stride, slots.scale, slots.scale.stride(0), blocks, tokens.order, tokens.tiles, tokens.used,
-        out, out.stride(0), num_tokens, num_tiles, num_parts * rank // 16, pieces, early=early,
+        out, out.stride(0), num_tokens, num_tiles, num_parts * rank // 16, pieces,
     )  # fmt: skip
 
 
 def expand_gated(shrunk: Shrunk, slots: Slots, tokens: Sorted, gate_up: Tensor, out: Tensor) -> None:
     """out [T, N / 2] = silu(gate) * up of gate_up [T, N] + scale * h B^T, both contiguous."""
-    h, early = shrunk.h, _waited_for(shrunk)
+    h = _waited_for(shrunk)
     pieces, num_tokens, _, rank = h.shape
     width, num_tiles = out.shape[1], tokens.tiles.shape[1]
     which = _expand("EXPAND_GATED", rank, num_tokens)
     _kernel(which.name, out.dtype, out.device).launch(
         (-(-width // which.columns), num_tiles, 1), _THREADS, 0,
         h, slots.b, slots.stride, slots.scale, slots.scale.stride(0), tokens.order, tokens.tiles, tokens.used, gate_up, out,
-        width, num_tokens, num_tiles, pieces, early=early,
+        width, num_tokens, num_tiles, pieces,
     )  # fmt: skip
 
 

@@ -26,23 +26,20 @@ DEVICE = torch.device("cuda", 0)
 
 class Way(NamedTuple):
     """How. `few`: tokens up to which few_tokens.cu computes, with `twice` tokens or more by programs of twice as many columns;
-    `shrinks`: where it shrinks, None as it is; `early`: what waits for two streams may start early; `adds`: else nothing is added,
-    and gate and up are gated by a kernel of their own."""
+    `beside`: tokens up to which it shrinks beside the weight's product; `adds`: else nothing is added, and gate and up are gated by
+    a kernel of their own."""
 
     name: str
     few: int = few_tokens.MAX_TOKENS
     twice: int = few_tokens._FEWEST_TOKENS
-    shrinks: few_tokens.Shrinks | None = None
-    early: bool = False
+    beside: int = few_tokens.MAX_BESIDE
     adds: bool = True
 
 
 WAYS = (
-    Way("as it is"), Way("in Triton", few=0), *(Way(f"shrinks {each.value}", shrinks=each) for each in few_tokens.Shrinks),
-    Way("shrinks beside, early", shrinks=few_tokens.Shrinks.BESIDE, early=True), Way("twice", twice=1),
-    Way("never twice", twice=1 << 20), Way("nothing is added", adds=False),
+    Way("as it is"), Way("in Triton", few=0), Way("shrinks behind", beside=0), Way("shrinks beside", beside=1 << 20),
+    Way("twice", twice=1), Way("never twice", twice=1 << 20), Way("nothing is added", adds=False),
 )  # fmt: skip
-AS_IT_IS = few_tokens.shrinks
 
 
 class Layer:
@@ -92,8 +89,7 @@ def main() -> None:
 
     def run(batch: int, adapters: ops.TokenAdapters | None, way: Way = WAYS[0]) -> None:
         x, residual = (torch.zeros(batch, HIDDEN, device=DEVICE).bfloat16() for _ in range(2))
-        few_tokens.MAX_TOKENS, few_tokens._FEWEST_TOKENS, few_tokens.EARLY_BEHIND_BOTH = way.few, way.twice, way.early
-        few_tokens.shrinks = AS_IT_IS if way.shrinks is None else lambda num_tokens: way.shrinks
+        few_tokens.MAX_TOKENS, few_tokens._FEWEST_TOKENS, few_tokens.MAX_BESIDE = way.few, way.twice, way.beside
         for layer in layers:
             x = ops.add_rms_norm(x, residual, norm, 1e-6)
             layer.linear("qkv", x, adapters, way)

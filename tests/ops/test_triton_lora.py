@@ -176,13 +176,10 @@ def test_one_graph_serves_any_mixture():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("where", [few_tokens.Shrinks.BEFORE, few_tokens.Shrinks.BESIDE])
 @pytest.mark.parametrize("num_tokens", [1, 7, 40, 256])
-def test_where_it_shrinks_changes_nothing(num_tokens, where, early, monkeypatch):
-    """Bit by bit what it gives behind the weight's product, in graphs that are replayed often: layers of every kind of kernel, each
-    of which reads what the one before has written, with norms between."""
-    monkeypatch.setattr(few_tokens, "EARLY_BEHIND_BOTH", early)
+def test_to_shrink_beside_the_weight_s_product_changes_nothing(num_tokens, monkeypatch):
+    """Bit by bit what it gives behind it, in graphs that are replayed often: layers of every kind of kernel, each of which reads
+    what the one before has written, with norms between."""
     device, size, width, random = torch.device("cuda"), 2048, 4096, torch.Generator("cuda").manual_seed(num_tokens)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -216,9 +213,10 @@ def test_where_it_shrinks_changes_nothing(num_tokens, where, early, monkeypatch)
         return ops.add_rms_norm(x, residual, norm, 1e-6)
 
     with torch.inference_mode():
+        monkeypatch.setattr(few_tokens, "MAX_BESIDE", 0)
         expected = computed().clone()
         assert expected.isfinite().all()
-        monkeypatch.setattr(few_tokens, "shrinks", lambda num_tokens: where)
+        monkeypatch.setattr(few_tokens, "MAX_BESIDE", num_tokens)
         assert torch.equal(computed(), expected)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
