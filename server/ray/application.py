@@ -19,7 +19,7 @@ from server.context.offload import limit_arenas
 from server.process.load import load
 from server.ray.fleet import ServeFleet
 from server.ray.ingress import ingress_app
-from server.ray.options import RayOptions
+from server.ray.options import RayOptions, num_devices
 from server.ray.replica import Replica
 from server.ray.router import PrefixRouter
 
@@ -130,4 +130,4 @@ def num_gpus(options: RayOptions, config: ServerConfig) -> int:
         ray.init(namespace="serve")
     if not ray.cluster_resources().get("GPU"):
         return 0
-    return config.tensor_parallel_size * config.data_parallel_size
+    return num_devices(config)

@@ -105,6 +105,11 @@ class RayOptions:
         return (config.max_num_seqs or NUM_SEQS) + config.max_queue
 
 
+def num_devices(config: ServerConfig) -> int:
+    """GPUs that one process takes."""
+    return config.tensor_parallel_size * config.pipeline_parallel_size * config.data_parallel_size
+
+
 def replica_config(config: ServerConfig) -> ServerConfig:
     """`config` as a replica can honour it. What a process keeps for later requests is not there: they may go to another one.
 

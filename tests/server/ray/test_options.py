@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.config.server_options import ConfigError
-from server.ray.options import RayOptions
+from server.ray.options import RayOptions, num_devices
 
 
 def test_what_is_not_its_own_goes_to_the_server():
@@ -60,3 +60,8 @@ def test_names_and_values_say_the_same_as_flags():
 def test_a_replica_keeps_nothing_for_later_requests():
     _, config = RayOptions.parse([], {})
     assert config.max_stored_responses == 0
+
+
+def test_a_replica_takes_the_devices_that_its_model_is_shared_out_over():
+    _, config = RayOptions.parse(["-tp", "2", "-dp", "3", "--pipeline-parallel-size", "2"], {})
+    assert num_devices(config) == 12
