@@ -11,7 +11,6 @@ import heapq
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from types import TracebackType
 from typing import Literal, Self
 
@@ -93,11 +92,13 @@ class BeamSearch:
                 yield from search.answers()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Beam:
+    """Nobody writes to it; not frozen, since hundreds are made between two tokens of everybody's streams."""
+
     token_ids: tuple[int, ...] = ()
     score: float = 0.0  # the sum of their log-probabilities
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # as far as the answer tells
     finish: FinishReason | None = None
 
 
@@ -157,14 +158,14 @@ class _Search:
             return
         banned = self._ends if self._must_go_on else frozenset[int]()
         self._length += 1
-        grown = [self._grown(beam, reply, banned) for beam, reply in zip(self._running, replies, strict=True)]
-        likeliest = heapq.merge(*grown, key=lambda beam: -beam.score)  # equals stay in the order of their beams
         going_on = []
-        for place, beam in enumerate(islice(likeliest, self._num_candidates)):
+        for place, beam in enumerate(self._grown(replies, banned)):
             if beam.finish is None:
                 going_on.append(beam)
             elif place < self._params.width:
                 self._complete.append((self._score(beam.score, self._length), beam))
+            if len(going_on) == self._params.width and place + 1 >= self._params.width:
+                break  # of the others none would go on or be among the answers
         self._running = going_on[: self._params.width]
         self._complete.sort(key=lambda scored: -scored[0])
         del self._complete[self._params.width :]
@@ -183,7 +184,7 @@ class _Search:
                 index, list(beam.token_ids), beam.finish,
                 last if beam.finish is FinishReason.STOP and last in sampling.stop_token_ids else None,
                 cached, None,
-                None if sampling.logprobs is None else [replace(one, top=one.top[: sampling.logprobs]) for one in beam.logprobs],
+                None if sampling.logprobs is None else list(beam.logprobs),
                 prompt_logprobs=None if place else prompt_logprobs,
             )  # fmt: skip
 
@@ -194,17 +195,42 @@ class _Search:
     def _score(self, logprob: float, length: int) -> float:
         return float(logprob / length**self._params.length_penalty)
 
-    def _grown(self, beam: _Beam, reply: Output, banned: frozenset[int]) -> Iterator[_Beam]:
-        """`beam` with each of the tokens that may follow, the likeliest first."""
-        assert reply.logprobs, "they were asked for"
-        top = reply.logprobs[0].top
-        for rank, (token_id, logprob) in enumerate(top, start=1):
-            if token_id in banned:
-                continue
-            finish = None
-            if token_id in self._ends:
-                finish = FinishReason.STOP
-            elif self._length == self._request.sampling.max_tokens:
-                finish = FinishReason.LENGTH
-            logprobs = (*beam.logprobs, TokenLogprobs(logprob, rank, top))
-            yield _Beam((*beam.token_ids, token_id), beam.score + logprob, logprobs, finish)
+    def _grown(self, replies: Sequence[Output], banned: frozenset[int]) -> Iterator[_Beam]:
+        """The likeliest of all beams with each of the tokens that may follow, so many as there are candidates, the likeliest first,
+        equals in the order of their beams.
+
+        What is made of each is made when it is asked for: there are as many as candidates times beams."""
+        tops = []
+        for reply in replies:
+            assert reply.logprobs, "they were asked for"
+            tops.append(reply.logprobs[0].top)
+        told = self._request.sampling.logprobs
+        is_last = self._length == self._request.sampling.max_tokens
+        heads: list[
+            tuple[float, int, int]
+        ] = []  # of each beam its likeliest token that is left: minus the score, beam, place
+        for number, beam in enumerate(self._running):
+            self._push(heads, beam, number, tops[number], 0, banned)
+        for _ in range(self._num_candidates):
+            if not heads:
+                return
+            score, number, place = heapq.heappop(heads)
+            beam, top = self._running[number], tops[number]
+            token_id, logprob = top[place]
+            logprobs = beam.logprobs
+            if told is not None:
+                logprobs = (*logprobs, TokenLogprobs(logprob, place + 1, top[:told]))
+            finish = FinishReason.STOP if token_id in self._ends else FinishReason.LENGTH if is_last else None
+            yield _Beam((*beam.token_ids, token_id), -score, logprobs, finish)
+            self._push(heads, beam, number, top, place + 1, banned)
+
+    @staticmethod
+    def _push(
+        heads: list[tuple[float, int, int]], beam: _Beam, number: int, top: Sequence[tuple[int, float]], place: int,
+        banned: frozenset[int],
+    ) -> None:  # fmt: skip
+        """The next token of `top` from `place` on that is not banned, if there is one."""
+        while place < len(top) and top[place][0] in banned:
+            place += 1
+        if place < len(top):
+            heapq.heappush(heads, (-(beam.score + top[place][1]), number, place))
