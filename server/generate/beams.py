@@ -7,6 +7,7 @@ request gets the same answer. To its reader a BeamSearch is a TokenStream whose 
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Literal, Self
 
 from runtime.api import EngineClient, FinishReason, Output, Request, SamplingParams, TokenLogprobs
 
+FREED_AT_ONCE = 16  # replies, each with the alternatives of a token
 EarlyStopping = bool | Literal["never"]
 
 
@@ -60,7 +62,13 @@ class BeamSearch:
 
     async def __anext__(self) -> list[Output]:
         while self._open_questions:
-            outputs = list(self._settle(await self._replies()))
+            replies = await self._replies()
+            outputs = list(self._settle(replies))
+            while (
+                replies
+            ):  # others have their turn in between: freeing alternatives by the ten thousand takes milliseconds
+                del replies[-FREED_AT_ONCE:]
+                await asyncio.sleep(0)
             self._open_questions = self._questions()
             if self._open_questions:
                 self._stream = self._engine.submit([request for _, request in self._open_questions], continues=True)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from runtime.api import EngineStopped, FinishReason
+from server.generate.beams import _Search
 from tests.server.conftest import MESSAGES
 
 BEAMS = {"use_beam_search": True, "n": 2, "max_tokens": 3, "ignore_eos": True}
@@ -100,3 +101,18 @@ async def test_the_official_client_asks_for_beams(beams):
             model="tiny", prompt="ab", n=2, max_tokens=3, extra_body={"use_beam_search": True, "ignore_eos": True}
         )
         assert [choice.index for choice in answer.choices] == [0, 1]
+
+
+async def test_others_have_their_turn_while_the_alternatives_of_many_beams_are_freed(beams, monkeypatch):
+    server = await beams()
+    turns: list[int] = []
+    advance = _Search.advance
+
+    def advancing(search, replies):
+        advance(search, replies)
+        asyncio.get_running_loop().call_soon(lambda: turns.append(len(server.engine.submitted)))
+
+    monkeypatch.setattr(_Search, "advance", advancing)
+    await server.complete(**{**BEAMS, "n": 1, "best_of": 40})
+    # Behind each step a turn comes before the next one is asked for.
+    assert turns == [1, 41, 81]
