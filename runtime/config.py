@@ -128,6 +128,7 @@ class EnginePlan:
     kv_cache_note: str = ""  # what the KV cache is kept in and what that gains, where it is not `dtype`; for people
     num_stages: int = 1
     draft_share: float = 0.1  # of a step with a single row, that a draft is taken to cost until steps have told
+    max_drafted_tokens: int | None = None  # of a step with drafts that is captured, where steps are
 
     def for_layers(self, kinds: tuple[MemoryKind, ...]) -> EnginePlan:
         """For another stage of the model: of as many layers of each kind, in another order. Block tables are the same."""
@@ -163,7 +164,9 @@ class EnginePlan:
 
     def speculation(self, follow_share: float = 0.0) -> Speculation | None:
         """`follow_share`: of a step, what a draft model or a head is assumed to add by computing it, too."""
-        return None if self.speculative is None else speculation_of(self.speculative, self.draft_share, follow_share)
+        if self.speculative is None:
+            return None
+        return speculation_of(self.speculative, self.draft_share, follow_share, self.max_drafted_tokens)
 
     @property
     def max_proposed(self) -> int:

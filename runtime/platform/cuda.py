@@ -208,6 +208,7 @@ class CudaPlatform:
             if captures:
                 self._capture(parts, graphs, report, may_fail=model.may_refuse_capture)
                 _capture_proposals(parts.runner.drafter, final, graphs)
+                final = replace(final, max_drafted_tokens=graphs.longest_drafted)
         if config.captures and not captures:
             log.info("no steps are captured as graphs: %s", model.graph_unsupported_reason)
         return parts.runner, final

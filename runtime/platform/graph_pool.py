@@ -156,6 +156,11 @@ class GraphPool:
         self.memory = None
 
     @property
+    def longest_drafted(self) -> int | None:
+        """Tokens of the longest captured step with guesses; None where none is."""
+        return max((shape.num_tokens for shape in self._graphs if shape.drafts), default=None)
+
+    @property
     def is_captured(self) -> bool:
         return bool(self._graphs)
 

@@ -33,9 +33,12 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
 }  # of those that guess on the host
 
 
-def speculation_of(config: SpeculativeConfig, draft_share: float, follow_share: float = 0.0) -> Speculation:
+def speculation_of(
+    config: SpeculativeConfig, draft_share: float, follow_share: float = 0.0, longest: int | None = None
+) -> Speculation:
     """Of a method that says where it looks things up; ngram does so on the host. `draft_share`: what a draft is assumed to take, in
-    steps of a single row. `follow_share`: what a draft model, or a head, is assumed to add to a step by computing it, too."""
+    steps of a single row. `follow_share`: what a draft model, or a head, is assumed to add to a step by computing it, too.
+    `longest`: tokens of a step with drafts, beyond which they would cost many times as much."""
     config = config.where(on_device=False)
     cost = VerificationCost(draft_share, follow_share) if config.adaptive else None
     if config.on_device:
@@ -45,7 +48,8 @@ def speculation_of(config: SpeculativeConfig, draft_share: float, follow_share: 
             cost,
             predictions=config.reads_predictions,
             rests=config.follows,
+            longest=longest,
         )
     if config.synthetic_acceptance is not None:
-        return Speculation(Anything(), config.num_speculative_tokens, cost, compares=False)
-    return Speculation(PROPOSERS[config.method](config), config.num_speculative_tokens, cost)
+        return Speculation(Anything(), config.num_speculative_tokens, cost, compares=False, longest=longest)
+    return Speculation(PROPOSERS[config.method](config), config.num_speculative_tokens, cost, longest=longest)

@@ -31,9 +31,9 @@ class DeviceSpeculation(Speculation):
 
     def __init__(
         self, proposer: Proposer, most: int, cost: VerificationCost | None = None, *, predictions: bool = False,
-        rests: bool = False,
+        rests: bool = False, longest: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(proposer, most, cost)
+        super().__init__(proposer, most, cost, longest=longest)
         self._reads_predictions = predictions
         self._chances_on_host = Chances()
         self._following = Following() if rests and cost is not None else None
@@ -80,15 +80,16 @@ class DeviceSpeculation(Speculation):
         if plan is None:
             return {}
         nums: dict[int, int] = {}
-        gain = 0.0
+        gain, room = 0.0, self._room(num_rows)
         for sequence, most in plan.asked(could_draft):
-            row, most = self._row(sequence), min(most, self._most)
+            row, most = self._row(sequence), min(most, self._most, room)
             num = most if plan.probing else row.num_worth(plan.price, most)
             if not num and (sequence.number + self._num_asked) % LOOK_EVERY == 0:
                 num = min(1, most)  # or nobody would learn that it has become easier
             if num:
                 nums[sequence.number] = num
                 gain += row.expected(num)
+                room -= num
         pays = self._pays(plan, gain, sum(nums.values()), num_rows)
         if self._following is not None:
             self._following.note(num_rows, pays=pays and not plan.probing)

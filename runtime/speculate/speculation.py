@@ -51,14 +51,16 @@ class Plan(NamedTuple):
 
 class Speculation:
     """`most`: drafts of a row in a step. `cost` None: as many as that always, whatever they cost. `compares`: guesses that no step
-    checks tell something, too; not where chance says which are right, and only in a step. `on_device`: drafts are made behind a
+    checks tell something, too; not where chance says which are right, and only in a step. `longest`: tokens of a step with drafts,
+    where these are weighed; None: any. `on_device`: drafts are made behind a
     step, where their ids stay."""
 
     on_device = False
 
     def __init__(
-        self, proposer: Proposer, most: int, cost: VerificationCost | None = None, *, compares: bool = True
-    ) -> None:
+        self, proposer: Proposer, most: int, cost: VerificationCost | None = None, *, compares: bool = True,
+        longest: int | None = None,
+    ) -> None:  # fmt: skip
         self.num_drafts = 0  # rows of steps that had some
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
@@ -67,6 +69,7 @@ class Speculation:
         self._most = most
         self._cost = cost
         self._compares = compares
+        self._longest = longest
         self._chances = Chances()
         self._rows: dict[int, Acceptance] = {}  # by number of the sequence
         self._rate = 1.0  # tokens gained for each that would be without drafts, as planned lately
@@ -96,10 +99,10 @@ class Speculation:
         if plan is None:
             return {}
         guesses: dict[int, tuple[int, ...]] = {}
-        gain = 0.0
+        gain, room = 0.0, self._room(num_rows)
         for sequence, most in plan.asked(could_draft):
-            row = self._row(sequence)
-            num = min(most, self._most) if plan.probing else row.num_worth(plan.price, min(most, self._most))
+            row, most_now = self._row(sequence), min(most, self._most, room)
+            num = most_now if plan.probing else row.num_worth(plan.price, most_now)
             if not num and (sequence.number + self._num_asked) % LOOK_EVERY:
                 continue
             guess = self._proposer.propose(sequence, num or min(most, GUESSED))
@@ -107,6 +110,7 @@ class Speculation:
             if num and guess:
                 guesses[sequence.number] = tuple(guess)
                 gain += row.expected(len(guess))
+                room -= len(guess)
         if not self._pays(plan, gain, sum(map(len, guesses.values())), num_rows):
             return {}
         return guesses if self._num_drafted % PLAIN_EVERY else {}
@@ -143,6 +147,10 @@ class Speculation:
             for sequence, most in could_draft
         }
         return {number: ids for number, ids in found.items() if ids}
+
+    def _room(self, num_rows: int) -> int:
+        """How many drafts a step of so many rows has at most."""
+        return num_rows * self._most if self._longest is None else max(0, self._longest - num_rows)
 
     def _row(self, sequence: Sequence) -> Acceptance:
         row = self._rows.get(sequence.number)

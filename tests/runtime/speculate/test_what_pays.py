@@ -152,6 +152,22 @@ def test_where_chance_says_what_is_right_only_what_steps_check_is_learned_of():
     assert found[False].num_draft_tokens > 2 * found[True].num_draft_tokens
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_no_step_with_drafts_is_longer_than_what_is_captured(on_device):
+    """Beyond, it would be launched kernel by kernel: drafts might never pay, and to try them would cost most."""
+    cost, batches = VerificationCost(share(GPU)), []
+    if on_device:
+        speculation: Speculation = DeviceSpeculation(Ngram(2, 5), 3, cost, longest=96)
+    else:
+        speculation = Speculation(Always(), 3, cost, longest=96)
+    took = speculation.took
+    speculation.took = lambda batch, took_s: (batches.append(batch), took(batch, took_s))
+    simulate(GPU, FixedBudget(None), closed(64, 64, 64, 200), speculation=speculation, gained=Truth(0.9))
+    drafted = [batch for batch in batches if any(row.draft_ids for row in batch.rows)]
+    assert max(batch.num_tokens for batch in drafted) == 96
+    assert speculation.num_accepted_tokens > 0
+
+
 def test_without_adapting_all_guesses_are_checked():
     speculation = Speculation(Always(), 3)
     simulate(CPU, FixedBudget(None), closed(1, 1, 64, 100), speculation=speculation, gained=Truth(0.0))
