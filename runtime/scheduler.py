@@ -142,6 +142,7 @@ class Scheduler:
         self._unfollowed = UnfollowedTokens(speculation, cache.block_size)
         self.adapters = adapters
         self.encoding = encoding
+        self._whole_prompts = encoding is not None and encoding.limits.whole_prompts
         self._has_states = any(group.state for group in cache.groups)
         self._has_windows = any(group.window is not None for group in cache.groups)
         self._widths = [group.width for group in cache.groups]
@@ -233,7 +234,7 @@ class Scheduler:
                 if wanted:
                     prompts.append(sequence)
                 continue
-            if self.encoding is not None and not self._is_encoded(rows, sequence):
+            if (sequence.request.media or self._whole_prompts) and not self._is_encoded(rows, sequence):
                 continue
             draft_ids = drafts.get(sequence.number, ())
             if draft_ids and not self._has_blocks(sequence, wanted + len(draft_ids)):
@@ -695,7 +696,7 @@ class Scheduler:
             num_proposed,
             sequence.restart,
             self.encoding.of_row(sequence, start, end)
-            if self.encoding is not None and self.encoding.concerns(sequence)
+            if self.encoding is not None and (sequence.request.media or self._whole_prompts)
             else None,
         )
         sequence.restart = -1
@@ -870,7 +871,7 @@ class Scheduler:
     def _encoded(self, rows: Several[ScheduledRow], sequence: Sequence, num_tokens: int) -> int:
         """How many of `num_tokens` of a prompt this step, which has `rows`, may compute: as far as its pictures and sounds are
         there, or are encoded before it."""
-        if self.encoding is None or not self.encoding.concerns(sequence) or not num_tokens:
+        if self.encoding is None or not (sequence.request.media or self._whole_prompts) or not num_tokens:
             return num_tokens
         room = self.limits.max_num_batched_tokens - sum([row.num_tokens for row in rows])
         return self.encoding.reach(sequence, num_tokens, room)

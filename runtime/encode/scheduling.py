@@ -134,10 +134,6 @@ class EncoderScheduling:
             return 0
         return max(num_tokens, missing)
 
-    def concerns(self, sequence: Sequence) -> bool:
-        """Whether how its prompt is computed depends on more than its ids."""
-        return bool(sequence.request.media) or self.limits.whole_prompts
-
     def _provide(self, item: MediaItem, sequence: Sequence) -> bool:
         """Hold an item's outputs, or have it encoded. False where they are not there yet."""
         key, num, holder = key_of(item, sequence.request.cache_salt), len(item.positions), _holder(sequence, item)
