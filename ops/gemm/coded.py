@@ -1,4 +1,4 @@
-"""Linear layers on CUDA whose weight stays in codes and scales (`ops.stored.CODED`), by the number of rows.
+"""Linear layers on CUDA whose weight stays in codes and scales (fp8, w8 and w4 of `ops.stored`), by the number of rows.
 
 Few rows are a stream of the codes (few_rows_coded.cu), which x meets in 16 bits. With more, x is rounded to the weight's codes, row
 by row as it comes, where those have matrix units of their own: cuBLAS multiplies fp8 with one scale a row, tiled_fp8.cu in groups
@@ -22,7 +22,7 @@ from ops.gemm import few_rows_coded, pieces, tiled_fp8, tiled_w4
 from ops.gemm.dequantize import apart, codes_of
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
-from ops.stored import CODED, FP8, W4, Stored, StoredWeight, formats_of, parts_of
+from ops.stored import CODED, DECODED, FP8, W4, Stored, StoredWeight, formats_of, parts_of
 
 _CHUNK = 128  # columns of w4 whose codes share bytes
 _ALIGNED = 16  # what cuBLAS wants of either side of a weight in fp8
@@ -34,7 +34,7 @@ def supports(case: ShapeClass) -> str | None:
         return why
     if case.dtype not in (torch.bfloat16, torch.float16):
         return "it computes in bfloat16 or float16"
-    if len(case.weight) != 1 or case.weight[0] not in CODED:
+    if len(case.weight) != 1 or case.weight[0] not in CODED - DECODED:
         return "it reads weights in codes and scales, all of one kind"
     if case.capability is not None and case.capability < ((8, 9) if case.weight[0] == FP8 else (8, 0)):
         return "the device's matrix units have no such codes"
