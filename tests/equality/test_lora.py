@@ -146,6 +146,21 @@ def test_each_row_has_its_own_adapter_s_logits(case):
             torch.testing.assert_close(torch.cat(ours), theirs, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("case", ["qwen3", "pythia"], indirect=True)
+@torch.inference_mode()
+def test_embeddings_by_themselves_have_each_token_s_adapter(case):
+    """As who puts pictures among them asks for them."""
+    case.ours.adapters.place(0, 0)
+    ids, slots = torch.tensor([5, 9, 5, 11]), torch.tensor([0, -1, -1, 0], dtype=torch.int32)
+    got, table = case.ours.embed(ids, slots), case.theirs.get_input_embeddings()
+    plain = table(ids)
+    with merged(case.theirs, case.deltas[0]):
+        adapted = table(ids)
+    torch.testing.assert_close(got, torch.where((slots < 0)[:, None], plain, adapted), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(plain, adapted, atol=0.01)
+    assert torch.equal(case.ours.embed(ids), plain)
+
+
 @pytest.mark.skipif(native_supports(USUAL) is not None, reason=str(native_supports(USUAL)))
 @pytest.mark.parametrize("case", ["qwen3", "phi-3"], indirect=True)
 @torch.inference_mode()
