@@ -20,6 +20,7 @@ from ops.backends import on_cuda_at_any_size
 from ops.cuda.program import missing, missing_for_hopper
 from ops.gemm import few_rows_coded, pieces, tiled_fp8, tiled_w4
 from ops.gemm.dequantize import apart, codes_of
+from ops.gemm.from_blocks import as_w4
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
 from ops.stored import CODED, DECODED, FP8, W4, Stored, StoredWeight, formats_of, parts_of
@@ -80,7 +81,7 @@ class StackedCodes(LinearWeight):
         raise TypeError("an embedding is kept in plain numbers")
 
     def refill(self, stored: Stored) -> bool:
-        parts = parts_of(stored)
+        parts = tuple(map(as_w4, parts_of(stored)))
         biases = [part.bias for part in parts if part.bias is not None]
         if all("weight" in part.tensors for part in parts):
             if formats_of(parts) != (self.codes,):

@@ -11,7 +11,7 @@ from torch.nn import functional
 from ops import tuning
 from ops.backends import on_cuda_at_any_size
 from ops.gemm import coded
-from ops.gemm.from_blocks import BLOCKS, as_codes, as_w4
+from ops.gemm.from_blocks import BLOCKS, Q4_0, as_codes, as_w4
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
 from ops.stored import DECODED, FOUR_BITS, Q8, Stored, StoredWeight, WeightFormat, parts_of
@@ -19,30 +19,36 @@ from ops.stored import DECODED, FOUR_BITS, Q8, Stored, StoredWeight, WeightForma
 _ROLES = ("scales", "super_scales", "mins", "super_mins")
 _WIDTH = 64  # columns of a tile, of which groups are whole parts or whole times as many
 _MIN_GROUP = 16
-_Q4_0 = WeightFormat("Q4_0")
 
-TAKEN: frozenset[WeightFormat] = frozenset()  # whose kernels have run on a GPU; the others become plain numbers
+# What is quicker than 16 bits; the others become plain numbers. (All have run on an H200: Triton takes some 300 us for a layer of
+# the 8B shape and few rows, where bfloat16 takes 123 and Q4_0 67: tests/ops/bench_decoded.py, 2026-11-23.)
+TAKEN = frozenset({Q4_0})
+TAKEN_EXPERTS: frozenset[WeightFormat] = frozenset()
 
 
 def supports(case: ShapeClass) -> str | None:
     """Codes of one kind, or blocks that become such."""
-    return supports_each(case) or (None if len(case.weight) == 1 else "it reads weights of one kind")
+    return _refusal(case, TAKEN) or (None if len(case.weight) == 1 else "it reads weights of one kind")
 
 
-def supports_each(case: ShapeClass) -> str | None:
+def supports_experts(case: ShapeClass) -> str | None:
     """Codes and blocks of any kinds, in weights of one each."""
+    return _refusal(case, TAKEN_EXPERTS)
+
+
+def _refusal(case: ShapeClass, taken: frozenset[WeightFormat]) -> str | None:
     if (why := on_cuda_at_any_size(case)) is not None:
         return why
     if case.dtype not in (torch.bfloat16, torch.float16):
         return "it computes in bfloat16 or float16"
-    unread = [each for each in case.weight if each not in TAKEN]
+    unread = [each for each in case.weight if each not in taken]
     return f"it reads no weights in {', '.join(map(str, unread))}" if unread or not case.weight else None
 
 
 def prepare(stored: Stored) -> LinearWeight:
     """Raises ValueError for groups that no tile has whole."""
     parts = parts_of(stored)
-    if all(part.format == _Q4_0 for part in parts):
+    if all(part.format == Q4_0 for part in parts):
         return coded.prepare([as_w4(part) for part in parts])
     return DecodedLinearWeight(parts)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ops.stored import E2M1, Q4, Q8, W4, StoredWeight, WeightFormat
 
+Q4_0 = WeightFormat("Q4_0")
 _EIGHT = 8.0
 
 
@@ -35,7 +36,9 @@ def as_codes(stored: StoredWeight) -> StoredWeight:
 
 
 def as_w4(stored: StoredWeight) -> StoredWeight:
-    """Blocks "Q4_0" as "w4", which has no other minimum than a whole number of its scales."""
+    """Blocks "Q4_0" as "w4", which has no other minimum than a whole number of its scales; what is in other formats as it is."""
+    if stored.format != Q4_0:
+        return stored
     blocks = stored.weight.view(len(stored.weight), -1, 18)
     tensors = {"weight": _paired(_nibbles(blocks[..., 2:]).flatten(1)), "scales": _halves(blocks, 0).float()}
     return StoredWeight(W4, tensors).with_bias(stored.bias)

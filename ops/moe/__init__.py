@@ -30,7 +30,7 @@ _prepare_experts = Op(
         backends.native("moe", native.NativeExpertWeights, gemm_native.supports),
         backends.triton("moe", "ops.moe.triton_experts:TritonExpertWeights", _stacked_on_cuda),
         Kernel("moe", "coded", gemm_coded.supports, "ops.moe.triton_coded:CodedExpertWeights"),
-        Kernel("moe", "decoded", gemm_decoded.supports_each, "ops.moe.triton_decoded:DecodedExpertWeights"),
+        Kernel("moe", "decoded", gemm_decoded.supports_experts, "ops.moe.triton_decoded:DecodedExpertWeights"),
         Kernel("moe", "reference", gemm_reference.supports, reference.StackedExpertWeights),
     ],
 )

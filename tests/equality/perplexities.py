@@ -1,4 +1,5 @@
-"""`python -m tests.equality.perplexities`: what fewer bits cost SmolLM2-135M-Instruct in perplexity, as a table.
+"""`python -m tests.equality.perplexities`: what fewer bits cost SmolLM2-135M-Instruct in perplexity, as a table; of the layouts
+that others publish, each matrix by itself.
 
 Its numbers are those of the built-in GGUF file, which are of four bits already (Q4_1, groups of 32): the first row is them in
 float32. The text is Python's own documentation of its topics (`pydoc_data.topics`, of the Python that runs this): every other topic
@@ -10,21 +11,23 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
+from torch import Tensor
 
+from ops import StoredWeight
 from runtime.config import WeightPolicy
 from runtime.models.decoder import Decoder
-from runtime.models.load import load_model
+from runtime.models.load import load_model, opened
 from runtime.quantize.inputs import read_text
 from runtime.quantize.model import quantize
 from runtime.quantize.schemes import SCHEMES
 from runtime.weights.fetch import ModelFiles, resolve
 from server.loaded.tokenizer import Tokenizer
-from tests.runtime.weights import smollm2
+from tests.runtime.weights import published, smollm2
 
 PIECE = 512
 
@@ -53,6 +56,50 @@ def perplexity(decoder: Decoder, texts: Sequence[Sequence[int]], kv_cache_dtype:
     return math.exp(total / count)
 
 
+def mxfp4(weight: Tensor) -> Tensor:
+    """Numbers of E2M1 times a power of two for each 32 of a row, its largest number between four and eight of them."""
+    grouped, table = weight.unflatten(1, (-1, 32)), torch.tensor(published.E2M1)
+    scale = 2.0 ** (grouped.abs().amax(2, keepdim=True).clamp(min=1e-30).log2().floor() - 2)
+    return (table[published.nearest(grouped.abs() / scale, table).long()] * grouped.sign() * scale).flatten(1)
+
+
+def eight_bits(weight: Tensor) -> Tensor:
+    """As a CPU's kernels keep what they have no blocks of: 127 steps to the largest of each 32 of a row."""
+    grouped = weight.unflatten(1, (-1, 32))
+    scale = (grouped.abs().amax(2, keepdim=True) / 127).half().float().clamp(min=1e-30)
+    return ((grouped / scale).round() * scale).flatten(1)
+
+
+def dialect(name: str) -> Callable[[Tensor], Tensor]:
+    """What numbers are worth when published.py has written them so."""
+    random = torch.Generator().manual_seed(0)
+    return lambda weight: published.DIALECTS[name].write("w", weight, random)[1]
+
+
+WRITTEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "nf4, double quantised (bitsandbytes)": dialect("bitsandbytes, nf4"),
+    "the same in eight bits, as a CPU keeps it": lambda weight: eight_bits(dialect("bitsandbytes, nf4")(weight)),
+    "fp4 (bitsandbytes)": dialect("bitsandbytes, fp4"),
+    "NVFP4": dialect("modelopt, nvfp4"),
+    "MXFP4": mxfp4,
+    "int4 in groups of 32 (torchao)": dialect("torchao, int4"),
+}
+
+
+def rewritten(files: ModelFiles, decoder: Decoder, write: Callable[[Tensor], Tensor]) -> Decoder:
+    """With the matrices of layers so written."""
+    spec = decoder.spec
+    matrices = {f"{linear.name}.weight" for linear in spec.linears() if linear.name != spec.head.name}
+    with opened(
+        spec, files, dtype="float32", load_format="auto", seed=0, device="cpu", policy=WeightPolicy("float32")
+    ) as reader:
+        for name, stored in reader.read(silent):
+            if name in matrices:
+                assert isinstance(stored, StoredWeight)
+                decoder.load_parameter(name, StoredWeight.dense(write(stored.weight)))
+    return decoder
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pieces", type=int, default=6, help="of the text that is read (default: 6)")
@@ -74,6 +121,8 @@ def main() -> None:
     row("float32", exact)
     for kv_cache_dtype in ("fp8", "int8_per_token_head"):
         row(f"KV cache in {kv_cache_dtype}", perplexity(plain, texts, kv_cache_dtype))
+    for name, write in WRITTEN.items():
+        row(name, perplexity(rewritten(files, plain, write), texts))
     del plain
     for scheme in SCHEMES:
         for given in ([], calibration) if scheme == "w4a16" else ([],):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ops
-from ops.gemm import decoded, triton_decoded
+from ops.gemm import coded, decoded, triton_decoded
 from ops.gemm.decoded import DecodedLinearWeight, laid
 from ops.gemm.dequantize import dequantize
 from ops.gemm.from_blocks import BLOCKS, as_codes, as_w4
@@ -135,6 +135,28 @@ def test_codes_are_widened(case, device):
     torch.testing.assert_close(
         triton_decoded.widen(codes(stored), torch.float32), dequantize(stored), rtol=1e-6, atol=1e-8
     )
+
+
+def test_which_blocks_stay_on_a_gpu():
+    cuda = torch.device("cuda")
+    q4_0, q4_k = WeightFormat("Q4_0"), WeightFormat("Q4_K")
+    assert ops.linear_refusal([q4_0], torch.bfloat16, cuda) is None
+    assert "in Q4_K" in str(ops.linear_refusal([q4_k], torch.bfloat16, cuda))
+    assert "in Q4_K" in str(ops.linear_refusal([q4_0, q4_k], torch.bfloat16, cuda))
+    assert "in Q4_0" in str(ops.moe_refusal([q4_0], torch.bfloat16, cuda))
+    assert "plain numbers" in str(ops.embedding_refusal([q4_0], torch.bfloat16, cuda))
+    assert "in float32" not in str(ops.linear_refusal([q4_0], torch.float16, cuda))
+
+
+def test_blocks_of_four_bits_take_the_place_of_others():
+    kept = decoded.prepare([blocks("Q4_0", rows, 256, seed=rows) for rows in (32, 16)])
+    others = [blocks("Q4_0", rows, 256, seed=rows + 1) for rows in (32, 16)]
+    assert kept.refill(others)
+    weight, scales, _, _ = coded.laid(tuple(map(as_w4, others)))
+    assert torch.equal(kept._weight, weight)
+    assert torch.equal(kept._scales, scales)
+    with pytest.raises(ValueError, match="a weight in Q4_K where w4 is kept"):
+        kept.refill(blocks("Q4_K", 48, 256))
 
 
 def test_what_is_not_written_alike_is_refused():
