@@ -16,12 +16,22 @@ import torch
 from torch import Tensor
 
 import ops
+from runtime.fault import WorkerGone
 
 T = TypeVar("T")
 
 
 class Apart(RuntimeError):
     """Another rank has failed in this step, or will compute no step any more."""
+
+
+class Gone(Apart, WorkerGone):
+    """A rank will compute no step any more. A note says which, where that is known."""
+
+    def __init__(self, where: str = "") -> None:
+        super().__init__("another rank will compute no step any more")
+        if where:
+            self.add_note(where)
 
 
 class Peers(Protocol):
@@ -49,6 +59,7 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size)
         self._given: list[Tensor | None] = [None] * size
+        self._gone: Gone | None = None
 
     def exchange(self, number: int, x: Tensor, made_of: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
         """What `made_of` makes of every rank's x. Nobody's x is left before all have made theirs.
@@ -60,11 +71,12 @@ class Meeting:
             made = made_of([each for each in self._given if each is not None])
             self._barrier.wait()
         except threading.BrokenBarrierError as error:
-            raise Apart("another rank has failed in this step") from error
+            raise self._gone or Apart("another rank has failed in this step") from error
         return made
 
-    def leave(self) -> None:
-        """Nobody waits here any more."""
+    def leave(self, gone: Gone | None = None) -> None:
+        """Nobody waits here any more: a rank has failed in this step, or is `gone` for good."""
+        self._gone = gone
         self._barrier.abort()
 
 
@@ -75,13 +87,13 @@ class Group:
         self._steps = [0] * size  # claimed by each rank
         self._unclaimed: dict[int, Meeting] = {}  # by some
         self._under_way: WeakSet[Meeting] = WeakSet()
-        self._ended = False
+        self._ended: Gone | None = None
 
     def claim(self, number: int) -> Meeting:
-        """That of the rank's next step. Raises Apart."""
+        """That of the rank's next step. Raises Gone."""
         with self._lock:
-            if self._ended:
-                raise Apart("another rank will compute no step any more")
+            if self._ended is not None:
+                raise self._ended
             step = self._steps[number]
             self._steps[number] += 1
             meeting = self._unclaimed.setdefault(step, Meeting(self.size))
@@ -90,12 +102,12 @@ class Group:
                 del self._unclaimed[step]  # those who have claimed it keep it
             return meeting
 
-    def end(self) -> None:
-        """A rank has gone for good: whoever waits for it, and whoever would, fails."""
+    def end(self, where: str = "") -> None:
+        """A rank has gone for good: whoever waits for it, and whoever would, fails. `where`: which, if it is known."""
         with self._lock:
-            self._ended = True
+            self._ended = self._ended or Gone(where)
             for meeting in list(self._under_way):
-                meeting.leave()
+                meeting.leave(self._ended)
 
 
 class HostRank:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from runtime.batch import ScheduledBatch
 from runtime.constrain.masks import RowMasks
-from runtime.fault import Fault, WorkerGone
+from runtime.fault import Fault
 from runtime.gpu_event import GpuEvent
 from runtime.parallel.group import Apart
 from runtime.step import ForwardOutput, Runner, Step
@@ -58,7 +58,7 @@ class RankRunners:
         return Step(batch, done, first.read, first.read_prompt_logprobs, first.idle_before_s, first.was_captured)
 
     def _all_of(self, events: Sequence[GpuEvent]) -> GpuEvent:
-        return EveryEvent(events, "rank", self._end)
+        return EveryEvent(events, "rank")
 
     def _each(self, of: Sequence[S], launch: Callable[[S], L]) -> list[L]:
         launched: list[L] = []
@@ -80,31 +80,29 @@ async def _all(ends: Sequence[asyncio.Future[None]]) -> None:
 
 
 def blame(error: BaseException, kind: str, number: int, size: int) -> None:
-    """Have an error say that it came of `kind` `number` of `size`, once."""
+    """Have an error say that it came of `kind` `number` of `size`, once; not one that came of another's."""
     note = f"{kind} {number} of {size}"
-    if note not in getattr(error, "__notes__", ()):
+    if not isinstance(error, Apart) and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
 
 class EveryEvent:
     """When all have happened, one in each rank or stage."""
 
-    def __init__(self, events: Sequence[GpuEvent], kind: str, end: Callable[[], None]) -> None:
-        """`kind`: what there is one event of. `end`: has those fail that wait for one whose thread has gone."""
-        self._events, self._kind, self._end = events, kind, end
+    def __init__(self, events: Sequence[GpuEvent], kind: str) -> None:
+        """`kind`: what there is one event of."""
+        self._events, self._kind = events, kind
 
     async def wait(self) -> None:
-        """Raises what one raised that was not merely left alone by another; a note says which."""
-        ends = await asyncio.gather(*map(self._wait, range(len(self._events))), return_exceptions=True)
-        errors = [end for end in ends if isinstance(end, BaseException)]
+        """Raises what one raised that was not merely left alone by another; a note says which.
+
+        One behind the other, which takes no tasks: whoever waits for one that has failed fails, too, so all of them end."""
+        errors: list[Exception] = []
+        for number, event in enumerate(self._events):
+            try:
+                await event.wait()
+            except Exception as error:
+                blame(error, self._kind, number, len(self._events))
+                errors.append(error)
         if errors:
             raise min(errors, key=lambda error: isinstance(error, Apart))
-
-    async def _wait(self, number: int) -> None:
-        try:
-            await self._events[number].wait()
-        except Exception as error:
-            if isinstance(error, WorkerGone):
-                self._end()
-            blame(error, self._kind, number, len(self._events))
-            raise

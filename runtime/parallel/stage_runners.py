@@ -118,7 +118,7 @@ class StageRunners:
         return replace(output, sample=sample, snapshot_logits=snapshot_logits)
 
     def _behind(self, early: Sequence[GpuEvent], step: Step) -> Step:
-        return replace(step, done=EveryEvent([*early, step.done], "stage", self._end))
+        return replace(step, done=EveryEvent([*early, step.done], "stage"))
 
     def _launched(self, number: int, launch: Callable[[Runner], L]) -> L:
         try:

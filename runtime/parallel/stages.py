@@ -18,7 +18,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from runtime.parallel.group import Apart
+from runtime.parallel.group import Apart, Gone
 
 T = TypeVar("T")
 
@@ -56,11 +56,11 @@ class _Given:
         """Waits. Raises Apart."""
         return self._given[to].result()
 
-    def leave(self) -> None:
-        """Nobody waits here any more: what has not been given will not be."""
+    def leave(self, gone: Gone | None = None) -> None:
+        """Nobody waits here any more: what has not been given will not be, since a stage has failed, or is `gone` for good."""
         for each in self._given:
             with suppress(InvalidStateError):
-                each.set_exception(Apart("another stage has failed in this step"))
+                each.set_exception(gone or Apart("another stage has failed in this step"))
 
 
 class Passage(_Given):
@@ -104,7 +104,7 @@ class Line:
         self.stages: dict[int, HostStage] = {}
         self.slots: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(size)]
         self._lock = Lock()
-        self._ended = False
+        self._ended: Gone | None = None
         self._under_way: WeakSet[_Given] = WeakSet()
 
     def passage(self, num_tokens: int) -> Passage:
@@ -117,8 +117,8 @@ class Line:
         with self._lock:
             assert isinstance(given, _Given)
             self._under_way.add(given)
-            if self._ended:
-                given.leave()
+            if self._ended is not None:
+                given.leave(self._ended)
             return given
 
     def slot(self, number: int) -> Any:
@@ -126,17 +126,17 @@ class Line:
         slot = self.slots[number].get()
         if slot is None:
             self.slots[number].put(None)
-            raise Apart("another stage will compute no step any more")
+            raise self._ended or Gone()
         return slot
 
-    def end(self) -> None:
-        """A stage has gone for good: whoever waits for it, and whoever would, fails."""
+    def end(self, where: str = "") -> None:
+        """A stage has gone for good: whoever waits for it, and whoever would, fails. `where`: which, if it is known."""
+        with self._lock:
+            self._ended = self._ended or Gone(where)
+            for each in list(self._under_way):
+                each.leave(self._ended)
         for slots in self.slots:
             slots.put(None)
-        with self._lock:
-            self._ended = True
-            for each in list(self._under_way):
-                each.leave()
 
 
 class HostStage:

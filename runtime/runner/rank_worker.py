@@ -29,6 +29,17 @@ class RankWorker(Worker):
         if self.stage is not None:
             self.stage.tables = tables
 
+    def has_gone(self) -> None:
+        """Nobody is left waiting for it within a step."""
+        rank, where = self.rank, []
+        if rank.size > 1:
+            where.append(f"rank {rank.number} of {rank.size}")
+        if self.line is not None:
+            where.append(f"stage {self.number} of {self.line.size}")
+            self.line.end(", ".join(where))
+        for group in (rank.group, rank.everyone.group):
+            group.end(", ".join(where))
+
     def of_step(self, work: Callable[[], T]) -> Callable[[], T]:
         """See `Worker`. Every rank is given the same steps in the same order."""
         meeting, stage = self.rank.group.claim(self.rank.number), self.stage

@@ -98,6 +98,10 @@ class Worker:
                 for left in self._untold:
                     _tell(left, None, WorkerGone("the worker thread has ended"))
                 self._untold.clear()
+            self.has_gone()
+
+    def has_gone(self) -> None:
+        """Called by the thread when it ends, whatever ended it."""
 
 
 def _tell(job: _Job, result: Any, error: BaseException | None) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from runtime.parallel.group import Apart, Group, HostRank
+from runtime.parallel.group import Apart, Gone, Group, HostRank
 
 SIZE = 3
 
@@ -88,5 +88,5 @@ def test_nobody_waits_for_one_that_has_gone(ranks):
             waiting.acquire()
         ranks[0].group.end()
         assert [type(each) for each in ends.result()] == [Apart, Apart]
-    with pytest.raises(Apart):
+    with pytest.raises(Gone):
         ranks[0].group.claim(0)
