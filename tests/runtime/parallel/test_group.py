@@ -87,6 +87,6 @@ def test_nobody_waits_for_one_that_has_gone(ranks):
         for _ in others:
             waiting.acquire()
         ranks[0].group.end()
-        assert [type(each) for each in ends.result()] == [Apart, Apart]
+        assert [type(each) for each in ends.result()] == [Gone, Gone]
     with pytest.raises(Gone):
         ranks[0].group.claim(0)
