@@ -76,7 +76,7 @@ class Meeting:
 
     def leave(self, gone: Gone | None = None) -> None:
         """Nobody waits here any more: a rank has failed in this step, or is `gone` for good."""
-        self._gone = gone
+        self._gone = self._gone or gone
         self._barrier.abort()
 
 
