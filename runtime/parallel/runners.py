@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from functools import partial
+from typing import TypeVar, cast
 
 from runtime.batch import ScheduledBatch
 from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault
-from runtime.gpu_event import GpuEvent
+from runtime.gpu_event import GpuEvent, SharedEvent
 from runtime.parallel.group import Apart
 from runtime.step import ForwardOutput, Runner, Step
 
@@ -87,22 +88,32 @@ def blame(error: BaseException, kind: str, number: int, size: int) -> None:
 
 
 class EveryEvent:
-    """When all have happened, one in each rank or stage."""
+    """When all have happened, one in each rank or stage; or one has failed by itself, and the others may never end."""
 
     def __init__(self, events: Sequence[GpuEvent], kind: str) -> None:
-        """`kind`: what there is one event of."""
-        self._events, self._kind = events, kind
+        """`events`: `SharedEvent`s. `kind`: what there is one of each."""
+        self._events, self._kind = cast("Sequence[SharedEvent]", events), kind
 
     async def wait(self) -> None:
-        """Raises what one raised that was not merely left alone by another; a note says which.
+        """Raises what one raised that was not merely left alone by another; a note says which. Takes no tasks."""
+        passed: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        self.when_passed(lambda error: None if passed.done() else passed.set_result(error))
+        if (error := await passed) is not None:
+            raise error
 
-        One behind the other, which takes no tasks: whoever waits for one that has failed fails, too, so all of them end."""
-        errors: list[Exception] = []
-        for number, event in enumerate(self._events):
-            try:
-                await event.wait()
-            except Exception as error:
+    def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
+        """See `SharedEvent`."""
+        left, alone, told = len(self._events), list[BaseException](), False
+
+        def one(number: int, error: BaseException | None) -> None:
+            nonlocal left, told
+            left -= 1
+            if error is not None:
                 blame(error, self._kind, number, len(self._events))
-                errors.append(error)
-        if errors:
-            raise min(errors, key=lambda error: isinstance(error, Apart))
+                alone.append(error)
+            if not told and (not left or not isinstance(error, Apart | None)):
+                told = True
+                call(alone[-1] if alone else None)
+
+        for number, event in enumerate(self._events):
+            event.when_passed(partial(one, number))

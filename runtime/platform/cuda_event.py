@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
 
@@ -25,6 +26,10 @@ class CudaEvent:
     async def wait(self) -> None:
         # Shielded: whoever stops waiting must not keep the next one from waiting.
         await asyncio.shield(self._future)
+
+    def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
+        """See `SharedEvent`."""
+        self._future.add_done_callback(lambda future: call(future.exception()))
 
 
 class EventWaiter:

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig
+from runtime.gpu_event import WorkerEvent
 from runtime.models.spec.model import UnsupportedModel
 from runtime.parallel.group import Apart
 from runtime.parallel.runners import EveryEvent
@@ -117,17 +118,29 @@ def test_what_is_not_shared_out_is_refused_by_name(files):
         plan_engine(options(model_impl="transformers"), files, quiet)
 
 
+def ended(error: Exception | None) -> WorkerEvent:
+    future = asyncio.get_running_loop().create_future()
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+    return WorkerEvent(future)
+
+
 async def test_the_error_of_the_rank_that_failed_is_told_not_that_of_those_left_alone():
-    class Event:
-        def __init__(self, error: Exception | None) -> None:
-            self.error = error
+    for kinds in ((Apart, None, KeyError), (KeyError, Apart, None), (None, KeyError, Apart)):
+        events = [ended(None if kind is None else kind("broken")) for kind in kinds]
+        with pytest.raises(KeyError) as caught:
+            await EveryEvent(events, "rank").wait()
+        assert caught.value.__notes__ == [f"rank {kinds.index(KeyError)} of 3"]
+    with pytest.raises(Apart):
+        await EveryEvent([ended(None), ended(Apart("alone"))], "rank").wait()
+    await EveryEvent([ended(None), ended(None)], "rank").wait()
 
-        async def wait(self) -> None:
-            await asyncio.sleep(0)
-            if self.error is not None:
-                raise self.error
 
+async def test_nobody_waits_for_a_device_that_waits_for_one_that_has_failed():
+    never = WorkerEvent(asyncio.get_running_loop().create_future())
+    both = EveryEvent([never, ended(KeyError("broken"))], "rank")
     with pytest.raises(KeyError) as caught:
-        await EveryEvent([Event(Apart("alone")), Event(None), Event(KeyError("broken"))], "rank").wait()
-    assert caught.value.__notes__ == ["rank 2 of 3"]
-    await EveryEvent([Event(None), Event(None)], "rank").wait()
+        await EveryEvent([ended(None), both], "stage").wait()
+    assert caught.value.__notes__ == ["rank 1 of 2", "stage 1 of 2"]
