@@ -1,8 +1,11 @@
 """Linear layers on CUDA whose codes are decoded before they are multiplied (`ops.stored.DECODED`), and ggml's blocks, which become
-such codes: few rows by triton_decoded.py, and where rows are so many that products take all the time, the weight becomes plain
-numbers for the length of one product. Whatever stands in blocks Q4_0 is coded.py's."""
+such codes. On Hopper they lie in the pieces of pieces.py, and tiled_w4.py multiplies them; elsewhere triton_decoded.py does. Where
+rows are so many that products take all the time, the weight becomes plain numbers for the length of one product. Whatever stands in
+blocks Q4_0 is coded.py's."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,18 +13,21 @@ from torch.nn import functional
 
 from ops import tuning
 from ops.backends import on_cuda_at_any_size
-from ops.gemm import coded
+from ops.cuda.program import missing_for_hopper
+from ops.gemm import coded, pieces, tiled_w4
+from ops.gemm.dequantize import codes_of, of_groups
 from ops.gemm.from_blocks import BLOCKS, Q4_0, as_codes, as_w4
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
-from ops.stored import DECODED, FOUR_BITS, Q8, Stored, StoredWeight, WeightFormat, parts_of
+from ops.stored import DECODED, FOUR_BITS, Q4, Q8, Stored, StoredWeight, WeightFormat, parts_of
 
 _ROLES = ("scales", "super_scales", "mins", "super_mins")
 _WIDTH = 64  # columns of a tile, of which groups are whole parts or whole times as many
 _MIN_GROUP = 16
+_HALF_MAX = 60000.0
 
-# What is quicker than 16 bits; the others become plain numbers. (All have run on an H200: Triton takes some 300 us for a layer of
-# the 8B shape and few rows, where bfloat16 takes 123 and Q4_0 67: tests/ops/bench_decoded.py, 2026-11-23.)
+# What is quicker than 16 bits; the others become plain numbers. (Triton's kernels have run on an H200: some 300 us for a layer of
+# the 8B shape and few rows, where bfloat16 takes 123 and Q4_0 67: tests/ops/bench_decoded.py, 2026-11-23. Tiles have not yet.)
 TAKEN = frozenset({Q4_0})
 TAKEN_EXPERTS: frozenset[WeightFormat] = frozenset()
 
@@ -50,7 +56,60 @@ def prepare(stored: Stored) -> LinearWeight:
     parts = parts_of(stored)
     if all(part.format == Q4_0 for part in parts):
         return coded.prepare([as_w4(part) for part in parts])
-    return DecodedLinearWeight(parts)
+    return (
+        TiledDecodedWeight(parts) if missing_for_hopper() is None and tiles_fit(parts) else DecodedLinearWeight(parts)
+    )
+
+
+def tiles_fit(parts: tuple[StoredWeight, ...]) -> bool:
+    """Whether pieces hold these rows."""
+    kinds = {kind_of(part) for part in parts}
+    groups = {groups_of(part) for part in parts}
+    if len(kinds) > 1 or len(groups) > 1:
+        return False
+    return pieces.fits(kinds.pop(), sum(len(part.weight) for part in parts), in_features_of(parts[0]), groups.pop())
+
+
+def kind_of(part: StoredWeight) -> WeightFormat:
+    """Of the codes that it is in, or becomes."""
+    return BLOCKS[part.format].codes if part.format in BLOCKS else part.format
+
+
+def in_features_of(part: StoredWeight) -> int:
+    width = part.weight.shape[1]
+    if part.format in BLOCKS:
+        return width // BLOCKS[part.format].size * BLOCKS[part.format].columns
+    return width * 2 if part.format in FOUR_BITS else width
+
+
+def groups_of(part: StoredWeight) -> int:
+    if part.format not in BLOCKS:
+        return part.tensors["scales"].shape[1]
+    block = BLOCKS[part.format]
+    return part.weight.shape[1] // block.size * block.groups
+
+
+def in_pieces(parts: tuple[StoredWeight, ...]) -> Tensor:
+    """Rows of several parts stacked, as pieces.py lays them; `tiles_fit`."""
+    found = [_codes_and_words(as_codes(part)) for part in parts]
+    codes, words = (torch.cat(each) for each in zip(*found, strict=True))
+    return pieces.in_pieces(kind_of(parts[0]), codes.view(torch.uint8), words.t().contiguous())
+
+
+def _codes_and_words(part: StoredWeight) -> tuple[Tensor, Tensor]:
+    """Codes [rows, columns], and words [rows, groups] int32: float32 scales; of q4 and q8 a scale and a zero point in half
+    floats."""
+    codes, scales, mins = codes_of(part.format, part.weight), of_groups(part, "scales"), of_groups(part, "mins")
+    assert scales is not None
+    if part.format not in (Q4, Q8):
+        return codes, scales.float().view(torch.int32)
+    mins = torch.zeros_like(scales) if mins is None else mins
+    zeros = mins / scales.half().double()
+    # A group whose zero point no half float holds, since its numbers are nearly the same: code 0, a scale below zero point 1.
+    same = (zeros.abs() >= _HALF_MAX) | (zeros.isnan() & (mins != 0))
+    codes = (codes.unflatten(1, (scales.shape[1], -1)) * ~same.unsqueeze(2)).flatten(1)
+    halves, zeros = torch.where(same, mins, scales).half(), torch.where(same, 1.0, zeros.nan_to_num(0.0)).half()
+    return codes, halves.view(torch.int16).int() << 16 | zeros.view(torch.int16).int() & 0xFFFF
 
 
 def fits(in_features: int, groups: int) -> bool:
@@ -90,6 +149,68 @@ def _bytes(scales: Tensor) -> Tensor:
     return scales.view(torch.uint8) if scales.dtype == torch.float8_e4m3fn else scales
 
 
+class TiledDecodedWeight(LinearWeight):
+    """In the pieces of pieces.py."""
+
+    def __init__(self, stored: Stored) -> None:
+        parts = parts_of(stored)
+        self._format, self._codes = parts[0].format, kind_of(parts[0])
+        self.out_features, self.in_features = sum(len(part.weight) for part in parts), in_features_of(parts[0])
+        self._kept = in_pieces(parts)
+        biases = [part.bias for part in parts if part.bias is not None]
+        self._bias = torch.cat(biases).contiguous() if biases else None
+        self.nbytes = self._kept.nbytes + (0 if self._bias is None else self._bias.nbytes)
+        self._max_rows = tuning.of(self._kept.device).coded.max_tiled_rows
+        self._finest = pieces.groups_of(self._codes, self._kept) == pieces.FINEST
+
+    def matmul(self, x: Tensor) -> Tensor:
+        if not len(x):
+            return x.new_empty(0, self.out_features)
+        return self.in_tiles(x) if self._is_tiled(x) else self.by_widened(x)
+
+    def gated_matmul(self, x: Tensor) -> Tensor | None:
+        if not len(x) or not self._is_tiled(x) or not pieces.can_gate(self.out_features):
+            return None
+        return self.in_tiles(x, gated=True)
+
+    def _is_tiled(self, x: Tensor) -> bool:
+        """Numbers that meet scales of groups of 16 may be less than float16 has."""
+        return len(x) <= self._max_rows and not (self._finest and x.dtype == torch.float16)
+
+    def in_tiles(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
+        """`how`: as of `tiled_w4.tiled_w4`."""
+        return tiled_w4.tiled_w4(x, self._kept, self.out_features, self._bias, gated=gated, codes=self._codes, **how)
+
+    def by_widened(self, x: Tensor) -> Tensor:
+        from ops.gemm.triton_widen import widen_pieces  # no CPU needs Triton
+
+        weight = widen_pieces(self._kept, self.out_features, self.in_features, x.dtype, self._codes)
+        return functional.linear(x, weight, self._bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise TypeError("an embedding is kept in plain numbers")
+
+    def refill(self, stored: Stored) -> bool:
+        parts = parts_of(stored)
+        biases = [part.bias for part in parts if part.bias is not None]
+        if all("weight" in part.tensors for part in parts):
+            check_format(parts, self._format)
+            rows, columns = sum(len(part.weight) for part in parts), in_features_of(parts[0])
+            check_refill("weight", (rows, columns), (self.out_features, self.in_features))
+            if not tiles_fit(parts):
+                raise ValueError(f"rows of {self._format} in other groups than are kept")
+            overwrite(self._kept, in_pieces(parts), "weight")
+        overwrite(self._bias, torch.cat(biases) if biases else None, "bias")
+        return True
+
+
+def check_format(parts: tuple[StoredWeight, ...], kept: WeightFormat) -> None:
+    """Raises ValueError."""
+    if any(part.format != kept for part in parts):
+        written = " and ".join(sorted({str(part.format) for part in parts}))
+        raise ValueError(f"a weight in {written} where {kept} is kept")
+
+
 class DecodedLinearWeight(LinearWeight):
     """Parts in codes that are written alike, stacked by rows, refilled where they lie."""
 
@@ -98,14 +219,8 @@ class DecodedLinearWeight(LinearWeight):
 
         parts = parts_of(stored)
         kept = laid(parts)
-        self._format = parts[0].format
-        kind = as_codes(parts[0]).format
-        self.out_features = kept["scales"].shape[1]
-        self.in_features = parts[0].weight.shape[1]
-        if self._format in BLOCKS:
-            self.in_features = self.in_features // BLOCKS[self._format].size * BLOCKS[self._format].columns
-        elif kind != Q8:
-            self.in_features *= 2
+        self._format, kind = parts[0].format, kind_of(parts[0])
+        self.out_features, self.in_features = kept["scales"].shape[1], in_features_of(parts[0])
         self._kept = kept
         roles = (kept.get(role) for role in ("super_scales", "mins", "super_mins"))
         self._codes = Codes(kind, self.in_features, kept["weight"], kept["scales"], *roles)
@@ -139,9 +254,7 @@ class DecodedLinearWeight(LinearWeight):
         parts = parts_of(stored)
         biases = [part.bias for part in parts if part.bias is not None]
         if all("weight" in part.tensors for part in parts):
-            if any(part.format != self._format for part in parts):
-                written = " and ".join(sorted({str(part.format) for part in parts}))
-                raise ValueError(f"a weight in {written} where {self._format} is kept")
+            check_format(parts, self._format)
             given = laid(parts)
             if given.keys() != self._kept.keys():
                 raise ValueError(f"a weight with {', '.join(given)} where {', '.join(self._kept)} are kept")

@@ -41,13 +41,13 @@ def _decoded(stored: StoredWeight) -> Tensor:
     numbers = (
         codes.double() if table is None else torch.tensor(table, dtype=torch.float64, device=codes.device)[codes.int()]
     )
-    scales, mins = _of_groups(stored, "scales"), _of_groups(stored, "mins")
+    scales, mins = of_groups(stored, "scales"), of_groups(stored, "mins")
     assert scales is not None
     groups = numbers.unflatten(1, (scales.shape[1], -1)) * scales.unsqueeze(2)
     return (groups if mins is None else groups - mins.unsqueeze(2)).flatten(1)
 
 
-def _of_groups(stored: StoredWeight, role: str) -> Tensor | None:
+def of_groups(stored: StoredWeight, role: str) -> Tensor | None:
     """[rows, groups] in float64: a role times what is to be multiplied with it."""
     fine, coarse = stored.tensors.get(role), stored.tensors.get(f"super_{role}")
     if fine is None or coarse is None:

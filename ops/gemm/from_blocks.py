@@ -17,11 +17,13 @@ _EIGHT = 8.0
 
 
 class _Blocks(NamedTuple):
-    """`columns` in `size` bytes; `decode`: blocks [rows, blocks of a row, size] uint8 -> codes [rows, columns], and other roles."""
+    """`columns` in `size` bytes, with `groups` scales; `decode`: blocks [rows, blocks of a row, size] uint8 -> codes
+    [rows, columns], and other roles."""
 
     codes: WeightFormat
     columns: int
     size: int
+    groups: int
     decode: Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -128,13 +130,13 @@ def _mxfp4(blocks: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 BLOCKS = {
-    WeightFormat("Q4_0"): _Blocks(Q4, 32, 18, _q4_0),
-    WeightFormat("Q4_1"): _Blocks(Q4, 32, 20, _q4_1),
-    WeightFormat("Q5_0"): _Blocks(Q8, 32, 22, _q5_0),
-    WeightFormat("Q5_1"): _Blocks(Q8, 32, 24, _q5_1),
-    WeightFormat("Q8_0"): _Blocks(Q8, 32, 34, _q8_0),
-    WeightFormat("Q4_K"): _Blocks(Q4, 256, 144, _q4_k),
-    WeightFormat("Q5_K"): _Blocks(Q8, 256, 176, _q5_k),
-    WeightFormat("Q6_K"): _Blocks(Q8, 256, 210, _q6_k),
-    WeightFormat("MXFP4"): _Blocks(E2M1, 32, 17, _mxfp4),
+    WeightFormat("Q4_0"): _Blocks(Q4, 32, 18, 1, _q4_0),
+    WeightFormat("Q4_1"): _Blocks(Q4, 32, 20, 1, _q4_1),
+    WeightFormat("Q5_0"): _Blocks(Q8, 32, 22, 1, _q5_0),
+    WeightFormat("Q5_1"): _Blocks(Q8, 32, 24, 1, _q5_1),
+    WeightFormat("Q8_0"): _Blocks(Q8, 32, 34, 1, _q8_0),
+    WeightFormat("Q4_K"): _Blocks(Q4, 256, 144, 8, _q4_k),
+    WeightFormat("Q5_K"): _Blocks(Q8, 256, 176, 8, _q5_k),
+    WeightFormat("Q6_K"): _Blocks(Q8, 256, 210, 16, _q6_k),
+    WeightFormat("MXFP4"): _Blocks(E2M1, 32, 17, 1, _mxfp4),
 }

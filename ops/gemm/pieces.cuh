@@ -1,4 +1,4 @@
-// Products of a weight in codes of four bits or of fp8: codes become 16-bit floats in the registers out of which matrix instructions
+// Products of a weight in codes of four bits (integers, E2M1, or places in a table), of fp8 or of signed bytes: codes become 16-bit floats in the registers out of which matrix instructions
 // take them, exactly. Scales meet sums of a group in float32, so that nothing is rounded; or, SCALED, they meet the numbers, rounded to
 // 16 bits, so that no sum is waited for: with many rows of x that is what takes the time.
 //
@@ -27,6 +27,7 @@ __device__ __forceinline__ u32 load_word(const unsigned char* shared) { return *
 
 struct W4Codes {
   static constexpr int VECS = 1;
+  static constexpr bool BY_TABLE = false;
   // A float32 without its last 8 bits, in which the zero point is.
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word & 0xffffff00); }
   // Of 16 columns, the `step`th of a chunk, two of the first eight or of the others.
@@ -39,8 +40,90 @@ struct W4Codes {
   }
 };
 
+struct Q4Codes {  // as W4Codes, whose zero point is a half float, in the lower half of a word, and the scale one in the upper
+  static constexpr int VECS = 1;
+  static constexpr bool BY_TABLE = false;
+  static __device__ __forceinline__ float half(u32 bits) {
+    float value;
+    asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(value) : "r"(bits & 0xffff));
+    return value;
+  }
+  static __device__ __forceinline__ float scale(u32 word) { return half(word >> 16); }
+  static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32 scale) {
+    const u32 word = codes[0].word[step / 2] >> (step % 2 * 8 + upper * 4);
+    const float zero = half(scale);
+    const u32 zeros = pack(zero, zero);
+    u32 pair;
+    asm volatile("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(0x000f000f), "r"(W4_BASE));
+    asm volatile(DIFFERENCE " %0, %0, %1;" : "+r"(pair) : "r"(W4_BASE));
+    asm volatile(DIFFERENCE " %0, %0, %1;" : "+r"(pair) : "r"(zeros));
+    return pair;
+  }
+};
+
+struct Q8Codes {  // signed bytes, as fp8 lie, and words as of Q4Codes
+  static constexpr int VECS = 2;
+  static constexpr bool BY_TABLE = false;
+  static __device__ __forceinline__ float scale(u32 word) { return Q4Codes::scale(word); }
+  // Seven bits are the end of such a mantissa; the sign takes off as much as the next one is worth.
+  static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32 scale) {
+    const u32 bytes = __byte_perm(codes[step / 4].word[step % 4], 0, upper ? 0x4342 : 0x4140);
+    const u32 below = (bytes & 0x00800080) | W4_BASE;
+    const float zero = Q4Codes::half(scale);
+    const u32 zeros = pack(zero, zero);
+    u32 pair = (bytes & 0x007f007f) | W4_BASE;
+    asm volatile(DIFFERENCE " %0, %0, %1;" : "+r"(pair) : "r"(below));
+    asm volatile(DIFFERENCE " %0, %0, %1;" : "+r"(pair) : "r"(zeros));
+    return pair;
+  }
+};
+
+struct E2m1Codes {  // an exponent of two bits lands in the last ones of a wider one
+  static constexpr int VECS = 1;
+  static constexpr bool BY_TABLE = false;
+#ifdef FLOAT16
+  static constexpr u32 SHIFT = 9, LACKS = 0x74007400;  // 2^14
+#else
+  static constexpr u32 SHIFT = 6, LACKS = 0x7e807e80;  // 2^126
+#endif
+  static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word); }
+  static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32) {
+    const u32 word = codes[0].word[step / 2] >> (step % 2 * 8 + upper * 4);
+    u32 pair = (word & 0x00070007) << SHIFT | (word & 0x00080008) << 12;
+    asm volatile(PRODUCT " %0, %0, %1;" : "+r"(pair) : "r"(LACKS));
+    return pair;
+  }
+};
+
+// Places of sixteen numbers of 16 bits: TABLE's words 0 to 3 are their lower bytes, 4 to 7 the upper ones (pieces.py).
+template <class TABLE>
+struct TableCodes {
+  static constexpr int VECS = 1;
+  static constexpr bool BY_TABLE = true;
+  static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word); }
+  // The bytes of four codes, which are the lowest nibbles of `places`: out of the first eight and out of the others, then one of both.
+  static __device__ __forceinline__ u32 bytes(const u32* table, u32 places, u32 which) {
+    return __byte_perm(__byte_perm(table[0], table[1], places), __byte_perm(table[2], table[3], places), which);
+  }
+  // Of a quarter of a chunk, two steps: pairs of the first eight columns of a step and of the others.
+  static __device__ __forceinline__ void quarter(const Vec (&codes)[VECS], int quarter, u32 (&pairs)[4]) {
+    constexpr u32 LOWER[4] = {TABLE::WORDS[0], TABLE::WORDS[1], TABLE::WORDS[2], TABLE::WORDS[3]};
+    constexpr u32 UPPER[4] = {TABLE::WORDS[4], TABLE::WORDS[5], TABLE::WORDS[6], TABLE::WORDS[7]};
+    u32 numbers[2][2];  // of each half of the word two times two
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const u32 word = codes[0].word[quarter] >> (h * 16), places = word & 0x7777, which = word >> 1 & 0x4444 | 0x3210;
+      const u32 lower = bytes(LOWER, places, which), upper = bytes(UPPER, places, which);
+      numbers[h][0] = __byte_perm(lower, upper, 0x5140);
+      numbers[h][1] = __byte_perm(lower, upper, 0x7362);
+    }
+#pragma unroll
+    for (int p = 0; p < 4; p++) pairs[p] = __byte_perm(numbers[0][p / 2], numbers[1][p / 2], p % 2 ? 0x7632 : 0x5410);
+  }
+};
 struct Fp8Codes {  // what numbers are too small by is multiplied with
   static constexpr int VECS = 2;
+  static constexpr bool BY_TABLE = false;
 #ifdef FLOAT16
   static constexpr u32 LACKS = 0x5c005c00;  // 2^8
 #else
@@ -62,6 +145,7 @@ template <class CODES, int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, b
 struct Ring {
   static constexpr int PIECE = PIECE_ROWS * (CODES::VECS * 64 + GROUPS * 4), X_BYTES = ROWS * CHUNK * 2, W_BYTES = 2 * WGS * PIECE;
   static constexpr int CONSUMERS = WGS * 128;
+  static_assert(SCALED || GROUPS <= 4, "sums end with quarters of a chunk");
   unsigned char *x_stages, *w_stages;
   u64 *full, *empty;
   int stage = 0, parity = 0;
@@ -126,14 +210,23 @@ struct Ring {
       }
     };
     auto expand = [&](int quarter) {
+      u32 found[2][4];
+      if constexpr (CODES::BY_TABLE) {
+        CODES::quarter(codes[0], quarter, found[0]);
+        CODES::quarter(codes[1], quarter, found[1]);
+      }
 #pragma unroll
       for (int step = 0; step < 2; step++)
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-          const u32 of_group = scale[quarter * GROUPS / 4][row];
+          const u32 of_group = scale[(quarter * 2 + step) * GROUPS / 8][row];
           u32(&to)[4] = numbers[quarter % 2][step];
-          to[row] = CODES::two(codes[row], quarter * 2 + step, 0, of_group);
-          to[row + 2] = CODES::two(codes[row], quarter * 2 + step, 1, of_group);
+          if constexpr (CODES::BY_TABLE) {
+            to[row] = found[row][step * 2], to[row + 2] = found[row][step * 2 + 1];
+          } else {
+            to[row] = CODES::two(codes[row], quarter * 2 + step, 0, of_group);
+            to[row + 2] = CODES::two(codes[row], quarter * 2 + step, 1, of_group);
+          }
           if constexpr (SCALED) {
             const float by = CODES::scale(of_group);
             const u32 both = pack(by, by);

@@ -4,6 +4,7 @@ A piece is 32 rows by 128 columns, in which each lane finds its codes side by si
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +13,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from ops.gemm import warpgroups
-from ops.stored import FP8, W4, WeightFormat
+from ops.stored import E2M1, FOUR_BITS, FP4, FP8, NF4, Q4, Q8, TABLES, W4, WeightFormat
 
 SOURCES = [Path(__file__).with_name(name) for name in ("codes.cuh", "pieces.cuh")]
 CHUNK = 128  # columns
 PIECE_ROWS = 32
 GROUPS = (1, 2, 4)  # scales of a row in a chunk
-_NAMES = {W4: "W4Codes", FP8: "Fp8Codes"}
-_BYTES = {W4: CHUNK // 2, FP8: CHUNK}  # of codes of a row
+FINEST = 8  # and of some codes, whose numbers then meet them
+_NAMES = {
+    W4: "W4Codes", FP8: "Fp8Codes", E2M1: "E2m1Codes", NF4: "Nf4Codes", FP4: "Fp4Codes", Q4: "Q4Codes", Q8: "Q8Codes",
+}  # fmt: skip
+_BYTES = {codes: CHUNK // 2 if codes in FOUR_BITS else CHUNK for codes in _NAMES}  # of codes of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,12 @@ def groups_of_chunk(codes: WeightFormat, in_features: int, groups: int) -> int |
     if rest or (group % CHUNK and CHUNK % group):
         return None
     found = max(1, CHUNK // group)
-    return found if found in (GROUPS if codes == W4 else (1,)) else None
+    return found if found in group_counts(codes) else None
+
+
+def group_counts(codes: WeightFormat) -> tuple[int, ...]:
+    """Scales that a row may have in a chunk."""
+    return (1,) if codes == FP8 else (*GROUPS, FINEST) if codes in (E2M1, Q8) else GROUPS
 
 
 def fits(codes: WeightFormat, out_features: int, in_features: int, groups: int) -> bool:
@@ -96,18 +105,19 @@ def groups_of(codes: WeightFormat, pieces: Tensor) -> int:
 
 
 def in_pieces(codes: WeightFormat, numbers: Tensor, scales: Tensor) -> Tensor:
-    """numbers [N, K] uint8, a code each, and scales [groups, N] of 32 bits, of w4 with the zero point in the last 8 -> pieces
-    [N / 32, chunks of K, bytes], `fits`. What stands beyond N and K is worth nothing.
+    """numbers [N, K] uint8, a code each, and scales [groups, N] of 32 bits, of w4 with the zero point in the last 8, of q4 and q8
+    two half floats, the zero point the lower -> pieces [N / 32, chunks of K, bytes], `fits`. What stands beyond N and K meets zeros
+    of x.
 
-    w4: in a row's 64 bytes lane t has 16: of word i the bits 4 p and on of the half h are column 32 i + 8 p + 2 t + h. fp8: in each
-    half of a chunk the same, where byte 2 p + h of word i is column 16 i + 8 p + 2 t + h of that half."""
+    Four bits: in a row's 64 bytes lane t has 16: of word i the bits 4 p and on of the half h are column 32 i + 8 p + 2 t + h.
+    Eight: in each half of a chunk the same, where byte 2 p + h of word i is column 16 i + 8 p + 2 t + h of that half."""
     (out_features, in_features), num_groups = numbers.shape, scales.shape[0]
     groups = groups_of_chunk(codes, in_features, num_groups)
     assert groups is not None
     chunks = -(-in_features // CHUNK)
     padding = -out_features % PIECE_ROWS
     padded = functional.pad(numbers, (0, chunks * CHUNK - in_features, 0, padding))
-    if codes == W4:
+    if codes in FOUR_BITS:
         cut = padded.view(-1, PIECE_ROWS, chunks, 4, 4, 4, 2)  # [piece, row, chunk, i, p, t, h]
         halves = cut.permute(0, 2, 1, 5, 3, 6, 4)  # [piece, chunk, row, t, i, h, p]
         packed = halves[..., 0::2] | halves[..., 1::2] << 4
@@ -120,3 +130,26 @@ def in_pieces(codes: WeightFormat, numbers: Tensor, scales: Tensor) -> Tensor:
     per_chunk = functional.pad(per_chunk, (0, padding))
     of_pieces = per_chunk.view(chunks, groups, -1, PIECE_ROWS).permute(2, 0, 1, 3).contiguous()
     return torch.cat([packed, of_pieces.view(torch.uint8).reshape(len(cut), chunks, -1)], dim=2)
+
+
+def tables() -> str:
+    """Types of codes that are places in a table, for pieces.cuh."""
+    return "\n".join(map(_table, (NF4, FP4)))
+
+
+def _table(codes: WeightFormat) -> str:
+    name = _NAMES[codes]
+    words = f"""#ifdef FLOAT16
+{{{_words(TABLES[codes], torch.float16)}}}
+#else
+{{{_words(TABLES[codes], torch.bfloat16)}}}
+#endif"""
+    numbers = f"struct {name}Table {{ static constexpr u32 WORDS[8] =\n{words}\n; }};"
+    return f"{numbers}\nusing {name} = TableCodes<{name}Table>;"
+
+
+def _words(numbers: Sequence[float], dtype: torch.dtype) -> str:
+    """Sixteen numbers as words of their lower bytes, four each, and then of their upper ones."""
+    bytes_of = torch.tensor(numbers).to(dtype).view(torch.uint8).view(16, 2).t().contiguous()
+    words = bytes_of.view(torch.int32).flatten().tolist()
+    return ", ".join(f"0x{word & 0xFFFFFFFF:08x}u" for word in words)

@@ -1,9 +1,10 @@
 // How a tile of sums leaves the registers of the warpgroups that multiplied it: the weight comes as pairs of eight rows, n and
-// n + 8, or gate and up (GATED: out [M, N / 2] is silu(gate) * up), and a thread's sums 4 j to 4 j + 3 are row n of columns
-// 8 j + 2 t and + 1, and then those of the row's partner.
+// n + 8, or gate and up (GATED: out [M, N / 2] is silu(gate) * up, or what CLAMPED rows make of both), and a thread's sums 4 j to
+// 4 j + 3 are row n of columns 8 j + 2 t and + 1, and then those of the row's partner.
 
 // Where the sums of x's rows go: so many rows, one behind the other.
 struct Rows {
+  static constexpr bool CLAMPED = false;
   int count;
   u16* out;
   __device__ __forceinline__ u16* row(int m, int width) const { return out + long(m) * width; }
@@ -24,7 +25,9 @@ __device__ __forceinline__ void put(int j, const float (&v)[4], int pair, int N,
     const int m = 8 * j + 2 * t + c;
     const float weight = m < rows.count ? rows.weight(m) : 0.f;
     upper[c] = (v[c] + b0) * weight, lower[c] = (v[c + 2] + b1) * weight;
-    if (GATED) {
+    if constexpr (GATED && ROWS_OUT::CLAMPED) {
+      upper[c] = rows.activated(upper[c], lower[c]);
+    } else if (GATED) {
       const float gate = rounded(upper[c]);
       upper[c] = __fdividef(gate, 1.f + __expf(-gate)) * rounded(lower[c]);
     }

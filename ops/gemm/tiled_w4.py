@@ -1,5 +1,5 @@
-"""Linear layers on Hopper whose weight is in four bits, of any number of rows: the codes stream past the matrix units, which
-take them out of registers (tiled_w4.cu)."""
+"""Linear layers on Hopper whose weight is in codes that pieces.py lays, mostly of four bits, of any number of rows: the codes
+stream past the matrix units, which take them out of registers (tiled_w4.cu)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ops import tuning
 from ops.cuda.program import CompiledKernel, Program
 from ops.cuda.tensor_map import tensor_map
 from ops.gemm import warpgroups
-from ops.gemm.pieces import CHUNK, GROUPS, SOURCES, Tile, groups_of, tile_of
-from ops.stored import W4
+from ops.gemm.pieces import CHUNK, FINEST, SOURCES, Tile, group_counts, groups_of, tables, tile_of
+from ops.stored import W4, WeightFormat
 
 _HERE = Path(__file__).parent
 _KERNEL = "tiled_w4"
@@ -24,18 +24,18 @@ _DEEP = 8192  # columns with which what tiles read of x counts for more than how
 
 def tiled_w4(
     x: Tensor, pieces: Tensor, out_features: int, bias: Tensor | None, *, gated: bool,
-    tile: Tile | None = None, splits: int | None = None,
+    tile: Tile | None = None, splits: int | None = None, codes: WeightFormat = W4,
 ) -> Tensor:  # fmt: skip
-    """x [M, K] -> [M, N], or [M, N / 2] if `gated`. pieces: as of `in_pieces`.
+    """x [M, K] -> [M, N], or [M, N / 2] if `gated`. pieces: as of `in_pieces`, of these codes.
 
     `splits`: into so many parts K is cut, up to 8, and no more than K has chunks."""
     num_rows, in_features = x.shape
     x = x.contiguous()
-    groups = groups_of(W4, pieces)
+    groups = groups_of(codes, pieces)
     if tile is None or splits is None:
-        compile_ahead(in_features, out_features, groups, gated, x.dtype, x.device)
+        compile_ahead(codes, in_features, out_features, groups, gated, x.dtype, x.device)
         by = tuning.of(x.device)
-        tile, splits = choose(num_rows, in_features, out_features, groups, gated, by.multiprocessors, x.dtype)
+        tile, splits = choose(num_rows, in_features, out_features, groups, gated, by.multiprocessors, x.dtype, codes)
     row_tiles, tiles = -(-num_rows // tile.rows), -(-out_features // (64 * tile.wgs))
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
     x_map = tensor_map(x, (in_features, num_rows), (1, in_features), (_BOX, tile.rows))
@@ -46,29 +46,29 @@ def tiled_w4(
     return out
 
 
-def tiles(groups: int, gated: bool) -> list[Tile]:
+def tiles(groups: int, gated: bool, codes: WeightFormat = W4) -> list[Tile]:
     """All that are compiled for."""
     shapes = [
         (rows, wgs, blocks, scaled)
         for rows in (8, 16, 32, 64, 128, 256)
         for wgs in (1, 2, 4)
         for blocks in (1, 2, 3, 4)
-        for scaled in (False, True)
+        for scaled in ((True,) if groups == FINEST else (False, True))
         if wgs * blocks <= (2 if rows >= 128 and not (rows == 128 and scaled and wgs == 4) else 4)
         if rows < warpgroups.MANY_ROWS or blocks <= 2
-        if not (rows == 256 and (blocks > 1 or not scaled)) and not (rows < 32 and scaled)
+        if not (rows == 256 and (blocks > 1 or not scaled)) and not (rows < 32 and scaled and groups != FINEST)
     ]
-    return [tile_of(W4, *shape, groups, gated) for shape in shapes]
+    return [tile_of(codes, *shape, groups, gated) for shape in shapes]
 
 
 def choose(
     num_rows: int, in_features: int, out_features: int, groups: int, gated: bool, multiprocessors: int,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype = torch.bfloat16, codes: WeightFormat = W4,
 ) -> tuple[Tile, int]:  # fmt: skip
     """The quickest instance, as `bench_coded.py tiles` has it of an H200, and the parts of K. With many rows scales meet numbers of
     bfloat16; float16 might not hold them."""
     rows = next((rows for rows in (8, 16, 32, 64) if num_rows <= rows), 128)
-    of_weight, scaled = -(-out_features // 64), rows == 128 and dtype == torch.bfloat16
+    of_weight, scaled = -(-out_features // 64), (rows == 128 and dtype == torch.bfloat16) or groups == FINEST
     if rows < 128:
         many = 4 * of_weight > 0.9 * 3 * multiprocessors  # not every place is where a cluster of four finds the others
         wgs, blocks = 1, 2 if rows > 32 else 4 if many else 3
@@ -80,35 +80,36 @@ def choose(
         blocks = 1
     num_tiles = -(-out_features // (64 * wgs)) * -(-num_rows // rows)
     splits = warpgroups.splits(num_tiles, multiprocessors * blocks, -(-in_features // CHUNK))
-    return tile_of(W4, rows, wgs, blocks, scaled, groups, gated), splits
+    return tile_of(codes, rows, wgs, blocks, scaled, groups, gated), splits
 
 
 @functools.cache
 def compile_ahead(
-    in_features: int, out_features: int, groups: int, gated: bool, dtype: torch.dtype, device: torch.device
+    codes: WeightFormat, in_features: int, out_features: int, groups: int, gated: bool, dtype: torch.dtype, device: torch.device
 ) -> None:  # fmt: skip
     """Begin to compile what any number of rows may need, once."""
     multiprocessors = tuning.of(device).multiprocessors
     chosen = (
-        choose(rows, in_features, out_features, groups, gated, multiprocessors, dtype)
+        choose(rows, in_features, out_features, groups, gated, multiprocessors, dtype, codes)
         for rows in (1, 9, 17, 33, 65, 129, 257, 513)
     )
-    program().compile_ahead({tile.name(_KERNEL) for tile, _ in chosen}, dtype, device)
+    program(codes).compile_ahead({tile.name(_KERNEL) for tile, _ in chosen}, dtype, device)
 
 
 @functools.cache
-def program() -> Program:
+def program(codes: WeightFormat = W4) -> Program:
     """Made with the first weight: no start without such weights is to compile it."""
-    known = [tile for groups in GROUPS for gated in (False, True) for tile in tiles(groups, gated)]
+    known = [tile for groups in group_counts(codes) for gated in (False, True) for tile in tiles(groups, gated, codes)]
+    products = warpgroups.products((tile.rows for tile in known), out_of_registers=True)
     return Program(
         [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tile_end.cuh", *SOURCES, _HERE / "tiled_w4.cu"],
         {tile.name(_KERNEL): tile.source(_KERNEL) for tile in known},
-        prelude=warpgroups.products((tile.rows for tile in known), out_of_registers=True), architecture="sm_90a", listed=False,
+        prelude=f"{tables()}\n{products}", architecture="sm_90a", listed=False,
     )  # fmt: skip
 
 
 @functools.cache
 def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
-    kernel = program().kernel(tile.name(_KERNEL), dtype, device)
+    kernel = program(tile.codes).kernel(tile.name(_KERNEL), dtype, device)
     kernel.allow_shared_bytes(tile.shared_bytes)
     return kernel

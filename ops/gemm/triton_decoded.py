@@ -57,7 +57,7 @@ def table(kind: WeightFormat, device: torch.device) -> Tensor:
 
 
 @triton.jit
-def _worth(codes, table_ptr, KIND: tl.constexpr):
+def worth(codes, table_ptr, KIND: tl.constexpr):
     # codes int32, of q8 as a byte -> float32.
     if KIND == "q8":
         numbers = codes.to(tl.int8, bitcast=True).to(tl.float32)
@@ -97,7 +97,7 @@ def decoded(
     PER_TILE: tl.constexpr = WIDTH // GROUP if GROUP < WIDTH else 1
     PER: tl.constexpr = GROUPS // SUPERS if SUPERS > 0 else 1
     group = tl.minimum(begin // GROUP + tl.arange(0, PER_TILE), GROUPS - 1)
-    values = tl.reshape(_worth(codes, table_ptr, KIND), [COLUMNS, PER_TILE, WIDTH // PER_TILE])
+    values = tl.reshape(worth(codes, table_ptr, KIND), [COLUMNS, PER_TILE, WIDTH // PER_TILE])
     scale = _of_groups(scale_at, super_scale_at, group, STRIDE, PER, SUPERS, E4M3)
     values *= scale[:, :, None]
     if MINS:

@@ -7,7 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops.gemm.pieces import groups_of
+from ops.gemm.triton_decoded import table, worth
 from ops.launch import overlap, wait_for_previous
+from ops.stored import W4, WeightFormat
 
 _ROWS = 16
 
@@ -52,28 +55,46 @@ def widen(weight: Tensor, scales: Tensor, in_features: int, dtype: torch.dtype) 
 
 
 @triton.jit
-def _widen_pieces(piece_ptr, out_ptr, IN: tl.constexpr, OUT: tl.constexpr, GROUPS: tl.constexpr, PDL: tl.constexpr):
-    # pieces [OUT / 32, chunks of 128 columns, 2048 + 128 * GROUPS bytes], as pieces.py lays them -> out [OUT, IN].
+def _widen_pieces(
+    piece_ptr, table_ptr, out_ptr, IN: tl.constexpr, OUT: tl.constexpr, GROUPS: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    # pieces [OUT / 32, chunks of 128 columns, 2048 or 4096 + 128 * GROUPS bytes], as pieces.py lays them -> out [OUT, IN].
     piece, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     CHUNKS: tl.constexpr = (IN + 127) // 128
-    word_ptr = (piece_ptr + (piece * CHUNKS + chunk) * (2048 + 128 * GROUPS)).to(tl.pointer_type(tl.int32))
     wait_for_previous(PDL)  # nothing that it wrote is read here, but what reads this may wait for this alone
     row = tl.arange(0, 32)
     lane = tl.arange(0, 128)
-    word = tl.load(word_ptr + row[:, None] * 16 + (lane % 8 // 2 * 4 + lane // 32)[None, :])
-    code = word >> (lane % 2 * 16 + lane % 32 // 8 * 4)[None, :] & 15
-    scale = tl.load(word_ptr + 512 + (lane // (128 // GROUPS) * 32)[None, :] + row[:, None])
-    value = (code - (scale & 15)).to(tl.float32) * (scale & -256).to(tl.float32, bitcast=True)
+    if KIND == "q8":
+        byte = lane // 64 * 2048 + lane % 8 // 2 * 16 + lane % 64 // 16 * 4 + lane % 16 // 8 * 2 + lane % 2
+        at_piece = piece_ptr + (piece * CHUNKS + chunk) * (4096 + 128 * GROUPS)
+        code = tl.load(at_piece + row[:, None] * 64 + byte[None, :]).to(tl.int8, bitcast=True).to(tl.int32)
+        word_ptr = at_piece.to(tl.pointer_type(tl.int32)) + 1024
+    else:
+        word_ptr = (piece_ptr + (piece * CHUNKS + chunk) * (2048 + 128 * GROUPS)).to(tl.pointer_type(tl.int32))
+        word = tl.load(word_ptr + row[:, None] * 16 + (lane % 8 // 2 * 4 + lane // 32)[None, :])
+        code = word >> (lane % 2 * 16 + lane % 32 // 8 * 4)[None, :] & 15
+        word_ptr += 512
+    scale = tl.load(word_ptr + (lane // (128 // GROUPS) * 32)[None, :] + row[:, None])
+    if KIND == "w4":
+        value = (code - (scale & 15)).to(tl.float32) * (scale & -256).to(tl.float32, bitcast=True)
+    elif KIND == "q4" or KIND == "q8":  # a half float each
+        zero = (scale & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+        value = (code.to(tl.float32) - zero) * (scale >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        value = worth(code, table_ptr, KIND) * scale.to(tl.float32, bitcast=True)
     at, column = piece * 32 + row, chunk * 128 + lane
     inside = (at < OUT)[:, None] & (column < IN)[None, :]
     tl.store(out_ptr + at[:, None] * IN + column[None, :], value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def widen_pieces(pieces: Tensor, out_features: int, in_features: int, dtype: torch.dtype) -> Tensor:
-    """[out_features, in_features] of a weight in the pieces of pieces.py."""
+def widen_pieces(
+    pieces: Tensor, out_features: int, in_features: int, dtype: torch.dtype, codes: WeightFormat = W4
+) -> Tensor:  # fmt: skip
+    """[out_features, in_features] of a weight in the pieces of pieces.py, but for fp8."""
     out = torch.empty((out_features, in_features), dtype=dtype, device=pieces.device)
-    groups = (pieces.shape[2] - 2048) // 128
+    groups = groups_of(codes, pieces)
     _widen_pieces[pieces.shape[:2]](
-        pieces, out, IN=in_features, OUT=out_features, GROUPS=groups, num_warps=4, **overlap(out.device)
-    )
+        pieces, table(codes, out.device), out, IN=in_features, OUT=out_features, GROUPS=groups, KIND=codes.name, num_warps=4,
+        **overlap(out.device),
+    )  # fmt: skip
     return out

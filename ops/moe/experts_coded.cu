@@ -1,12 +1,23 @@
 // A grouped product of experts in codes (../gemm/pieces.cuh): pairs of token and expert stand sorted by expert, and x has a row of each.
 //
-// FIRST: out [pairs, N / 2] is silu(gate) * up, by place. Else out [pairs, N] by pair, times its share. Blocks stay while there are
+// FIRST: out [pairs, N / 2] is silu(gate) * up, or CLAMPED what ClampedRows make of both, by place. Else out [pairs, N] by pair, times its share. Blocks stay while there are
 // tiles, of ROWS pairs of an expert by WGS * 64 rows of its matrix: the thread that copies is ahead of those that multiply, in the
 // next tile, too. Which tiles there are only the device knows.
 
 constexpr int MAX_EXPERTS = 512;
 
+struct ClampedRows : Rows {
+  static constexpr bool CLAMPED = true;
+  float alpha, limit;
+  __device__ __forceinline__ ClampedRows(int count, u16* out, float alpha, float limit) : Rows{count, out}, alpha(alpha), limit(limit) {}
+  __device__ __forceinline__ float activated(float upper, float lower) const {
+    const float gate = fminf(rounded(upper), limit), up = fminf(fmaxf(rounded(lower), -limit), limit);
+    return (up + 1.f) * __fdividef(gate, 1.f + __expf(-alpha * gate));
+  }
+};
+
 struct PairRows {  // where the sums of places go: to the row of each one's pair
+  static constexpr bool CLAMPED = false;
   int count;
   u16* out;
   const int* order;
@@ -15,9 +26,10 @@ struct PairRows {  // where the sums of places go: to the row of each one's pair
   __device__ __forceinline__ float weight(int m) const { return share[order[m]]; }
 };
 
-template <class CODES, int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool FIRST, int REGISTERS>
+template <class CODES, int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool FIRST, int REGISTERS, bool CLAMPED = false>
 __device__ __forceinline__ void experts_coded(const unsigned char* weight, const TensorMap* x_map, const u16* bias, const int* order,
-                                           const int* starts, const float* share, u16* out, int experts, int N, int K) {
+                                           const int* starts, const float* share, u16* out, int experts, int N, int K,
+                                           float alpha = 0.f, float limit = 0.f) {
   extern __shared__ unsigned char shared[];
   __shared__ u64 full[STAGES], empty[STAGES];
   __shared__ int upto[MAX_EXPERTS];  // tiles of pairs, up to and with those of an expert
@@ -77,8 +89,11 @@ __device__ __forceinline__ void experts_coded(const unsigned char* weight, const
     ring.multiply(sums, chunks);
     const u16* of_expert = bias ? bias + long(expert) * N : bias;
     const int pair = i % of_matrix * WGS * 4 + warp;
-    if constexpr (FIRST)
-      write_tile<ROWS, ring.CONSUMERS, true>(sums, nullptr, pair, N, of_expert, Rows{count, out + long(place) * (N / 2)}, 0, 1);
+    u16* by_place = out + long(place) * (N / 2);
+    if constexpr (FIRST && CLAMPED)
+      write_tile<ROWS, ring.CONSUMERS, true>(sums, nullptr, pair, N, of_expert, ClampedRows(count, by_place, alpha, limit), 0, 1);
+    else if constexpr (FIRST)
+      write_tile<ROWS, ring.CONSUMERS, true>(sums, nullptr, pair, N, of_expert, Rows{count, by_place}, 0, 1);
     else
       write_tile<ROWS, ring.CONSUMERS, false>(sums, nullptr, pair, N, of_expert, PairRows{count, out, order + place, share}, 0, 1);
   }
@@ -90,4 +105,13 @@ __device__ __forceinline__ void experts_coded(const unsigned char* weight, const
            const int* starts, const float* share, u16* out, int experts, int N, int K) {                                 \
     experts_coded<CODES, ROWS, WGS, STAGES, GROUPS, SCALED, FIRST, REGISTERS>(weight, &x, bias, order, starts, share,    \
                                                                               out, experts, N, K);                       \
+  }
+
+#define EXPERTS_CLAMPED(NAME, CODES, ROWS, WGS, STAGES, GROUPS, SCALED, FIRST, BLOCKS, THREADS, REGISTERS)               \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                          \
+      NAME(const unsigned char* weight, const __grid_constant__ TensorMap x, const u16* bias, const int* order,          \
+           const int* starts, const float* share, u16* out, int experts, int N, int K, float alpha, float limit) {       \
+    experts_coded<CODES, ROWS, WGS, STAGES, GROUPS, SCALED, FIRST, REGISTERS, true>(weight, &x, bias, order, starts,     \
+                                                                                    share, out, experts, N, K, alpha,    \
+                                                                                    limit);                              \
   }

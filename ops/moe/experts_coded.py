@@ -18,20 +18,31 @@ from ops.gemm.pieces import Tile
 from ops.moe.triton_gather import gather
 from ops.moe.triton_route import Routed
 from ops.moe.weights import ExpertShape, Half
-from ops.stored import FP8, W4, WeightFormat
+from ops.stored import E2M1, FP4, FP8, NF4, Q4, Q8, W4, WeightFormat
 
 _GEMM = Path(lie.__file__).parent
-_KERNEL = "experts_coded"
+_KERNEL, _CLAMPED = "experts_coded", "experts_clamped"
 _BOX = 64  # columns of x in one copy
 _MAX_EXPERTS = 512
 
 
+TAKEN: tuple[WeightFormat, ...] = (W4, FP8)  # whose test has run on a GPU
+TAKEN_CLAMPED: tuple[WeightFormat, ...] = ()  # with gates that are clamped
+
+
 def fits(codes: WeightFormat, shape: ExpertShape, groups: int, half: Half) -> bool:
-    """Whether a half of such experts, with so many groups of columns, is computed here: gated by silu, in whole pieces."""
+    """Whether a half of such experts, with so many groups of columns, is computed here: gated by silu, or as GPT-OSS' are, in whole
+    pieces."""
     out_features, in_features = shape.matrix(half)
     whole = shape.hidden_size % 64 == 0 and shape.intermediate_size % lie.PIECE_ROWS == 0
-    gated = shape.gated and shape.activation == "silu" and shape.num_experts <= _MAX_EXPERTS
+    gated = shape.gated and _is_known(codes, shape) and shape.num_experts <= _MAX_EXPERTS
     return whole and gated and lie.fits(codes, out_features, in_features, groups)
+
+
+def _is_known(codes: WeightFormat, shape: ExpertShape) -> bool:
+    if isinstance(shape.activation, str):
+        return shape.activation == "silu" and codes in TAKEN
+    return codes in TAKEN_CLAMPED
 
 
 def experts_coded(
@@ -49,10 +60,12 @@ def experts_coded(
     max_tiles = -(-num_pairs // tile.rows) + min(num_pairs, shape.num_experts)
     num_blocks = min(multiprocessors * tile.blocks, max_tiles * -(-out_features // (64 * tile.wgs)))
     out = x.new_empty(num_pairs, shape.intermediate_size if first else shape.hidden_size)
-    _kernel(tile, x.dtype, x.device).launch(
+    kind = shape.activation
+    limits = () if isinstance(kind, str) or not first else (kind.alpha, kind.limit)
+    _kernel(tile, _CLAMPED if limits else _KERNEL, x.dtype, x.device).launch(
         (num_blocks, 1, 1), tile.threads, tile.shared_bytes,
         pieces, tensor_map(x, (in_features, num_pairs), (1, in_features), (_BOX, tile.rows)), bias, routed.order, routed.starts,
-        routed.chosen.weights, out, shape.num_experts, out_features, in_features,
+        routed.chosen.weights, out, shape.num_experts, out_features, in_features, *limits,
     )  # fmt: skip
     return out
 
@@ -61,7 +74,7 @@ def choose(codes: WeightFormat, pairs_per_expert: float, groups: int, *, gated: 
     """The quickest instance for so many pairs on average: most experts' are one tile."""
     most = next((rows for rows in _SHAPES if pairs_per_expert * 1.5 <= rows), max(_SHAPES))
     wgs, blocks = _SHAPES[most]
-    return lie.tile_of(codes, most, wgs, blocks, False, groups, gated, spare_bytes=_MAX_EXPERTS * 4)
+    return lie.tile_of(codes, most, wgs, blocks, groups == lie.FINEST, groups, gated, spare_bytes=_MAX_EXPERTS * 4)
 
 
 _SHAPES = {
@@ -79,26 +92,31 @@ def tiles(codes: WeightFormat, groups: int, *, gated: bool) -> list[Tile]:
 
 
 @functools.cache
-def compile_ahead(codes: WeightFormat, groups: int, dtype: torch.dtype, device: torch.device) -> None:
+def compile_ahead(
+    codes: WeightFormat, groups: int, dtype: torch.dtype, device: torch.device, *, clamped: bool = False
+) -> None:
     """Begin to compile what any number of pairs may need, once."""
-    names = [tile.name(_KERNEL) for gated in (False, True) for tile in tiles(codes, groups, gated=gated)]
+    kernels = {False: _KERNEL, True: _CLAMPED if clamped else _KERNEL}  # by whether there are gates
+    names = [tile.name(kernels[gated]) for gated in (False, True) for tile in tiles(codes, groups, gated=gated)]
     program().compile_ahead(names, dtype, device)
 
 
 @functools.cache
 def program() -> Program:
     """Made with the first weight: no start without such weights is to compile it."""
-    written = [(FP8, 1), *((W4, groups) for groups in lie.GROUPS)]
+    written = [(codes, groups) for codes in (FP8, W4, E2M1, NF4, FP4, Q4, Q8) for groups in lie.group_counts(codes)]
     known = [tile for each in written for gated in (False, True) for tile in tiles(*each, gated=gated)]
+    products = warpgroups.products((tile.rows for tile in known), out_of_registers=True)
     sources = [_GEMM.parent / "cuda" / "hopper.cuh", _GEMM / "tile_end.cuh", *lie.SOURCES]
     return Program(
-        [*sources, Path(__file__).with_suffix(".cu")], {tile.name(_KERNEL): tile.source(_KERNEL) for tile in known},
-        prelude=warpgroups.products((tile.rows for tile in known), out_of_registers=True), architecture="sm_90a", listed=False,
+        [*sources, Path(__file__).with_suffix(".cu")],
+        {tile.name(kind): tile.source(kind) for tile in known for kind in (_KERNEL, _CLAMPED)[: 1 + tile.gated]},
+        prelude=f"{lie.tables()}\n{products}", architecture="sm_90a", listed=False,
     )  # fmt: skip
 
 
 @functools.cache
-def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
-    kernel = program().kernel(tile.name(_KERNEL), dtype, device)
+def _kernel(tile: Tile, kind: str, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
+    kernel = program().kernel(tile.name(kind), dtype, device)
     kernel.allow_shared_bytes(tile.shared_bytes)
     return kernel

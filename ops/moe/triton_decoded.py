@@ -1,5 +1,6 @@
 """Mixture of experts on weights in codes that are decoded before they are multiplied (`ops.stored.DECODED`), and on ggml's blocks,
-which become such codes: the grouped products of triton_grouped.py, of numbers that gemm/triton_decoded.py makes in registers."""
+which become such codes: the grouped products of triton_grouped.py, of numbers that gemm/triton_decoded.py makes in registers; of
+four bits on Hopper those of experts_coded.cu, where it has them."""
 
 from __future__ import annotations
 
@@ -10,16 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ops.gemm.decoded import laid
-from ops.gemm.from_blocks import BLOCKS
+from ops.cuda.program import missing_for_hopper
+from ops.gemm import pieces
+from ops.gemm.decoded import groups_of, in_features_of, in_pieces, kind_of, laid, tiles_fit
 from ops.gemm.triton_decoded import Codes, decoded
 from ops.gemm.weight import check_refill, overwrite
 from ops.launch import overlap, wait_for_previous
+from ops.moe import experts_coded
 from ops.moe.triton_experts import GroupedExpertWeights, tiles_for
 from ops.moe.triton_grouped import Added, find, write
 from ops.moe.triton_route import Routed
 from ops.moe.weights import ExpertShape, Half
-from ops.stored import FOUR_BITS, Stored, StoredWeight, WeightFormat, formats_of, parts_of
+from ops.stored import Stored, StoredWeight, WeightFormat, formats_of, parts_of
 from ops.tuning.numbers import ProductTiles
 
 # The tiles are those of 16-bit weights; codes on their way to numbers take registers and shared memory beside theirs.
@@ -27,10 +30,13 @@ _MAX_COLUMNS, _MAX_STAGES = 64, 3
 
 
 class _Kept(NamedTuple):
-    """Of all experts, by role as of `laid`, each [experts, ...]; and the format that they came in."""
+    """Of all experts, by role as of `laid`, or "pieces" alone (gemm/pieces.py), each [experts, ...]; and the format that they came
+    in. `codes`: as Triton's kernel takes them."""
 
     written: WeightFormat
-    codes: Codes
+    kind: WeightFormat
+    groups: int
+    codes: Codes | None
     roles: dict[str, Tensor]
 
 
@@ -63,14 +69,18 @@ class DecodedExpertWeights(GroupedExpertWeights):
         if len(formats) != 1 or (current is not None and formats[0] != current.written):
             kept = "codes of one kind" if current is None else str(current.written)
             raise ValueError(f"experts in {' and '.join(map(str, formats))} where {kept} are kept")
-        given = laid(parts)
-        check_refill("weight", (given["scales"].shape[1], _in_features(parts[0])), self.shape.matrix(half))
+        sizes = sum(len(part.weight) for part in parts), in_features_of(parts[0])
+        check_refill("weight", sizes, self.shape.matrix(half))
+        groups = groups_of(parts[0])
+        if current is not None and (groups != current.groups or len(set(map(groups_of, parts))) > 1):
+            raise ValueError(f"an expert in {groups} groups of columns where {current.groups} are kept")
+        tiled = self._is_tiled(half, parts) if current is None else current.codes is None
+        given = {"pieces": in_pieces(parts)} if tiled else laid(parts)
         if current is None:
             current = self._weights[half] = self._room(parts[0], given)
             self.nbytes += sum(each.nbytes for each in current.roles.values())
             self.written = tuple(
-                (name, str(kept.written), kept.codes.scales.shape[1], *kept.roles)
-                for name, kept in self._weights.items()
+                (name, str(kept.written), kept.groups, *kept.roles) for name, kept in self._weights.items()
             )
         if given.keys() != current.roles.keys():
             raise ValueError(f"an expert with {', '.join(given)} where {', '.join(current.roles)} are kept")
@@ -82,24 +92,26 @@ class DecodedExpertWeights(GroupedExpertWeights):
             role: each.new_empty((self.shape.num_experts, *each.shape), device=self._device)
             for role, each in given.items()
         }
-        rest = (roles.get(role) for role in ("super_scales", "mins", "super_mins"))
-        codes = Codes(_kind(part), _in_features(part), roles["weight"], roles["scales"], *rest)
-        return _Kept(part.format, codes, roles)
+        kind, codes = kind_of(part), None
+        if "pieces" not in roles:
+            rest = (roles.get(role) for role in ("super_scales", "mins", "super_mins"))
+            codes = Codes(kind, in_features_of(part), roles["weight"], roles["scales"], *rest)
+        return _Kept(part.format, kind, groups_of(part), codes, roles)
+
+    def _is_tiled(self, half: Half, parts: tuple[StoredWeight, ...]) -> bool:
+        if missing_for_hopper() is not None or not tiles_fit(parts):
+            return False
+        return experts_coded.fits(kind_of(parts[0]), self.shape, groups_of(parts[0]), half)
 
     def product(self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles, added: Added | None) -> Tensor:
         assert added is None, "adapters do not change experts in codes"
-        return _launch(self.shape, half, self._weights[half].codes, self._biases.get(half), x, routed, tiles)
-
-
-def _kind(part: StoredWeight) -> WeightFormat:
-    return BLOCKS[part.format].codes if part.format in BLOCKS else part.format
-
-
-def _in_features(part: StoredWeight) -> int:
-    width = part.weight.shape[1]
-    if part.format in BLOCKS:
-        return width // BLOCKS[part.format].size * BLOCKS[part.format].columns
-    return width * 2 if part.format in FOUR_BITS else width
+        kept, bias = self._weights[half], self._biases.get(half)
+        if kept.codes is not None:
+            return _launch(self.shape, half, kept.codes, bias, x, routed, tiles)
+        weight = kept.roles["pieces"]
+        groups, clamped = pieces.groups_of(kept.kind, weight), not isinstance(self.shape.activation, str)
+        experts_coded.compile_ahead(kept.kind, groups, x.dtype, x.device, clamped=clamped)
+        return experts_coded.experts_coded(kept.kind, self.shape, half, weight, bias, x, routed)
 
 
 @triton.jit

@@ -1,5 +1,5 @@
 """Weights in codes that are decoded in registers beside those in bfloat16: `python -m tests.ops.bench_decoded [served] [tiles]
-[experts] [rows ...]`.
+[experts] [kinds ...] [rows ...]`.
 
 `served`: a layer of the 8B shape, as `ops.linear` and `ops.gated_linear` go; `tiles`: other tiles of triton_decoded.py than are
 chosen; `experts`: those of Qwen3-30B-A3B and of GPT-OSS-20B. As in bench_cuda.py a time is that of one of many copies in a graph,
@@ -18,9 +18,10 @@ from ops.gemm.cuda import CudaLinearWeight
 from ops.gemm.decoded import DecodedLinearWeight
 from ops.gemm.triton_decoded import Tile
 from ops.gemm.weight import LinearWeight
+from ops.moe import experts_coded
 from ops.moe.triton_decoded import DecodedExpertWeights
 from ops.moe.triton_experts import GroupedExpertWeights, TritonExpertWeights
-from ops.stored import E2M1, NF4, StoredWeight
+from ops.stored import E2M1, FP4, NF4, Q4, Q8, W4, StoredWeight
 from tests.ops.bench_coded import GATED, LAYER, each, x_of
 from tests.ops.moe_case import Clamped
 from tests.ops.test_coded_linear import to
@@ -49,24 +50,25 @@ def copies_of(kind: str, out_features: int, in_features: int) -> list[LinearWeig
     return made + [prepare(stored) for _ in range(max(1, min(15, int(2e8 / made[0].nbytes))))]
 
 
-def bench_served(counts: Sequence[int]) -> None:
-    totals = {(kind, count): 0.0 for kind in KINDS for count in counts}
+def bench_served(kinds: Sequence[str], counts: Sequence[int]) -> None:
+    totals = {(kind, count): 0.0 for kind in kinds for count in counts}
     for out_features, in_features in LAYER:
         run = ops.gated_linear if (out_features, in_features) == GATED else ops.linear
-        for kind in KINDS:
+        for kind in kinds:
             weights = copies_of(kind, out_features, in_features)
             for count in counts:
                 x = x_of(count, in_features)
                 totals[kind, count] += each(weights, lambda weight, x=x, run=run: run(x, weight))
             del weights
-    for kind in KINDS:
+    for kind in kinds:
         print(f"{kind:8} a layer  " + "  ".join(f"{count}: {totals[kind, count]:6.1f}" for count in counts), flush=True)
 
 
-def bench_tiles(counts: Sequence[int]) -> None:
+def bench_tiles(kinds: Sequence[str], counts: Sequence[int]) -> None:
     shape = GATED
-    for kind in ("nf4", "MXFP4", "Q4_K", "Q8_0"):
-        weights: list[DecodedLinearWeight] = copies_of(kind, *shape)
+    for kind in kinds:
+        stored = to(KINDS[kind](*shape), "cuda")
+        weights = [DecodedLinearWeight(stored) for _ in range(4)]
         for count in counts:
             rows, x, times = min(128, max(16, 1 << (count - 1).bit_length())), x_of(count, shape[1]), {}
             for columns in (16, 32, 64, 128):
@@ -87,9 +89,11 @@ def bench_tiles(counts: Sequence[int]) -> None:
             )
 
 
-def bench_experts(counts: Sequence[int]) -> None:
+def bench_experts(kinds: Sequence[str], counts: Sequence[int]) -> None:
+    """Four bits as experts_coded.cu takes them, whether or not it is chosen for them."""
+    experts_coded.TAKEN = experts_coded.TAKEN_CLAMPED = (W4, E2M1, NF4, FP4, Q4, Q8)
     for name, (shape, routing) in EXPERTS.items():
-        for kind in ("bf16", "MXFP4", "nf4", "Q8_0"):
+        for kind in kinds:
             layers: list[GroupedExpertWeights] = []
             for _ in range(2):
                 made = (TritonExpertWeights if kind == "bf16" else DecodedExpertWeights)(
@@ -114,10 +118,11 @@ def bench_experts(counts: Sequence[int]) -> None:
 
 
 def main() -> None:
+    kinds = [kind for kind in KINDS if kind in sys.argv] or list(KINDS)
     counts = [int(each) for each in sys.argv[1:] if each.isdigit()] or [1, 16, 64, 256, 2048]
     for name, bench in {"served": bench_served, "tiles": bench_tiles, "experts": bench_experts}.items():
         if name in sys.argv or not set(sys.argv) & {"served", "tiles", "experts"}:
-            bench(counts)
+            bench(kinds, counts)
 
 
 if __name__ == "__main__":

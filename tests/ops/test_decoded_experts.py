@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import ops
+from ops.cuda.program import missing_for_hopper
 from ops.gemm.dequantize import dequantize
 from ops.gemm.from_blocks import as_codes
+from ops.moe import experts_coded
 from ops.moe.triton_decoded import DecodedExpertWeights
 from ops.moe.triton_experts import mix
 from ops.stored import E2M1, FP4, NF4, Q4, Q8, StoredWeight
@@ -16,6 +18,7 @@ from tests.ops.places import interpreted_once, places
 from tests.ops.test_coded_linear import to
 from tests.ops.test_decoded_linear import blocks, drawn
 
+ON_HOPPER = pytest.mark.skipif(missing_for_hopper() is not None, reason=str(missing_for_hopper()))
 GATED, CLAMPED = ops.ExpertShape(3, 96, 192), ops.ExpertShape(4, 192, 96, True, Clamped(1.702, 7.0))
 CASES = [
     (lambda *shape, seed: drawn(NF4, *shape, shape[1] // 32, seed=seed), GATED),
@@ -71,7 +74,32 @@ def test_what_is_filled_in_must_go_together():
         experts.fill("down", 1, drawn(FP4, 128, 64, 2))
     with pytest.raises(ValueError, match="weight has shape"):
         experts.fill("down", 1, drawn(NF4, 64, 64, 2))
-    with pytest.raises(ValueError, match="scales has shape"):
+    with pytest.raises(ValueError, match="1 groups of columns where 2 are kept"):
         experts.fill("down", 1, drawn(NF4, 128, 64, 1))
     with pytest.raises(ValueError, match="no bias"):
         experts.fill("down", 1, StoredWeight(NF4, {"bias": torch.zeros(128)}))
+
+
+@pytest.mark.gpu
+@ON_HOPPER
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [E2M1, NF4, FP4, Q4, Q8], ids=str)
+def test_codes_come_out_of_registers(kind, dtype, monkeypatch):
+    monkeypatch.setattr(experts_coded, "TAKEN", (E2M1, NF4, FP4, Q4, Q8))
+    monkeypatch.setattr(experts_coded, "TAKEN_CLAMPED", (E2M1, NF4, FP4, Q4, Q8))
+    how = "mins" if kind in (Q4, Q8) else ""
+    for shape in (ops.ExpertShape(24, 384, 192), ops.ExpertShape(8, 320, 320, True, Clamped(1.702, 7.0))):
+        for num_tokens, top_k in ((1, 2), (40, 4), (600, 8)):
+            case = moe_case(num_tokens, shape, ops.Routing(top_k, renormalize=True), plus=True)
+            experts = experts_of(
+                case,
+                lambda *size, seed: drawn(kind, *size, size[1] // (64 if kind in (NF4, FP4) else 32), how, seed),
+                "cuda",
+                dtype,
+            )
+            assert all(kept.codes is None for kept in experts._weights.values())
+            inputs = case.inputs(dtype, "cuda")
+            choice = experts.choose(num_tokens, top_k)
+            out = mix(experts, inputs["x"], inputs["logits"], case.routing, None, inputs["plus"], choice)
+            expected = case.expected().to("cuda")
+            assert (out.double() - expected).norm() < 2e-2 * expected.norm(), (shape, num_tokens, top_k)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import ops
-from ops.gemm import coded, decoded, triton_decoded
-from ops.gemm.decoded import DecodedLinearWeight, laid
+from ops.cuda.program import missing_for_hopper
+from ops.gemm import coded, decoded, pieces, triton_decoded, triton_widen
+from ops.gemm.decoded import DecodedLinearWeight, in_pieces, laid, tiles_fit
 from ops.gemm.dequantize import dequantize
 from ops.gemm.from_blocks import BLOCKS, as_codes, as_w4
 from ops.gemm.reference import ReferenceLinearWeight
@@ -20,6 +21,8 @@ from runtime.weights.dequantize import dequantize as dequantize_blocks
 from tests.ops.places import DEVICES, interpreted_once, places
 from tests.ops.test_coded_linear import error, exact, to
 
+ON_HOPPER = pytest.mark.skipif(missing_for_hopper() is not None, reason=str(missing_for_hopper()))
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
 HALVES = {
     "Q6_K": (208,),
@@ -157,6 +160,67 @@ def test_blocks_of_four_bits_take_the_place_of_others():
     assert torch.equal(kept._scales, scales)
     with pytest.raises(ValueError, match="a weight in Q4_K where w4 is kept"):
         kept.refill(blocks("Q4_K", 48, 256))
+
+
+TILED = [(NF4, 64, ""), (FP4, 128, ""), (E2M1, 32, ""), (Q4, 32, "super mins"), (Q4, 64, "mins"), (NF4, 0, ""),
+         (Q8, 32, "mins"), (Q8, 16, "super"), (E2M1, 16, "super")]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("kind", "group", "how"), TILED, ids=str)
+def test_pieces_hold_what_codes_are_worth(kind, group, how, device):
+    for in_features in (256, 192) if not group or 192 % group == 0 else (256,):
+        groups = in_features // group if group else 1
+        parts = [to(drawn(kind, rows, in_features, groups, how, seed=rows), device) for rows in (48, 32)]
+        assert tiles_fit(tuple(parts))
+        wide = triton_widen.widen_pieces(in_pieces(tuple(parts)), 80, in_features, torch.float32, kind)
+        wanted = torch.cat([dequantize(part) for part in parts])
+        if kind in (Q4, Q8):  # a scale and a zero point in half floats
+            assert error(wide, wanted.double()) < 1e-3
+        else:
+            torch.testing.assert_close(wide, wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_a_group_of_equal_numbers_has_no_zero_point_that_a_half_float_holds():
+    tensors = {
+        "scales": torch.tensor([[0.0, 1e-6, 0.01, 0.0]] * 16),
+        "mins": torch.tensor([[0.25, -0.5, 0.04, 0.0]] * 16),
+    }
+    stored = StoredWeight(Q4, {"weight": torch.full((16, 64), 0x51, dtype=torch.uint8), **tensors})
+    wide = triton_widen.widen_pieces(in_pieces((stored,)).to(DEVICE), 16, 128, torch.float32, Q4).cpu()
+    torch.testing.assert_close(wide, dequantize(stored), rtol=1e-3, atol=1e-4)
+
+
+def test_what_does_not_fit_pieces():
+    assert not tiles_fit((drawn(NF4, 32, 128, 8),))  # groups of 16
+    assert not tiles_fit((drawn(NF4, 32, 128, 2), drawn(NF4, 32, 128, 1)))
+    assert not tiles_fit((drawn(NF4, 8, 128, 2),))  # rows
+
+
+@pytest.mark.gpu
+@ON_HOPPER
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("kind", "group", "how"), TILED, ids=str)
+def test_tiles_at_any_number_of_rows(kind, group, how, dtype):
+    for out_features, in_features in ((208, 1152), (2112, 2880)):
+        groups = in_features // group if group and in_features % group == 0 else 1
+        stored = to(drawn(kind, out_features, in_features, groups, how), "cuda")
+        bias = torch.randn(out_features, device="cuda", dtype=dtype)
+        prepared = decoded.TiledDecodedWeight(stored.with_bias(bias))
+        for num_rows in (0, 1, 8, 9, 16, 33, 64, 65, 129, 257, 1400):
+            x = torch.randn(num_rows, in_features, device="cuda", dtype=dtype)
+            out = ops.linear(x, prepared)
+            assert out.shape == (num_rows, out_features)
+            if num_rows:
+                wanted = exact(x, stored.with_bias(bias))
+                assert error(out, wanted) < TOLERANCE[dtype], num_rows
+                if pieces.can_gate(out_features):
+                    gate, up = wanted.chunk(2, dim=-1)
+                    gated = torch.nn.functional.silu(gate) * up
+                    assert error(ops.gated_linear(x, prepared), gated) < 2 * TOLERANCE[dtype], num_rows
+    other = to(drawn(kind, out_features, in_features, groups, how, seed=1), "cuda")
+    assert prepared.refill(other)
+    assert error(ops.linear(x, prepared), exact(x, other.with_bias(bias))) < TOLERANCE[dtype]
 
 
 def test_what_is_not_written_alike_is_refused():
