@@ -479,7 +479,12 @@ async def _encode_first(running: Running, platform: Platform, report: Report) ->
         if model.spec.generates and not plan.layout.in_one_step
         else None
     )
-    await encode_first(running.runner, items, prompt, report)
+    try:
+        await encode_first(running.runner, items, prompt, report)
+    except Exception:  # a device that is lost says so again when somebody comes
+        log.warning(
+            "encoders could not be tried at start: the first that they are given may take longer", exc_info=True
+        )
 
 
 class Running(NamedTuple):

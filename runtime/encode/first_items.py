@@ -34,7 +34,8 @@ async def encode_first(
                 await runner.launch(_seeing(prompt, items[0])).result()
         except RowFailed:
             log.warning("%d %ss at a time cannot be encoded", len(items), items[0].modality)
-        runner.encode(ScheduledBatch((), 0, 0, encoder_drops=tuple(item.digest for item in items)))
+        finally:
+            runner.encode(ScheduledBatch((), 0, 0, encoder_drops=tuple(item.digest for item in items)))
     report(LoadProgress("encoder", len(groups), len(groups), "steps"))
 
 
