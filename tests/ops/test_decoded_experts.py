@@ -46,7 +46,7 @@ def experts_of(case, make, device, dtype) -> DecodedExpertWeights:
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_they_mix_as_their_numbers_say(number, device, dtype, tolerance):
     make, shape = CASES[number]
-    for num_tokens in (1, 9) if device == "cpu" else (1, 9, 40, 130, 700):
+    for num_tokens in (9,) if device == "cpu" else (1, 9, 40, 130, 700):
         case = moe_case(num_tokens, shape, ops.Routing(2, renormalize=True), plus=True)
         experts = experts_of(case, make, device, dtype)
         inputs = case.inputs(dtype, device)
