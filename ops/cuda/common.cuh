@@ -54,13 +54,6 @@ __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a
 __device__ __forceinline__ Vec load(const u16* from) { return *reinterpret_cast<const Vec*>(from); }
 __device__ __forceinline__ void store(u16* to, const Vec& v) { *reinterpret_cast<Vec*>(to) = v; }
 
-// Of a warp's 8 x 8 numbers, of which a lane has 2t and 2t + 1 of row g, rows become columns.
-__device__ __forceinline__ u32 turned(u32 word) {
-  u32 to;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(word));
-  return to;
-}
-
 // Read once by one multiprocessor: kept out of its first-level cache.
 __device__ __forceinline__ Vec load_streamed(const u16* from) {
   Vec v;

@@ -11,33 +11,29 @@ struct Rows {
   __device__ __forceinline__ float weight(int m) const { return 1.f; }
 };
 
-// Four sums of block j of eight rows of x, of the pair of weight rows `n` in the tile. On the way out the 8 x 8 numbers that a warp
-// holds change rows with columns, so that a thread writes neighbours. All of a warp come here together.
+// Four sums of block j of eight rows of x, of the pair of weight rows `n` in the tile.
 template <bool GATED, class ROWS_OUT>
 __device__ __forceinline__ void put(int j, const float (&v)[4], int pair, int N, const u16* bias, const ROWS_OUT& rows) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, width = GATED ? N / 2 : N, first_n = pair * (GATED ? 8 : 16);
-  if (first_n >= width) return;
-  const int n = first_n + g, partner = GATED ? N / 2 + n : n + 8;
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, width = GATED ? N / 2 : N;
+  const int n = GATED ? pair * 8 + g : pair * 16 + g, partner = GATED ? N / 2 + n : n + 8;
+  if (n >= width) return;
   const float b0 = bias ? to_float(bias[n]) : 0.f, b1 = bias ? to_float(bias[partner]) : 0.f;
-  float upper[2], lower[2];
 #pragma unroll
   for (int c = 0; c < 2; c++) {
     const int m = 8 * j + 2 * t + c;
-    const float weight = m < rows.count ? rows.weight(m) : 0.f;
-    upper[c] = (v[c] + b0) * weight, lower[c] = (v[c + 2] + b1) * weight;
+    if (m >= rows.count) continue;
+    u16* row = rows.row(m, width);
+    const float weight = rows.weight(m), first = (v[c] + b0) * weight, second = (v[c + 2] + b1) * weight;
     if constexpr (GATED && ROWS_OUT::CLAMPED) {
-      upper[c] = rows.activated(upper[c], lower[c]);
+      row[n] = u16(pack(rows.activated(first, second), 0.f));
     } else if (GATED) {
-      const float gate = rounded(upper[c]);
-      upper[c] = __fdividef(gate, 1.f + __expf(-gate)) * rounded(lower[c]);
+      const float gate = rounded(first);
+      row[n] = u16(pack(gate / (1.f + __expf(-gate)) * rounded(second), 0.f));
+    } else {
+      row[n] = u16(pack(first, 0.f));
+      row[partner] = u16(pack(second, 0.f));
     }
   }
-  const u32 first = turned(pack(upper[0], upper[1])), second = GATED ? 0 : turned(pack(lower[0], lower[1]));
-  const int m = 8 * j + g;
-  if (m >= rows.count) return;
-  u32* at = reinterpret_cast<u32*>(rows.row(m, width) + first_n) + t;
-  at[0] = first;
-  if (!GATED) at[4] = second;
 }
 
 // Sums [ROWS / 2] of each of THREADS, of the pair of weight rows of this warp; the `splits` blocks of a cluster add up what each
@@ -49,7 +45,7 @@ __device__ __forceinline__ void write_tile(const float (&sums)[ROWS / 2], unsign
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
       const float v[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
-      if (8 * j < rows.count) put<GATED>(j, v, pair, N, bias, rows);
+      put<GATED>(j, v, pair, N, bias, rows);
     }
     return;
   }
