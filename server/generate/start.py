@@ -98,7 +98,7 @@ async def start(
             echoes.append(echoed(loaded.tokenizer, request, number, ids, is_cut=len(ids) < len(given)))
         choices = sampling_params(request, len(ids), matchers.factories, loaded.defaults, loaded.engine.model, allowed)
         first = len(requests)
-        adapter = loaded.adapter_for(media)
+        adapter = loaded.adapter_for(media) if media else loaded.adapter
         made = await prepared(loaded, offload, ids, terms.cache_salt, media, adapter)
         requests += (
             api.Request(

@@ -176,7 +176,7 @@ def test_gemma_3_of_either_transformers_has_two_rotary_embeddings():
         ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor is missing"),
         ({"rope_scaling": {"rope_type": "factors", "factors": [1.0]}}, "rope factors are not 8 numbers"),
-        ({"quantization_config": {"quant_method": "torchao"}}, "quantised with 'torchao'"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantised with 'aqlm'"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(changes, says):
