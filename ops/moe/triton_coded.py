@@ -21,11 +21,11 @@ from ops.gemm.triton_coded import numbers
 from ops.gemm.weight import check_refill, overwrite
 from ops.launch import overlap, wait_for_previous
 from ops.moe import experts_coded
-from ops.moe.triton_experts import GroupedExpertWeights, tiles_for
+from ops.moe.coded_experts import CodedGroupedExpertWeights
 from ops.moe.triton_grouped import Added, find, load_columns, write
 from ops.moe.triton_route import Routed
 from ops.moe.weights import ExpertShape, Half
-from ops.stored import W4, Stored, WeightFormat, formats_of, parts_of
+from ops.stored import W4, StoredWeight, WeightFormat, formats_of
 from ops.tuning.numbers import ProductTiles
 
 # The tiles are those of 16-bit weights; codes that have become numbers take shared memory beside theirs.
@@ -44,36 +44,17 @@ class _Kept(NamedTuple):
     in_pieces: bool
 
 
-class CodedExpertWeights(GroupedExpertWeights):
-    """Biases are [E, out], or none. Experts take the groups of the first that is filled in, which those of the others must fit."""
+class CodedExpertWeights(CodedGroupedExpertWeights):
+    """Experts take the groups of the first that is filled in, which those of the others must fit."""
 
-    takes_adapters = False
+    _weights: dict[Half, _Kept]
 
-    def __init__(self, shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.nbytes = shape, 0
-        self._dtype, self._device, self._tiles = dtype, device, tiles_for(dtype, device)
-        self._weights: dict[Half, _Kept] = {}
-        self._biases: dict[Half, Tensor] = {}
-
-    def fill(self, half: Half, expert: int, stored: Stored) -> None:
-        parts = parts_of(stored)
-        if all("weight" in part.tensors for part in parts):
-            self._fill_weight(half, expert, stored)
-        biases = [part.bias for part in parts if part.bias is not None]
-        if not biases:
-            return
-        if half not in self._biases and self.shape.bias:
-            room = (self.shape.num_experts, self.shape.matrix(half)[0])
-            self._biases[half] = torch.empty(room, dtype=self._dtype, device=self._device)
-            self.nbytes += self._biases[half].nbytes
-        overwrite(self._biases[half][expert] if self.shape.bias else None, torch.cat(biases), "bias")
-
-    def _fill_weight(self, half: Half, expert: int, stored: Stored) -> None:
-        formats, current = formats_of(parts_of(stored)), self._weights.get(half)
+    def _fill_weight(self, half: Half, expert: int, parts: tuple[StoredWeight, ...]) -> None:
+        formats, current = formats_of(parts), self._weights.get(half)
         if len(formats) != 1 or (current is not None and formats[0] != current.codes):
             kept = "codes of one kind" if current is None else str(current.codes)
             raise ValueError(f"experts in {' and '.join(map(str, formats))} where {kept} are kept")
-        stack = stacked(parts_of(stored), 1 if current is None else current.groups)
+        stack = stacked(parts, 1 if current is None else current.groups)
         groups = stack.scales.shape[0]
         check_refill("weight", (len(stack.weight), stack.in_features), self.shape.matrix(half))
         in_pieces = self._in_pieces(formats[0], half, stack) if current is None else current.in_pieces
@@ -97,9 +78,6 @@ class CodedExpertWeights(GroupedExpertWeights):
         if missing_for_hopper() is not None or stack.order is not None:
             return False
         return experts_coded.fits(codes, self.shape, stack.scales.shape[0], half)
-
-    def _room(self, one: Tensor) -> Tensor:
-        return one.new_empty((self.shape.num_experts, *one.shape), device=self._device)
 
     def product(self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles, added: Added | None) -> Tensor:
         assert added is None, "adapters do not change experts in codes"

@@ -18,11 +18,11 @@ from ops.gemm.triton_decoded import Codes, decoded
 from ops.gemm.weight import check_refill, overwrite
 from ops.launch import overlap, wait_for_previous
 from ops.moe import experts_coded
-from ops.moe.triton_experts import GroupedExpertWeights, tiles_for
+from ops.moe.coded_experts import CodedGroupedExpertWeights
 from ops.moe.triton_grouped import Added, find, write
 from ops.moe.triton_route import Routed
 from ops.moe.weights import ExpertShape, Half
-from ops.stored import Stored, StoredWeight, WeightFormat, formats_of, parts_of
+from ops.stored import StoredWeight, WeightFormat, formats_of
 from ops.tuning.numbers import ProductTiles
 
 # The tiles are those of 16-bit weights; codes on their way to numbers take registers and shared memory beside theirs.
@@ -40,29 +40,10 @@ class _Kept(NamedTuple):
     roles: dict[str, Tensor]
 
 
-class DecodedExpertWeights(GroupedExpertWeights):
-    """Biases are [E, out], or none. All experts of a half are written as the first that is filled in."""
+class DecodedExpertWeights(CodedGroupedExpertWeights):
+    """All experts of a half are written as the first that is filled in."""
 
-    takes_adapters = False
-
-    def __init__(self, shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.nbytes = shape, 0
-        self._dtype, self._device, self._tiles = dtype, device, tiles_for(dtype, device)
-        self._weights: dict[Half, _Kept] = {}
-        self._biases: dict[Half, Tensor] = {}
-
-    def fill(self, half: Half, expert: int, stored: Stored) -> None:
-        parts = parts_of(stored)
-        if all("weight" in part.tensors for part in parts):
-            self._fill_weight(half, expert, parts)
-        biases = [part.bias for part in parts if part.bias is not None]
-        if not biases:
-            return
-        if half not in self._biases and self.shape.bias:
-            room = (self.shape.num_experts, self.shape.matrix(half)[0])
-            self._biases[half] = torch.empty(room, dtype=self._dtype, device=self._device)
-            self.nbytes += self._biases[half].nbytes
-        overwrite(self._biases[half][expert] if self.shape.bias else None, torch.cat(biases), "bias")
+    _weights: dict[Half, _Kept]
 
     def _fill_weight(self, half: Half, expert: int, parts: tuple[StoredWeight, ...]) -> None:
         formats, current = formats_of(parts), self._weights.get(half)
@@ -77,7 +58,7 @@ class DecodedExpertWeights(GroupedExpertWeights):
         tiled = self._is_tiled(half, parts) if current is None else current.codes is None
         given = {"pieces": in_pieces(parts)} if tiled else laid(parts)
         if current is None:
-            current = self._weights[half] = self._room(parts[0], given)
+            current = self._weights[half] = self._kept(parts[0], given)
             self.nbytes += sum(each.nbytes for each in current.roles.values())
             self.written = tuple(
                 (name, str(kept.written), kept.groups, *kept.roles) for name, kept in self._weights.items()
@@ -87,11 +68,8 @@ class DecodedExpertWeights(GroupedExpertWeights):
         for role, room in current.roles.items():
             overwrite(room[expert], given[role], role)
 
-    def _room(self, part: StoredWeight, given: dict[str, Tensor]) -> _Kept:
-        roles = {
-            role: each.new_empty((self.shape.num_experts, *each.shape), device=self._device)
-            for role, each in given.items()
-        }
+    def _kept(self, part: StoredWeight, given: dict[str, Tensor]) -> _Kept:
+        roles = {role: self._room(each) for role, each in given.items()}
         kind, codes = kind_of(part), None
         if "pieces" not in roles:
             rest = (roles.get(role) for role in ("super_scales", "mins", "super_mins"))
