@@ -1,9 +1,11 @@
-"""compressed-tensors, by its formats float-quantized, int-quantized, naive-quantized, pack-quantized and nvfp4-pack-quantized.
+"""compressed-tensors, by its formats float-quantized, int-quantized, naive-quantized, pack-quantized, nvfp4-pack-quantized and
+mxfp4-pack-quantized.
 
-FP8 as fp8.py reads it, NVFP4 as nvfp4.py does. `NAME.weight` [N, K] I8 with `weight_scale` of one number, one a row or [N, groups].
-Packed: `weight_packed` [N, K / codes of a word] I32, `weight_scale` [N, groups], `weight_zero_point` [N / codes of a word, groups]
-I32 where there are any, `weight_g_idx` [K] I32 where columns stand in an order of their own. Which layers are quantised the tensors
-tell; in how many bits those are that are packed, the group of the config whose targets name the layer."""
+FP8 as fp8.py reads it, NVFP4 as nvfp4.py and MXFP4 as mxfp4.py do. `NAME.weight` [N, K] I8 with `weight_scale` of one number, one
+a row or [N, groups]. Packed: `weight_packed` [N, K / codes of a word] I32, `weight_scale` [N, groups], `weight_zero_point`
+[N / codes of a word, groups] I32 where there are any, `weight_g_idx` [K] I32 where columns stand in an order of their own. Which
+layers are quantised the tensors tell; in how many bits those are that are packed, the group of the config whose targets name the
+layer."""
 
 from __future__ import annotations
 
@@ -16,15 +18,16 @@ from typing import Any
 import numpy as np
 
 from runtime.weights.dequantize import Bytes
+from runtime.weights.formats import mxfp4, nvfp4
 from runtime.weights.formats.codes import W4, W8, Coded, as_floats, in_bytes, in_groups
 from runtime.weights.formats.fp8 import ACTIVATIONS, Fp8
 from runtime.weights.formats.int32_codes import along_columns, along_rows, as_weight
-from runtime.weights.formats.nvfp4 import of_compressed_tensors
 from runtime.weights.formats.scheme import Composite, StoredTensor, UnreadScheme
 from runtime.weights.rules import Span
 
 _FORMATS = frozenset({
-    "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized", "mixed-precision",
+    "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+    "mixed-precision",
 })  # fmt: skip
 _FLOATS = ("F32", "BF16", "F16")
 
@@ -93,7 +96,8 @@ class CompressedTensors:
 
     def composites(self, stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
         yield from self._fp8.composites(stored)
-        yield from of_compressed_tensors(stored)
+        yield from nvfp4.of_compressed_tensors(stored)
+        yield from mxfp4.of_compressed_tensors(stored)
         for name, tensor in stored.items():
             made = (
                 self._packed(name, tensor, stored) if name.endswith(".weight_packed") else _int8(name, tensor, stored)

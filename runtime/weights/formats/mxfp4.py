@@ -1,7 +1,8 @@
-"""MXFP4 as GPT-OSS's safetensors hold it: two tensors, numbers of four bits and the exponents of each 32, for one of values.
+"""MXFP4 in safetensors: two tensors, numbers of four bits and the exponents of each 32, for one of values.
 
-Blocks [..., G, 16] bytes, two neighbouring numbers in each, low half first; scales [..., G], one byte a block. ggml keeps both
-in one block of 17 bytes, the first 16 numbers in the low halves: so kernels take it.
+GPT-OSS has `NAME_blocks` [..., G, 16] bytes, two neighbouring numbers in each, low half first, and `NAME_scales` [..., G], one byte
+a block; compressed-tensors the same bytes as `NAME.weight_packed` [N, 16 G] and `NAME.weight_scale` [N, G]. ggml keeps both in one
+block of 17 bytes, the first 16 numbers in the low halves: so kernels take it.
 
 Format: Open Compute Project, Microscaling Formats 1.0 (2023)."""
 
@@ -55,6 +56,17 @@ class Mxfp4:
             if scales is not None and blocks.dtype == scales.dtype == "U8" and _are_pair(blocks.shape, scales.shape):
                 shape = (*scales.shape[:-1], scales.shape[-1] * 2 * _BYTES)
                 yield Composite(name, shape, {"weight": name, "scales": scales_name}, Mxfp4Written())
+
+
+def of_compressed_tensors(stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
+    for packed, (dtype, shape) in stored.items():
+        name = packed.removesuffix("_packed")
+        scales = stored.get(f"{name}_scale") if packed.endswith(".weight_packed") else None
+        if scales is not None and dtype == scales.dtype == "U8" and len(shape) == 2 and 0 not in shape:
+            num_rows, row_bytes = shape
+            if scales.shape == (num_rows, row_bytes // _BYTES) and row_bytes % _BYTES == 0:
+                tensors = {"weight": packed, "scales": f"{name}_scale"}
+                yield Composite(name, (num_rows, 2 * row_bytes), tensors, Mxfp4Written())
 
 
 def _as_ggml(raw: Mapping[str, Bytes]) -> Bytes:

@@ -232,6 +232,22 @@ def nvfp4(section: Mapping[str, Any], names: tuple[str, str], *, divides: bool) 
     return Dialect(section, write, "e2m1")
 
 
+def mxfp4(section: Mapping[str, Any]) -> Dialect:
+    def write(name: str, weight: Tensor, random: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        table, grouped = torch.tensor(E2M1 + [-each for each in E2M1]), weight.unflatten(1, (-1, 32))
+        exponents = torch.floor(torch.log2(grouped.abs().amax(2).clamp(min=1e-30))) - 2  # 4 to 8 in units of it
+        wide = torch.exp2(exponents).unsqueeze(2)
+        codes = nearest(grouped / wide, table)
+        flat = codes.flatten(1)
+        tensors = {
+            "weight_packed": flat[:, 0::2] | flat[:, 1::2] << 4,
+            "weight_scale": (exponents + 127).to(torch.uint8),
+        }
+        return {f"{name}.{role}": each for role, each in tensors.items()}, (table[codes.long()] * wide).flatten(1)
+
+    return Dialect(section, write, "MXFP4")
+
+
 def fp8(section: Mapping[str, Any], block: tuple[int, int] | None, scale_name: str, dtype: torch.dtype) -> Dialect:
     """`block`: None for one scale; whole rows are blocks of (1, 0)."""
 
@@ -281,6 +297,7 @@ DIALECTS = {
     "nvfp4-pack-quantized": nvfp4(
         _compressed("nvfp4-pack-quantized", _FLOAT4), ("weight_packed", "weight_global_scale"), divides=True
     ),
+    "mxfp4-pack-quantized": mxfp4(_compressed("mxfp4-pack-quantized", _FLOAT4 | {"strategy": "group", "group_size": 32})),
     "modelopt, nvfp4": nvfp4({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ("weight", "weight_scale_2"), divides=False),
     "float-quantized": fp8(_compressed("float-quantized", _FLOAT8), (1, 0), "weight_scale", torch.bfloat16),
     "fp8, one scale": fp8(BLOCKS, None, "weight_scale", torch.float32),

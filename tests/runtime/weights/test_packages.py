@@ -115,3 +115,22 @@ def test_nvfp4_of_compressed_tensors(tmp_path):
     with torch.inference_mode():
         ours, expected = logits(load(tmp_path)), theirs(torch.tensor([IDS])).logits[0]
     assert (ours - expected).norm() < 1e-2 * expected.norm()  # their numbers are rounded to 16 bits
+
+
+def test_mxfp4_of_compressed_tensors(tmp_path):
+    base = pytest.importorskip("compressed_tensors.compressors.mxfp4.base")
+    quantization = pytest.importorskip("compressed_tensors.quantization")
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    args = quantization.QuantizationArgs(**weights, scale_dtype=torch.uint8)
+    scheme = quantization.QuantizationScheme(targets=["Linear"], weights=args)
+
+    def quantise(name, layer):
+        weight = layer.weight.data
+        scales = torch.exp2(torch.floor(torch.log2(weight.unflatten(1, (-1, 32)).abs().amax(2))) - 2)
+        made = base.MXFP4PackedCompressor.compress({"weight": weight, "weight_scale": scales}, scheme)
+        numbers = base.MXFP4PackedCompressor.decompress(made, scheme)["weight"]
+        return {f"{name}.{role}": each for role, each in made.items()}, {}, numbers
+
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    section = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": groups}
+    agree(tmp_path, written(tmp_path, section, quantise))
