@@ -12,6 +12,7 @@ from __future__ import annotations
 from ops.activation import activate, gated, silu_mul
 from ops.attention import attend, attend_blocks, attend_latent, attend_packed, cache_refusal, paged_attention
 from ops.attention.blocks import TokenBlock
+from ops.attention.chunks import in_chunks, max_pieces
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
 from ops.attention.meta import AttentionMeta
@@ -103,12 +104,14 @@ __all__ = [
     "gated_linear",
     "gated_mlp",
     "gated_rms_norm",
+    "in_chunks",
     "index_adapters",
     "layer_norm",
     "linear",
     "linear_by_head",
     "linear_refusal",
     "look_up",
+    "max_pieces",
     "moe",
     "moe_refusal",
     "native_isa",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.kv.kinds import FLOAT32, AttentionKVSpec, Full, KVDtype, RecurrentStateSpec, State, Window
+from runtime.kv.kinds import FLOAT32, AttentionKVSpec, Chunk, Full, KVDtype, RecurrentStateSpec, State, Window
 
 BFLOAT16 = KVDtype("bfloat16", 2)
 INT8 = KVDtype("int8", 1, scale_bytes=4)
@@ -18,6 +18,10 @@ def full(num_kv_heads: int, head_size: int, dtype: KVDtype | None = FLOAT32, *, 
 
 def window(num_kv_heads: int, head_size: int, size: int, dtype: KVDtype | None = FLOAT32) -> Window:
     return Window(kv(num_kv_heads, head_size, dtype), size)
+
+
+def chunk(num_kv_heads: int, head_size: int, size: int, dtype: KVDtype | None = FLOAT32) -> Chunk:
+    return Chunk(kv(num_kv_heads, head_size, dtype), size)
 
 
 def state(*shapes: tuple[int, ...]) -> State:

@@ -211,6 +211,17 @@ class Window(_Tokens):
         return f"see {self.window:,} tokens"
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk(Window):
+    """`Window` that begins anew every `window` tokens: a query sees those of its chunk up to itself."""
+
+    def first_in_window(self, position: int) -> int:
+        return position // self.window * self.window
+
+    def __str__(self) -> str:
+        return f"see chunks of {self.window:,} tokens"
+
+
 _SEES_WHOLE_PROMPTS = "what a layer keeps of a prompt's token depends on those behind it"
 
 

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from math import lcm
 
-from runtime.kv.kinds import ALIGNMENT, MemoryKind, Nothing, State, Window
+from runtime.kv.kinds import ALIGNMENT, Chunk, MemoryKind, Nothing, State, Window
 
 BLOCK_SIZE = 16  # tokens in a block as kernels count them
 _MAX_WASTE = 1 / 8  # of a group's pages, for the sake of fewer block tables
@@ -28,6 +28,11 @@ class LayerGroup:
     @property
     def window(self) -> int | None:
         return self.kind.window if isinstance(self.kind, Window) else None
+
+    @property
+    def chunk(self) -> int | None:
+        """Tokens of a chunk, beyond which a query sees nothing."""
+        return self.kind.window if isinstance(self.kind, Chunk) else None
 
     @property
     def state(self) -> bool:
@@ -120,6 +125,11 @@ class KVLayout:
     @property
     def num_tables(self) -> int:
         return sum(group.width for group in self.groups)
+
+    def chunks(self, max_model_len: int) -> tuple[int | None, ...]:
+        """By block table: `LayerGroup.chunk` of the layers that read it; None where no context, of `max_model_len`, has two."""
+        by_table = (group.chunk for group in self.groups for _ in range(group.width))
+        return tuple(None if chunk is None or chunk >= max_model_len else chunk for chunk in by_table)
 
     @property
     def num_state_tables(self) -> int:

@@ -21,7 +21,7 @@ from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
 from runtime.runner.host_tables import TableUpdates
-from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, token_types
+from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, seen_in_chunks, token_types
 from runtime.transfer import index_on, is_remote
 
 _Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -87,6 +87,7 @@ class DeviceInputs:
         self._max_proposed = max_proposed
         self._kv_caches = kv_caches
         self._updates = TableUpdates(layout, max_num_seqs, max_model_len)
+        self._block_size, self._chunks = layout.kernel_block_size, layout.chunks(max_model_len)
 
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -217,8 +218,9 @@ class DeviceInputs:
                 *tensors.slot_mapping[:first_state, :num_tokens],
                 *tensors.slot_mapping[first_state:, :num_rows],
             ),
-            attn_metadata=tuple(
-                replace(meta, block_tables=table) for meta, table in zip(by_table, tensors.block_tables, strict=True)
+            attn_metadata=self._seen(
+                [replace(meta, block_tables=table) for meta, table in zip(by_table, tensors.block_tables, strict=True)],
+                positions,
             ),
             kv_caches=self._kv_caches,
             token_type_ids=None if kinds is None else index_on(self._device_packed.device, kinds),
@@ -257,20 +259,29 @@ class DeviceInputs:
             input_ids=ids,
             positions=placed.positions,
             slot_mapping=(*placed.slot_mapping,),
-            attn_metadata=tuple(
-                ops.AttentionMeta(
-                    query_start_loc=placed.query_start_loc,
-                    seq_lens=placed.seq_lens,
-                    block_tables=table,
-                    max_query_len=1,
-                    max_seq_len=self._max_model_len,
-                    rows=placed.rows,
-                    uniform=True,
-                )
-                for table in self._tensors.block_tables
+            attn_metadata=self._seen(
+                [
+                    ops.AttentionMeta(
+                        query_start_loc=placed.query_start_loc,
+                        seq_lens=placed.seq_lens,
+                        block_tables=table,
+                        max_query_len=1,
+                        max_seq_len=self._max_model_len,
+                        rows=placed.rows,
+                        uniform=True,
+                    )
+                    for table in self._tensors.block_tables
+                ],
+                placed.positions,
             ),
             kv_caches=self._kv_caches,
         )
+
+    def _seen(self, by_table: list[ops.AttentionMeta], positions: Tensor) -> tuple[ops.AttentionMeta, ...]:
+        def num_pieces(chunk: int) -> int:
+            return ops.max_pieces(len(positions), len(by_table[0].seq_lens), chunk)
+
+        return seen_in_chunks(by_table, self._chunks, positions, self._block_size, num_pieces)
 
     def _slots_of_tokens(self, by_row: ops.AttentionMeta, num_tokens: int) -> Tensor:
         """The slot of each token's adapter, [T] int32, -1 for none and for padding."""

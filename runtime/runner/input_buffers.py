@@ -18,7 +18,7 @@ from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
 from runtime.runner.host_tables import HostTables, Int64s
-from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, rope_positions, token_types
+from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, rope_positions, seen_in_chunks, token_types
 
 
 class InputBuffers:
@@ -28,7 +28,7 @@ class InputBuffers:
         self, max_num_seqs: int, max_model_len: int, layout: KVLayout, kv_caches: Sequence[LayerKV] = (),
         max_proposed: int = 0,
     ) -> None:  # fmt: skip
-        self._block_size = layout.kernel_block_size
+        self._block_size, self._chunks = layout.kernel_block_size, layout.chunks(max_model_len)
         self._kv_caches = kv_caches
         self.last_ids = torch.zeros(max_num_seqs, dtype=torch.int64)
         self.num_computed = torch.zeros(max_num_seqs, dtype=torch.int64)
@@ -64,11 +64,15 @@ class InputBuffers:
             input_ids=torch.from_numpy(self._ids(rows, ends, row_ids)),
             positions=torch.from_numpy(positions),
             slot_mapping=tuple(map(torch.from_numpy, (*slot_mapping, *states))),
-            attn_metadata=tuple(
-                ops.AttentionMeta(
-                    query_start_loc, seq_lens, torch.from_numpy(table[row_ids, :num_entries]), longest, max_seq_len
-                )
-                for table in self._tables.entries
+            attn_metadata=self._seen(
+                [
+                    ops.AttentionMeta(
+                        query_start_loc, seq_lens, torch.from_numpy(table[row_ids, :num_entries]), longest, max_seq_len
+                    )
+                    for table in self._tables.entries
+                ],
+                positions,
+                starts,
             ),
             kv_caches=self._kv_caches,
             token_type_ids=None if (kinds := token_types(rows)) is None else _int64(kinds),
@@ -116,14 +120,28 @@ class InputBuffers:
             input_ids=ids,
             positions=torch.from_numpy(positions),
             slot_mapping=tuple(map(torch.from_numpy, self._tables.slot_mapping(row_ids, positions))),
-            attn_metadata=tuple(
-                ops.AttentionMeta(
-                    query_start_loc, seq_lens, torch.from_numpy(table[row_ids, :num_entries]), 1, max_seq_len
-                )
-                for table in self._tables.entries
+            attn_metadata=self._seen(
+                [
+                    ops.AttentionMeta(
+                        query_start_loc, seq_lens, torch.from_numpy(table[row_ids, :num_entries]), 1, max_seq_len
+                    )
+                    for table in self._tables.entries
+                ],
+                positions,
+                positions,
             ),
             kv_caches=self._kv_caches,
         )
+
+    def _seen(
+        self, by_table: Sequence[ops.AttentionMeta], positions: Int64s, starts: Int64s
+    ) -> tuple[ops.AttentionMeta, ...]:
+        """`starts`: where each row's first token stands."""
+
+        def num_pieces(chunk: int) -> int:
+            return int(len(starts) + np.sum(positions % chunk == 0) - np.sum(starts % chunk == 0))
+
+        return seen_in_chunks(by_table, self._chunks, torch.from_numpy(positions), self._block_size, num_pieces)
 
     def _starts(self, rows: Sequence[ScheduledRow], row_ids: Int64s) -> Int64s:
         """The token at which each row begins, [B]."""

@@ -4,7 +4,7 @@ Knows no device: whoever fills a step's tensors is an `Inputs`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import ops
 from ops.sampling.tables import Drafts
 from runtime.batch import Pool, Sample, ScheduledRow
 from runtime.models.forward_step import ForwardStep
@@ -91,6 +92,21 @@ def rope_positions(rows: Sequence[ScheduledRow], positions: Int64s) -> Int64s | 
         if row.media is not None and row.media.rope_positions is not None:
             by_axis[:, stop - row.num_tokens : stop] = row.media.rope_positions
     return by_axis
+
+
+def seen_in_chunks(
+    by_table: Sequence[ops.AttentionMeta], chunks: Sequence[int | None], positions: Tensor, block_size: int,
+    num_pieces: Callable[[int], int],
+) -> tuple[ops.AttentionMeta, ...]:  # fmt: skip
+    """What attention needs of a step by block table, where the layers of some see chunks of so many tokens. `num_pieces`: how many
+    requests chunks make of the step's, at most."""
+    metas = list(by_table)
+    for chunk in {chunk for chunk in chunks if chunk is not None}:
+        tables = [table for table, of_table in enumerate(chunks) if of_table == chunk]
+        pieces = ops.in_chunks([metas[table] for table in tables], positions, chunk, block_size, num_pieces(chunk))
+        for table, meta in zip(tables, pieces, strict=True):
+            metas[table] = meta
+    return tuple(metas)
 
 
 class LogitsRows(NamedTuple):

@@ -280,6 +280,10 @@ FAMILIES = {
         "Llama4TextConfig", HEADS, intermediate_size_mlp=40, num_local_experts=6, num_hidden_layers=4, floor_scale=16,
         interleave_moe_layer_step=2,
     ),
+    "llama 4, chunks": row(
+        "Llama4TextConfig", HEADS, intermediate_size_mlp=40, num_local_experts=4, num_hidden_layers=4, floor_scale=16,
+        attention_chunk_size=32, no_rope_layers=[1, 1, 0, 1],
+    ),
     "llama 4, no norms": row(
         "Llama4TextConfig", HEADS, num_local_experts=4, no_rope_layers=[0, 1], attention_bias=True, use_qk_norm=False,
         attn_temperature_tuning=False, moe_layers=[0], rope_parameters=LLAMA3,

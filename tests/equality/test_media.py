@@ -242,7 +242,7 @@ FAMILIES = {
             "Llama4Config",
             {
                 "head_dim": 16, "intermediate_size_mlp": 40, "num_local_experts": 4, "no_rope_layers": [1, 0], "moe_layers": [0],
-                "attention_chunk_size": 256,
+                "attention_chunk_size": 32,
             },
             vision_config=LLAMA4, image_token_index=IMAGE,
         ),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from runtime.api import FinishReason, Request, SamplingParams
 from runtime.batch import NOT_FINITE, SAMPLE_MASKED, BlockCopy, Pool, Sample, ScheduledBatch, ScheduledRow
 from runtime.kv.block_pool import BlockPool
-from runtime.kv.kinds import AttentionKVSpec, Full, Nothing, RecurrentStateSpec, State, Window
+from runtime.kv.kinds import AttentionKVSpec, Chunk, Full, Nothing, RecurrentStateSpec, State, Window
 from runtime.kv.layout import LayerGroup
 from runtime.kv.prefix_cache import PLAIN, PrefixCache
 from runtime.policy import POLICIES
@@ -38,6 +38,7 @@ GROUPS = {
     "windows": (LayerGroup(Window(KV, 9)),),
     "hybrid": (LayerGroup(FULL), LayerGroup(Window(KV, 6), 3)),
     "three reaches": (LayerGroup(FULL, 2), LayerGroup(Window(KV, 1)), LayerGroup(Window(KV, 12))),
+    "chunks": (LayerGroup(FULL, 3), LayerGroup(Chunk(KV, 8))),
     "states": (LayerGroup(STATE),),
     "states beside keys": (LayerGroup(FULL), LayerGroup(STATE, 3)),
     "nothing": (LayerGroup(Nothing()),),

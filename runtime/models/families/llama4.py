@@ -1,14 +1,14 @@
 """Llama 4: experts beside a shared one in all layers or every other, and layers that rotate nothing among those that do.
 
-Layers that rotate see chunks of a context (8,192 tokens) and nothing of the chunk before. No kernel has that mask, so a context is
-as long as the first chunk, within which they see all."""
+Layers that rotate see chunks of a context (8,192 tokens) and nothing of the chunk before."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from runtime.kv.layout import BLOCK_SIZE
 from runtime.models.families.llama import llama
-from runtime.models.read.hf_config import HfConfig, num_layers
+from runtime.models.read.hf_config import CHUNKED, FULL, HfConfig, layer_types, num_layers
 from runtime.models.read.mixture import checked_moe, num_experts
 from runtime.models.read.text_part import seeing, text_part
 from runtime.models.spec.attention import Attention, AttentionTemperature, QKNorm
@@ -41,21 +41,30 @@ def llama4_text(config: HfConfig) -> DecoderSpec:
         )
     norm = QKNorm(RMSNorm(config.number("rms_norm_eps"), weight=False)) if config.flag("use_qk_norm", True) else None
     rotated, plain = replace(heads, qk_norm=norm), replace(heads, rope=None, growth=temperature)
+    chunk = _chunk(config, spec.max_model_len)
     size = config.count("intermediate_size")
     router = Router(1, renormalize=True)  # of one expert, whose weight is 1 then
     shared = GatedMLP(size, name="mlp.shared_expert")
     moe = checked_moe(MoE(num_experts(config, 16), size, router, shared, weighs_input=True))
     dense = GatedMLP(config.count("intermediate_size_mlp"))
     has_rope, is_sparse = _rotated(config), _sparse(config)
+    types = layer_types(config, lambda index: CHUNKED if has_rope[index] else FULL, CHUNKED)
 
     def change(index: int, layer: Layer) -> AnyLayer:
         mixer = rotated if has_rope[index] else plain
+        mixer = replace(mixer, chunk=chunk if types[index] == CHUNKED else None)
         return replace(layer, mixer=mixer, mlp=moe if index in is_sparse else dense)
 
-    length = spec.max_model_len
-    if config.get("attention_chunk_size") is not None:
-        length = min(length, config.count("attention_chunk_size"))
-    return replace(spec.with_layers(change), max_model_len=length, rules=(*LLAMA_RULES, *_rules(heads)))
+    return replace(spec.with_layers(change), rules=(*LLAMA_RULES, *_rules(heads)))
+
+
+def _chunk(config: HfConfig, max_model_len: int) -> int | None:
+    """Tokens of a chunk, None where a context is but one."""
+    if config.get("attention_chunk_size") is None or (size := config.count("attention_chunk_size")) >= max_model_len:
+        return None
+    if size % BLOCK_SIZE:
+        raise UnsupportedModel(f"config: attention_chunk_size is {size}, not whole blocks of {BLOCK_SIZE} tokens")
+    return size
 
 
 def _rules(heads: Attention) -> tuple[Rule, ...]:

@@ -136,16 +136,16 @@ def activation(config: HfConfig, key: str = "hidden_act", default: str = "silu")
 
 # --- layers of different kinds -------------------------------------------------------------------------------------
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
-def layer_types(config: HfConfig, default: Callable[[int], str]) -> list[str]:
-    """FULL or SLIDING for each layer: as the config lists them, else by index as `default` says."""
+def layer_types(config: HfConfig, default: Callable[[int], str], local: str = SLIDING) -> list[str]:
+    """FULL or `local` for each layer: as the config lists them, else by index as `default` says."""
     count, listed = num_layers(config), config.get("layer_types")
     if listed is None:
         return [default(index) for index in range(count)]
-    if not isinstance(listed, list) or len(listed) < count or not set(listed) <= {FULL, SLIDING}:
-        raise UnsupportedModel(f"config: layer_types is not {count} times {FULL!r} or {SLIDING!r}")
+    if not isinstance(listed, list) or len(listed) < count or not set(listed) <= {FULL, local}:
+        raise UnsupportedModel(f"config: layer_types is not {count} times {FULL!r} or {local!r}")
     return listed[:count]
 
 

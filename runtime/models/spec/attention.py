@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from runtime.kv.kinds import AttentionKVSpec, Full, MemoryKind, Nothing, PromptFull, PromptWindow, Window
+from runtime.kv.kinds import AttentionKVSpec, Chunk, Full, MemoryKind, Nothing, PromptFull, PromptWindow, Window
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.norm import Norm, RMSNorm
 from runtime.models.spec.rope import Rope
@@ -67,7 +67,8 @@ class Attention:
     """Attention over the paged context, grouped queries, each of which sees what `mask` shows it.
 
     `rope` None: no rotary embedding. `window`: a query sees itself and the `window - 1` tokens before it, and behind it where the
-    mask shows these; None for all.
+    mask shows these; None for all. `chunk`: a context is cut into chunks of so many tokens, and a query sees those of its own up to
+    itself.
     Scores are q k^T * `scale`, then softcap * tanh(score / softcap) where `softcap` is given. `clip` bounds q, k
     and v as they come out of their projection, or out of norms over all heads. `sinks`: each head has a further score that
     takes its share of the softmax and adds nothing. `alibi`: each head's slope, which scores lose for every token
@@ -82,6 +83,7 @@ class Attention:
     output_bias: bool = False
     qk_norm: QKNorm | None = None
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     score_scale: float | None = None  # head_size ** -0.5 where None
     clip: float | None = None
@@ -97,6 +99,8 @@ class Attention:
     def __post_init__(self) -> None:
         if self.mask is not Mask.CAUSAL and (self.alibi is not None or self.latent):
             raise ValueError(f"no kernel has a {self.mask.value} mask with linear biases or latent keys")
+        if self.chunk is not None and (self.mask is not Mask.CAUSAL or self.window is not None or self.latent):
+            raise ValueError("chunks are for causal attention without windows or latent keys")
         if self.relative_bias is not None and self.mask is not Mask.FULL:
             raise ValueError("relative biases are for attention without a cache")
 
@@ -111,6 +115,8 @@ class Attention:
         kv = AttentionKVSpec(self.num_kv_heads, self.head_size, self.latent)
         if self.mask is Mask.PREFIX_FULL:
             return PromptFull(kv) if self.window is None else PromptWindow(kv, self.window)
+        if self.chunk is not None:
+            return Chunk(kv, self.chunk)
         return Full(kv) if self.window is None else Window(kv, self.window)
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:

@@ -9,7 +9,7 @@ import pytest
 from runtime.kv.block_table import BlockTable
 from runtime.kv.kinds import Cross, Full, KVDtype, MemoryKind, Nothing, State
 from runtime.kv.layout import KVLayout, LayerGroup
-from tests.kinds import BFLOAT16, INT8, full, kv, state, window
+from tests.kinds import BFLOAT16, INT8, chunk, full, kv, state, window
 
 MIB = 1 << 20
 BUDGET = 512
@@ -101,6 +101,20 @@ def test_max_blocks_are_those_that_some_step_needs(size, step):
         for end in range(step, 400)
     ]
     assert group.max_blocks(400, step, 16) == max(needed)
+
+
+@pytest.mark.parametrize("step", [1, 7, 64])
+def test_a_sequence_has_no_more_blocks_than_its_chunk_and_a_step_take(step):
+    group = LayerGroup(chunk(1, 8, 32))
+    most = 0
+    for end in range(step, 400):
+        first = group.first_in_window(end - step)
+        assert first % 32 == 0
+        assert first <= end - step < first + 32
+        most = max(most, (end - 1) // 16 - first // 16 + 1)
+    assert most <= group.max_blocks(400, step, 16) <= most + 1
+    assert layout(full(1, 8), chunk(1, 8, 32)).chunks(33) == (None, 32)
+    assert layout(full(1, 8), chunk(1, 8, 32)).chunks(32) == (None, None)  # then none is longer than a chunk
 
 
 def test_blocks_are_large_enough_for_a_state_and_a_whole_number_of_small_ones():

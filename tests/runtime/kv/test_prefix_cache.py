@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runtime.kv.block_pool import MANY
 from runtime.kv.layout import LayerGroup
 from runtime.kv.prefix_cache import BlockHash, PrefixCache
-from tests.kinds import full, window
+from tests.kinds import chunk, full, window
 
 BLOCK = 4
 GROUPS = {
@@ -20,6 +20,7 @@ GROUPS = {
     "wide": (LayerGroup(full(1, 8), 3),),
     "window": (LayerGroup(window(1, 8, 9)),),
     "both": (LayerGroup(full(1, 8), 2), LayerGroup(window(1, 8, 9))),
+    "chunks": (LayerGroup(full(1, 8), 2), LayerGroup(chunk(1, 8, 12), 3)),
     "two windows": (LayerGroup(window(1, 8, 9)), LayerGroup(window(1, 8, 21), 2)),
 }
 

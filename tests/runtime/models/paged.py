@@ -9,13 +9,14 @@ from itertools import accumulate
 import torch
 
 import ops
-from runtime.kv.kinds import Full, State, Window
+from runtime.kv.kinds import Chunk, Full, State, Window
 from runtime.kv.kv_cache import LayerKV
 from runtime.models.forward_step import ForwardStep
 from runtime.models.model import Model
 
 BLOCK = 16
 STATES = 1  # the table of recurrent layers: a row is its own slot
+CHUNKS = 2  # the same blocks as in table 0, for layers that see chunks
 
 
 class Paged:
@@ -30,6 +31,7 @@ class Paged:
         self.lengths = [0] * num_rows
         dtype = getattr(torch, model.dtype)
         self.kv_caches = []
+        self.chunk: int | None = None
         for kind in model.spec.memory_kinds():
             match kind:
                 case State(state):
@@ -37,7 +39,9 @@ class Paged:
                     self.kv_caches.append(LayerKV(states, STATES))
                 case Full(kv) | Window(kv):
                     keys = torch.full((len(ids), kv.num_kv_heads, BLOCK, kv.head_size), torch.nan, dtype=dtype)
-                    self.kv_caches.append(LayerKV((keys, keys if kv.latent else keys.clone())))
+                    table = CHUNKS if isinstance(kind, Chunk) else 0
+                    self.chunk = kind.window if table else self.chunk
+                    self.kv_caches.append(LayerKV((keys, keys if kv.latent else keys.clone()), table))
 
     @torch.inference_mode()
     def step(self, spans: dict[int, Sequence[int]]) -> dict[int, torch.Tensor]:
@@ -63,5 +67,13 @@ class Paged:
             max(map(len, spans.values())),
             max(self.lengths[row] for row in spans),
         )
-        by_table = (torch.tensor(slots), torch.tensor(list(spans)))
-        return ForwardStep(torch.tensor(ids), torch.tensor(positions), by_table, (meta, meta), self.kv_caches)
+        by_table = (torch.tensor(slots), torch.tensor(list(spans)), torch.tensor(slots))
+        metas = (meta, meta, meta if self.chunk is None else _in_chunks(meta, positions, self.chunk))
+        return ForwardStep(torch.tensor(ids), torch.tensor(positions), by_table, metas, self.kv_caches)
+
+
+def _in_chunks(meta: ops.AttentionMeta, positions: list[int], chunk: int) -> ops.AttentionMeta:
+    starts = [positions[start] for start in meta.query_start_loc[:-1].tolist()]
+    num_pieces = len(starts) + sum(each % chunk == 0 for each in positions) - sum(each % chunk == 0 for each in starts)
+    (pieces,) = ops.in_chunks([meta], torch.tensor(positions), chunk, BLOCK, num_pieces)
+    return pieces
