@@ -23,6 +23,7 @@ HEAD_SIZES = (64, 96, 128, 256)
 BLOCK_SIZE = 16  # keys that one warp takes at a time, so what a block of the cache must hold
 MAX_GROUP = 8  # query heads of one kv head
 LOG2E = 1.4426950408889634
+NUMBERS = {FP8: "u8", torch.int8: "s8"}  # of decode.cu, in caches that are not of the model's own; "u16" in those
 
 
 def refusal(heads: AttentionHeads, k_cache: Tensor, dtype: torch.dtype) -> str | None:
@@ -52,15 +53,15 @@ def decode(
 ) -> None:
     """Writes the requests of one query into out [T, Hq, D]; the others' tokens are left alone.
 
-    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches, unless these are fp8. `fused`: q and k are raw, k and v not
-    yet stored."""
+    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches, unless these are of eight bits (fp8, or entries of int8).
+    `fused`: q and k are raw, k and v not yet stored."""
     num_requests = meta.seq_lens.shape[0]
     pairs = num_requests * heads.num_kv_heads
-    fp8 = k_cache.dtype == FP8
-    block, splits = choose(pairs, heads.head_size, tuning.of(qkv.device).attention.decode, fp8=fp8)
+    number = NUMBERS.get(k_cache.dtype, "u16")
+    block, splits = choose(pairs, heads.head_size, tuning.of(qkv.device).attention.decode, eight_bits=number != "u16")
     q_norm, k_norm = heads.norms or (None, None)
     k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
-    _kernel(heads.head_size, block, fp8, qkv.dtype, qkv.device).launch(
+    _kernel(heads.head_size, block, number, qkv.dtype, qkv.device).launch(
         (splits, heads.num_kv_heads, num_requests), block.warps * 32, 0,
         qkv, qkv.stride(0), q_norm, k_norm, heads.norm_eps, heads.cos_sin, heads.cos_sin.shape[1], int(fused),
         k_cache, v_cache, meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_start_loc, meta.seq_lens,
@@ -69,28 +70,28 @@ def decode(
     )  # fmt: skip
 
 
-def choose(pairs: int, head_size: int, by: DecodeTuning, *, fp8: bool = False) -> tuple[DecodeBlock, int]:
+def choose(pairs: int, head_size: int, by: DecodeTuning, *, eight_bits: bool = False) -> tuple[DecodeBlock, int]:
     """The block, and how many of them share a pair of request and kv head. Of an fp8 cache the narrow one is faster for any number
-    from some on (one H200, 2,048 pairs of 400 keys: 65 us, 80 by the wide one)."""
-    narrow = by.min_narrow_pairs <= pairs <= (pairs if fp8 else by.max_narrow_pairs)
+    from some on (one H200, 2,048 pairs of 400 keys: 65 us, 80 by the wide one); one of int8 has yet to be timed."""
+    narrow = by.min_narrow_pairs <= pairs <= (pairs if eight_bits else by.max_narrow_pairs)
     block = by.head_size_256 if head_size == 256 else by.narrow if narrow else by.wide
     return block, max(1, min(by.max_splits, by.clustered_pairs // pairs))
 
 
-def program_of(device: torch.device, *, fp8: bool = False) -> Program:
-    """decode.cu with the blocks that the device's tuning may choose. `fp8`: for caches of that type; no start compiles it ahead."""
-    return _program(tuning.of(device).attention.decode, fp8)
+def program_of(device: torch.device, number: str = "u16") -> Program:
+    """decode.cu with the blocks that the device's tuning may choose. `number`: of NUMBERS, for caches of eight bits; no start
+    compiles those ahead."""
+    return _program(tuning.of(device).attention.decode, number)
 
 
 @functools.cache
-def _program(by: DecodeTuning, fp8: bool) -> Program:
-    number = "u8" if fp8 else "u16"
+def _program(by: DecodeTuning, number: str) -> Program:
     instances = {
         _name(size, block): f"DECODE({_name(size, block)}, {size}, {block.warps}, {block.num_blocks}, {number})"
         for size in HEAD_SIZES
         for block in ([by.head_size_256] if size == 256 else [by.wide, by.narrow])
     }
-    return Program([Path(__file__).with_name("decode.cu")], instances, listed=not fp8)
+    return Program([Path(__file__).with_name("decode.cu")], instances, listed=number == "u16")
 
 
 def _name(head_size: int, block: DecodeBlock) -> str:
@@ -98,5 +99,7 @@ def _name(head_size: int, block: DecodeBlock) -> str:
 
 
 @functools.cache
-def _kernel(head_size: int, block: DecodeBlock, fp8: bool, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
-    return program_of(device, fp8=fp8).kernel(_name(head_size, block), dtype, device)
+def _kernel(
+    head_size: int, block: DecodeBlock, number: str, dtype: torch.dtype, device: torch.device
+) -> CompiledKernel:
+    return program_of(device, number).kernel(_name(head_size, block), dtype, device)

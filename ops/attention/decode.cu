@@ -8,11 +8,13 @@
 //
 // A cache of eight bits (E4M3) becomes float16 on its way into the matrix instruction, which holds all of its numbers exactly,
 // and so do queries and weights there. Its scales are in `scale_log2` and `out_scale`; `per_k`, `per_v` are what is written times.
+// One of int8 has a scale behind each head of a token (kv/int8_entries.py), which its score, then its weight is times.
 
 constexpr int KEYS = 16;  // in a block of the cache
 constexpr int QUERIES = 8;
 
 typedef unsigned char u8;
+typedef signed char s8;
 
 // What a cache of such numbers has in common with the matrix instruction.
 template <typename NUMBER>
@@ -21,8 +23,17 @@ struct Cached;
 template <>
 struct Cached<u16> {  // the model's own
   static constexpr int AT_ONCE = 1;  // blocks that a warp takes
+  static constexpr int BEHIND = 0;   // numbers of room behind those of a head
+  static constexpr bool SCALED = false;
   typedef Vec Eight;
-  static __device__ __forceinline__ Eight fetch(const u16* from) { return load_streamed(from); }
+  // The first of a lane's eight dims out of 8 * LANES, which `fetch` reads; the dims 2 i and 2 i + 1 of them; where a dim's query is.
+  template <int LANES>
+  static __device__ __forceinline__ int first(int lane) { return lane * 8; }
+  template <int LANES>
+  static __device__ __forceinline__ int dim(int lane, int i) { return lane * 8 + 2 * i; }
+  static __device__ __forceinline__ int place(int d) { return d; }
+  template <int LANES>
+  static __device__ __forceinline__ Eight fetch(const u16* from, bool) { return load_streamed(from); }
   static __device__ __forceinline__ Vec widened(const Eight& eight) { return eight; }
   // Of each of eight dims two keys, the first in the lower half.
   static __device__ __forceinline__ void pair(const Eight& one, const Eight& other, u32 (&dims)[8]) {
@@ -42,11 +53,18 @@ struct Cached<u16> {  // the model's own
 
 template <>
 struct Cached<u8> {  // as many bytes at once as of 16 bits, and half the arithmetic for each key but for their products
-  static constexpr int AT_ONCE = 2;
+  static constexpr int AT_ONCE = 2, BEHIND = 0;
+  static constexpr bool SCALED = false;
   struct alignas(8) Eight {
     u32 word[2];
   };
-  static __device__ __forceinline__ Eight fetch(const u8* from) {
+  template <int LANES>
+  static __device__ __forceinline__ int first(int lane) { return lane * 8; }
+  template <int LANES>
+  static __device__ __forceinline__ int dim(int lane, int i) { return lane * 8 + 2 * i; }
+  static __device__ __forceinline__ int place(int d) { return d; }
+  template <int LANES>
+  static __device__ __forceinline__ Eight fetch(const u8* from, bool) {
     Eight eight;
     asm volatile("ld.global.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];"
                  : "=r"(eight.word[0]), "=r"(eight.word[1])
@@ -91,6 +109,77 @@ struct Cached<u8> {  // as many bytes at once as of 16 bits, and half the arithm
   }
 };
 
+// Rows of such entries lie on words only. So that lanes read words side by side, a lane's eight dims are four of the first half of
+// those of all lanes and four of the other; each word finds its neighbours' in the first-level cache.
+template <>
+struct Cached<s8> {
+  static constexpr int AT_ONCE = 2, BEHIND = 4;
+  static constexpr bool SCALED = true;
+  typedef Cached<u8>::Eight Eight;
+  template <int LANES>
+  static __device__ __forceinline__ int first(int lane) { return lane * 4; }
+  template <int LANES>
+  static __device__ __forceinline__ int dim(int lane, int i) { return i / 2 * (4 * LANES) + lane * 4 + i % 2 * 2; }
+  static __device__ __forceinline__ int place(int d) { return d / 32 * 32 + d % 16 / 4 * 8 + d % 32 / 16 * 4 + d % 4; }
+  template <int LANES>
+  static __device__ __forceinline__ Eight fetch(const s8* from, bool both) {  // `both`: halves of the dims are there
+    Eight eight = {word(from), 0};
+    if (both) eight.word[1] = word(from + 4 * LANES);
+    return eight;
+  }
+  static __device__ __forceinline__ u32 word(const s8* from) {
+    u32 word;
+    asm volatile("ld.global.L2::128B.u32 %0, [%1];" : "=r"(word) : "l"(from));
+    return word;
+  }
+  static __device__ __forceinline__ Vec widened(const Eight& eight) {
+    Vec wide;
+#pragma unroll
+    for (int i = 0; i < 2; i++) widen(eight.word[i], wide.word[2 * i], wide.word[2 * i + 1]);
+    return wide;
+  }
+  static __device__ __forceinline__ void pair(const Eight& one, const Eight& other, u32 (&dims)[8]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      widen(__byte_perm(one.word[i], other.word[i], 0x5140), dims[4 * i], dims[4 * i + 1]);
+      widen(__byte_perm(one.word[i], other.word[i], 0x7362), dims[4 * i + 2], dims[4 * i + 3]);
+    }
+  }
+  // Bytes that are 128 too large are the end of a mantissa whose last bit is worth 1: 1024 and 128 are taken off.
+  static __device__ __forceinline__ void widen(u32 four, u32& low, u32& high) {
+    const u32 bytes = four ^ 0x80808080;
+    low = __byte_perm(bytes, 0x64646464, 0x4140), high = __byte_perm(bytes, 0x64646464, 0x4342);
+    asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(low) : "r"(0x64806480));
+    asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(high) : "r"(0x64806480));
+  }
+  static __device__ __forceinline__ u16 query(float value) { return Cached<u8>::query(value); }
+  // Weights that met scales, times 64: most are then far from the smallest of float16; none is infinite.
+  static constexpr float OF_WEIGHTS = 64.f;
+  static __device__ __forceinline__ u32 weights(float low, float high) {
+    return Cached<u8>::weights(fminf(low * OF_WEIGHTS, 65504.f), fminf(high * OF_WEIGHTS, 65504.f));
+  }
+  static __device__ __forceinline__ void multiply(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    Cached<u8>::multiply(d, a0, a1, a2, a3, b0, b1);
+  }
+  // Of a head, a warp's numbers of dims lane, lane + 32, ...: an entry.
+  template <int COUNT>
+  static __device__ __forceinline__ void write(s8* to, const float (&value)[COUNT]) {
+    const int lane = threadIdx.x % 32;
+    float largest = 0.f, broken = 0.f;  // NaN where a number is none
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) largest = fmaxf(largest, fabsf(value[i])), broken += value[i] - value[i];
+#pragma unroll
+    for (int step = 16; step; step /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+      broken += __shfl_xor_sync(~0u, broken, step);
+    }
+    const float scale = largest / 127.f + broken;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) to[lane + i * 32] = scale > 0.f ? s8(__float2int_rn(value[i] / scale)) : s8(0);
+    if (lane == 0) *reinterpret_cast<float*>(to + COUNT * 32) = scale;
+  }
+};
+
 // 2^x as the device's own instruction has it: 0 where that is below the smallest normal number.
 __device__ __forceinline__ float exp2_of(float x) {
   float y;
@@ -107,7 +196,7 @@ __device__ __forceinline__ Vec load_again(u32 address) {
   return v;
 }
 
-// One head by one warp: norm, rotate, `write` each dim. cos, sin: of this lane's dims lane, lane + 32, ...
+// One head by one warp: norm, rotate, `write` each dim, the lane's `i`th. cos, sin: of this lane's dims lane, lane + 32, ...
 template <int HEAD>
 struct Head {
   float cosine[HEAD / 32], sine[HEAD / 32];
@@ -150,7 +239,7 @@ struct Head {
       const int d = lane + i * 32;
       float turned = value[i] * cosine[i];
       if (d < rotary) turned += (d < half ? -scratch[d + half] : scratch[d - half]) * sine[i];
-      write(d, turned);
+      write(i, d, turned);
     }
   }
 };
@@ -163,7 +252,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
                                        float out_scale) {
   typedef Cached<NUMBER> In;
   typedef typename In::Eight Eight;
-  constexpr int UNITS = HEAD / 32, HALVES = (HEAD + 63) / 64, AT_ONCE = In::AT_ONCE;
+  constexpr int UNITS = HEAD / 32, HALVES = (HEAD + 63) / 64, AT_ONCE = In::AT_ONCE, ROW = HEAD + In::BEHIND;
   const int split = blockIdx.x, kv_head = blockIdx.y, kv_heads = gridDim.y, line = blockIdx.z;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   __shared__ __align__(16) u16 q_shared[QUERIES][HEAD + 32];
@@ -181,7 +270,8 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
   // Of blocks beyond the last nothing is fetched: what stands there has no weight.
   Eight k[AT_ONCE][UNITS][2] = {}, v[AT_ONCE][HALVES][4] = {};
   int here[AT_ONCE] = {};
-  const NUMBER *k_lane = k_cache + g * HEAD + t * 8, *v_lane = v_cache + 2 * t * HEAD + g * 8;
+  const NUMBER* k_lane = k_cache + g * ROW + In::template first<4>(t);
+  const NUMBER* v_lane = v_cache + 2 * t * ROW + In::template first<8>(g);
   asm volatile("" : "+l"(k_lane), "+l"(v_lane));  // kept: made anew for each load, they would be half the loop's arithmetic
   auto find = [&](int index) {
 #pragma unroll
@@ -192,11 +282,11 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
 #pragma unroll
     for (int n = 0; n < AT_ONCE; n++)
       if (index + n * stride < num_blocks) {
-        const NUMBER* from = k_lane + long(here[n]) * (KEYS * HEAD);
+        const NUMBER* from = k_lane + long(here[n]) * (KEYS * ROW);
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
-          k[n][u][0] = In::fetch(from + u * 32);
-          k[n][u][1] = In::fetch(from + u * 32 + 8 * HEAD);
+          k[n][u][0] = In::template fetch<4>(from + u * 32, true);
+          k[n][u][1] = In::template fetch<4>(from + u * 32 + 8 * ROW, true);
         }
       }
   };
@@ -204,7 +294,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
 #pragma unroll
     for (int n = 0; n < AT_ONCE; n++) {
       const int left = context - (index + n * stride) * KEYS;
-      const NUMBER* from = v_lane + long(here[n]) * (KEYS * HEAD);
+      const NUMBER* from = v_lane + long(here[n]) * (KEYS * ROW);
       auto fetch_all = [&](bool whole) {
 #pragma unroll
         for (int h = 0; h < HALVES; h++)
@@ -212,7 +302,8 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
           for (int i = 0; i < 4; i++) {
             const int key = i % 2 + i / 2 * 8;
             const bool is_key = whole || 2 * t + key < left;
-            if (is_key && (HEAD % 64 == 0 || h * 64 + g * 8 < HEAD)) v[n][h][i] = In::fetch(from + key * HEAD + h * 64);
+            if (is_key && (HEAD % 64 == 0 || h * 64 + In::template dim<8>(g, 0) < HEAD))
+              v[n][h][i] = In::template fetch<8>(from + key * ROW + h * 64, HEAD % 64 == 0 || h * 64 + 32 < HEAD);
             else v[n][h][i] = Eight{};
           }
       };
@@ -239,22 +330,32 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
   const int num_heads = kv_heads * group;
   if (fused) {
     const bool owns_last = (num_blocks - 1) % stride / WARPS == split;
-    const long slot = (long(block_at((context - 1) / KEYS)) * KEYS + (context - 1) % KEYS) * HEAD;
+    const long slot = (long(block_at((context - 1) / KEYS)) * KEYS + (context - 1) % KEYS) * ROW;
     float(&scratch)[HEAD] = parts[warp][0];
     for (int job = warp; job < (owns_last ? group + 2 : group); job += WARPS) {
       if (job < group)
         head.prepare(heads + (kv_head * group + job) * HEAD, q_norm, eps, rotary, scratch,
-                     [&](int d, float value) { q_shared[job][d] = In::query(value); });
-      else if (job == group)
+                     [&](int, int d, float value) { q_shared[job][In::place(d)] = In::query(value); });
+      else if constexpr (In::SCALED) {
+        float kept[HEAD / 32];
+        if (job == group)
+          head.prepare(heads + (num_heads + kv_head) * HEAD, k_norm, eps, rotary, scratch,
+                       [&](int i, int, float value) { kept[i] = rounded(value); });
+        else
+#pragma unroll
+          for (int i = 0; i < HEAD / 32; i++)
+            kept[i] = to_float(heads[(num_heads + kv_heads + kv_head) * HEAD + lane + i * 32]);
+        In::write((job == group ? k_cache : v_cache) + slot, kept);
+      } else if (job == group)
         head.prepare(heads + (num_heads + kv_head) * HEAD, k_norm, eps, rotary, scratch,
-                     [&](int d, float value) { k_cache[slot + d] = In::number(value, per_k); });
+                     [&](int, int d, float value) { k_cache[slot + d] = In::number(value, per_k); });
       else
         for (int d = lane; d < HEAD; d += 32)
           v_cache[slot + d] = In::number(to_float(heads[(num_heads + kv_heads + kv_head) * HEAD + d]), per_v);
     }
   } else {
     for (int i = threadIdx.x; i < group * HEAD; i += WARPS * 32)
-      q_shared[i / HEAD][i % HEAD] = In::query(to_float(heads[kv_head * group * HEAD + i]));
+      q_shared[i / HEAD][In::place(i % HEAD)] = In::query(to_float(heads[kv_head * group * HEAD + i]));
   }
   __syncthreads();
 
@@ -264,6 +365,16 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
   if (!early) fetch_keys(first);
   for (int index = first; index < num_blocks; index += AT_ONCE * stride) {
     if (index != first || !early) fetch_values(index);
+    float of_keys[AT_ONCE][2] = {}, of_values[AT_ONCE][2] = {};  // scales of keys g and g + 8, in sectors that are under way
+    if constexpr (In::SCALED)
+#pragma unroll
+      for (int n = 0; n < AT_ONCE; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const long at = (long(here[n]) * KEYS + g + 8 * i) * ROW + HEAD;
+          if ((index + n * stride) * KEYS + g + 8 * i < context)
+            of_keys[n][i] = __uint_as_float(In::word(k_cache + at)), of_values[n][i] = __uint_as_float(In::word(v_cache + at));
+        }
     float score[AT_ONCE][4] = {};
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
@@ -275,6 +386,11 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
         In::multiply(score[n], above.word[2], below.word[2], above.word[3], below.word[3], q.word[2], q.word[3]);
       }
     }
+    if constexpr (In::SCALED)
+#pragma unroll
+      for (int n = 0; n < AT_ONCE; n++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) score[n][c] *= of_keys[n][c / 2];
     find(index + AT_ONCE * stride);
     fetch_keys(index + AT_ONCE * stride);
     if ((index + (AT_ONCE - 1) * stride + 1) * KEYS > context) {  // some keys are none; one at least is
@@ -309,6 +425,9 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
       out_t[i][0] *= shrink[0], out_t[i][1] *= shrink[1], out_t[i][2] *= shrink[0], out_t[i][3] *= shrink[1];
 #pragma unroll
     for (int n = 0; n < AT_ONCE; n++) {
+      if constexpr (In::SCALED)
+#pragma unroll
+        for (int c = 0; c < 4; c++) score[n][c] *= of_values[n][c / 2];
       u32 p[2] = {In::weights(score[n][0], score[n][1]), In::weights(score[n][2], score[n][3])};
 #pragma unroll
       for (int c = 0; c < 2; c++) asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(p[c]));
@@ -318,12 +437,13 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
         In::pair(v[n][h][0], v[n][h][1], near);
         In::pair(v[n][h][2], v[n][h][3], far);
 #pragma unroll
-        for (int i = 0; i < 4; i++)  // dims h * 64 + g * 8 + 2i and the one after
+        for (int i = 0; i < 4; i++)  // of 64 dims a lane's 2i and the one after
           In::multiply(out_t[h * 4 + i], near[2 * i], near[2 * i + 1], far[2 * i], far[2 * i + 1], p[0], p[1]);
       }
     }
   }
 
+  if constexpr (In::SCALED) out_scale /= In::OF_WEIGHTS;
   __syncthreads();  // the scratch becomes `parts`
 #pragma unroll
   for (int c = 0; c < 2; c++) {
@@ -335,7 +455,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
       for (int h = 0; h < HALVES; h++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-          const int dim = h * 64 + g * 8 + 2 * i;
+          const int dim = h * 64 + In::template dim<8>(g, i);
           if (dim < HEAD) {
             parts[warp][2 * t + c][dim] = out_t[h * 4 + i][c];
             parts[warp][2 * t + c][dim + 1] = out_t[h * 4 + i][c + 2];

@@ -20,6 +20,7 @@ from ops.gemm.few_rows import MAX_ROWS as MAX_FEW_ROWS
 from ops.gemm.few_rows import few_rows
 from ops.gemm.tiled import MAX_ROWS, tiled
 from ops.kv.fp8_numbers import FP8
+from ops.kv.int8_entries import to_int8_entries
 
 COPY_BYTES_PER_US = 4.26e6
 SHAPES = {  # out, in
@@ -72,7 +73,7 @@ def bench_decode() -> None:
         for lines in (1, 8, 32, 64, 128, 256):
             mixed = sorted((rng.randint(100, 1024) + rng.randint(0, 1024) for _ in range(lines)), reverse=True)
             cases = [("576", [576] * lines), ("mixed", mixed)]
-            for name, contexts, kept in ((*case, kept) for case in cases for kept in (torch.bfloat16, FP8)):
+            for name, contexts, kept in ((*case, kept) for case in cases for kept in (torch.bfloat16, FP8, torch.int8)):
                 steps = [_decode_step(contexts, num_heads, num_kv_heads, size, kept) for _ in range(4)]
                 out = torch.empty(lines, num_heads, size, device="cuda", dtype=torch.bfloat16)
 
@@ -80,7 +81,7 @@ def bench_decode() -> None:
                     for qkv, heads, keys, values, meta in steps:
                         cuda.decode(qkv, heads, keys, values, meta, out, fused=True)
 
-                floor = sum(contexts) * num_kv_heads * size * 2 * kept.itemsize / COPY_BYTES_PER_US
+                floor = sum(contexts) * num_kv_heads * steps[0][2].shape[-1] * 2 * kept.itemsize / COPY_BYTES_PER_US
                 print(
                     f"{num_heads} heads, {lines:3} lines of {name:5}, {str(kept)[6:14]}: {us(work, 4):6.1f}, floor {floor:6.1f}",
                     flush=True,
@@ -90,7 +91,8 @@ def bench_decode() -> None:
 def _decode_step(contexts: list[int], num_heads: int, num_kv_heads: int, size: int, kept: torch.dtype):
     lines, width = len(contexts), -(-max(contexts) // 16)
     tables = torch.randperm(lines * width, device="cuda").int().view(lines, width)
-    caches = [torch.randn(lines * width, num_kv_heads, 16, size, device="cuda").to(kept) for _ in "kv"]
+    drawn = [torch.randn(lines * width, num_kv_heads, 16, size, device="cuda") for _ in "kv"]
+    caches = [to_int8_entries(cache) if kept == torch.int8 else cache.to(kept) for cache in drawn]
     weights = tuple(torch.rand(size, device="cuda").bfloat16() for _ in "qk")
     cos_sin = torch.rand(max(contexts) + 1, size, device="cuda")
     heads = AttentionHeads(num_heads, num_kv_heads, size, size**-0.5, cos_sin, weights, 1e-6)

@@ -199,11 +199,13 @@ def test_blocks_of_tokens_that_see_each_other_read_scaled_numbers():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("norm", [True, False], ids=["normed", "half of each head turns"])
 @pytest.mark.parametrize("shape", single_queries.HEADS, ids=str)
-def test_the_kernel_of_single_queries_writes_and_reads_fp8(shape, norm, dtype):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_of_single_queries_writes_and_reads_them(kind, shape, norm, dtype):
     for contexts in single_queries.CONTEXTS:
         qkv, heads, caches, meta = single_queries.step(contexts, *shape, norm=norm, dtype=dtype)
         heads = replace(heads, kv_scales=(0.05, 0.7))
-        caches = [to_fp8(cache, scale) for cache, scale in zip(caches, heads.kv_scales, strict=True)]
+        scaled = zip(caches, heads.kv_scales, strict=True)
+        caches = [to_fp8(cache, scale) if kind == "fp8" else to_int8_entries(cache) for cache, scale in scaled]
         assert cuda.refusal(heads, caches[0], dtype) is None
         parts, exact = [cache.clone() for cache in caches], replace(heads, cos_sin=heads.cos_sin.double(), norms=None)
         q, k, v = (part.double().clone() for part in heads.split(qkv))
@@ -217,8 +219,9 @@ def test_the_kernel_of_single_queries_writes_and_reads_fp8(shape, norm, dtype):
         cuda.decode(qkv, heads, *caches, meta, out, fused=True)
         assert single_queries.error(out.flatten(1), wanted) < 2e-2, contexts[:4]
         for got, want in zip(caches, parts, strict=True):
-            assert (got.view(torch.int8) != want.view(torch.int8)).float().mean() < 1e-2
-            assert single_queries.error(got.double(), want.double()) < 1e-2
+            if kind == "fp8":
+                assert (got.view(torch.int8) != want.view(torch.int8)).float().mean() < 1e-2
+            assert single_queries.error(wide(got), wide(want)) < 1e-2 * (1 + (kind == "int8"))
         again = torch.full_like(out, float("nan"))
         rotated = normed.to(dtype)  # by the reference, where it stands
         cuda.decode(rotated, heads, *caches, meta, again, fused=False)

@@ -25,8 +25,9 @@ PROGRAMS = {
     **{f"tiled_{codes}": tiled_w4.program(codes) for codes in (E2M1, NF4, Q4, Q8)},
     "tiled_fp8": tiled_fp8.program(),
     "experts_coded": experts_coded.program(),
-    "decode": decode._program(read("nvidia-h200").tuning(132).attention.decode, False),
-    "decode_fp8": decode._program(read("nvidia-h200").tuning(132).attention.decode, True),
+    "decode": decode._program(read("nvidia-h200").tuning(132).attention.decode, "u16"),
+    "decode_fp8": decode._program(read("nvidia-h200").tuning(132).attention.decode, "u8"),
+    "decode_int8": decode._program(read("nvidia-h200").tuning(132).attention.decode, "s8"),
     "prefill": prefill._PROGRAM,
     "peers": peer_memory._PROGRAM,
 }

@@ -198,7 +198,7 @@ def test_blocks_of_decode(pairs: int, warps: int, num_blocks: int, splits: int) 
     assert decode.choose(pairs, 128, by) == (DecodeBlock(warps, num_blocks), splits)
     assert decode.choose(pairs, 256, by) == (DecodeBlock(4, 2), splits)
     narrow = DecodeBlock(4, 4) if pairs >= by.min_narrow_pairs else DecodeBlock(8, 2)
-    assert decode.choose(pairs, 128, by, fp8=True) == (narrow, splits)
+    assert decode.choose(pairs, 128, by, eight_bits=True) == (narrow, splits)
 
 
 def test_every_block_that_decode_may_choose_is_compiled() -> None:
