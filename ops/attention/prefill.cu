@@ -6,9 +6,16 @@
 // device; whoever is free takes the next, the longest tiles of a request first. One warp copies. Two groups of four warps compute, each
 // 64 queries: the scores of a tile of keys are under way while the tile before is mixed, and one group's softmax runs beside the
 // other's products. Keys are walked from the last to the first, so that what must be masked comes first.
+//
+// A cache of eight bits (E4M3) is copied as it lies, in halves of a tile, into SLOTS; three warps beside the one that copies widen it
+// to float16, which holds all of its numbers exactly, into the tiles that the matrix units read. Queries become float16 too, and so do
+// weights: what both lose is less than bfloat16 loses of them. Its scales are in `scale_log2` and `out_scale`.
 
 #define UNSEEN (-__int_as_float(0x7f800000))  // the score of a key that is not seen: minus infinity
 constexpr int PAGE = 16, ROWS = 128, CONSUMERS = 256, THREADS = CONSUMERS + 128, MAX_REQUESTS = 2048;
+constexpr int WIDENERS = 3;  // warps
+
+typedef unsigned char u8;
 
 template <int KEYS>
 struct Scores {  // scores (+)= q[64, 16] k[KEYS, 16]^T; see prefill.py
@@ -39,6 +46,53 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return x;
 }
 
+// What generic stores wrote becomes visible to the matrix units and the copy engine.
+__device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ u32 pack_float16(float low, float high) {
+  u32 word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+struct alignas(8) Eight {  // codes E4M3
+  u32 word[2];
+};
+__device__ __forceinline__ Vec widened(const Eight& eight) {
+  Vec wide;
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
+        : "=r"(wide.word[2 * i]), "=r"(wide.word[2 * i + 1])
+        : "r"(eight.word[i]));
+  return wide;
+}
+
+// Half a tile of keys or values: KEYS / 2 rows of head_size codes side by side, which become those from `first_row` on of a tile as
+// the copy engine would have swizzled it. Warps take eight rows in turn: `turn` is which of these are this warp's, here and in the
+// next half. Rows from `num_rows` on were never written and are zeros, as are lanes beyond the head.
+template <int LANES, int KEYS>
+__device__ __forceinline__ void widen_half(const u8* from, u8* to, int first_row, int num_rows, int head_size, int& turn) {
+  constexpr int CHUNKS = LANES / 8, AT_ONCE = 32 / CHUNKS;  // lanes that a row takes, and rows of a warp at once
+  const int lane = threadIdx.x % 32, chunk = lane % CHUNKS, own_row = lane / CHUNKS;
+  const bool in_head = chunk * 8 < head_size;
+  for (; turn < KEYS / 16; turn += WIDENERS) {
+    const u8* source = from + (turn * 8 + own_row) * head_size + chunk * 8;
+    u8* target = to + chunk / 8 * (KEYS * 128) + (first_row + turn * 8 + own_row) * 128;
+    const int left = num_rows - (first_row + turn * 8 + own_row);
+    auto widen = [&](bool whole) {
+#pragma unroll
+      for (int i = 0; i < 8; i += AT_ONCE) {
+        Eight eight = {};
+        if (in_head && (whole || i < left)) eight = *reinterpret_cast<const Eight*>(source + i * head_size);
+        store(reinterpret_cast<u16*>(target + i * 128 + ((chunk % 8) ^ (own_row + i)) * 16), widened(eight));
+      }
+    };
+    if (first_row + turn * 8 + 8 <= num_rows) widen(true);
+    else widen(false);
+  }
+  turn -= KEYS / 16;
+}
+
 struct Work {  // a tile of queries of one head
   int request, head;
   int token;            // of the first query, in the step
@@ -47,21 +101,26 @@ struct Work {  // a tile of queries of one head
   int first, end, keys; // tiles of keys [first, end), and the keys that there are
 };
 
-template <int LANES, int KEYS, int Q_STAGES>
+template <int LANES, int KEYS, int Q_STAGES, int SLOTS>
 __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, const int* tables,
                                         int table_stride, const int* rows, const int* starts, const int* lens, const float* sinks,
                                         u16* out, int* counters, int num_requests, int num_heads, int group_size, int head_size,
-                                        int no_page, int min_queries, int window, float scale_log2, float softcap) {
+                                        int no_page, int min_queries, int window, float scale_log2, float softcap, const u8* k_codes,
+                                        const u8* v_codes, float out_scale) {
+  constexpr bool CODED = SLOTS > 0;
+  constexpr int SLOT_BYTES = KEYS / 2 * LANES;
   constexpr int STAGES = 2, HALVES = LANES / 64, PAGES = KEYS / PAGE, UNITS = LANES / 16;
   constexpr int Q_BYTES = ROWS * LANES * 2, TILE_BYTES = KEYS * LANES * 2;
   extern __shared__ unsigned char unaligned[];
   __shared__ u64 q_full[Q_STAGES], q_empty[Q_STAGES], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+  __shared__ u64 q_ready[Q_STAGES], slot_full[SLOTS + 1], slot_empty[SLOTS + 1];  // of codes only
   __shared__ int upto[MAX_REQUESTS];  // tiles of queries, times heads, of a request and those before it
   __shared__ int sums_of_warps[THREADS / 32];
   __shared__ Work works[Q_STAGES];
   unsigned char* q_tiles = unaligned + (1024 - address_of(unaligned) % 1024) % 1024;
   unsigned char* k_tiles = q_tiles + Q_STAGES * Q_BYTES;
   unsigned char* v_tiles = k_tiles + STAGES * TILE_BYTES;
+  u8* slots = v_tiles + STAGES * TILE_BYTES;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_heads = num_heads / group_size;
   let_next_start();
   if (threadIdx.x == 0) {
@@ -70,10 +129,17 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
       make_barrier(q_empty + i, CONSUMERS / 32);
     }
     for (int i = 0; i < STAGES; i++) {
-      make_barrier(k_full + i, 1);
-      make_barrier(v_full + i, 1);
+      make_barrier(k_full + i, CODED ? WIDENERS : 1);
+      make_barrier(v_full + i, CODED ? WIDENERS : 1);
       make_barrier(k_empty + i, CONSUMERS / 32);
       make_barrier(v_empty + i, CONSUMERS / 32);
+    }
+    if constexpr (CODED) {
+      for (int i = 0; i < Q_STAGES; i++) make_barrier(q_ready + i, WIDENERS);
+      for (int i = 0; i < SLOTS; i++) {
+        make_barrier(slot_full + i, 1);
+        make_barrier(slot_empty + i, WIDENERS);
+      }
     }
     barriers_are_made();
   }
@@ -108,9 +174,53 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
 
   if (warp >= CONSUMERS / 32) {
     give_registers<232>();
-    if (warp > CONSUMERS / 32) return;
+    if (warp > CONSUMERS / 32) {
+      if constexpr (CODED) {
+        int own = warp - CONSUMERS / 32 - 1, half_tile = 0;  // of rows of a half; halves so far
+        for (int turn = 0, tile = 0;; turn++) {
+          const int q_stage = turn % Q_STAGES;
+          wait_for(q_full + q_stage, turn / Q_STAGES & 1);
+          const Work work = works[q_stage];
+#ifndef FLOAT16
+          if (work.request >= 0)
+            for (int i = threadIdx.x - CONSUMERS - 32; i < Q_BYTES / 16; i += WIDENERS * 32) {
+              u16* at = reinterpret_cast<u16*>(q_tiles + q_stage * Q_BYTES + i * 16);
+              Vec v = load(at);
+#pragma unroll
+              for (int j = 0; j < 4; j++)
+                v.word[j] = pack_float16(fminf(fmaxf(low(v.word[j]), -65504.f), 65504.f), fminf(fmaxf(high(v.word[j]), -65504.f), 65504.f));
+              store(at, v);
+            }
+          publish();
+          __syncwarp();
+#endif
+          if (lane == 0) arrive(q_ready + q_stage);
+          if (work.request < 0) return;
+          for (int keys_tile = work.end - 1; keys_tile >= work.first; keys_tile--, tile++) {
+            const int stage = tile % STAGES, parity = (tile / STAGES - 1) & 1;
+#pragma unroll
+            for (int of_values = 0; of_values < 2; of_values++) {
+              u8* to = (of_values ? v_tiles : k_tiles) + stage * TILE_BYTES;
+              if (tile >= STAGES) wait_for((of_values ? v_empty : k_empty) + stage, parity);
+#pragma unroll
+              for (int half = 0; half < 2; half++, half_tile++) {
+                const int slot = half_tile % SLOTS;
+                wait_for(slot_full + slot, half_tile / SLOTS & 1);
+                widen_half<LANES, KEYS>(slots + slot * SLOT_BYTES, to, half * (KEYS / 2), work.keys - keys_tile * KEYS, head_size, own);
+                __syncwarp();
+                if (lane == 0) arrive(slot_empty + slot);
+              }
+              publish();
+              __syncwarp();
+              if (lane == 0) arrive((of_values ? v_full : k_full) + stage);
+            }
+          }
+        }
+      }
+      return;
+    }
     int index = blockIdx.x;
-    for (int turn = 0, tile = 0;; turn++) {
+    for (int turn = 0, tile = 0, half_tile = 0;; turn++) {
       const int q_stage = turn % Q_STAGES;
       int index_after = 0;  // asked for now, wanted a turn later
       if (lane == 0) index_after = gridDim.x + atomicAdd(counters, 1);
@@ -154,23 +264,43 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
         const int page = keys_tile * PAGES + lane;
         return lane < PAGES && keys_tile >= 0 && page * PAGE < work.keys ? (table[page] * kv_heads + kv_head) * PAGE : no_page;
       };
-      int at = page_of(work.end - 1);
-      for (int keys_tile = work.end - 1; keys_tile >= work.first; keys_tile--, tile++) {
-        const int stage = tile % STAGES, parity = (tile / STAGES - 1) & 1;
-        const int next = page_of(keys_tile - 1);
-        if (tile >= STAGES) wait_for(k_empty + stage, parity);
-        if (lane == 0) expect_bytes(k_full + stage, TILE_BYTES);
-        __syncwarp();
-        if (lane < PAGES)
-          for (int h = 0; h < HALVES; h++)
-            copy_tile(k_tiles + stage * TILE_BYTES + h * (KEYS * 128) + lane * (PAGE * 128), k_map, k_full + stage, h * 64, at);
-        if (tile >= STAGES) wait_for(v_empty + stage, parity);
-        if (lane == 0) expect_bytes(v_full + stage, TILE_BYTES);
-        __syncwarp();
-        if (lane < PAGES)
-          for (int h = 0; h < HALVES; h++)
-            copy_tile(v_tiles + stage * TILE_BYTES + h * (KEYS * 128) + lane * (PAGE * 128), v_map, v_full + stage, h * 64, at);
-        at = next;
+      if constexpr (CODED) {
+        const int page_bytes = PAGE * head_size;
+        for (int keys_tile = work.end - 1; keys_tile >= work.first; keys_tile--) {
+          const int page = keys_tile * PAGES + lane;
+          long at = 0;
+          if (lane < PAGES && page * PAGE < work.keys) at = (long(table[page]) * kv_heads + kv_head) * page_bytes;
+          const int num_pages = (work.keys + PAGE - 1) / PAGE - keys_tile * PAGES;  // from here on
+#pragma unroll
+          for (int part = 0; part < 4; part++, half_tile++) {  // two of keys, two of values
+            const int half = part % 2, slot = half_tile % SLOTS;
+            const int count = max(0, min(PAGES / 2, num_pages - half * (PAGES / 2))), own = lane - half * (PAGES / 2);
+            if (half_tile >= SLOTS) wait_for(slot_empty + slot, (half_tile / SLOTS - 1) & 1);
+            if (lane == 0) expect_bytes(slot_full + slot, count * page_bytes);
+            __syncwarp();
+            if (own >= 0 && own < count)
+              copy_bytes(slots + slot * SLOT_BYTES + own * page_bytes, (part < 2 ? k_codes : v_codes) + at, page_bytes, slot_full + slot);
+          }
+        }
+      } else {
+        int at = page_of(work.end - 1);
+        for (int keys_tile = work.end - 1; keys_tile >= work.first; keys_tile--, tile++) {
+          const int stage = tile % STAGES, parity = (tile / STAGES - 1) & 1;
+          const int next = page_of(keys_tile - 1);
+          if (tile >= STAGES) wait_for(k_empty + stage, parity);
+          if (lane == 0) expect_bytes(k_full + stage, TILE_BYTES);
+          __syncwarp();
+          if (lane < PAGES)
+            for (int h = 0; h < HALVES; h++)
+              copy_tile(k_tiles + stage * TILE_BYTES + h * (KEYS * 128) + lane * (PAGE * 128), k_map, k_full + stage, h * 64, at);
+          if (tile >= STAGES) wait_for(v_empty + stage, parity);
+          if (lane == 0) expect_bytes(v_full + stage, TILE_BYTES);
+          __syncwarp();
+          if (lane < PAGES)
+            for (int h = 0; h < HALVES; h++)
+              copy_tile(v_tiles + stage * TILE_BYTES + h * (KEYS * 128) + lane * (PAGE * 128), v_map, v_full + stage, h * 64, at);
+          at = next;
+        }
       }
       index = __shfl_sync(~0u, index_after, 0);
     }
@@ -186,7 +316,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
   if (group == 1) pass_turn(1);
   for (int turn = 0, tile = 0;; turn++) {
     const int q_stage = turn % Q_STAGES;
-    wait_for(q_full + q_stage, turn / Q_STAGES & 1);
+    wait_for((CODED ? q_ready : q_full) + q_stage, turn / Q_STAGES & 1);
     const Work work = works[q_stage];
     if (work.request < 0) break;
     const int row = group * 64 + warp % 4 * 16 + g;  // and row + 8
@@ -255,7 +385,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
     };
     auto pack_weights = [&]() {
 #pragma unroll
-      for (int i = 0; i < KEYS / 4; i++) p[i] = pack(scores[2 * i], scores[2 * i + 1]);
+      for (int i = 0; i < KEYS / 4; i++) p[i] = CODED ? pack_float16(scores[2 * i], scores[2 * i + 1]) : pack(scores[2 * i], scores[2 * i + 1]);
     };
 
     wait_for(k_full + tile % STAGES, tile / STAGES & 1);
@@ -267,14 +397,14 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
     soften(work.end - 1);
     pack_weights();
     // Of the last page only what belongs to the sequence: the rest was never written and may be NaN, which no weight of zero silences.
-    if (work.keys % PAGE) {
+    if (!CODED && work.keys % PAGE) {
       wait_for(v_full + tile % STAGES, tile / STAGES & 1);
       const int from = work.keys % KEYS, count = (PAGE - work.keys % PAGE) * (LANES / 8);
       for (int i = threadIdx.x; i < count; i += CONSUMERS) {
         const int half = i % (LANES / 8) / 8, chunk = i % 8, key = from + i / (LANES / 8);
         store(reinterpret_cast<u16*>(v_tiles + tile % STAGES * TILE_BYTES + half * (KEYS * 128) + key * 128 + chunk * 16), Vec{});
       }
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      publish();
       meet_consumers();
     }
     for (int keys_tile = work.end - 2; keys_tile >= work.first; keys_tile--, tile++) {
@@ -306,7 +436,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
       total[c] += __shfl_xor_sync(~0u, total[c], 2);
       const float level = best[c] == UNSEEN ? 0.f : best[c] * (softcap > 0.f ? 1.4426950408889634f : scale_log2);
       if (sinks) total[c] += exp2f(sink - level);
-      share[c] = 1.f / total[c];
+      share[c] = (CODED ? out_scale : 1.f) / total[c];
     }
     wait_for_products<0>();
     if (lane == 0) arrive(v_empty + tile % STAGES);
@@ -340,12 +470,23 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
   }
 }
 
-#define PREFILL(NAME, LANES, KEYS, Q_STAGES)                                                                                       \
+#define PREFILL(NAME, LANES, KEYS, Q_STAGES, SLOTS)                                                                      \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                               \
-      NAME(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,    \
+      NAME(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v, \
            const int* tables, int table_stride, const int* rows, const int* starts, const int* lens, const float* sinks, \
            u16* out, int* counters, int num_requests, int num_heads, int group_size, int head_size, int no_page,         \
            int min_queries, int window, float scale_log2, float softcap) {                                               \
-    prefill<LANES, KEYS, Q_STAGES>(&q, &k, &v, tables, table_stride, rows, starts, lens, sinks, out, counters, num_requests,       \
-                         num_heads, group_size, head_size, no_page, min_queries, window, scale_log2, softcap);           \
+    prefill<LANES, KEYS, Q_STAGES, 0>(&q, &k, &v, tables, table_stride, rows, starts, lens, sinks, out, counters,        \
+                                      num_requests, num_heads, group_size, head_size, no_page, min_queries, window,      \
+                                      scale_log2, softcap, nullptr, nullptr, 1.f);                                       \
+  }
+#define PREFILL_CODED(NAME, LANES, KEYS, Q_STAGES, SLOTS)                                                                \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                               \
+      NAME(const __grid_constant__ TensorMap q, const u8* k_codes, const u8* v_codes, const int* tables,                 \
+           int table_stride, const int* rows, const int* starts, const int* lens, const float* sinks, u16* out,          \
+           int* counters, int num_requests, int num_heads, int group_size, int head_size, int min_queries, int window,   \
+           float scale_log2, float softcap, float out_scale) {                                                           \
+    prefill<LANES, KEYS, Q_STAGES, SLOTS>(&q, nullptr, nullptr, tables, table_stride, rows, starts, lens, sinks, out,    \
+                                          counters, num_requests, num_heads, group_size, head_size, 0, min_queries,      \
+                                          window, scale_log2, softcap, k_codes, v_codes, out_scale);                     \
   }

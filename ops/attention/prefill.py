@@ -1,7 +1,7 @@
 """Attention of rows of many queries on Hopper by prefill.cu: any lengths, any context, one launch that reads them on the device.
 
 Keys and values are read from the paged cache, those of the step itself too: they stand there already. The host knows no lengths, so
-a captured graph may hold it."""
+a captured graph may hold it. A cache of fp8 is read as it is, and computed with in float16."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.cuda.program import CompiledKernel, Program
 from ops.cuda.tensor_map import TensorMap, tensor_map
+from ops.kv import read_scales
+from ops.kv.fp8_numbers import FP8
 
 ROWS = 128  # queries of a block
 PAGE = 16  # keys of a block of the cache
@@ -36,22 +38,30 @@ class Tile:
     lanes: int
     keys: int
     tiles_of_queries: int  # that are in shared memory, the next one ahead of its turn
+    slots: int = 0  # of codes of half a tile of keys or values; 0: the cache is in 16 bits
 
     @property
     def name(self) -> str:
-        return f"prefill_{self.lanes}_{self.keys}_{self.tiles_of_queries}"
+        return f"prefill_{self.lanes}_{self.keys}_{self.tiles_of_queries}" + (f"_{self.slots}" if self.slots else "")
+
+    @property
+    def source(self) -> str:
+        words = self.name, self.lanes, self.keys, self.tiles_of_queries, self.slots
+        return f"PREFILL{'_CODED' if self.slots else ''}({', '.join(map(str, words))})"
 
     @property
     def shared_bytes(self) -> int:
-        return (ROWS * self.tiles_of_queries + 2 * _STAGES * self.keys) * self.lanes * 2 + _ALIGNMENT
+        tiles = (ROWS * self.tiles_of_queries + 2 * _STAGES * self.keys) * self.lanes * 2
+        return tiles + self.slots * self.keys // 2 * self.lanes + _ALIGNMENT
 
 
 TILES = (Tile(64, 128, 2), Tile(128, 128, 2), Tile(256, 64, 1))
+CODED_TILES = (Tile(64, 128, 2, 8), Tile(128, 128, 2, 3), Tile(256, 64, 1, 3))
 
 
 def _instructions(tile: Tile) -> tuple[str, str]:
     """The two matrix instructions of a tile, whose operands cannot be counted in C++."""
-    kind = '.f32." HALF "." HALF "'
+    kind = ".f32.f16.f16" if tile.slots else '.f32." HALF "." HALF "'
     scores, mixed = tile.keys // 2, tile.lanes // 2
     return (
         f"""
@@ -78,12 +88,22 @@ def _bound(array: str, count: int) -> str:
     return ", ".join(f'"+f"({array}[{i}])' for i in range(count))
 
 
-_PROGRAM = Program(
-    [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "prefill.cu"],
-    {tile.name: f"PREFILL({tile.name}, {tile.lanes}, {tile.keys}, {tile.tiles_of_queries})" for tile in TILES},
-    prelude="\n".join(dict.fromkeys(text for tile in TILES for text in _instructions(tile))),
-    architecture="sm_90a",
-)
+def _program(tiles: tuple[Tile, ...], *, listed: bool) -> Program:
+    return Program(
+        [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "prefill.cu"],
+        {tile.name: tile.source for tile in tiles},
+        prelude="\n".join(dict.fromkeys(text for tile in tiles for text in _instructions(tile))),
+        architecture="sm_90a", listed=listed,
+    )  # fmt: skip
+
+
+_PROGRAM = _program(TILES, listed=True)
+
+
+@functools.cache
+def coded_program() -> Program:
+    """For caches of fp8: no start compiles it ahead."""
+    return _program(CODED_TILES, listed=False)
 
 
 def refusal(heads: AttentionHeads, k_cache: Tensor, meta: AttentionMeta) -> str | None:
@@ -110,19 +130,22 @@ def prefill(
 ) -> None:
     """Write the rows of at least `min_queries` queries, up to MAX_REQUESTS rows in all, into out [T, Hq, D]; other tokens are left.
 
-    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches [num_blocks, Hkv, 16, D]: q normed and rotated, k and v of the
-    step stored."""
+    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches [num_blocks, Hkv, 16, D], unless these are fp8: q normed and
+    rotated, k and v of the step stored."""
     num_blocks, num_kv_heads, _, size = k_cache.shape
     num_tokens, num_requests = qkv.shape[0], meta.seq_lens.shape[0]
-    tile = next(tile for tile in TILES if size <= tile.lanes)
+    coded = k_cache.dtype == FP8
+    tile = next(tile for tile in (CODED_TILES if coded else TILES) if size <= tile.lanes)
     q_map = tensor_map(qkv, (size, heads.num_heads, num_tokens), (1, size, qkv.stride(0)), (64, 1, 64))
     num_keys = num_blocks * num_kv_heads * PAGE
+    k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
+    caches = (k_cache, v_cache) if coded else (_cache_map(k_cache, num_keys), _cache_map(v_cache, num_keys))
     _kernel(tile, qkv.dtype, qkv.device).launch(
         (tuning.of(qkv.device).multiprocessors, 1, 1), _THREADS, tile.shared_bytes,
-        q_map, _cache_map(k_cache, num_keys), _cache_map(v_cache, num_keys),
-        meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_start_loc, meta.seq_lens, heads.sinks, out,
-        _counters(qkv.device), num_requests, heads.num_heads, heads.num_heads // num_kv_heads, size, num_keys, min_queries,
-        heads.window or _NO_WINDOW, heads.scale * LOG2E, heads.softcap or 0.0,
+        q_map, *caches, meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_start_loc, meta.seq_lens,
+        heads.sinks, out, _counters(qkv.device), num_requests, heads.num_heads, heads.num_heads // num_kv_heads, size,
+        *(() if coded else (num_keys,)), min_queries, heads.window or _NO_WINDOW, heads.scale * k_scale * LOG2E,
+        heads.softcap or 0.0, *((v_scale,) if coded else ()),
     )  # fmt: skip
 
 
@@ -139,6 +162,6 @@ def _counters(device: torch.device) -> Tensor:
 
 @functools.cache
 def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
-    kernel = _PROGRAM.kernel(tile.name, dtype, device)
+    kernel = (coded_program() if tile.slots else _PROGRAM).kernel(tile.name, dtype, device)
     kernel.allow_shared_bytes(tile.shared_bytes)
     return kernel

@@ -1,6 +1,7 @@
-"""Prompts' attention on one GPU: TFLOP/s of prefill.cu, of the Triton kernel and of torch's cuDNN attention, on the same step.
+"""Prompts' attention on one GPU: TFLOP/s of prefill.cu, of the Triton kernel and of torch's cuDNN attention, on the same step, and
+of the first two where the cache is of fp8.
 
-python -m tests.ops.bench_prefill [head size ...]"""
+python -m tests.ops.bench_prefill [head size ...] [step ...]"""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
 from ops.attention import prefill, triton_paged
+from ops.kv.fp8_numbers import to_fp8
 from tests.ops.test_cuda_prefill import step
 
 HEADS = [(16, 8, 128), (32, 8, 128), (16, 8, 64), (8, 4, 256)]  # query, kv, size
@@ -38,7 +40,7 @@ def flops(rows: list[tuple[int, int]], num_heads: int, size: int) -> float:
 
 
 def row_of(rows: list[tuple[int, int]], num_heads: int, num_kv_heads: int, size: int) -> str:
-    """Rates of the three, and the time of the first."""
+    """Rates of the three, the time of the first, and rates with a cache of fp8."""
     qkv, heads, (k_cache, v_cache), meta = step(rows, num_heads, num_kv_heads, size, torch.bfloat16)
     qkv.normal_()
     out = torch.empty(qkv.shape[0], num_heads, size, dtype=qkv.dtype, device="cuda")
@@ -56,15 +58,23 @@ def row_of(rows: list[tuple[int, int]], num_heads: int, num_kv_heads: int, size:
         q, k, v = parts.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             cudnn = ms(lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
-    return f"{work / own:8.1f} {work / triton:8.1f} {work / cudnn:8.1f} {own * 1000:9.1f}"
+    codes = [to_fp8(cache, 1.0) for cache in (k_cache, v_cache)]
+    coded = ms(lambda: prefill.prefill(qkv, heads, *codes, meta, out, 2))
+    coded_triton = ms(lambda: triton_paged.paged_attention(q, *codes, meta, heads.scale, out=out))
+    rates = " ".join(f"{work / each:8.1f}" for each in (own, triton, cudnn))
+    return f"{rates} {own * 1000:9.1f} {work / coded:8.1f} {work / coded_triton:8.1f}"
 
 
 def main() -> None:
-    sizes = {int(size) for size in sys.argv[1:]} or {size for *_, size in HEADS}
-    print(f"{'heads':>14} {'step':>14} {'ours':>8} {'triton':>8} {'cudnn':>8}  TFLOP/s, and us of ours")
+    words = set(sys.argv[1:])
+    steps = words & STEPS.keys()
+    sizes = {int(size) for size in words - steps} or {size for *_, size in HEADS}
+    print(
+        f"{'heads':>14} {'step':>14} {'ours':>8} {'triton':>8} {'cudnn':>8}  TFLOP/s, us of ours; of fp8 ours, triton"
+    )
     for shape in HEADS:
         for name, rows in STEPS.items():
-            if shape[-1] in sizes:
+            if shape[-1] in sizes and (not steps or name in steps):
                 print(f"{shape!s:>14} {name:>14} {row_of(rows, *shape)}", flush=True)
 
 

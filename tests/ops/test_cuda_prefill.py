@@ -8,6 +8,8 @@ import torch
 from ops.attention import prefill, reference
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
+from ops.kv import read_scales
+from ops.kv.fp8_numbers import FP8, to_fp8
 
 pytestmark = pytest.mark.gpu
 
@@ -27,8 +29,9 @@ ROWS = [  # (queries, context)
 ]
 
 
-def step(rows, num_heads, num_kv_heads, size, dtype, **limits):
-    """qkv with q only, heads, caches and meta; what belongs to no context is NaN, in the cache and behind the heads."""
+def step(rows, num_heads, num_kv_heads, size, dtype, kept=None, **limits):
+    """qkv with q only, heads, caches and meta; what belongs to no context is NaN, in the cache and behind the heads. `kept`: the
+    caches' type, by default `dtype`."""
     random = torch.Generator("cuda").manual_seed(0)
     needed = [-(-context // BLOCK) for _, context in rows]
     num_blocks = sum(needed) + 2
@@ -46,6 +49,7 @@ def step(rows, num_heads, num_kv_heads, size, dtype, **limits):
                 cache[tables[row, count - 1].item(), :, context % BLOCK :] = float("nan")
     for cache in caches:
         cache[order[used:].long()] = float("nan")
+    caches = [to_fp8(cache, 1.0) if kept == FP8 else cache for cache in caches]
     starts = torch.tensor([0, *(queries for queries, _ in rows)]).cumsum(0).tolist()
     qkv = torch.randn(starts[-1], (num_heads + 2 * num_kv_heads) * size, device="cuda", dtype=dtype, generator=random)
     qkv[:, num_heads * size :] = float("nan")
@@ -65,9 +69,10 @@ def check(rows, num_heads, num_kv_heads, size, dtype, min_queries=2, **limits):
         out.fill_(torch.nan)
         prefill.prefill(qkv, heads, k_cache, v_cache, meta, out, min_queries)
     q = heads.split(qkv)[0]
-    wanted = reference.paged_attention(
-        q.double(), k_cache.double(), v_cache.double(), meta, heads.scale, heads.window, heads.softcap, heads.sinks
-    )
+    k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
+    wanted = v_scale * reference.paged_attention(
+        q.double(), k_cache.double(), v_cache.double(), meta, heads.scale * k_scale, heads.window, heads.softcap, heads.sinks
+    )  # fmt: skip
     ours = torch.tensor([queries >= min_queries for queries, _ in rows for _ in range(queries)], device="cuda")
     assert out[~ours].isnan().all()
     assert not out[ours].isnan().any()
@@ -100,6 +105,20 @@ def test_sinks_with_a_window():
     sinks = torch.randn(8, device="cuda")
     check(ROWS[3], 8, 2, 64, torch.bfloat16, sinks=sinks)
     check(ROWS[5], 8, 2, 64, torch.bfloat16, sinks=sinks, window=128)
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+@pytest.mark.parametrize("shape", [(16, 8, 128), (9, 3, 64), (4, 2, 256), (4, 1, 80), (2, 1, 192)], ids=str)
+def test_caches_of_fp8(shape, rows):
+    check(rows, *shape, torch.bfloat16, kept=FP8, kv_scales=(0.5, 1.7))
+
+
+@pytest.mark.parametrize("limits", [{"window": 1}, {"window": 100}, {"window": 700}, {"softcap": 3.0}], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_limits_and_float16_of_caches_of_fp8(dtype, limits):
+    for shape in ((8, 4, 128), (9, 3, 64), (4, 2, 256)):
+        check(ROWS[3], *shape, dtype, kept=FP8, **limits)
+        check(ROWS[5], *shape, dtype, kept=FP8, **limits)
 
 
 def test_rows_below_the_bound_are_left_alone():

@@ -29,6 +29,7 @@ PROGRAMS = {
     "decode_fp8": decode._program(read("nvidia-h200").tuning(132).attention.decode, "u8"),
     "decode_int8": decode._program(read("nvidia-h200").tuning(132).attention.decode, "s8"),
     "prefill": prefill._PROGRAM,
+    "prefill_fp8": prefill.coded_program(),
     "peers": peer_memory._PROGRAM,
 }
 
