@@ -83,17 +83,28 @@ def test_what_is_filled_in_must_go_together():
 @pytest.mark.gpu
 @ON_HOPPER
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", [E2M1, NF4, FP4, Q4, Q8], ids=str)
-def test_codes_come_out_of_registers(kind, dtype, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "group", "how"),
+    [
+        (E2M1, 32, ""),
+        (E2M1, 16, "super"),
+        (NF4, 64, ""),
+        (FP4, 64, ""),
+        (Q4, 32, "mins"),
+        (Q8, 32, "mins"),
+        (Q8, 16, "super"),
+    ],
+    ids=str,
+)
+def test_codes_come_out_of_registers(kind, group, how, dtype, monkeypatch):
     monkeypatch.setattr(experts_coded, "TAKEN", (E2M1, NF4, FP4, Q4, Q8))
     monkeypatch.setattr(experts_coded, "TAKEN_CLAMPED", (E2M1, NF4, FP4, Q4, Q8))
-    how = "mins" if kind in (Q4, Q8) else ""
     for shape in (ops.ExpertShape(24, 384, 192), ops.ExpertShape(8, 320, 320, True, Clamped(1.702, 7.0))):
         for num_tokens, top_k in ((1, 2), (40, 4), (600, 8)):
             case = moe_case(num_tokens, shape, ops.Routing(top_k, renormalize=True), plus=True)
             experts = experts_of(
                 case,
-                lambda *size, seed: drawn(kind, *size, size[1] // (64 if kind in (NF4, FP4) else 32), how, seed),
+                lambda *size, seed: drawn(kind, *size, size[1] // group, how, seed),
                 "cuda",
                 dtype,
             )
