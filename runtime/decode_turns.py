@@ -7,22 +7,24 @@ row, all of them decode in every step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from collections.abc import Sequence as Several
 from typing import NamedTuple
 
 from runtime.sequence import Sequence
 
+Asking = tuple[bytes | None, int]  # a caller, and a request (its group)
+
 
 class Turns(NamedTuple):
     """`order`: all that could decode, those first whose turn it is. `num_always`: so many of them decode whatever it takes.
-    `narrowest`: the rows of the requests that want least, which are what these would wait for without the others. `wide`: groups
-    with rows beyond those that always decode; none where nobody asks for more than others."""
+    `narrowest`: the rows of the requests that want least, which are what these would wait for without the others. `wide`: callers
+    and groups with rows beyond those that always decode; none where nobody asks for more than others."""
 
     order: Several[Sequence]
     num_always: int
     narrowest: Several[Sequence]
-    wide: frozenset[int]
+    wide: frozenset[Asking]
 
 
 class DecodeTurns:
@@ -67,4 +69,17 @@ class DecodeTurns:
             if len(rows) == widths[caller]
             for sequence in rows
         ]
-        return Turns(order, num_always, narrowest, frozenset(one.group for one in order[num_always:]))
+        return Turns(order, num_always, narrowest, frozenset(asking(one) for one in order[num_always:]))
+
+
+def asking(sequence: Sequence) -> Asking:
+    """Whose request it is of, and which one."""
+    return sequence.request.caller, sequence.group
+
+
+def num_asking(requests: Set[Asking], narrowest: Iterable[Sequence]) -> int:
+    """How many requests `narrowest` share steps with: to the stream of somebody else, all of one caller are one."""
+    callers = {caller for caller, _ in requests}
+    if len(callers) == 1 and any(one.request.caller not in callers for one in narrowest):
+        return 1
+    return len(requests)

@@ -44,7 +44,7 @@ from runtime.batch import (
     Work,
 )
 from runtime.block_copies import BlockCopies
-from runtime.decode_turns import DecodeTurns, Turns
+from runtime.decode_turns import DecodeTurns, Turns, asking, num_asking
 from runtime.encode.scheduling import EncoderScheduling
 from runtime.kv.block_pool import BlockIds, BlockPool
 from runtime.kv.block_table import BlockTable, NewBlocks
@@ -519,7 +519,7 @@ class Scheduler:
     def _load(self, num_wanted: Several[int], turns: Turns | None) -> Load:
         """`num_wanted`: tokens that each running sequence has still to compute."""
         num_decodes = num_context = num_waiting = depth = 0
-        asking = set(turns.wide) if turns is not None else set()
+        requests = set(turns.wide) if turns is not None else set()
         for sequence, wanted in zip(self.running, num_wanted, strict=True):
             if wanted == 1:
                 num_decodes += 1
@@ -527,15 +527,17 @@ class Scheduler:
             elif wanted:
                 num_waiting += wanted
                 depth = depth or sequence.num_computed_tokens
-                asking.add(sequence.group)
+                requests.add(asking(sequence))
         could_start = self.waiting[: len(self._free_rows)]
         num_waiting += int(sum([sequence.num_known_tokens for sequence in could_start]) * (1 - self._hit_share))
         load = Load(num_decodes, num_context, num_waiting, depth)
         if turns is None:
             return load
-        asking.update([sequence.group for sequence in could_start])
+        requests.update([asking(sequence) for sequence in could_start])
         context = sum([sequence.num_computed_tokens for sequence in turns.narrowest])
-        return load._replace(num_asking=len(asking), narrowest=Decodes(len(turns.narrowest), context))
+        return load._replace(
+            num_asking=num_asking(requests, turns.narrowest), narrowest=Decodes(len(turns.narrowest), context)
+        )
 
     # --- running --------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,8 @@ class Decodes(NamedTuple):
 class Load(NamedTuple):
     """What there is when a step is decided. `num_waiting_tokens`: of prompts that run or could start, not computed yet. `depth`:
     tokens before those which come next of a prompt that has begun. `narrowest`: of the decodes those of requests that want
-    least; None: all. `num_asking`: requests whose prompts wait, or whose decodes take turns."""
+    least; None: all. `num_asking`: requests whose prompts wait, or whose decodes take turns; all of one caller are one beside
+    the stream of another."""
 
     num_decodes: int
     num_context_tokens: int  # of those that decode
@@ -99,7 +100,7 @@ class FixedBudget:
 @dataclass(frozen=True, slots=True)
 class Slowdown:
     """How much longer a step may take for what requests have in it beside what those that want least decode, in times what these
-    take alone: for what one request has, and for any number's."""
+    take alone: for what one request has, or one caller beside the stream of another, and for any number's."""
 
     by_one: float
     by_many: float

@@ -180,10 +180,21 @@ def test_on_a_cpu_a_stream_waits_five_times_as_long_beside_the_prompts_of_many_r
     assert max(ratios) < 1.2 * ON_CPU.slowdown.by_many
 
 
+def test_on_a_cpu_a_stream_waits_three_times_as_long_beside_the_prompts_of_many_requests_of_another_caller():
+    ratios, _ = beside(Arrival(0.0, 10, 2500, caller=b"one"), [Arrival(1.0, 475, 1, caller=b"many") for _ in range(30)])
+    assert max(ratios) < 3
+
+
+def test_on_a_cpu_a_stream_waits_five_times_as_long_beside_the_prompts_of_several_other_callers():
+    others = [Arrival(1.0, 475, 1, caller=bytes([number])) for number in range(30)]
+    ratios, _ = beside(Arrival(0.0, 10, 2500, caller=b"one"), others)
+    assert 3 < max(ratios) < 1.2 * ON_CPU.slowdown.by_many
+
+
 def test_on_a_cpu_one_caller_s_many_streams_hold_up_another_s_no_more_than_so_many_times():
     others = [Arrival(1.0, 8, 40, caller=b"many") for _ in range(60)]
     ratios, took_s = beside(Arrival(0.0, 10, 2500, caller=b"one"), others)
-    assert max(ratios) < 1.2 * ON_CPU.slowdown.by_many
+    assert max(ratios) < 1.3 * ON_CPU.slowdown.by_one  # once, while what a row costs is being learned
     assert took_s < 30
 
 
