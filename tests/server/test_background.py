@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from server.context import background
-from server.context.background import NICENESS, SWITCH_S, switch_quickly
+from server.context.background import NICENESS, SWITCH_S, TURNS_A_STEP, switch_quickly
 from server.context.offload import SHORT_CHARS, Offload
 from server.structured import compiler
 
@@ -46,3 +46,7 @@ def test_the_interpreter_changes_threads_often_and_never_less_often_than_it_did(
         assert sys.getswitchinterval() == pytest.approx(1e-5)
     finally:
         sys.setswitchinterval(usual)
+
+
+def test_a_step_beside_a_text_waits_for_the_interpreter_for_a_millisecond_in_all():
+    assert TURNS_A_STEP * SWITCH_S <= 0.001
