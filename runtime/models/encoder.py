@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
 from runtime.media import MediaItem
 from runtime.models.spec.encoder import EncoderSpec
 
+Compute: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+class EncoderPasses(Protocol):
+    """Who runs an encoder's passes, and may do so by a captured graph."""
+
+    def run(self, key: bytes, num_outputs: int, inputs: Mapping[str, Tensor], compute: Compute) -> Tensor:
+        """What `compute` makes of `inputs`, all on the device: [num_outputs, W]. `key`: of whatever else it hangs on, and of their
+        shapes."""
+        ...
+
 
 class Encoder(Protocol):
+    passes: EncoderPasses | None  # None: they run as they are
+
     @property
     def spec(self) -> EncoderSpec: ...
     @property

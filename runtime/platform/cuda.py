@@ -35,6 +35,7 @@ from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane
 from runtime.platform.cuda_rank import CudaRank
 from runtime.platform.cuda_stage import CudaStage
+from runtime.platform.encoder_graphs import EncoderGraphs
 from runtime.platform.graph_pool import Captured, Follow, GraphPool, decode_sizes
 from runtime.platform.host import num_cores, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
@@ -209,6 +210,8 @@ class CudaPlatform:
                 self._capture(parts, graphs, report, may_fail=model.may_refuse_capture)
                 _capture_proposals(parts.runner.drafter, final, graphs)
                 final = replace(final, max_drafted_tokens=graphs.longest_drafted)
+        if config.captures and model.encoder is not None:
+            model.encoder.passes = EncoderGraphs()
         if config.captures and not captures:
             log.info("no steps are captured as graphs: %s", model.graph_unsupported_reason)
         return parts.runner, final

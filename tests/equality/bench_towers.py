@@ -1,6 +1,6 @@
 """A tower's time beside transformers' own, in turns in one process; and the time to the first token of prompts with pictures.
 
-    python -m tests.equality.bench_towers [--device cuda] [--engine]
+    python -m tests.equality.bench_towers [--device cuda] [--engine | --profile]
 
 Qwen2.5-VL-7B's shape with random weights, pictures of 1024 x 1024 (1,369 tokens), one and sixteen at a time; medians. On a CPU a
 small shape, to see that it runs."""
@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from runtime.config import EngineConfig
 from runtime.models.families.qwen2_vl import qwen2_5_vl
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.through_transformers import tower
+from runtime.platform.encoder_graphs import EncoderGraphs
 from runtime.start import start_engine
 from runtime.weights.fetch import ModelFiles, resolve
 
@@ -75,7 +77,7 @@ def median_s(run: Callable[[], object], device: str, times: int) -> float:
 
 
 @torch.inference_mode()
-def towers(files: ModelFiles, device: str, side: int) -> None:
+def towers(files: ModelFiles, device: str, side: int, *, profiled: bool) -> None:
     dtype = "bfloat16" if device == "cuda" else "float32"
     spec = qwen2_5_vl(HfConfig(files.config)).encoder
     ours = tower.load(
@@ -94,19 +96,39 @@ def towers(files: ModelFiles, device: str, side: int) -> None:
         def their_run(pixels=pixels, grids=grids) -> object:
             return theirs(pixels.to(device, getattr(torch, dtype)), grid_thw=grids.to(device))
 
-        times: dict[str, list[float]] = {"ours": [], "transformers": []}
-        for turn in range(6):  # in turns; the first of each compiles
-            for name, run in (("ours", lambda items=items: ours.encode(items)), ("transformers", their_run)):
-                took = median_s(run, device, 1)
-                if turn:
-                    times[name].append(took)
-        a, b = (statistics.median(times[name]) for name in ("ours", "transformers"))
+        graphs = EncoderGraphs(max_outputs=num * side * side)
+
+        def captured(items=items, graphs=graphs) -> object:
+            ours.passes = graphs
+            try:
+                return ours.encode(items)
+            finally:
+                ours.passes = None
+
+        ways = {"ours": lambda items=items: ours.encode(items), "transformers": their_run}
+        if device == "cuda":
+            ways["captured"] = captured
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        stream = torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else nullcontext()
+        with stream:
+            for turn in range(8):  # in turns; the first of each compiles, and captures
+                for name, run in ways.items():
+                    took = median_s(run, device, 1)
+                    if turn > 1:
+                        times[name].append(took)
         tokens = num * side * side // 4
-        print(
-            f"{num} pictures, {tokens} tokens: ours {1000 * a:.1f} ms ({tokens / a:.0f} tok/s), transformers "
-            f"{1000 * b:.1f} ms ({tokens / b:.0f} tok/s), {b / a:.2f} x",
-            flush=True,
-        )
+        theirs_s = statistics.median(times["transformers"])
+        for name, found in times.items():
+            each = statistics.median(found)
+            rates = f"{tokens / each:.0f} tok/s, {theirs_s / each:.2f} x"
+            print(f"{num} pictures, {tokens} tokens, {name}: {1000 * each:.1f} ms, {rates}", flush=True)
+        if device == "cuda" and profiled:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                ours.encode(items)
+                torch.cuda.synchronize()
+            rows = sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)[:14]
+            for row in rows:
+                print(f"  {row.self_device_time_total / 1000:8.2f} ms {row.count:5d} {row.key[:90]}", flush=True)
 
 
 async def first_tokens(files: ModelFiles, device: str, side: int) -> None:
@@ -174,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--engine", action="store_true", help="prompts, not towers alone")
+    parser.add_argument("--profile", action="store_true", help="what kernels a pass of ours is made of")
     args = parser.parse_args()
     large = args.device == "cuda"
     with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +205,7 @@ def main() -> None:
         if args.engine:
             asyncio.run(first_tokens(files, args.device, side))
         else:
-            towers(files, args.device, side)
+            towers(files, args.device, side, profiled=args.profile)
 
 
 if __name__ == "__main__":

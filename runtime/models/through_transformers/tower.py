@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,20 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import ops
 from runtime.media import MediaItem
+from runtime.models.encoder import EncoderPasses
 from runtime.models.spec.encoder import EncoderSpec
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.through_transformers.describe import VERSION, said, without_code
+from runtime.models.through_transformers.grids import Grids
 from runtime.models.through_transformers.load import lazily, read_when_needed, state_shapes
+from runtime.models.through_transformers.vision_blocks import take_over, towers
 from runtime.weights.rules import Checkpoint, Report, WeightsError, refuse_misfit, shape_text
 
 log = logging.getLogger("oneloop.models")
 
 _FEATURES = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
+_GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _SAMPLE_SIDES = (8, 16, 37)  # tokens: of pictures of 224, 448 and 1,036 pixels, where a token stands for 28
 _WITHIN = "thinker."  # of a model that also speaks, which has another class
 # Of the decoder, which goes, no more is asked than every class has.
@@ -45,9 +51,11 @@ class Tower:
 
     def __init__(self, spec: EncoderSpec, model: nn.Module, dtype: torch.dtype, device: str) -> None:
         self.spec = spec
+        self.passes: EncoderPasses | None = None
         self._model, self._dtype, self._device = model, dtype, device
         self.num_parameters = sum(each.numel() for each in model.parameters())
         self.weights_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
+        self._grids = _own_blocks(model) if spec.is_packed else None
         base = getattr(model, "model", model)  # below its head, whose own methods may only pass on what they are given
         self._features = {each: _features(base, each) for each in spec.modalities}
         self._takes = {each: _parameters(features) for each, features in self._features.items()}
@@ -69,10 +77,25 @@ class Tower:
 
     def _outputs(self, modality: str, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Tensor:
         """[N, W] of what a processor made, or several side by side."""
-        taken = {
-            name: self._placed(torch.from_numpy(each)) for name, each in inputs.items() if name in self._takes[modality]
-        }
-        found = self._features[modality](**taken, return_dict=True)
+        taken = {name: torch.from_numpy(each) for name, each in inputs.items() if name in self._takes[modality]}
+        grids = taken.get(_GRIDS.get(modality, ""))
+        if grids is None or self._grids is None:
+            return self._computed(modality, {name: self._placed(each) for name, each in taken.items()})
+        beside = self._grids.of(grids, self._device)
+        if self._grids.on_device:
+            return self._computed(modality, {name: self._placed(each) for name, each in taken.items()}, beside)
+        del taken[_GRIDS[modality]]
+        compute = partial(self._computed, modality, beside={_GRIDS[modality]: grids, **beside})
+        placed = {name: self._placed(each) for name, each in taken.items()}
+        if self.passes is None:
+            return compute(placed)
+        shapes = sorted((name, tuple(each.shape)) for name, each in placed.items())
+        key = repr((modality, shapes)).encode() + grids.numpy().tobytes()
+        return self.passes.run(key, self._grids.num_outputs(grids), placed, compute)
+
+    def _computed(self, modality: str, inputs: Mapping[str, Tensor], beside: Mapping[str, Any] = _NOTHING) -> Tensor:
+        """`inputs` where the tower is; `beside`: what else it is given."""
+        found = self._features[modality](**inputs, **beside, return_dict=True)
         features = _flat(found.last_hidden_state if found.pooler_output is None else found.pooler_output)
         if self.spec.num_deepstack and modality == "audio":  # of which only pictures and videos have any
             features = nn.functional.pad(features, (0, features.shape[1] * self.spec.num_deepstack))
@@ -110,6 +133,15 @@ class Tower:
 
     def _placed(self, values: Tensor) -> Tensor:
         return values.to(self._device, self._dtype if values.is_floating_point() else None)
+
+
+def _own_blocks(model: nn.Module) -> Grids | None:
+    """Have a tower's blocks computed by our ops, where there is one; and what it is told of grids."""
+    found = towers(model)
+    if len(found) != 1:
+        return None
+    take_over(found[0])
+    return Grids(found[0])
 
 
 def _on_a_grid(vision: Any, side: int, number: int) -> MediaItem:

@@ -1,0 +1,97 @@
+"""Captured passes of an encoder: those of shapes that come again and again, replayed in the place of hundreds of launches.
+
+A pass is captured when its shape comes for the second time, on the stream and by the thread that encode anyway, so no step waits
+for it. Few are kept, and in one memory: they run one behind another."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.models.encoder import Compute
+
+log = logging.getLogger("oneloop.engine")
+
+
+class Graph(Protocol):
+    def replay(self) -> None: ...
+
+
+class _Captured(NamedTuple):
+    graph: Graph
+    inputs: Mapping[str, Tensor]
+    outputs: Tensor
+
+
+class EncoderGraphs:
+    """An `EncoderPasses`. `max_graphs`: that are kept, the least recently used going first. `max_outputs`: of a pass; of larger
+    ones launches are no part worth naming."""
+
+    def __init__(self, max_graphs: int = 8, max_outputs: int = 2048) -> None:
+        self._max_graphs, self._max_outputs = max_graphs, max_outputs
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._captured: OrderedDict[bytes, _Captured] = OrderedDict()
+        self._memory: Any = None
+        self.num_replays = 0
+
+    def run(self, key: bytes, num_outputs: int, inputs: Mapping[str, Tensor], compute: Compute) -> Tensor:
+        if num_outputs > self._max_outputs:
+            return compute(inputs)
+        found = self._captured.get(key)
+        if found is None:
+            if not self._is_known(key):
+                return compute(inputs)
+            found = self._capture(key, inputs, compute)
+            if found is None:
+                return compute(inputs)
+        self._captured.move_to_end(key)
+        for name, each in inputs.items():
+            found.inputs[name].copy_(each)
+        found.graph.replay()
+        self.num_replays += 1
+        return found.outputs.clone()  # the next replay, of any of them, writes where these are
+
+    def _is_known(self, key: bytes) -> bool:
+        known = key in self._seen
+        self._seen[key] = None
+        self._seen.move_to_end(key)
+        if len(self._seen) > 8 * self._max_graphs:
+            self._seen.popitem(last=False)
+        return known
+
+    def _capture(self, key: bytes, inputs: Mapping[str, Tensor], compute: Compute) -> _Captured | None:
+        static = {name: each.clone() for name, each in inputs.items()}
+        try:
+            graph, outputs = self._record(key, static, compute)
+        except RuntimeError as error:
+            log.warning("an encoder's passes are not captured: %s", str(error).splitlines()[0])
+            self._max_outputs = 0
+            return None
+        if len(self._captured) >= self._max_graphs:
+            self._captured.popitem(last=False)
+        found = self._captured[key] = _Captured(graph, static, outputs)
+        return found
+
+    def _record(self, key: bytes, inputs: Mapping[str, Tensor], compute: Compute) -> tuple[Graph, Tensor]:
+        """A graph of what `compute` enqueues, and where it writes."""
+        if self._memory is None:
+            self._memory = torch.cuda.graph_pool_handle()
+        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        gc.disable()  # of what is freed in the middle some may belong to the device
+        try:
+            # Not `torch.cuda.graph`, which waits for all that the device does, steps too.
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            try:
+                outputs = compute(inputs)
+            finally:
+                graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
+        return graph, outputs
