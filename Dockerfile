@@ -22,7 +22,7 @@ RUN case "$DEVICE" in \
  && /venv/bin/pip install --index-url "${TORCH_INDEX:-$index}" 'torch>=2.11,<2.14'
 COPY . /src
 # With what reads pictures in chats, and forms of /v1/files. An image without the compiled kernels of the CPU is none.
-RUN /venv/bin/pip install '/src[batches,media]' && /venv/bin/python -c 'import oneloop_native'
+RUN /venv/bin/pip install '/src[batches,media]' && /venv/bin/python -c 'import oneloop_native, oneloop_text'
 
 FROM python:3.12-slim
 ARG DEVICE=cpu

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from runtime.media import EMBEDS as EMBEDS
 from runtime.media import MediaItem as MediaItem
@@ -320,13 +320,30 @@ class TokenStream(Protocol):
 Take = Callable[[Sequence[Output]], Callable[[], Awaitable[None]] | None]
 
 
+class TokenWriter(Protocol):
+    """Takes the ids of one request where a step brings nothing else of it, without an Output.
+
+    Open until it cannot take any at once; who gave it ids then hands them over as an Output, and opens it again behind that."""
+
+    is_open: bool
+
+    @staticmethod
+    def write_all(work: list[Any]) -> list[tuple[Any, Exception | None]]:
+        """Each of `work` is a tuple: a writer of this kind, a list of ids, and whatever. Gives those that took none, and why."""
+        ...
+
+
+WriterOf = Callable[[int], TokenWriter | None]  # by a request's index
+
+
 @runtime_checkable
 class Pushing(Protocol):
     """A TokenStream that hands over what settles, in place of being iterated: a call for each step, and no task that wakes."""
 
-    async def hand_to(self, take: Take) -> None:
+    async def hand_to(self, take: Take, writer_of: WriterOf | None = None) -> None:
         """Call `take` with what an iteration would give; return behind the last. Where it cannot deal with it at once it gives what
-        is to be awaited, and what comes meanwhile is kept. Raises what `take` raises."""
+        is to be awaited, and what comes meanwhile is kept. Raises what `take` raises. `writer_of` is asked behind the first Output
+        of a request, and what its writer takes is not given to `take`."""
         ...
 
 

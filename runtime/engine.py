@@ -658,6 +658,9 @@ class Engine:
         sequence, token_ids, finish, _, pooled = settled
         _, stream, index = self._sinks[sequence.number]
         if finish is None and logprobs is None:
+            if stream.put_ids(index, token_ids):
+                self._note_gained(sequence, token_ids)
+                return
             output = Output(index, token_ids, None, None, sequence.num_cached_tokens)
         else:
             stop_token_id = None
@@ -669,13 +672,16 @@ class Engine:
                 output.logprobs = logprobs[: len(token_ids)]
         output.num_draft_tokens, output.num_accepted_tokens = sequence.num_draft_tokens, sequence.num_accepted_tokens
         if token_ids:
-            if self._admission.counts_tokens:
-                self._admission.gained(sequence.request.caller, len(token_ids))
-            if sequence.has_matchers:
-                self._masked.note(sequence, token_ids)
+            self._note_gained(sequence, token_ids)
         if finish is not None:
             self._forget(sequence)
         stream.put(output)
+
+    def _note_gained(self, sequence: Sequence, token_ids: list[int]) -> None:
+        if self._admission.counts_tokens:
+            self._admission.gained(sequence.request.caller, len(token_ids))
+        if sequence.has_matchers:
+            self._masked.note(sequence, token_ids)
 
     def _hold(self, number: int, entries: list[TokenLogprobs] | None) -> None:
         """Hand over the prompt log-probabilities of a step; None where a logit was no number, which ends the request."""

@@ -5,7 +5,8 @@ read as one Output per request, so its cost is its own and memory is bounded by 
 aborts what is unfinished; that is the only clean-up there is, and it cannot be forgotten.
 
 A reader iterates, and is a task that each step wakes; or it gives `hand_to` a function, which costs a call: `Handover` calls those
-of all streams that have news, behind the engine's own turn, so that the next step is launched before."""
+of all streams that have news, behind the engine's own turn, so that the next step is launched before. Ids that bring nothing else,
+as nearly all, go to a `TokenWriter` without an Output, if such a reader has one: those of many streams by one call."""
 
 from __future__ import annotations
 
@@ -13,28 +14,58 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, NamedTuple, Self
 
-from runtime.api import FinishReason, Output, Take, TokenLogprobs
+from runtime.api import FinishReason, Output, Take, TokenLogprobs, TokenWriter, WriterOf
 
 STREAMS_A_TURN = 64  # handed over at once, half a millisecond; then the loop looks for what else there is
+WRITERS_A_TURN = 256  # the same of those that are written at once
+
+
+class _ToWrite(NamedTuple):
+    """For `TokenWriter.write_all`, and for when it could not. A tuple, since one is made per token."""
+
+    writer: TokenWriter
+    token_ids: list[int]
+    stream: EngineTokenStream
+    number: int  # of the request in it
 
 
 class Handover:
-    """Streams with news for readers that gave a function, in the order they came."""
+    """Streams with news for readers that gave a function, and ids for their writers, in the order they came; first the ids, of
+    which a stream has none behind such news."""
 
     def __init__(self) -> None:
         self._streams: list[EngineTokenStream] = []
+        self._to_write: list[_ToWrite] = []
+        self._is_due = False
 
     def add(self, stream: EngineTokenStream) -> None:
-        if not self._streams:
-            asyncio.get_running_loop().call_soon(self._turn)
         self._streams.append(stream)
+        self._come()
+
+    def write(self, ids: _ToWrite) -> None:
+        self._to_write.append(ids)
+        if not self._is_due:
+            self._come()
+
+    def _come(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
+        self._is_due = False
+        if self._to_write:
+            work, self._to_write = self._to_write[:WRITERS_A_TURN], self._to_write[WRITERS_A_TURN:]
+            for (_, token_ids, stream, number), error in work[0].writer.write_all(work):
+                stream.not_written(number, token_ids, error)
+            if self._to_write:
+                self._come()
+                return
         some, self._streams = self._streams[:STREAMS_A_TURN], self._streams[STREAMS_A_TURN:]
         if self._streams:
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._come()
         for stream in some:
             stream.hand_over()
 
@@ -62,6 +93,8 @@ class EngineTokenStream:
         "_silent",
         "_since_s",
         "_take",
+        "_writer_of",
+        "_writers",
         "held_s",
     )  # fmt: skip
 
@@ -91,12 +124,31 @@ class EngineTokenStream:
         self._handover = handover or Handover()
         self._take: Take | None = None  # while it is not busy with what it was given
         self._is_due = False  # to be handed over
+        self._writer_of: WriterOf | None = None
+        self._writers: dict[int, TokenWriter | None] = {}  # of those of which something has come
 
     # --- the engine's side ----------------------------------------------------------------------------------------
 
     def hold_prompt_logprobs(self, index: int, more: list[TokenLogprobs]) -> None:
         """The next of the prompt's; the request's first Output will have them all."""
         self._prompts.setdefault(index, []).extend(more)
+
+    def put_ids(self, index: int, token_ids: list[int]) -> bool:
+        """`put` what brings nothing else, where a writer takes it and nothing waits that came before; else False."""
+        if self._take is None or self._is_due or self._fresh:
+            return False
+        writer = self._writers.get(index)
+        if writer is None:
+            return False
+        self._handover.write(_ToWrite(writer, token_ids, self, index))
+        return True
+
+    def not_written(self, index: int, token_ids: list[int], error: Exception | None) -> None:
+        """These were put and their writer did not take them."""
+        if error is not None and self._take is not None and self._reader is not None:
+            self._fail(self._reader, error)
+        else:
+            self.put(Output(index, token_ids))
 
     def put(self, output: Output) -> None:
         """The stream owns it from now on."""
@@ -133,6 +185,7 @@ class EngineTokenStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._close_writers()
         for index in tuple(self._open):
             self._leave(index, FinishReason.ABORT)
         self._tell_delivered()
@@ -159,15 +212,19 @@ class EngineTokenStream:
             self._since_s = 0.0
         return [*fresh.values()]
 
-    async def hand_to(self, take: Take) -> None:
+    async def hand_to(self, take: Take, writer_of: WriterOf | None = None) -> None:
         """See `Pushing`."""
+        self._writer_of = writer_of if self._interval == 1 else None
         while self._fresh or self._open:
             if self._fresh:
-                rest = take(self._taken())
+                rest = self._handed(take)
             else:
                 self._reader, self._take = self._create_future(), take
                 try:
                     rest = await self._reader
+                except asyncio.CancelledError:
+                    self._close_writers()
+                    raise
                 finally:
                     self._reader = self._take = None
             if rest is not None:
@@ -183,10 +240,9 @@ class EngineTokenStream:
         rest = None
         try:
             if self._fresh:
-                rest = take(self._taken())
+                rest = self._handed(take)
         except Exception as error:
-            self._take = None
-            reader.set_exception(error)
+            self._fail(reader, error)
             return
         if rest is not None or not self._open:
             self._take = None
@@ -194,11 +250,37 @@ class EngineTokenStream:
         elif self._ended:
             self._tell_delivered()
 
+    def _handed(self, take: Take) -> Callable[[], Awaitable[None]] | None:
+        """What `take` gives for all there is. Where it was done with it at once, writers may go on behind it."""
+        outputs = self._taken()
+        rest = take(outputs)
+        if rest is None and self._writer_of is not None:
+            for index in [output.index for output in outputs if output.finish is None]:
+                if index not in self._writers:
+                    self._writers[index] = self._writer_of(index)
+                elif (writer := self._writers[index]) is not None:
+                    writer.is_open = True
+        return rest
+
+    def _fail(self, reader: asyncio.Future[Any], error: Exception) -> None:
+        self._take = None
+        self._close_writers()
+        if not reader.done():
+            reader.set_exception(error)
+
+    def _close_writers(self) -> None:
+        for writer in self._writers.values():
+            if writer is not None:
+                writer.is_open = False
+
     def stop(self, index: int) -> None:
         self._leave(index, FinishReason.STOP)
 
     def _leave(self, index: int, reason: FinishReason) -> None:
         self._fresh.pop(index, None)
+        writer = self._writers.pop(index, None)
+        if writer is not None:
+            writer.is_open = False
         if index in self._open:
             self._open.discard(index)
             self._end(index, reason)

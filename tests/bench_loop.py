@@ -147,13 +147,12 @@ def main() -> None:
             print(json.dumps(runner.run(measure(args.streams, args.tokens, chat=args.chat))))
         return
     trees, found = [Path.cwd(), *args.tree], {}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}  # and compiled modules
     for turn in range(args.rounds):
         for tree in trees if turn % 2 else trees[::-1]:
             command = [sys.executable, "-m", "tests.bench_loop", "--rounds", "0", "--streams", str(args.streams)]
             command += ["--tokens", str(args.tokens), *(["--chat"] if args.chat else [])]
-            text = subprocess.run(
-                command, cwd=tree, env={**os.environ, "PYTHONPATH": "."}, stdout=subprocess.PIPE, text=True, check=True
-            ).stdout
+            text = subprocess.run(command, cwd=tree, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
             found.setdefault(tree, []).append(json.loads(re.findall(r"{.*}", text)[-1]))
     for tree, rows in found.items():
         medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}

@@ -369,6 +369,8 @@ class FakeEngine:
             live.stream.hold_prompt_logprobs(live.index, found)
         live.begun = True
         logprobs = None if token is None else fake_logprobs(token, live.request)
+        if finish is None and logprobs is None and token is not None and live.stream.put_ids(live.index, [token]):
+            return
         output = Output(
             live.index, [] if token is None else [token], finish, stop_token_id, self.num_cached_tokens,
             logprobs=None if logprobs is None else [logprobs],

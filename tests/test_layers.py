@@ -182,6 +182,10 @@ def test_only_kernels_know_the_compiled_module():
     assert not offences(lambda m: not within(m, "ops", "tests"), lambda m, n: within(n, "oneloop_native"))
 
 
+def test_only_text_knows_what_is_compiled_for_it():
+    assert not offences(lambda m: not within(m, "server.text.native", "tests"), lambda m, n: within(n, "oneloop_text"))
+
+
 def test_the_product_knows_nothing_of_its_measuring():
     room = "runtime.measure"
     assert not offences(lambda m: not within(m, "tests", room), lambda m, n: within(n, room))

@@ -12,13 +12,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
-from runtime.api import EMBEDS, FinishReason, Output, Request, TokenLogprobs, TokenStream
+from runtime.api import EMBEDS, FinishReason, Output, Request, TokenLogprobs, TokenStream, TokenWriter
 from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Tokenizer
+from server.text import native
 from server.text.detokenize import Detokenizer
 from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolCall, joined
 from server.text.stop import StopStrings
@@ -62,6 +64,7 @@ class Choice:
         "_options",
         "_stops",
         "_token_ids",
+        "_writer",
         "finish_reason",
         "num_accepted_tokens",
         "num_cached_tokens",
@@ -87,6 +90,7 @@ class Choice:
         self._end = end
         self._logprobs: list[Entry] = []
         self._token_ids: list[int] = []
+        self._writer: Any = None
         self.num_tokens = 0
         self.num_reasoning_tokens = 0  # of them, its marks included
         self.num_cached_tokens = 0
@@ -100,6 +104,8 @@ class Choice:
 
         Raises EngineFailed, and ApiError where its time was over or its constraints could not be kept."""
         ids = output.token_ids
+        if self._writer is not None:
+            self.num_tokens += self._writer.take_num_tokens()
         self.num_cached_tokens = output.num_cached_tokens
         self.num_draft_tokens, self.num_accepted_tokens = output.num_draft_tokens, output.num_accepted_tokens
         if output.finish is None and (self._stops is None or len(ids) == 1):
@@ -117,6 +123,17 @@ class Choice:
         self._note(shown, output.logprobs)
         self._note(ids[len(shown) :])
         return self._finished(output, self._detokenizer.feed(shown) + self._detokenizer.flush())
+
+    def writer(self, before: bytes, after: bytes, connection: Any) -> TokenWriter | None:
+        """What takes ids that only bring text and writes an event of it, between these, to `connection`, whose `chunk_writer` takes
+        chunks of HTTP/1.1, or is None where they would wait; None where more has to be done, or nothing compiled does it."""
+        options = self._options
+        has_more = options.logprobs is not None or options.token_ids or self._codec is not None
+        if native.module is None or has_more or self._stops is not None:
+            return None
+        self._writer = native.module.TokenWriter(self._detokenizer, before + b'"', b'"' + after, connection)
+        made: TokenWriter = self._writer
+        return made
 
     def _note(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None) -> None:
         """`ids` belong to the answer, and the first so many of `logprobs` to them."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.http.clients import Clients
 from server.http.deadlines import Timed
@@ -117,6 +117,33 @@ class _Outlet:
 
     def close(self) -> None:
         self._connection.finish()
+
+
+class BodyWriter:
+    """Writes the next piece of an answer, once that has begun, as its `send` would. False, and nothing is written, where that would
+    wait, or would not be a chunk."""
+
+    __slots__ = ("_cycle", "_flow", "_outlet")
+
+    def __init__(self, cycle: RequestResponseCycle, flow: FlowControl, outlet: _Outlet) -> None:
+        self._cycle = cycle
+        self._flow = flow
+        self._outlet = outlet  # whose head may still be there
+
+    def __call__(self, body: bytes) -> bool:
+        write = self.chunk_writer
+        if write is None:
+            return False
+        write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
+
+    @property
+    def chunk_writer(self) -> Callable[[bytes], None] | None:
+        """What takes one chunk, with its size; None where that would wait."""
+        cycle = self._cycle
+        if self._flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+            return None
+        return self._outlet.write
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -361,18 +388,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self._parse()
 
-    def body_writer(self) -> Callable[[bytes], bool]:
-        """What writes the next piece of the answer, once that has begun, as its `send` would. False, and nothing is written, where
-        that would wait, or would not be a chunk."""
-        cycle, flow, outlet = self.cycle, self.flow, self._outlet  # the head may still be there
-
-        def write_body(body: bytes) -> bool:
-            if flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
-                return False
-            outlet.write(b"%x\r\n%b\r\n" % (len(body), body))
-            return True
-
-        return write_body
+    def body_writer(self) -> BodyWriter:
+        return BodyWriter(self.cycle, self.flow, self._outlet)
 
     def refuse(self, error: ApiError) -> None:
         """Ends the message that is being sent with `error`, and the connection after it."""

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from starlette.types import Receive, Scope, Send
 
@@ -48,9 +48,13 @@ class Source(Protocol[T_co]):
 @runtime_checkable
 class Pushing(Protocol[T_co]):
     """A Source that hands items over: it calls `take` with each, waits for what that gives, if anything, and returns behind the
-    last. Raises what `take` raises."""
+    last. Raises what `take` raises. What a writer of `writer_of` takes in place of an item is between these two."""
 
-    async def hand_to(self, take: Callable[[T_co], Callable[[], Awaitable[None]] | None]) -> None: ...
+    async def hand_to(
+        self,
+        take: Callable[[T_co], Callable[[], Awaitable[None]] | None],
+        writer_of: Callable[[int], Any] | None = None,
+    ) -> None: ...
 
 
 class Frames(Protocol[T_contra]):
@@ -69,8 +73,22 @@ class Frames(Protocol[T_contra]):
         ...
 
 
+@runtime_checkable
+class Writing(Protocol):
+    """Frames that can do without being fed: a writer to `connection`, a `BodyWriter`, of what is number `index` of a source."""
+
+    def writer(self, index: int, connection: Any) -> Any: ...
+
+
+class _Written(Protocol):
+    num_written: int  # events, so far
+
+
 class EventStream(Generic[T]):
     """`open_source` is called before anything is sent, so what it raises can still become an ordinary error answer.
+
+    Where frames have a `writer(index, connection)` and the connection writes at once, the source is given it: what it takes comes
+    neither here nor to `feed`.
 
     scope["send_body"], where an outer layer put it, is the server's own `send`: the way past layers that only look at the
     start of an answer. scope["body_writer"], where the connection has one, gives what writes a piece at once if it can:
@@ -93,14 +111,20 @@ class EventStream(Generic[T]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         send_body: Send = scope.get("send_body", send)
 
+        writers: list[_Written] = []
+        num_before = 0
+
         async def ping() -> None:
-            await send_body({"type": "http.response.body", "body": PING, "more_body": True})
+            nonlocal num_before
+            before, num_before = num_before, sum(each.num_written for each in writers)
+            if num_before == before:
+                await send_body({"type": "http.response.body", "body": PING, "more_body": True})
 
         async with self._open_source() as source, ClientWatch(receive, ping, self._ping_interval_s) as watch:
             await send({"type": "http.response.start", "status": 200, "headers": list(self.HEADERS)})
             if isinstance(source, Pushing):
                 write = scope["body_writer"]() if "body_writer" in scope else _cannot
-                last = await self._hand_over(source, send_body, write, watch)
+                last = await self._hand_over(source, send_body, write, watch, writers)
             else:
                 # A task of its own: every wake-up walks down to the innermost await, and here that is two calls deep instead
                 # of a dozen below the routing. Cancelled with us, and over before the source is left.
@@ -108,10 +132,17 @@ class EventStream(Generic[T]):
             await send_body({"type": "http.response.body", "body": last + self._done, "more_body": False})
 
     async def _hand_over(
-        self, source: Pushing[T], send: Send, write: Callable[[bytes], bool], watch: ClientWatch
-    ) -> bytes:
-        """Has every event but the last ones sent, which it returns."""
-        feed = self._frames.feed
+        self, source: Pushing[T], send: Send, write: Callable[[bytes], bool], watch: ClientWatch,
+        writers: list[_Written],
+    ) -> bytes:  # fmt: skip
+        """Has every event but the last ones sent, which it returns. `writers`: to these it adds who writes beside it."""
+        frames, feed = self._frames, self._frames.feed
+
+        def writer_of(index: int) -> Any:
+            writer = frames.writer(index, write) if isinstance(frames, Writing) else None
+            if writer is not None:
+                writers.append(writer)
+            return writer
 
         def take(item: T) -> Callable[[], Awaitable[None]] | None:
             body = feed(item)
@@ -123,7 +154,7 @@ class EventStream(Generic[T]):
             return partial(send, {"type": "http.response.body", "body": body, "more_body": True})
 
         try:
-            await source.hand_to(take)
+            await source.hand_to(take, writer_of if hasattr(write, "chunk_writer") else None)
             return self._frames.end()
         except Exception as error:
             return self._frames.fail(error)

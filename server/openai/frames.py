@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from orjson import dumps
 
-from runtime.api import Output
+from runtime.api import Output, TokenWriter
 from server.generate.generation import Choice, Generation, PromptChoice
 from server.generate.logprobs import Style, Writer, prompt_table
 from server.generate.transcript import Transcript
@@ -177,6 +177,14 @@ class ChunkFrames:
                 return self._last(output.index, choice, text, None)
             return before + dumps(text) + after if text else b""
         return b"".join(map(self._frame, outputs))
+
+    def writer(self, index: int, connection: Any) -> TokenWriter | None:
+        """What goes on with choice `index` where all there is to say is its text: see `Choice.writer`."""
+        known = self._plain_choices.get(index)
+        if known is None:
+            return None
+        choice, before, after = known
+        return choice.writer(before, after, connection)
 
     def _frame(self, output: Output) -> bytes:
         if self._generation.reads_events:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from runtime.api import Output, Pushing, Take, TokenStream
+from runtime.api import Output, Pushing, Take, TokenStream, WriterOf
 from server.responses.events import ResponseEvents, frame
 
 
@@ -35,13 +35,13 @@ class AnnouncedStream:
             return ()
         return await self._stream.__anext__()
 
-    async def hand_to(self, take: Take) -> None:
+    async def hand_to(self, take: Take, writer_of: WriterOf | None = None) -> None:
         """See `Pushing`."""
         self._announced = True
         if (rest := take(())) is not None:
             await rest()
         if isinstance(self._stream, Pushing):
-            await self._stream.hand_to(take)
+            await self._stream.hand_to(take, writer_of)
             return
         async for outputs in self._stream:
             if (rest := take(outputs)) is not None:

@@ -21,11 +21,14 @@ from __future__ import annotations
 
 import json
 from codecs import utf_8_decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import tokenizers
+
+from server.text import native
 
 Stage = dict[str, Any]
 
@@ -71,7 +74,7 @@ class TokenTable:
         only at the start of a text, such as dropping the leading space of the first word."""
         tokens = self._skipping(self._special_ids - keep_ids if skip_special_tokens else frozenset())
         if isinstance(tokens, _ByteTokens):
-            return _ByteDetokenizer(tokens)
+            return tokens.detokenizer()
         if isinstance(tokens, _TextTokens):
             return _TextDetokenizer(tokens, continues)
         return _WindowDetokenizer(tokens, continues)
@@ -227,9 +230,13 @@ class _ByteTokens:
         self._pieces = pieces
         self.texts: dict[int, str] = {}
         self.broken: dict[int, bytes] = {}
+        self.detokenizer: Callable[[], Detokenizer] = partial(_ByteDetokenizer, self)
+        if native.module is not None:
+            compiled = native.module.BytePieces(partial(_bytes_of_id, backend, skip_ids, pieces))
+            self.detokenizer = partial(native.module.ByteDetokenizer, compiled)
 
     def learn(self, id: int) -> None:
-        data = self._bytes_of(id)
+        data = _bytes_of_id(self._backend, self._skip_ids, self._pieces, id)
         try:
             self.texts[id] = data.decode()
         except UnicodeDecodeError:
@@ -247,11 +254,10 @@ class _ByteTokens:
         tokens = map(self._backend.id_to_token, range(num_ids))
         return [b"" if token is None else _bytes_of(first(token)) for token in tokens]
 
-    def _bytes_of(self, id: int) -> bytes:
-        token = _token_string(self._backend, id)
-        if token is None or id in self._skip_ids:
-            return b""
-        return _bytes_of(self._pieces.first(token))
+
+def _bytes_of_id(backend: tokenizers.Tokenizer, skip_ids: frozenset[int], pieces: _PieceForms, id: int) -> bytes:
+    token = _token_string(backend, id)
+    return b"" if token is None or id in skip_ids else _bytes_of(pieces.first(token))
 
 
 class _ByteDetokenizer:

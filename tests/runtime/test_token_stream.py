@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from runtime.api import FinishReason, Output
-from runtime.token_stream import STREAMS_A_TURN, EngineTokenStream, Handover
+from runtime.token_stream import STREAMS_A_TURN, WRITERS_A_TURN, EngineTokenStream, Handover
 
 Read = Callable[[EngineTokenStream], Awaitable[list[list[int]]]]
 
@@ -173,3 +173,196 @@ async def test_others_have_their_turn_between_the_streams_of_a_large_step():
         0, 1 + STREAMS_A_TURN, 2 + 2 * STREAMS_A_TURN,
     ]  # fmt: skip
     assert [entry for entry in order if entry != "others"] == [*range(len(streams))]
+
+
+# --- written without an Output ------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes (request, ids) to `told`. `free`: takes any."""
+
+    def __init__(self, told: list, index: int) -> None:
+        self.told, self.index = told, index
+        self.is_open = self.free = True
+        self.error: Exception | None = None
+
+    @staticmethod
+    def write_all(work):
+        failed = []
+        for each in work:
+            writer, ids, *_ = each
+            if writer.error is not None:
+                failed.append((each, writer.error))
+            elif writer.is_open and writer.free:
+                writer.told.append((writer.index, ids))
+            else:
+                writer.is_open = False
+                failed.append((each, None))
+        return failed
+
+
+class Written:
+    """A reader of `stream` whose requests have writers: `told` is what these and it are given, in order."""
+
+    def __init__(self, stream: EngineTokenStream) -> None:
+        self.stream, self.told = stream, []
+        self.writers: dict[int, Writer] = {}
+        self.rest: Callable[[], Awaitable[None]] | None = None
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async with self.stream:
+            await self.stream.hand_to(self._take, self._writer_of)
+
+    def _take(self, outputs):
+        self.told += [("taken", output.index, output.token_ids) for output in outputs]
+        return self.rest
+
+    def _writer_of(self, index: int) -> Writer:
+        assert index not in self.writers
+        self.writers[index] = Writer(self.told, index)
+        return self.writers[index]
+
+
+async def settle(stream: EngineTokenStream, index: int, *ids: int, finish: FinishReason | None = None) -> None:
+    """As the engine does, and the loop's turn behind it."""
+    if finish is not None or not stream.put_ids(index, [*ids]):
+        stream.put(Output(index, [*ids], finish))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_ids_behind_the_first_output_of_a_request_go_to_its_writer_and_the_last_does_not():
+    ended = []
+    stream = EngineTokenStream(2, lambda index, reason: ended.append((index, reason)))
+    reader = Written(stream)
+    await asyncio.sleep(0)
+    for id in range(3):
+        await settle(stream, 0, id)
+    await settle(stream, 1, 7)
+    await settle(stream, 1, 8, 9)
+    await settle(stream, 0, 3, finish=FinishReason.LENGTH)
+    await settle(stream, 1, 4, finish=FinishReason.STOP)
+    await reader.task
+    assert reader.told == [
+        ("taken", 0, [0]), (0, [1]), (0, [2]), ("taken", 1, [7]), (1, [8, 9]), ("taken", 0, [3]), ("taken", 1, [4]),
+    ]  # fmt: skip
+    assert not any(writer.is_open for writer in reader.writers.values())
+    assert not ended
+
+
+async def test_what_a_writer_does_not_take_is_handed_over_in_order_and_then_it_goes_on():
+    stream = EngineTokenStream(1, lambda index, reason: None)
+    reader = Written(stream)
+    await asyncio.sleep(0)
+    await settle(stream, 0, 0)
+    reader.writers[0].free = False
+    assert stream.put_ids(0, [1])
+    assert stream.put_ids(0, [2])  # of another step, before the loop's turn
+    await asyncio.sleep(0)
+    reader.writers[0].free = True
+    await settle(stream, 0, 3)
+    await settle(stream, 0, 4)
+    assert reader.told == [("taken", 0, [0]), ("taken", 0, [1, 2]), (0, [3]), (0, [4])]
+    await settle(stream, 0, 5, finish=FinishReason.LENGTH)
+    await reader.task
+
+
+async def test_nothing_is_written_beside_a_reader_that_is_busy():
+    stream, busy = EngineTokenStream(1, lambda index, reason: None), asyncio.Event()
+    reader = Written(stream)
+    await asyncio.sleep(0)
+    await settle(stream, 0, 0)
+    reader.writers[0].free, reader.rest = False, busy.wait
+    for id in range(1, 4):
+        await settle(stream, 0, id)
+    reader.rest, reader.writers[0].free = None, True
+    assert reader.told == [("taken", 0, [0]), ("taken", 0, [1])]
+    busy.set()
+    await asyncio.sleep(0)
+    await settle(stream, 0, 4)
+    await settle(stream, 0, 5)
+    await settle(stream, 0, 6, finish=FinishReason.LENGTH)
+    await reader.task
+    ids = [id for *_, ids in reader.told for id in ids]
+    assert ids == [*range(7)]
+    assert (0, [5]) in reader.told, "it goes on"
+
+
+async def test_the_end_comes_behind_what_is_still_to_be_written():
+    stream = EngineTokenStream(1, lambda index, reason: None)
+    reader = Written(stream)
+    await asyncio.sleep(0)
+    await settle(stream, 0, 0)
+    assert stream.put_ids(0, [1])
+    stream.put(Output(0, [2], FinishReason.LENGTH))
+    await reader.task
+    assert reader.told == [("taken", 0, [0]), (0, [1]), ("taken", 0, [2])]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_nothing_is_written_once_a_reader_has_left_or_stopped_a_request(leaves):
+    stream = EngineTokenStream(1, lambda index, reason: None)
+    reader = Written(stream)
+    await asyncio.sleep(0)
+    await settle(stream, 0, 0)
+    if leaves:
+        reader.task.cancel()
+        assert stream.put_ids(0, [1]), "which it does not know yet"
+    else:
+        assert stream.put_ids(0, [1])
+        stream.stop(0)
+    await asyncio.sleep(0)
+    await asyncio.wait([reader.task])
+    assert not stream.put_ids(0, [2])
+    assert reader.told == [("taken", 0, [0])]
+
+
+async def test_what_a_writer_raises_is_raised_to_its_reader_and_the_others_are_written():
+    handover, ended = Handover(), []
+    streams = [EngineTokenStream(1, lambda index, reason: ended.append(reason), handover=handover) for _ in range(2)]
+    readers = [Written(stream) for stream in streams]
+    await asyncio.sleep(0)
+    for stream in streams:
+        await settle(stream, 0, 0)
+    readers[0].writers[0].error = ZeroDivisionError()
+    for stream in streams:
+        assert stream.put_ids(0, [1])
+    with pytest.raises(ZeroDivisionError):
+        await readers[0].task
+    assert ended == [FinishReason.ABORT]
+    await settle(streams[1], 0, 2, finish=FinishReason.LENGTH)
+    await readers[1].task
+    assert readers[1].told == [("taken", 0, [0]), (0, [1]), ("taken", 0, [2])]
+
+
+async def test_of_many_that_are_written_others_have_their_turn_between_some():
+    handover, told = Handover(), []
+    streams = [EngineTokenStream(1, lambda index, reason: None, handover=handover) for _ in range(WRITERS_A_TURN + 1)]
+    readers = [Written(stream) for stream in streams]
+    await asyncio.sleep(0)
+    for stream in streams:
+        stream.put(Output(0, [0]))
+    for _ in range(1 + WRITERS_A_TURN // STREAMS_A_TURN):
+        await asyncio.sleep(0)
+    for reader in readers:
+        reader.writers[0].told = told
+        assert reader.stream.put_ids(0, [1])
+    counts = []
+    for _ in range(2):
+        await asyncio.sleep(0)
+        counts.append(len(told))
+    assert counts == [WRITERS_A_TURN, WRITERS_A_TURN + 1]
+    for reader in readers:
+        reader.task.cancel()
+    await asyncio.gather(*(reader.task for reader in readers), return_exceptions=True)
+
+
+async def test_where_several_tokens_are_wanted_at_once_nothing_is_written():
+    stream = EngineTokenStream(1, lambda index, reason: None, interval=2)
+    reader = Written(stream)
+    await asyncio.sleep(0)
+    await settle(stream, 0, 0)
+    assert not stream.put_ids(0, [1])
+    await settle(stream, 0, 1, finish=FinishReason.LENGTH)
+    await reader.task

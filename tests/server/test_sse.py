@@ -49,7 +49,7 @@ class ManualSource:
 class PushingSource(ManualSource):
     """The same, which calls with what it would yield."""
 
-    async def hand_to(self, take) -> None:
+    async def hand_to(self, take, writer_of=None) -> None:
         async for item in self:
             if (rest := take(item)) is not None:
                 await rest()

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from server.text import native
 from server.text.detokenize import Detokenizer, TokenTable
 from tests.server.text.made_tokenizers import CORPUS, MADE, made
 
-TABLES: dict[str, TokenTable] = {}
+TABLES: dict[tuple[str, bool], TokenTable] = {}
+
+
+@pytest.fixture(autouse=True, scope="module", params=["compiled", "python"])
+def _compiled_or_not(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(native, "module", None)
+        elif native.module is None:
+            pytest.skip("oneloop_text is not built")
+        yield
 
 
 def table(name: str) -> TokenTable:
     """One per tokenizer, so that later examples meet what earlier ones taught it."""
-    if name not in TABLES:
-        TABLES[name] = TokenTable(made(name))
-    return TABLES[name]
+    key = name, native.module is None
+    if key not in TABLES:
+        TABLES[key] = TokenTable(made(name))
+    return TABLES[key]
 
 
 def stream(detokenizer: Detokenizer, feeds: list[list[int]]) -> str:
