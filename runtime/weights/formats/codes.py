@@ -20,6 +20,7 @@ from runtime.weights.rules import Span, WeightsError
 
 FP8, W8, W4 = "fp8", "w8", "w4"
 NF4, FP4, E2M1, Q4, Q8 = "nf4", "fp4", "e2m1", "q4", "q8"
+E8M0 = "F8_E8M0"  # a scale's byte: an exponent; 255 is no number (Microscaling Formats 1.0)
 FOUR_BITS = frozenset({W4, NF4, FP4, E2M1, Q4})
 MIN_GROUP = 32  # columns: kernels take groups of whole times so many
 _WIDTH, _MIN_DECODED = 64, 16  # or of q4 and of places in a table whole parts of so many, or whole times as many
@@ -62,7 +63,9 @@ def kept_as(codes: str, num_columns: int, groups: int) -> str:
 
 
 def as_floats(raw: Bytes, dtype: str) -> Floats:
-    """Rows of bytes of numbers "F32", "F16" or "BF16" -> [rows, numbers]."""
+    """Rows of bytes of numbers "F32", "F16", "BF16" or "F8_E8M0", powers of two -> [rows, numbers]."""
+    if dtype == E8M0:
+        return np.where(raw == 255, np.float32(np.nan), np.ldexp(np.float32(1), raw.astype(np.int32) - 127))
     written = FORMATS[dtype]
     out = np.empty((len(raw), raw.shape[1] // written.size), np.float32)
     dequantize(np.ascontiguousarray(raw), written, out)

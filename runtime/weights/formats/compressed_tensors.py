@@ -1,5 +1,5 @@
-"""compressed-tensors, by its formats float-quantized, int-quantized, naive-quantized, pack-quantized, nvfp4-pack-quantized and
-mxfp4-pack-quantized.
+"""compressed-tensors, by its formats float-quantized, int-quantized, naive-quantized, pack-quantized, nvfp4-pack-quantized,
+mxfp4-pack-quantized and mxfp8-quantized.
 
 FP8 as fp8.py reads it, NVFP4 as nvfp4.py and MXFP4 as mxfp4.py do. `NAME.weight` [N, K] I8 with `weight_scale` of one number, one
 a row or [N, groups]. Packed: `weight_packed` [N, K / codes of a word] I32, `weight_scale` [N, groups], `weight_zero_point`
@@ -20,14 +20,14 @@ import numpy as np
 from runtime.weights.dequantize import Bytes
 from runtime.weights.formats import mxfp4, nvfp4
 from runtime.weights.formats.codes import W4, W8, Coded, as_floats, in_bytes, in_groups
-from runtime.weights.formats.fp8 import ACTIVATIONS, Fp8
+from runtime.weights.formats.fp8 import ACTIVATIONS, Fp8, mxfp8
 from runtime.weights.formats.int32_codes import along_columns, along_rows, as_weight
 from runtime.weights.formats.scheme import Composite, StoredTensor, UnreadScheme
 from runtime.weights.rules import Span
 
 _FORMATS = frozenset({
     "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
-    "mixed-precision",
+    "mxfp8-quantized", "mixed-precision",
 })  # fmt: skip
 _FLOATS = ("F32", "BF16", "F16")
 
@@ -96,6 +96,7 @@ class CompressedTensors:
 
     def composites(self, stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
         yield from self._fp8.composites(stored)
+        yield from mxfp8(stored)
         yield from nvfp4.of_compressed_tensors(stored)
         yield from mxfp4.of_compressed_tensors(stored)
         for name, tensor in stored.items():

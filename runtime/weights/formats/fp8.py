@@ -1,7 +1,8 @@
 """FP8: numbers of eight bits (E4M3) and what they are to be multiplied by, as DeepSeek, Qwen, Llama and ModelOpt publish them.
 
 `NAME.weight` [N, K] F8_E4M3; beside it `weight_scale_inv` or `weight_scale`, which both multiply: one number, one a row, or one a
-block of rows and columns, of the size that the config says (`weight_block_size`, 128 by 128). What activations are rounded by
+block of rows and columns, of the size that the config says (`weight_block_size`, 128 by 128), as floats or as powers of two (E8M0).
+MXFP8 of compressed-tensors has the latter's bytes as U8, one for 32 columns of a row. What activations are rounded by
 (`input_scale`) is not used: kernels round each token by its own largest, or not at all."""
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from runtime.weights.dequantize import Bytes
-from runtime.weights.formats.codes import FP8, Coded, as_floats, in_bytes
+from runtime.weights.formats.codes import E8M0, FP8, Coded, as_floats, in_bytes
 from runtime.weights.formats.scheme import Composite, StoredTensor, UnreadScheme
 from runtime.weights.rules import Shape, Span
 
@@ -22,7 +23,7 @@ ACTIVATIONS = (
     ".input_scale", ".input_scale_ub", ".input_zero_point", ".q_scale", ".prob_scale", ".weight_zero_point",
 )  # fmt: skip
 _SCALES = ("_scale_inv", "_scale")  # behind the weight's name
-_FLOATS = ("F32", "BF16", "F16")
+_FLOATS = ("F32", "BF16", "F16", E8M0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,15 @@ def fp8_written(shape: Shape, scales: StoredTensor, block: tuple[int, int]) -> F
         return None
     groups = num_columns // gcd(num_columns, block[1]) if num_columns > block[1] else 1
     return Fp8Written(FP8, num_columns, groups, block, scales.dtype)
+
+
+def mxfp8(stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
+    for name, (dtype, shape) in stored.items():
+        scales = stored.get(f"{name}_scale")
+        if dtype == "F8_E4M3" and len(shape) == 2 and scales is not None and scales.dtype == "U8":
+            written = fp8_written(shape, StoredTensor(E8M0, scales.shape), (1, 32))
+            if written is not None:
+                yield Composite(name, shape, {"weight": name, "scales": f"{name}_scale"}, written)
 
 
 def fine_grained(section: Mapping[str, Any]) -> Fp8:

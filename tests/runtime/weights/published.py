@@ -258,7 +258,12 @@ def fp8(section: Mapping[str, Any], block: tuple[int, int] | None, scale_name: s
         scales = ((torch.rand(shape, generator=random) + 0.5) / 448).to(dtype)
         wide = scales.float().repeat_interleave(down, 0).repeat_interleave(across, 1)[:rows, :columns]
         codes = (weight / wide).clamp(-448, 448).to(torch.float8_e4m3fn)
-        tensors = {f"{name}.weight": codes, f"{name}.{scale_name}": scales.flatten() if block is None else scales}
+        bare = (
+            scales.view(torch.uint8)
+            if dtype == torch.float8_e8m0fnu and "compressed" in section["quant_method"]
+            else scales
+        )
+        tensors = {f"{name}.weight": codes, f"{name}.{scale_name}": bare.flatten() if block is None else bare}
         if block is None:
             tensors[f"{name}.input_scale"] = torch.rand(1, generator=random)
         return tensors, codes.float() * wide
@@ -302,6 +307,13 @@ DIALECTS = {
     "float-quantized": fp8(_compressed("float-quantized", _FLOAT8), (1, 0), "weight_scale", torch.bfloat16),
     "fp8, one scale": fp8(BLOCKS, None, "weight_scale", torch.float32),
     "fp8, blocks of 128": fp8(BLOCKS | {"weight_block_size": [128, 128]}, (128, 128), "weight_scale_inv", torch.float32),
+    "fp8, blocks of 128 by powers of two": fp8(
+        BLOCKS | {"weight_block_size": [128, 128]}, (128, 128), "weight_scale_inv", torch.float8_e8m0fnu
+    ),
+    "mxfp8-quantized": fp8(
+        _compressed("mxfp8-quantized", _FLOAT8 | {"strategy": "group", "group_size": 32}), (1, 32), "weight_scale",
+        torch.float8_e8m0fnu,
+    ),
     "fp8, blocks of 48 by 64": fp8(BLOCKS | {"weight_block_size": [48, 64]}, (48, 64), "weight_scale_inv", torch.bfloat16),
     "fp8, blocks wider than what is left": fp8(
         BLOCKS | {"weight_block_size": [64, 96]}, (64, 96), "weight_scale_inv", torch.float32

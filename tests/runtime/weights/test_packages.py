@@ -134,3 +134,22 @@ def test_mxfp4_of_compressed_tensors(tmp_path):
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     section = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": groups}
     agree(tmp_path, written(tmp_path, section, quantise))
+
+
+def test_mxfp8_of_compressed_tensors(tmp_path):
+    base = pytest.importorskip("compressed_tensors.compressors.mxfp8.base")
+    quantization = pytest.importorskip("compressed_tensors.quantization")
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    args = quantization.QuantizationArgs(**weights, scale_dtype=torch.uint8)
+    scheme = quantization.QuantizationScheme(targets=["Linear"], weights=args)
+
+    def quantise(name, layer):
+        weight = layer.weight.data
+        scales = torch.exp2(torch.floor(torch.log2(weight.unflatten(1, (-1, 32)).abs().amax(2))) - 8)
+        made = base.MXFP8QuantizationCompressor.compress({"weight": weight, "weight_scale": scales}, scheme)
+        numbers = base.MXFP8QuantizationCompressor.decompress(made, scheme)["weight"]
+        return {f"{name}.{role}": each for role, each in made.items()}, {}, numbers
+
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    section = {"quant_method": "compressed-tensors", "format": "mxfp8-quantized", "config_groups": groups}
+    agree(tmp_path, written(tmp_path, section, quantise))
