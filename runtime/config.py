@@ -60,6 +60,11 @@ class EngineConfig(EngineOptions):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def stages_apart(self) -> bool:
+        """Whether each stage has a process of its own."""
+        return self.distributed_executor_backend != "uni"
+
+    @property
     def lora(self) -> LoraLimits | None:
         """The room that adapters are to have. Raises PlanError."""
         if not self.enable_lora:

@@ -495,6 +495,11 @@ class Engine:
         """There may be something to do."""
         self._work.set()
 
+    def lose(self, error: BaseException) -> None:
+        """No step can be computed any more, as has become known beside steps."""
+        self._lost = error
+        self.wake()
+
     def note_deferred(self, sampling: ScheduledBatch) -> None:
         """The masks of its rows were late."""
         self._meter.deferred(sampling, self._clock())

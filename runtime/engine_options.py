@@ -142,6 +142,12 @@ class EngineOptions:
         parse=Counts.parse,
         metavar="N,N",
     )
+    distributed_executor_backend: Literal["uni", "ray"] = option(
+        "uni",
+        "where the stages of --pipeline-parallel-size are: uni, all in this process; ray, each in a process of its own, an actor "
+        "of a Ray cluster on a host of its own where there are so many, for a model that is larger than a host",
+        group=ENGINE,
+    )
     data_parallel_size: int = option(
         1,
         "copies of the model in this process, each on devices of its own, among which requests are shared out; on a CPU they share "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class GpuEvent(Protocol):
@@ -25,7 +25,7 @@ class SharedEvent(GpuEvent, Protocol):
 
 
 class WorkerEvent:
-    def __init__(self, future: asyncio.Future[None]) -> None:
+    def __init__(self, future: asyncio.Future[Any]) -> None:
         self._future = future
 
     async def wait(self) -> None:

@@ -23,6 +23,7 @@ from runtime.config import EngineConfig, EnginePlan, PlanError
 from runtime.encode.first_items import encode_first
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.engine import Engine
+from runtime.fault import WorkerGone
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.lora.adapters import Adapters
@@ -36,11 +37,14 @@ from runtime.models.spec.pair import PairSpec
 from runtime.models.spec.placement import read_placement
 from runtime.models.spec.sharding import Placement, kept_whole, sharded
 from runtime.models.spec.stages import keeps_embedding, stages
-from runtime.parallel.group import Group, HostRank, Peers
+from runtime.parallel.group import Apart, Group, HostRank, Peers
+from runtime.parallel.links import AgreeingRank, LinkPort, StageLinks
+from runtime.parallel.messages import Built
+from runtime.parallel.processes import RunnersOverProcesses, StageFailed, StageProcesses
 from runtime.parallel.replicas import Replicas
 from runtime.parallel.runners import RankRunners
 from runtime.parallel.stage_runners import StageRunners
-from runtime.parallel.stages import Handover, Line
+from runtime.parallel.stages import Handover, HostStage, Line, TakesTurns
 from runtime.platform.platform import Platform, Report, choose_platform
 from runtime.profiling.recorder import TorchRecorder
 from runtime.runner.rank_worker import RankWorker, on_every_rank
@@ -58,6 +62,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("oneloop.start")
 
+_SAID_BY_STAGES = {each.__name__: each for each in (PlanError, WeightsError, UnsupportedModel)}
 _MORE_ADAPTERS_READY = 8  # than there are slots, so that some can come while those in slots are kept
 
 
@@ -109,14 +114,14 @@ class SharedDevice:
 
 async def start_replicas(
     config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None,
-    device: SharedDevice | None = None,
+    device: SharedDevice | None = None, processes: StageProcesses | None = None,
 ) -> Engine | Replicas:  # fmt: skip
     """As many engines of the model as `config` says, as one. Arguments and errors as of `start_engine`.
 
     The first is there before the others begin: what it has compiled they find."""
     num, device = config.data_parallel_size, device or SharedDevice()
     if num == 1:
-        return await start_engine(config, files, report, draft, device)
+        return await start_engine(config, files, report, draft, device, processes=processes)
     callers = Callers()
     config = replace(
         config,
@@ -146,15 +151,23 @@ async def start_replicas(
 async def start_engine(
     config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None,
     device: SharedDevice | None = None, *, callers: Callers | None = None, seed: int | None = None,
+    processes: StageProcesses | None = None,
 ) -> Engine:  # fmt: skip
     """`report` is called from the worker thread, or from the loop. `draft`: files of the draft model, where the options name one.
     `device`: that of other engines, if this one shares it. `callers`: of all engines whose limits for a caller are the same ones;
-    `seed`: in the place of the options'.
+    `seed`: in the place of the options'. `processes`: of the other stages, where each has one of its own.
 
     Raises PlanError where options do not fit, WeightsError and UnsupportedModel where the model does not."""
     place = device or SharedDevice()
-    parts = await _built(config, files, _timed(report), draft, place)
-    return Engine(
+    if (processes is None) is config.stages_apart:
+        raise PlanError(
+            "--distributed-executor-backend ray is for the server alone, and for one model of several stages"
+        )
+    if processes is None:
+        parts = await _built(config, files, _timed(report), draft, place)
+    else:
+        parts = await _built_over_processes(config, files, _timed(report), place, processes)
+    engine = Engine(
         parts.scheduler,
         parts.runner,
         parts.model,
@@ -169,11 +182,14 @@ async def start_engine(
         stream_interval=config.stream_interval,
         seed=config.seed if seed is None else seed,
         recorder=partial(TorchRecorder, parts.model.device),
-        bed=ModelBed(config, files, draft, parts, device),
+        bed=None if processes is not None else ModelBed(config, files, draft, parts, device),
         sleep_after_s=config.sleep_after,
         adapters=parts.adapters,
         callers=callers,
     )
+    if processes is not None:
+        processes.when_lost(engine.lose)
+    return engine
 
 
 async def _built(
@@ -191,52 +207,93 @@ async def _built(
         raise
 
 
-async def _built_on_ranks(
-    config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
-) -> EngineParts:
-    """Each rank of each stage has a thread of its own, on which it loads its part and computes that of every step."""
-    size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
-    groups, everyone = [Group(size) for _ in range(num_stages)], Group(config.num_devices)
-    lines = [Line(num_stages) for _ in range(size)] if num_stages > 1 else []
+class _OwnRanks:
+    """The ranks of the stages that this process computes: all of a model's, or one, which `links` connect to the others. Each has a
+    thread of its own, on which it loads its part and computes that of every step."""
 
-    def worker_of(stage: int, number: int) -> RankWorker:
-        place = stage * size + number
-        of_all = HostRank(everyone, place) if lines else None
-        rank = HostRank(groups[stage], number, device.first + place, of_all)
-        return RankWorker(rank, lines[number] if lines else None, stage)
+    def __init__(
+        self, config: EngineConfig, first: int, numbers: Sequence[int], links: StageLinks | None = None
+    ) -> None:
+        """`first`: the number of the first rank's device; `numbers`: of the stages."""
+        self.size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
+        self._groups = [Group(self.size) for _ in numbers]
+        self._everyone = Group(self.size * len(numbers))
+        self.lines = [Line(num_stages) for _ in range(self.size)] if num_stages > 1 else []
+        self._links = links
+        self.by_stage = [
+            [self._worker(group, stage, number, first + place * self.size + number) for number in range(self.size)]
+            for place, (stage, group) in enumerate(zip(numbers, self._groups, strict=True))
+        ]
+        self._first = first
+        self.workers = [worker for stage in self.by_stage for worker in stage]
 
-    by_stage = [[worker_of(stage, number) for number in range(size)] for stage in range(num_stages)]
-    workers = [worker for stage in by_stage for worker in stage]
+    def _worker(self, group: Group, stage: int, number: int, device: int) -> RankWorker:
+        line, ways = self.lines[number] if self.lines else None, None
+        if self._links is not None:
+            rank: HostRank = AgreeingRank(group, number, device, self._links.agreement)
+            ways = self._links.ways[number]
+        elif line is not None:
+            rank = HostRank(group, number, device, HostRank(self._everyone, stage * self.size + number))
+        else:
+            rank = HostRank(group, number, device)
+        return RankWorker(rank, line, stage, ways)
 
-    def end() -> None:
-        for group in (*groups, everyone):
-            group.end()
-        for line in lines:
-            line.end()
+    async def build(
+        self, config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
+    ) -> list[list[Running]]:
+        """By stage, and there by rank."""
+        workers = self.workers
 
-    def rank(planned: Planned, worker: RankWorker) -> Running:
-        reports = report if worker is workers[0] else lambda progress: None
-        return _running(planned, files, worker, reports, draft, worker.rank)
+        def rank(planned: Planned, worker: RankWorker) -> Running:
+            reports = report if worker is workers[0] else lambda progress: None
+            return _running(planned, files, worker, reports, draft, worker.rank)
 
-    try:
         planned = await workers[0].run(lambda: plan_engine(config, files, report, draft, device))
         planned.platform.compile_ahead(planned.plan)
         every = await on_every_rank(workers, lambda worker: rank(planned, worker))
-        ranks = [every[first : first + size] for first in range(0, len(every), size)]
-        runners = [
-            each[0].runner if size == 1 else RankRunners([one.runner for one in each], group.end)
-            for each, group in zip(ranks, groups, strict=True)
+        return [every[first : first + self.size] for first in range(0, len(every), self.size)]
+
+    def runners(self, ranks: Sequence[Sequence[Running]]) -> list[Runner]:
+        """By stage."""
+        return [
+            each[0].runner if self.size == 1 else RankRunners([one.runner for one in each], group.end)
+            for each, group in zip(ranks, self._groups, strict=True)
         ]
+
+    @property
+    def stages(self) -> list[list[HostStage]]:
+        """By stage, those of each line."""
+        return [[worker.stage for worker in stage if worker.stage is not None] for stage in self.by_stage]
+
+    def end(self) -> None:
+        """Whoever waits for another rank or stage fails."""
+        for group in (*self._groups, self._everyone):
+            group.end()
+        for line in self.lines:
+            line.end()
+
+    async def close(self) -> None:
+        self.end()
+        await asyncio.gather(*(worker.close() for worker in self.workers))
+
+
+async def _built_on_ranks(
+    config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
+) -> EngineParts:
+    """All ranks of all stages are threads of this process."""
+    own = _OwnRanks(config, device.first, range(config.pipeline_parallel_size))
+    try:
+        ranks = await own.build(config, files, report, draft, device)
+        runners = own.runners(ranks)
         running = ranks[-1][0]._replace(runner=runners[0])
-        if num_stages > 1:
-            places = [[worker.stage for worker in stage if worker.stage is not None] for stage in by_stage]
-            running = running._replace(runner=StageRunners(runners, places, running.plan.steps_in_flight, end))
-        await _encode_first(running, planned.platform, report)
+        if len(runners) > 1:
+            stages = StageRunners(runners, own.stages, own.lines, running.plan.steps_in_flight, own.end)
+            running = running._replace(runner=stages)
+        await _encode_first(running, device.platform(config.device), report)
     except BaseException:
-        end()
-        await asyncio.gather(*(worker.close() for worker in workers))
+        await own.close()
         raise
-    shards = [each.model for each in ranks[-1]]
+    shards, every = [each.model for each in ranks[-1]], [each for stage in ranks for each in stage]
     parts = running.assembled(report, config.cache_key, shards)
     facts = replace(
         parts.model,
@@ -244,6 +301,90 @@ async def _built_on_ranks(
         kv_cache_bytes=parts.model.kv_cache_bytes * len(every),
     )
     return replace(parts, model=facts)
+
+
+async def _built_over_processes(
+    config: EngineConfig, files: ModelFiles, report: Report, device: SharedDevice, processes: StageProcesses
+) -> EngineParts:
+    """The first stage is this process', whose loop is in charge; each of the others has a process of its own.
+
+    Raises PlanError where one of them has ended."""
+    num_stages = config.pipeline_parallel_size
+    port = LinkPort(processes.host, processes.secret)
+    own: _OwnRanks | None = None
+    theirs: asyncio.Task[list[Built]] | None = None
+    try:
+        await processes.begin(num_stages)
+        theirs = asyncio.create_task(processes.build(config, port.address))
+        theirs.add_done_callback(lambda task: port.close() if task.cancelled() or task.exception() else None)
+        try:
+            own, (ranks,) = await build_stage(config, files, report, device, 0, port, processes.addresses(port.address))
+        except (Apart, OSError):
+            await theirs  # says why, if anybody does
+            raise
+        built = await theirs
+        (runner,) = own.runners([ranks])
+    except BaseException as error:
+        port.close()
+        if theirs is not None:
+            theirs.cancel()
+        if own is not None:
+            await own.close()
+        await processes.close()
+        if isinstance(error, StageFailed | WorkerGone | OSError):
+            raise _of_stages(error) from error
+        raise
+
+    def end() -> None:
+        own.end()
+        port.close()
+
+    far, plan, first = processes.runners(runner), built[-1].plan, ranks[0]
+    stages: list[Sequence[TakesTurns]] = [own.stages[0], *([each.stage] * own.size for each in far)]
+    runner = RunnersOverProcesses(processes, [runner, *far], stages, own.lines, plan.steps_in_flight, end)
+    parts = Running(plan, first.model, first.eos_token_ids, runner).assembled(report, config.cache_key)
+    facts = replace(
+        built[-1].model,
+        weights_bytes=sum(each.model.weights_bytes for each in ranks) + sum(each.weights_bytes for each in built),
+        kv_cache_bytes=first.plan.kv_cache_bytes * len(ranks) + sum(each.kv_cache_bytes for each in built),
+    )
+    return replace(parts, model=facts)
+
+
+def _of_stages(error: BaseException) -> Exception:
+    """What starting raises, for what another process has said."""
+    if isinstance(error, StageFailed) and error.kind in _SAID_BY_STAGES:
+        return _SAID_BY_STAGES[error.kind](str(error))
+    where = ", ".join(getattr(error, "__notes__", ()))
+    return PlanError(f"the stages of the model could not be started: {error}" + (where and f" ({where})"))
+
+
+async def build_stage(
+    config: EngineConfig, files: ModelFiles, report: Report, device: SharedDevice, stage: int, port: LinkPort,
+    addresses: Sequence[tuple[str, int]],
+) -> tuple[_OwnRanks, list[list[Running]]]:  # fmt: skip
+    """The ranks of stage number `stage`, the one that this process computes, connected to all others, which listen at `addresses`;
+    and what they have built. Raises what `start_engine` does, Apart where another one has failed, and OSError."""
+    size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    links = await asyncio.to_thread(port.connected, stage, num_stages, size, addresses)
+    own = _OwnRanks(config, device.first, [stage], links)
+    try:
+        return own, await own.build(config, files, report, None, device)
+    except BaseException:
+        port.close()
+        await own.close()
+        raise
+
+
+def built_stage(ranks: Sequence[Running]) -> Built:
+    """What the other processes are told of it."""
+    plan, model, eos_token_ids, _ = ranks[0]
+    return Built(
+        plan,
+        _model_info(plan, model, eos_token_ids),
+        sum(each.model.weights_bytes for each in ranks),
+        plan.kv_cache_bytes * len(ranks),
+    )
 
 
 class ModelBed:
@@ -526,11 +667,16 @@ def _running(
 
 def _of_rank(planned: Planned, worker: RankWorker) -> Planned:
     """What is known of the part that a rank computes, which has joined; and its stage, if there are several, begins."""
-    spec = parts_of(planned.config, planned.spec, worker.rank.number)[worker.number]
-    plan = planned.plan.for_layers(spec.memory_kinds())
+    spec, plan = parts_of(planned.config, planned.spec, worker.rank.number)[worker.number], planned.plan
+    if worker.ways is not None:  # others have planned by the memory of their hosts
+        num_blocks, max_model_len = map(worker.rank.least, (plan.num_kv_blocks, plan.max_model_len))
+        plan = replace(plan, num_kv_blocks=num_blocks, max_model_len=max_model_len)
+    plan = plan.for_layers(spec.memory_kinds())
     if worker.line is not None:
         num_tensors = 3 if keeps_embedding(spec.all_layers) else 2
-        worker.stage = planned.platform.stage(worker.line, worker.number, num_tensors, spec.hidden_size, plan)
+        worker.stage = planned.platform.stage(
+            worker.line, worker.number, num_tensors, spec.hidden_size, plan, worker.ways
+        )
     return replace(planned, spec=spec, plan=plan)
 
 

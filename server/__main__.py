@@ -14,13 +14,16 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.torch_import import defer_parts_of_torch
 from server.config.command_line import command_of
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
 from server.config.server_options import DEFAULT_HOST, ConfigError
+
+if TYPE_CHECKING:
+    from server.loaded.lifecycle import Load
 
 
 def main() -> int:
@@ -128,6 +131,11 @@ def check_early(config: ServerConfig) -> None:
 
         if not has_nvidia_driver():
             raise ConfigError("--device cuda: there is no NVIDIA driver here (libcuda.so.1); use --device cpu")
+    if config.distributed_executor_backend == "ray":
+        from importlib.util import find_spec
+
+        if find_spec("ray") is None:
+            raise ConfigError("--distributed-executor-backend ray needs Ray: pip install 'oneloop[ray]'")
     names = (config.tool_parser, config.reasoning_parser)
     sizes = (config.max_model_len, config.kv_cache_bytes, config.num_kv_blocks)
     try:
@@ -235,8 +243,14 @@ def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
     from server.process.serve import Process
 
     logs.begin(config.log_level, config.log_format)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        process = Process(config, sock, load, started_s)
+    loading: Load = load
+    with contextlib.ExitStack() as stack:
+        if config.distributed_executor_backend == "ray":
+            from server.ray.stages import StageCluster  # ray, which is an extra
+
+            loading = stack.enter_context(StageCluster(config)).load
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        process = Process(config, sock, loading, started_s)
         code = runner.run(process.run())
         process.end(code)
     return code

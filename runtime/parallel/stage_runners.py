@@ -17,7 +17,7 @@ from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault
 from runtime.gpu_event import GpuEvent
 from runtime.parallel.runners import EveryEvent, blame
-from runtime.parallel.stages import Draws, HostStage, Line, Passage, Turn
+from runtime.parallel.stages import Draws, Line, Passage, TakesTurns, Turn
 from runtime.step import ForwardOutput, Runner, Step
 
 L = TypeVar("L")
@@ -34,12 +34,12 @@ class _Drawn(NamedTuple):
 
 class StageRunners:
     def __init__(
-        self, runners: Sequence[Runner], stages: Sequence[Sequence[HostStage]], depth: int, end: Callable[[], None]
-    ) -> None:
-        """`stages`: by stage, those of each line. `depth`: steps that are under way at most. `end`: has whoever waits for a stage
-        fail, which will compute nothing any more."""
-        self._runners, self._stages = runners, stages
-        self._lines: list[Line] = [stage.line for stage in stages[0]]
+        self, runners: Sequence[Runner], stages: Sequence[Sequence[TakesTurns]], lines: Sequence[Line], depth: int,
+        end: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`stages`: by stage, those of each of `lines`. `depth`: steps that are under way at most. `end`: has whoever waits for
+        a stage fail, which will compute nothing any more."""
+        self._runners, self._stages, self._lines = runners, stages, lines
         self._depth = depth
         self._end = end
         self._num_draws = 0

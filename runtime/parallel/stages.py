@@ -94,6 +94,12 @@ class Turn(NamedTuple):
                 each.leave()
 
 
+class TakesTurns(Protocol):
+    """Whoever computes a stage, or hands on to who does. `next`: set by who launches, just before a piece of work is submitted."""
+
+    next: Turn
+
+
 class Line:
     """Of each of `size` stages the device that hands on to that of the next one: with shards of every layer, that of the same
     rank."""
@@ -177,8 +183,12 @@ class HostStage:
                 self._tell(turn.draws)
             return done
         except BaseException:
-            turn.leave()
+            self._leave(turn)
             raise
+
+    def _leave(self, turn: Turn) -> None:
+        """Nobody is left waiting for what a piece of work was to give."""
+        turn.leave()
 
     # --- Handover -------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from runtime.models.encoder import Encoder
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
 from runtime.parallel.group import HostRank, Peers
+from runtime.parallel.links import Ways
 from runtime.parallel.stages import HostStage, Line
 from runtime.platform.captured_proposals import CapturedProposals
 from runtime.platform.captured_steps import CapturedSteps
@@ -83,13 +84,18 @@ class CudaPlatform:
         self._free_at_start.setdefault(rank.device, self.memory().free)
         return CudaRank(rank) if rank.size > 1 else rank
 
-    def stage(self, line: Line, number: int, num_tensors: int, width: int, plan: EnginePlan) -> HostStage:
+    def stage(
+        self, line: Line, number: int, num_tensors: int, width: int, plan: EnginePlan, ways: Ways | None
+    ) -> HostStage:
+        assert ways is None, "they have been refused"
         return CudaStage(line, number, num_tensors, width, getattr(torch, plan.dtype), plan.max_num_batched_tokens)
 
     def use(self, device: int) -> None:
         torch.cuda.set_device(device)
 
     def refuse(self, config: EngineConfig) -> None:
+        if config.stages_apart:
+            raise PlanError("--distributed-executor-backend ray is for CPUs so far: leave it out, or take --device cpu")
         if config.kernels == "native":
             raise PlanError("kernels native are for the CPU; use --device cpu, or leave --kernels alone")
         size, copies = config.tensor_parallel_size, config.data_parallel_size * config.pipeline_parallel_size

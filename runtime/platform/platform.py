@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from runtime.models.model import Model
     from runtime.models.spec.model import ModelSpec
     from runtime.parallel.group import HostRank, Peers
+    from runtime.parallel.links import Ways
     from runtime.parallel.stages import HostStage, Line
     from runtime.runner.worker import Worker
     from runtime.step import Runner
@@ -61,9 +62,11 @@ class Platform(Protocol):
         from here on its device is this thread's."""
         ...
 
-    def stage(self, line: Line, number: int, num_tensors: int, width: int, plan: EnginePlan) -> HostStage:
+    def stage(
+        self, line: Line, number: int, num_tensors: int, width: int, plan: EnginePlan, ways: Ways | None
+    ) -> HostStage:
         """Stage `number` of a model that is cut into several, on its own thread, which has joined: what it hands on is so many
-        tensors of `width`."""
+        tensors of `width`. `ways`: to those of other processes, where each stage has one."""
         ...
 
     def use(self, device: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from runtime.parallel.group import Apart, HostRank
+from runtime.parallel.links import Ways
 from runtime.parallel.stages import HostStage, Line, RowTables
 from runtime.runner.worker import Worker
 
@@ -15,12 +16,12 @@ T = TypeVar("T")
 
 
 class RankWorker(Worker):
-    """`line` and `number`: which of several stages it computes, if there are several; `stage`: that, set when it is known what
-    stages hand on."""
+    """`line` and `number`: which of several stages it computes, if there are several; `ways`: to those of other processes, if it is
+    the one of this; `stage`: that, set when it is known what stages hand on."""
 
-    def __init__(self, rank: HostRank, line: Line | None = None, number: int = 0) -> None:
+    def __init__(self, rank: HostRank, line: Line | None = None, number: int = 0, ways: Ways | None = None) -> None:
         super().__init__()
-        self.rank = rank
+        self.rank, self.ways = rank, ways
         self.line, self.number = line, number
         self.stage: HostStage | None = None
 

@@ -82,7 +82,25 @@ def contradiction(options: ServerOptions) -> str | None:
         or _bad_origins(options)
         or _bad_hosts(options)
         or _bad_adapters(options)
+        or _bad_stages(options)
     )
+
+
+def _bad_stages(options: ServerOptions) -> str | None:
+    if options.distributed_executor_backend == "uni":
+        return None
+    named = f"--distributed-executor-backend {options.distributed_executor_backend}"
+    if options.pipeline_parallel_size == 1:
+        return f"{named} begins a process for each stage of a model: add --pipeline-parallel-size"
+    for flag, is_asked, instead in (
+        ("--data-parallel-size", options.data_parallel_size > 1, "take the replicas of oneloop ray"),
+        ("--embedding-model", options.embedding_model is not None, "serve that by a process of its own"),
+        ("--model twice", len(options.models) > 1, "one model has all hosts"),
+        ("--sleep-after", options.sleep_after is not None, "its stages do not sleep"),
+    ):
+        if is_asked:
+            return f"{flag} is not for {named}: {instead}"
+    return None
 
 
 def _bad_models(options: ServerOptions) -> str | None:

@@ -108,7 +108,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
 
 # Keywords of vLLM's LLM that scripts carry along: what they may say here, and why nothing else.
 _VLLM_KEYWORDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "pipeline_parallel_size": ((1,), "a model runs on one device here"),
+    "distributed_executor_backend": (("mp", "uni"), "stages in processes of their own are for the server"),
     "trust_remote_code": ((False,), "code that comes with a model is never run; models that need it cannot be served"),
     "disable_log_stats": ((True, False), ""),
     "task": (("auto", "generate"), "runner='pooling' serves a model to be pooled, and convert says what for"),

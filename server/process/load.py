@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -33,6 +34,8 @@ from server.media.media_options import MediaOptions
 from server.structured.compiler import Grammars
 
 if TYPE_CHECKING:
+    from runtime.parallel.messages import Join
+    from runtime.parallel.processes import Launcher
     from runtime.start import SharedDevice
     from runtime.weights.fetch import ModelFiles
 
@@ -48,9 +51,12 @@ _FOR_ALL_MODELS = (
 )  # fmt: skip
 
 
-async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedModel:
+async def load(
+    config: ServerConfig, report: Report, cancel: Event, *, stages: Callable[[], Launcher] | None = None
+) -> LoadedModel:
     """The first model, and the one that is to be pooled beside it, if there is one: that first, since the other one takes what
-    memory is left. `cancel`, once set, ends a download.
+    memory is left. `cancel`, once set, ends a download. `stages`: what begins the processes of a model's other stages, where each
+    has one of its own.
 
     Raises LoadError."""
     report(LoadProgress("import"))
@@ -63,7 +69,7 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
         beside = await source.loaded()
         config = dataclasses.replace(config, runner="generate", convert="auto", pooler_config=None)
     try:
-        loaded = await _load_turns(config, report, cancel, device)
+        loaded = await _load_turns(config, report, cancel, device, stages)
     except BaseException:
         if beside is not None:
             await beside.engine.close()
@@ -71,7 +77,9 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
     return loaded if beside is None else dataclasses.replace(loaded, beside=beside)
 
 
-async def _load_turns(config: ServerConfig, report: Report, cancel: Event, device: SharedDevice) -> LoadedModel:
+async def _load_turns(
+    config: ServerConfig, report: Report, cancel: Event, device: SharedDevice, stages: Callable[[], Launcher] | None
+) -> LoadedModel:
     """The first of its models, and how it takes turns with the others, if there are any."""
     from runtime.weights.fetch import check_name
     from runtime.weights.rules import WeightsError
@@ -82,7 +90,7 @@ async def _load_turns(config: ServerConfig, report: Report, cancel: Event, devic
             check_name(each.model)
     except WeightsError as error:
         raise LoadError(str(error)) from error
-    sources = [ModelSource(first, report, cancel, device)]
+    sources = [ModelSource(first, report, cancel, device, stages=stages)]
     sources += [ModelSource(each, _phases_logged(each.served_names[0]), cancel, device) for each in others]
     loaded = await sources[0].loaded()
     if not others:
@@ -134,11 +142,13 @@ class Prepared:
 
 class ModelSource:
     """A `swaps.Source`: a model's files. `beside`: it is pooled while another one's answers are read. `place`: among several, if it
-    has one."""
+    has one. `stages`: as `load` has it."""
 
     def __init__(
-        self, config: ServerConfig, report: Report, cancel: Event, device: SharedDevice, *, beside: bool = False
-    ) -> None:
+        self, config: ServerConfig, report: Report, cancel: Event, device: SharedDevice, *, beside: bool = False,
+        stages: Callable[[], Launcher] | None = None,
+    ) -> None:  # fmt: skip
+        self._stages = stages
         self.place: SwappedModel[LoadedModel] | None = None
         self._config = config
         self._report = report
@@ -160,7 +170,9 @@ class ModelSource:
 
     async def load(self) -> LoadedModel:
         assert self._prepared is not None, "it was prepared"
-        loaded = await _load_one(self._config, self._report, self._prepared, self._device, beside=self._beside)
+        loaded = await _load_one(
+            self._config, self._report, self._prepared, self._device, beside=self._beside, stages=self._stages
+        )
         self._prepared = None
         return loaded.in_turns(self.place)
 
@@ -217,10 +229,13 @@ def _is_light(model: str) -> bool:
 
 
 async def _load_one(
-    config: ServerConfig, report: Report, prepared: Prepared, device: SharedDevice, *, beside: bool
-) -> LoadedModel:
+    config: ServerConfig, report: Report, prepared: Prepared, device: SharedDevice, *, beside: bool,
+    stages: Callable[[], Launcher] | None,
+) -> LoadedModel:  # fmt: skip
     """Raises LoadError."""
     from runtime.config import EngineConfig, PlanError
+    from runtime.parallel.messages import ModelName
+    from runtime.parallel.processes import StageProcesses
     from runtime.start import start_replicas
     from runtime.weights.rules import WeightsError
 
@@ -237,7 +252,12 @@ async def _load_one(
         pools = config.runner == "pooling" or (config.runner == "auto" and files.modules is not None)
         options = EngineConfig.of(config, end_token_ids=end_token_ids, beside=beside, pools=pools)
         try:
-            engine = await start_replicas(options, files, _noting_weights(report, imported), prepared.draft, device)
+            processes = None
+            if stages is not None:
+                processes = StageProcesses(stages(), ModelName(config.model, config.revision))
+            engine = await start_replicas(
+                options, files, _noting_weights(report, imported), prepared.draft, device, processes
+            )
             imported.set()
             report(LoadProgress("grammars"))
             await warming
@@ -407,6 +427,14 @@ def draft_files(config: ServerConfig, fetch: partial[ModelFiles]) -> ModelFiles 
     if speculation is None or speculation.model is None:
         return None
     return fetch(speculation.model, None, load_format="dummy" if config.load_format == "dummy" else "auto")
+
+
+async def compute_stage(join: Join) -> None:
+    """What a process does that computes a stage of a model for another: see `runtime.stage_process`."""
+    await asyncio.to_thread(import_engine)
+    from runtime import stage_process
+
+    await stage_process.compute_stage(join)
 
 
 def check_sizes(config: ServerConfig) -> None:

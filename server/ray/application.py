@@ -16,12 +16,12 @@ from server.config.server_config import ServerConfig
 from server.context import logs
 from server.context.background import switch_quickly
 from server.context.offload import limit_arenas
-from server.process.load import load
 from server.ray.fleet import ServeFleet
 from server.ray.ingress import ingress_app
 from server.ray.options import RayOptions, num_devices
 from server.ray.replica import Replica
 from server.ray.router import PrefixRouter
+from server.ray.stages import load_in_replica, shares, strategy
 
 HEALTH_PERIOD_S = 2.0  # a replica that died is replaced after as long, at most
 HEALTH_LIMIT_S = 30.0
@@ -36,7 +36,7 @@ class ServedReplica(Replica):
         logs.begin(config.log_level, config.log_format)
         limit_arenas()
         switch_quickly()
-        Replica.__init__(self, config, load, serve.get_replica_context().replica_id.unique_id)
+        Replica.__init__(self, config, load_in_replica, serve.get_replica_context().replica_id.unique_id)
         await self.start()
 
     async def __del__(self) -> None:  # which Serve calls, once, before the process ends
@@ -71,6 +71,7 @@ def build(options: RayOptions, config: ServerConfig) -> Application:
     replicas = serve.deployment(ServedReplica).options(
         name="Replica",
         ray_actor_options={"num_cpus": options.cpus_per_replica, "num_gpus": gpus},
+        **_placement(own, options.cpus_per_replica, gpus),
         max_ongoing_requests=options.max_ongoing(own),
         max_queued_requests=config.max_queue,
         request_router_config=RequestRouterConfig(
@@ -120,8 +121,17 @@ def _number(options: RayOptions) -> dict[str, Any]:
     }
 
 
+def _placement(config: ServerConfig, num_cpus: int, num_gpus: int) -> dict[str, Any]:
+    if config.distributed_executor_backend == "uni":
+        return {}
+    return {
+        "placement_group_bundles": shares(config, num_cpus, num_gpus),
+        "placement_group_strategy": strategy(config, num_gpus),
+    }
+
+
 def num_gpus(options: RayOptions, config: ServerConfig) -> int:
-    """Of each replica: all on one machine, since it is one process."""
+    """Of each replica: all on one machine, since it is one process. Of a model whose stages are apart: of each stage."""
     if options.gpus_per_replica is not None:
         return options.gpus_per_replica
     if config.device == "cpu":

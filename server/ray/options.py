@@ -107,7 +107,8 @@ class RayOptions:
 
 def num_devices(config: ServerConfig) -> int:
     """GPUs that one process takes."""
-    return config.tensor_parallel_size * config.pipeline_parallel_size * config.data_parallel_size
+    num_stages = config.pipeline_parallel_size if config.distributed_executor_backend == "uni" else 1
+    return config.tensor_parallel_size * num_stages * config.data_parallel_size
 
 
 def replica_config(config: ServerConfig) -> ServerConfig:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from runtime.config import EngineConfig
-from runtime.start import EngineParts, SharedDevice, _built
+from runtime.start import EngineParts, SharedDevice, _built, _built_over_processes
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import compare, references, run
 from tests.equality.test_families import FAMILIES, MAX_TOKENS, VOCAB, drawn
+from tests.runtime.parallel.elsewhere import elsewhere
 
 NATIVE = [name for name, family in FAMILIES.items() if family.model_impl == "native"]
 WAYS = {
@@ -33,6 +34,10 @@ def check(name: str, folder: Path, device: str, **options: Any) -> None:
 
     async def parts(model: None, config: EngineConfig) -> EngineParts:
         of_several = replace(config, max_num_mixed_tokens=config.max_num_batched_tokens, **options)
+        if of_several.stages_apart:
+            return await _built_over_processes(
+                of_several, files, lambda progress: None, SharedDevice(), elsewhere(files)
+            )
         return await _built(of_several, files, lambda progress: None, None, SharedDevice())
 
     rng = random.Random(3)

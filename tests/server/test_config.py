@@ -91,7 +91,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "log_format": "json", "otlp_traces_endpoint": "http://localhost:4318",
         "ssl_certfile": config_file("c"), "ssl_keyfile": config_file("k"),
         "ssl_ca_certs": config_file("a"), "ssl_cert_reqs": 1, "tensor_parallel_size": 2, "data_parallel_size": 3,
-        "pipeline_parallel_size": 4, "pipeline_layers": (17, 15),
+        "pipeline_parallel_size": 4, "pipeline_layers": (17, 15), "distributed_executor_backend": "ray",
         "enable_expert_parallel": True, "expert_placement": "f.json",
         "embedding_model": "org/embedder",
         "enable_mm_embeds": True, "enable_prompt_embeds": True,
@@ -126,6 +126,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
             "lora_dir": ["--enable-lora"],
             "default_mm_loras": ["--enable-lora"],
             "lora_resolver": ["--enable-lora"],
+            "distributed_executor_backend": ["-pp", "2"],
         }.get(name, [])
         assert getattr(parse(flags + needed, {}), fields[name]) == value
         assert getattr(parse(needed, {variable_of(name): text}), fields[name]) == value
@@ -340,6 +341,21 @@ def test_several_models_are_one_after_another_called_as_they_are_given_or_as_som
 def test_what_contradicts_several_models_is_refused(flags, reason):
     with pytest.raises(ConfigError, match=reason):
         parse(flags, {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ([], "add --pipeline-parallel-size"),
+        (["-pp", "2", "-dp", "2"], "take the replicas of oneloop ray"),
+        (["-pp", "2", "--embedding-model", "e"], "serve that by a process of its own"),
+        (["-pp", "2", "--model", "a", "--model", "b"], "one model has all hosts"),
+        (["-pp", "2", "--sleep-after", "9"], "its stages do not sleep"),
+    ],
+)
+def test_what_contradicts_stages_in_processes_of_their_own_is_refused(flags, reason):
+    with pytest.raises(ConfigError, match=reason):
+        parse(["--distributed-executor-backend", "ray", *flags], {})
 
 
 def test_what_is_answered_by_one_model_takes_no_several():

@@ -1,0 +1,212 @@
+"""FarRunner: the runner of a stage that another process computes, as the loop in charge has it.
+
+Steps are sent when they are launched, and settled when that process tells their end. Where it ends, or its host is gone, whoever
+waits for one of them is told (`ProcessGone`), and so is who launches more."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from runtime.api import TokenLogprobs
+from runtime.batch import ScheduledBatch
+from runtime.constrain.masks import RowMasks
+from runtime.fault import Fault, RowFailed, WorkerGone
+from runtime.gpu_event import GpuEvent, WorkerEvent
+from runtime.parallel.group import Apart
+from runtime.parallel.messages import (
+    Await,
+    Close,
+    Connection,
+    Done,
+    Failed,
+    Forget,
+    PromptLogprobs,
+    TurnSaid,
+    Work,
+    unpacked,
+)
+from runtime.parallel.stages import Turn
+from runtime.step import ForwardOutput, Runner, Step, StepResult
+
+CLOSE_LIMIT_S = 5.0  # for what is computed there to end
+
+
+class ProcessGone(WorkerGone):
+    """The process that computes a stage has ended, or is not to be reached any more."""
+
+
+class FarFailure(RuntimeError):
+    """What a step raised in another process, in its words."""
+
+    def __init__(self, text: str, fault: Fault) -> None:
+        super().__init__(text)
+        self.fault = fault
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step that is there. `told`: what it `tells` of prompts, which comes behind its end."""
+
+    tells: bool
+    ended: asyncio.Future[Done]
+    told: Future[list[list[TokenLogprobs] | None]] = field(default_factory=Future)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+            self.ended.exception()  # seen: an engine that has died does not wait for it
+        if not self.told.done():
+            self.told.set_exception(error)
+
+    def result(self) -> StepResult:
+        result = self.ended.result().result
+        return StepResult([]) if result is None else unpacked(result)
+
+
+class _Kept:
+    """The logits of a step, which the other process keeps until this goes."""
+
+
+class FarStage:
+    """In the place of the `HostStage` of another process: what its next piece of work takes and gives."""
+
+    def __init__(self) -> None:
+        self.next = Turn()
+
+
+class FarRunner:
+    def __init__(self, connection: Connection, place: str, beside: Runner) -> None:
+        """`place`: of the process, for people. `beside`: the runner of this process' stage, which knows what errors mean here."""
+        self.stage = FarStage()
+        self._connection, self._beside = connection, beside
+        self._place = place
+        self._loop = asyncio.get_running_loop()
+        self._num_sent = 0
+        self._pending: dict[int, _Pending] = {}
+        self._gone: ProcessGone | None = None
+        self._closing: asyncio.Future[bool] | None = None
+
+    # --- Runner ---------------------------------------------------------------------------------------------------
+
+    def encode(self, batch: ScheduledBatch) -> Sequence[asyncio.Future[None]]:
+        assert not batch.encoder_work, "a model of several stages has no encoder"
+        return ()
+
+    def launch(self, batch: ScheduledBatch) -> Step:
+        return self._step(batch, self._work(batch)[1])
+
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
+        return self._output(batch, self._work(batch, to_sample=True)[0])
+
+    def fault(self, error: BaseException) -> Fault:
+        if isinstance(error, FarFailure):
+            return error.fault
+        return Fault.LOST if isinstance(error, ProcessGone) else self._beside.fault(error)
+
+    async def close(self) -> bool:
+        """See `Runner`. True where the process has ended its work."""
+        if self._gone is not None:
+            return True
+        self._closing = self._loop.create_future()
+        self._connection.send(Close())
+        await asyncio.wait({self._closing}, timeout=CLOSE_LIMIT_S)
+        return self._closing.done()
+
+    # --- what comes -----------------------------------------------------------------------------------------------
+
+    def heard(self, message: object) -> None:
+        match message:
+            case Done(number):
+                pending = self._pending[number]
+                pending.ended.set_result(message)
+                if not pending.tells:
+                    del self._pending[number]
+            case PromptLogprobs(number, entries):
+                self._pending.pop(number).told.set_result(entries)
+            case Failed(number):
+                self._pending.pop(number).fail(_as_raised(message))
+
+    def lost(self, why: str) -> ProcessGone:
+        """Nothing more comes from there."""
+        if self._gone is None:
+            self._gone = ProcessGone(why)
+            self._gone.add_note(f"{self._place}: {why}")
+            for pending in self._pending.values():
+                pending.fail(self._gone)
+            self._pending.clear()
+        if self._closing is not None and not self._closing.done():
+            self._closing.set_result(True)
+        return self._gone
+
+    # --- what goes ------------------------------------------------------------------------------------------------
+
+    def _work(
+        self, batch: ScheduledBatch, of: int | None = None, masks: RowMasks | None = None, *, to_sample: bool = False
+    ) -> tuple[int, _Pending]:
+        """Of what is `to_sample` no end is told but by what samples it. Raises ProcessGone."""
+        turn, self.stage.next = self.stage.next, Turn()
+        number, pending = self._awaited(tells=bool(batch.prompt_logprobs_rows))
+        if to_sample:
+            del self._pending[number]
+        self._connection.send(Work(number, batch, TurnSaid.of(turn), to_sample, of, masks))
+        return number, pending
+
+    def _awaited(self, *, tells: bool = False) -> tuple[int, _Pending]:
+        """Raises ProcessGone."""
+        if self._gone is not None:
+            raise self._gone
+        self._num_sent += 1
+        pending = self._pending[self._num_sent] = _Pending(tells, self._loop.create_future())
+        return self._num_sent, pending
+
+    def _step(self, batch: ScheduledBatch, pending: _Pending) -> Step:
+        return Step(
+            batch,
+            WorkerEvent(pending.ended),
+            pending.result,
+            pending.told.result if pending.tells else None,
+            lambda: pending.ended.result().idle_before_s,
+            lambda: pending.ended.result().was_captured,
+        )
+
+    def _output(self, batch: ScheduledBatch, number: int) -> ForwardOutput:
+        kept = _Kept()
+        weakref.finalize(kept, self._forget, number)
+
+        def sample(some: ScheduledBatch, masks: RowMasks, kept: _Kept = kept) -> Step:
+            return self._step(some, self._work(some, number, masks)[1])
+
+        def snapshot_logits(some: ScheduledBatch, kept: _Kept = kept) -> ForwardOutput:
+            return self._output(some, self._work(some, number, to_sample=True)[0])
+
+        def done() -> GpuEvent:
+            awaiting, pending = self._awaited()
+            self._connection.send(Await(awaiting, number))
+            return WorkerEvent(pending.ended)
+
+        return ForwardOutput(batch, sample, snapshot_logits, done)
+
+    def _forget(self, number: int) -> None:
+        """From whatever thread drops the last that knew of it."""
+        with suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._send_forget, number)
+
+    def _send_forget(self, number: int) -> None:
+        if self._gone is None and self._closing is None:
+            self._connection.send(Forget(number))
+
+
+def _as_raised(failed: Failed) -> BaseException:
+    error: BaseException = FarFailure(failed.text, failed.fault)
+    if failed.row is not None:
+        error = RowFailed(failed.row)
+    elif failed.is_apart:
+        error = Apart(failed.text)
+    for note in failed.notes:
+        error.add_note(note)
+    return error

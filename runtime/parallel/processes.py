@@ -1,0 +1,171 @@
+"""StageProcesses: the processes that compute all stages of a model but the first, each on a host of its own.
+
+Who begins them is a `Launcher` (`server/ray/stages.py` has Ray do it). They connect to this process, are told what to build, and
+then get steps by `FarRunner`. One that ends is the end of the model: nobody has its layers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from runtime.config import EngineConfig
+from runtime.parallel.far_runner import FarRunner, ProcessGone
+from runtime.parallel.links import SECRET_BYTES
+from runtime.parallel.messages import Build, Built, Connection, Join, Joined, ModelName, NotBuilt
+from runtime.parallel.stage_runners import StageRunners
+from runtime.step import Runner
+
+log = logging.getLogger("oneloop.start")
+
+
+class Launcher(Protocol):
+    """Begins processes on other hosts."""
+
+    @property
+    def host(self) -> str:
+        """An address of this machine that the others reach."""
+        ...
+
+    def begin(self, joins: Sequence[Join], ended: Callable[[int, str], None]) -> None:
+        """A process for each of `joins`, which does `stage_process.compute_stage` of it. `ended`: called on the loop with the
+        stage of one that has ended or could not be begun, and why."""
+        ...
+
+    async def close(self) -> None:
+        """End them, whatever they do."""
+        ...
+
+
+class StageFailed(Exception):
+    """A stage could not be built. `kind`: the name of the error's class there."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class _Far:
+    """One of the processes, as far as it is there."""
+
+    def __init__(self, stage: int, num_stages: int) -> None:
+        self.stage = stage
+        self.place = f"stage {stage} of {num_stages}"
+        self.joined: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
+        self.built: asyncio.Future[Built] = asyncio.get_running_loop().create_future()
+        self.connection: Connection | None = None
+        self.runner: FarRunner | None = None
+
+    def fail(self, error: Exception) -> None:
+        for future in (self.joined, self.built):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # seen: perhaps nobody waits for both
+
+
+class StageProcesses:
+    """Those of one model. `source`: where each finds its files."""
+
+    def __init__(self, launcher: Launcher, source: ModelName) -> None:
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+        self.host = launcher.host
+        self._launcher, self._source = launcher, source
+        self._far: list[_Far] = []
+        self._server: asyncio.Server | None = None
+        self._lose: Callable[[BaseException], None] = lambda error: None
+        self._is_closed = False
+
+    async def begin(self, num_stages: int) -> None:
+        """Returns when all have joined. Raises ProcessGone where one has ended, OSError where nobody may listen here."""
+        self._far = [_Far(stage, num_stages) for stage in range(1, num_stages)]
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self.secret, self._heard, self._disconnected), self.host, 0
+        )
+        port = self._server.sockets[0].getsockname()[1]
+        self._launcher.begin([Join(each.stage, self.host, port, self.secret) for each in self._far], self._ended)
+        for each in self._far:
+            joined = await each.joined
+            each.place = joined.place
+            log.info("stage %d of %d is computed by %s", each.stage, num_stages, joined.place)
+
+    async def build(self, config: EngineConfig, links: tuple[str, int]) -> list[Built]:
+        """What each has built. `links`: where the first stage listens. Raises StageFailed, ProcessGone."""
+        for each in self._far:
+            assert each.connection is not None
+            each.connection.send(Build(config, self._source, self.addresses(links)))
+        return [await each.built for each in self._far]
+
+    def addresses(self, links: tuple[str, int]) -> tuple[tuple[str, int], ...]:
+        """Where each stage listens, the first one at `links`; all have joined."""
+        return (links, *[each.joined.result().links for each in self._far])
+
+    def runners(self, beside: Runner) -> list[FarRunner]:
+        """Those of all stages but the first, which `beside` is."""
+        for each in self._far:
+            assert each.connection is not None
+            each.runner = FarRunner(each.connection, each.place, beside)
+        return [each.runner for each in self._far if each.runner is not None]
+
+    def when_lost(self, call: Callable[[BaseException], None]) -> None:
+        """Call it on the loop when one of them has ended, from now on."""
+        self._lose = call
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._server is not None:
+            self._server.close()
+        for each in self._far:
+            if each.connection is not None:
+                each.connection.abort()
+        await self._launcher.close()
+
+    # --- what comes -----------------------------------------------------------------------------------------------
+
+    def _heard(self, connection: Connection, message: Any) -> None:
+        if isinstance(message, Joined):
+            far = self._far[message.stage - 1]
+            far.connection = connection
+            far.joined.set_result(message)
+            return
+        far = next(each for each in self._far if each.connection is connection)
+        match message:
+            case Built():
+                far.built.set_result(message)
+            case NotBuilt(kind, text):
+                far.fail(StageFailed(kind, text))
+            case _:
+                assert far.runner is not None
+                far.runner.heard(message)
+
+    def _disconnected(self, connection: Connection) -> None:
+        for far in self._far:
+            if far.connection is connection:
+                self._ended(far.stage, "its connection has ended")
+
+    def _ended(self, stage: int, why: str) -> None:
+        far = self._far[stage - 1]
+        if far.runner is None:
+            error = ProcessGone(f"{far.place}: {why}")
+            far.fail(error)
+            return
+        error = far.runner.lost(why)
+        if not self._is_closed:
+            self._lose(error)
+
+
+class RunnersOverProcesses(StageRunners):
+    """The runners of all stages, of which the first is this process'. With them their processes end."""
+
+    def __init__(self, processes: StageProcesses, *more: Any) -> None:
+        """`more`: as `StageRunners` has it."""
+        super().__init__(*more)
+        self._processes = processes
+
+    async def close(self) -> bool:
+        try:
+            return await super().close()
+        finally:
+            await self._processes.close()
