@@ -32,7 +32,7 @@ from ops.gemm import (
 )
 from ops.gemm.by_head import HeadsWeight
 from ops.gemm.dequantize import apart, dequantize, round_to_fp8, round_to_w4
-from ops.gemm.weight import LinearWeight
+from ops.gemm.weight import LinearWeight, read_in_turn
 from ops.inputs import place_behind, place_tokens, unpack
 from ops.inputs.tensors import StepTensors
 from ops.kv import store_kv
@@ -123,6 +123,7 @@ __all__ = [
     "prepare_heads",
     "prepare_linear",
     "prepare_lora",
+    "read_in_turn",
     "rms_norm",
     "rope",
     "round_to_fp8",

@@ -73,6 +73,14 @@ __device__ __forceinline__ void end_of_batch() { asm volatile("cp.async.commit_g
 template <int LEFT>  // batches that may still be under way
 __device__ __forceinline__ void wait_for_batches() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
+// Bytes that a later kernel reads, on their way into the second-level cache while memory has nothing else to do: piece by piece in
+// turn among `count` threads of all blocks, of which this is number `index`. A multiple of 16 bytes at a multiple of 16.
+__device__ __forceinline__ void bring_ahead(const unsigned char* from, int num_bytes, int index, int count) {
+  constexpr int PIECE = 4096;
+  for (int at = index * PIECE; at < num_bytes; at += count * PIECE)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + at), "r"(min(PIECE, num_bytes - at)) : "memory");
+}
+
 // The blocks of a cluster: barrier, and shared memory of the block `rank`.
 __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");

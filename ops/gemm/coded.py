@@ -26,6 +26,7 @@ from ops.registry import ShapeClass
 from ops.stored import CODED, DECODED, FP8, W4, Stored, StoredWeight, formats_of, parts_of
 
 _CHUNK = 128  # columns of w4 whose codes share bytes
+_FEW = 64  # rows up to which a product is bound by the weight's bytes
 _ALIGNED = 16  # what cuBLAS wants of either side of a weight in fp8
 
 
@@ -76,6 +77,9 @@ class StackedCodes(LinearWeight):
 
     def _ordered(self, x: Tensor) -> Tensor:
         return x if self._order is None else x.index_select(1, self._order)
+
+    def first_bytes(self) -> Tensor | None:
+        return self._kept[0]
 
     def rows(self, ids: Tensor) -> Tensor:
         raise TypeError("an embedding is kept in plain numbers")
@@ -129,11 +133,21 @@ class TiledLinearWeight(StackedCodes):
         """For few rows. `how`: as of `few_rows_coded.few_rows`."""
         shape = self.out_features, self.groups
         few_rows_coded.compile_ahead(W4, self.in_features, *shape, x.dtype, x.device)
-        return few_rows_coded.few_rows(x, W4, self._kept[0], None, self._bias, *shape, gated=gated, **how)
+        return few_rows_coded.few_rows(
+            x, W4, self._kept[0], None, self._bias, *shape, gated=gated, ahead=self.next_bytes, **how
+        )
 
     def in_tiles(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
         """x in the order of the codes. `how`: as of `tiled_w4.tiled_w4`."""
-        return tiled_w4.tiled_w4(x, self._kept[0], self.out_features, self._bias, gated=gated, **how)
+        return tiled_w4.tiled_w4(
+            x,
+            self._kept[0],
+            self.out_features,
+            self._bias,
+            gated=gated,
+            ahead=self.next_bytes if len(x) <= _FEW else None,
+            **how,
+        )
 
     def by_widened(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_widen import widen_pieces  # no CPU needs Triton
@@ -201,7 +215,7 @@ class CodedLinearWeight(StackedCodes):
         """For few rows; as the other ways, x in the order of the codes. `how`: as of `few_rows_coded.few_rows`."""
         shape = self.out_features, self.groups
         return few_rows_coded.few_rows(
-            x, self.codes, self._weight, self._scales, self._bias, *shape, gated=gated, **how
+            x, self.codes, self._weight, self._scales, self._bias, *shape, gated=gated, ahead=self.next_bytes, **how
         )
 
     def by_triton(self, x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ is read before its predecessor has ended."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -59,9 +60,12 @@ class CudaLinearWeight(LinearWeight):
         if num_rows == 0:
             return None
         if self._few and num_rows <= max_streamed_rows(self.in_features, self.out_features, self._tuning):
-            return few_rows.few_rows
+            return functools.partial(few_rows.few_rows, ahead=self.next_bytes)
         wins = self._tiled and tiled_wins(num_rows, self.in_features, self.out_features, gated, self._tuning)
         return tiled.tiled if wins else None
+
+    def first_bytes(self) -> Tensor | None:
+        return self._weight
 
     def rows(self, ids: Tensor) -> Tensor:
         from ops.embedding.triton_embedding import embedding  # no CPU needs Triton

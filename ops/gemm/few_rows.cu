@@ -5,6 +5,8 @@
 // weights are always under way, the first ones before the kernel that computes x has ended. The warps' shares of K are added
 // in shared memory.
 //
+// Where its own bytes have come, each block brings its share of those that are read next (`ahead`) into the second-level cache.
+//
 // GATED: weight holds gate and up, a slab is 8 rows of each, out [M, N / 2] is silu(gate) * up.
 
 constexpr int UNITS = 4;  // 32 columns each: a batch of weights of one warp
@@ -37,7 +39,8 @@ __device__ __forceinline__ void write_slab(const float* parts, int slab, int M, 
 }
 
 template <int WARPS, int BATCHES, int TILES, bool GATED>
-__device__ __forceinline__ void few_rows(const u16* x, const u16* weight, const u16* bias, u16* out, int M, int N, int K) {
+__device__ __forceinline__ void few_rows(const u16* x, const u16* weight, const u16* bias, u16* out, int M, int N, int K,
+                                         const unsigned char* ahead, int ahead_bytes) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int units = K / 32, share = (units + WARPS - 1) / WARPS, slabs = N / 16;
@@ -96,6 +99,7 @@ __device__ __forceinline__ void few_rows(const u16* x, const u16* weight, const 
       place = place == BATCHES - 1 ? 0 : place + 1;
       fetch();
     }
+    if (warp == 0 && slab + gridDim.x >= slabs) bring_ahead(ahead, ahead_bytes, lane * gridDim.x + blockIdx.x, gridDim.x * 32);
     // Two buffers, so that one barrier a slab is enough.
     float* part = parts + buffer * WARPS * TILES * 128;
     buffer ^= 1;
@@ -110,6 +114,7 @@ __device__ __forceinline__ void few_rows(const u16* x, const u16* weight, const 
 
 #define FEW_ROWS(NAME, WARPS, BATCHES, TILES, GATED)                                                                     \
   extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                               \
-      NAME(const u16* x, const u16* weight, const u16* bias, u16* out, int M, int N, int K) {                            \
-    few_rows<WARPS, BATCHES, TILES, GATED>(x, weight, bias, out, M, N, K);                                               \
+      NAME(const u16* x, const u16* weight, const u16* bias, u16* out, int M, int N, int K, const unsigned char* ahead,  \
+           int ahead_bytes) {                                                                                            \
+    few_rows<WARPS, BATCHES, TILES, GATED>(x, weight, bias, out, M, N, K, ahead, ahead_bytes);                           \
   }

@@ -53,8 +53,17 @@ def fits(weight: Tensor) -> bool:
     return weight.shape[1] % 32 == 0 and weight.shape[0] % 16 == 0 and weight.data_ptr() % 16 == 0
 
 
-def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, variant: Variant | None = None) -> Tensor:
-    """x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS, and `fits(weight)`."""
+def few_rows(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    gated: bool,
+    variant: Variant | None = None,
+    ahead: Tensor | None = None,
+) -> Tensor:
+    """x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS, and `fits(weight)`. `ahead`: bytes to be
+    brought into the second-level cache at the end."""
     (num_rows, in_features), out_features = x.shape, weight.shape[0]
     multiprocessors = tuning.of(x.device).multiprocessors
     variant = variant or choose(num_rows, in_features, out_features, gated, multiprocessors)
@@ -62,7 +71,7 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, var
     kernel, blocks = _kernel(variant, x.dtype, x.device)
     kernel.launch(
         (min(out_features // 16, blocks * multiprocessors), 1, 1), variant.warps * 32, variant.shared_bytes,
-        x.contiguous(), weight, bias, out, num_rows, out_features, in_features,
+        x.contiguous(), weight, bias, out, num_rows, out_features, in_features, ahead, 0 if ahead is None else ahead.nbytes,
     )  # fmt: skip
     return out
 

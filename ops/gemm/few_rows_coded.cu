@@ -90,7 +90,7 @@ __device__ __forceinline__ void copy_word_async_to(u32 address, const u32* from)
 
 template <class CODES, int SEGMENTS, int WARPS, int BATCHES, int TILES, bool GATED>
 __device__ __forceinline__ void few_coded(const u16* x, const unsigned char* weight, const u32* scales, const u16* bias, u16* out, int M, int N,
-                                          int K, int shift) {
+                                          int K, int shift, const unsigned char* next, int next_bytes) {
   constexpr int COUNT = CODES::UNITS, COLUMNS = CODES::COLUMNS, PARTS = CODES::PARTS, SLOTS = BATCHES * COUNT;
   extern __shared__ __align__(16) unsigned char shared[];
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -208,6 +208,7 @@ __device__ __forceinline__ void few_coded(const u16* x, const unsigned char* wei
       place = place == BATCHES - 1 ? 0 : place + 1;
       fetch();
     }
+    if (warp == 0 && slab + gridDim.x >= slabs) bring_ahead(next, next_bytes, lane * gridDim.x + blockIdx.x, gridDim.x * 32);
     // Two buffers, so that one barrier a slab is enough.
     float* part = parts + buffer * WARPS * TILES * 128;
     buffer ^= 1;
@@ -225,6 +226,8 @@ __device__ __forceinline__ void few_coded(const u16* x, const unsigned char* wei
 
 #define FEW_CODED(NAME, CODES, SEGMENTS, WARPS, BATCHES, TILES, GATED)                                                   \
   extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                               \
-      NAME(const u16* x, const unsigned char* weight, const u32* scales, const u16* bias, u16* out, int M, int N, int K, int shift) { \
-    few_coded<CODES, SEGMENTS, WARPS, BATCHES, TILES, GATED>(x, weight, scales, bias, out, M, N, K, shift);              \
+      NAME(const u16* x, const unsigned char* weight, const u32* scales, const u16* bias, u16* out, int M, int N, int K, int shift, \
+           const unsigned char* next, int next_bytes) {                                                                  \
+    few_coded<CODES, SEGMENTS, WARPS, BATCHES, TILES, GATED>(x, weight, scales, bias, out, M, N, K, shift, next,         \
+                                                             next_bytes);                                                \
   }

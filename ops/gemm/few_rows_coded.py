@@ -97,11 +97,11 @@ def fits(codes: WeightFormat, out_features: int, in_features: int, groups: int) 
 
 def few_rows(
     x: Tensor, codes: WeightFormat, weight: Tensor, scales: Tensor | None, bias: Tensor | None, out_features: int, groups: int, *,
-    gated: bool, variant: Variant | None = None, max_blocks: int | None = None,
+    gated: bool, variant: Variant | None = None, max_blocks: int | None = None, ahead: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """x [M, K] -> [M, N], or [M, N / 2] if `gated`; MAX_ROWS of M at a time. weight [N, bytes of K codes] and scales [groups, N]
     float32, as coded.py lays them, or the pieces of pieces.py, scales among them; `fits`. `max_blocks`: of a multiprocessor, by
-    default as many as there is room for."""
+    default as many as there is room for. `ahead`: bytes to be brought into the second-level cache at the end."""
     num_rows, in_features = x.shape
     found = segments_of(codes, in_features, groups)
     assert found is not None
@@ -116,6 +116,7 @@ def few_rows(
         kernel.launch(
             (min(out_features // 16, places), 1, 1), kept.warps * 32, kept.shared_bytes,
             x[first:], weight, scales, bias, out[first:], count, out_features, in_features, shift,
+            ahead, 0 if ahead is None else ahead.nbytes,
         )  # fmt: skip
     return out
 

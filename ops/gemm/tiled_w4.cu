@@ -7,7 +7,7 @@
 
 template <class CODES, int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool GATED, int REGISTERS>
 __device__ __forceinline__ void tiled_w4(const unsigned char* weight, const TensorMap* x_map, const u16* bias, u16* out, int M,
-                                         int N, int K, int splits, int row_tiles) {
+                                         int N, int K, int splits, int row_tiles, const unsigned char* next, int next_bytes) {
   extern __shared__ unsigned char shared[];
   __shared__ u64 full[STAGES], empty[STAGES];
   let_next_start();
@@ -31,6 +31,7 @@ __device__ __forceinline__ void tiled_w4(const unsigned char* weight, const Tens
         ring.fetch_x(x_map, first_row, first + i);
         ring.advance();
       }
+      bring_ahead(next, next_bytes, blockIdx.x, gridDim.x);
     }
     __syncwarp();
     if (splits > 1) meet_cluster(), meet_cluster();
@@ -48,7 +49,7 @@ __device__ __forceinline__ void tiled_w4(const unsigned char* weight, const Tens
 #define TILED_W4(NAME, CODES, ROWS, WGS, STAGES, GROUPS, SCALED, GATED, BLOCKS, THREADS, REGISTERS)                      \
   extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                          \
       NAME(const unsigned char* weight, const __grid_constant__ TensorMap x, const u16* bias, u16* out, int M, int N,    \
-           int K, int splits, int row_tiles) {                                                                           \
+           int K, int splits, int row_tiles, const unsigned char* next, int next_bytes) {                                \
     tiled_w4<CODES, ROWS, WGS, STAGES, GROUPS, SCALED, GATED, REGISTERS>(weight, &x, bias, out, M, N, K, splits,         \
-                                                                         row_tiles);                                     \
+                                                                         row_tiles, next, next_bytes);                   \
   }

@@ -24,11 +24,12 @@ _DEEP = 8192  # columns with which what tiles read of x counts for more than how
 
 def tiled_w4(
     x: Tensor, pieces: Tensor, out_features: int, bias: Tensor | None, *, gated: bool,
-    tile: Tile | None = None, splits: int | None = None, codes: WeightFormat = W4,
+    tile: Tile | None = None, splits: int | None = None, codes: WeightFormat = W4, ahead: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """x [M, K] -> [M, N], or [M, N / 2] if `gated`. pieces: as of `in_pieces`, of these codes.
 
-    `splits`: into so many parts K is cut, up to 8, and no more than K has chunks."""
+    `splits`: into so many parts K is cut, up to 8, and no more than K has chunks. `ahead`: bytes to be brought into the
+    second-level cache at the end."""
     num_rows, in_features = x.shape
     x = x.contiguous()
     groups = groups_of(codes, pieces)
@@ -41,7 +42,8 @@ def tiled_w4(
     x_map = tensor_map(x, (in_features, num_rows), (1, in_features), (_BOX, tile.rows))
     _kernel(tile, x.dtype, x.device).launch(
         (tiles * row_tiles * splits, 1, 1), tile.threads, tile.shared_bytes,
-        pieces, x_map, bias, out, num_rows, out_features, in_features, splits, row_tiles, cluster=splits,
+        pieces, x_map, bias, out, num_rows, out_features, in_features, splits, row_tiles,
+        ahead, 0 if ahead is None else ahead.nbytes, cluster=splits,
     )  # fmt: skip
     return out
 

@@ -5,20 +5,24 @@ The form belongs to the kernel that made it; callers see shapes and bytes only."
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
+from ops import tuning
 from ops.activation import silu_mul
 from ops.stored import Stored
 
 
 class LinearWeight(ABC):
-    """A weight [out_features, in_features] with its bias. `nbytes` is what it keeps in memory, padding included."""
+    """A weight [out_features, in_features] with its bias. `nbytes` is what it keeps in memory, padding included. `next_bytes`: what
+    a step reads behind this weight, of which kernels of few rows may bring some nearer (`read_in_turn`)."""
 
     out_features: int
     in_features: int
     nbytes: int
+    next_bytes: Tensor | None = None
 
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
@@ -31,6 +35,10 @@ class LinearWeight(ABC):
     def matmul_of_gated(self, gate_up: Tensor) -> Tensor:
         """`matmul` of silu of the first half of gate_up [T, 2 * in_features] times the second."""
         return self.matmul(silu_mul(gate_up))
+
+    def first_bytes(self) -> Tensor | None:
+        """What kernels of few rows read, contiguous, if that is worth to be brought nearer before they start."""
+        return None
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
@@ -60,3 +68,15 @@ def overwrite(current: Tensor | None, given: Tensor | None, name: str) -> None:
         raise ValueError(f"there is no {name} to be replaced")
     check_refill(name, given.shape, current.shape)
     current.copy_(given)
+
+
+def read_in_turn(weights: Sequence[LinearWeight]) -> None:
+    """Tell each of a model's weights whose bytes a step reads behind its own, the last one those of the first. Memory rests while
+    kernels of few rows end and norms and attention run; what is on its way into the second-level cache then, they need not wait
+    for."""
+    for each, following in zip(weights, [*weights[1:], *weights[:1]], strict=True):
+        read = following.first_bytes()
+        if read is None or not read.is_cuda:
+            continue
+        num_bytes = min(read.nbytes, tuning.of(read.device).linear.max_ahead_bytes or 0) // 16 * 16
+        each.next_bytes = read.view(-1).view(torch.uint8)[:num_bytes] if num_bytes else None

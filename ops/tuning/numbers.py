@@ -25,6 +25,7 @@ class LinearTuning:
     )
     shallow_in_features: int  # in features below which cuBLAS wins back small weights ...
     max_shallow_rows: int  # ... up to so many rows
+    max_ahead_bytes: int | None  # read next that a kernel of few rows brings into the second-level cache; None: none
     max_split_blocks: int  # blocks of tiled.cu up to which K is cut in two: a cluster's barriers cost more beyond
 
 

@@ -132,6 +132,7 @@ def read_weights(spec: DecoderSpec, reader: ParameterReader, *, dtype: str, devi
         else:
             assert isinstance(stored, ops.StoredWeight)
             tensors[name] = stored.weight
+    ops.read_in_turn([linears[linear.name] for linear in spec.linears() if linear.name in linears])
     return Weights(linears, tensors, experts, {}, reader.kv_scales())
 
 
