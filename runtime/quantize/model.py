@@ -39,6 +39,7 @@ from runtime.weights.rules import (
     Parameter,
     Report,
     Shard,
+    SwappedHalves,
     TensorSource,
     WeightsError,
 )
@@ -146,7 +147,7 @@ def _by_rows(load: Load) -> bool:
     match load.transform:
         case InterleavedHalves(as_columns=as_columns):
             return not as_columns
-        case None | InterleavedRope() | GroupedRows():
+        case None | InterleavedRope() | GroupedRows() | SwappedHalves():
             return True
     return False
 

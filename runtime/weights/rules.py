@@ -85,6 +85,14 @@ class InterleavedHalves:
 
 
 @dataclass(frozen=True, slots=True)
+class SwappedHalves:
+    """Rows of the second half stand before those of the first."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape
+
+
+@dataclass(frozen=True, slots=True)
 class OneRow:
     """A vector, stored as a matrix with one row."""
 
@@ -92,12 +100,14 @@ class OneRow:
         return (1, *shape)
 
 
-Transform = Transposed | UnitOffsetNorm | InterleavedRope | GroupedRows | InterleavedHalves | OneRow
+Transform = Transposed | UnitOffsetNorm | InterleavedRope | GroupedRows | InterleavedHalves | SwappedHalves | OneRow
 
 
 def moves_rows(transform: Transform) -> bool:
     """Whether what is stored is the same rows in another order."""
-    return isinstance(transform, InterleavedHalves) and not transform.as_columns
+    if isinstance(transform, InterleavedHalves):
+        return not transform.as_columns
+    return isinstance(transform, SwappedHalves)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from runtime.weights.rules import (
     InterleavedRope,
     OneRow,
     Shape,
+    SwappedHalves,
     Transform,
     Transposed,
     UnitOffsetNorm,
@@ -39,5 +40,7 @@ def undo(transform: Transform, values: Array, shape: Shape) -> Array:
         case InterleavedHalves(as_columns):
             rows = values.T if as_columns else values
             return np.ascontiguousarray(rows.reshape(-1, 2, *shape[1:]).swapaxes(0, 1)).reshape(shape)
+        case SwappedHalves():
+            return np.concatenate(np.split(values, 2)[::-1])
         case OneRow():
             return values.reshape(shape)

@@ -3,6 +3,7 @@ them equal transformers' within 1e-5, texts longer than every window, alone and 
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from runtime.api import PoolingParams
 from runtime.config import EngineConfig
 from runtime.models import implementation
+from runtime.models.blocks.rope import inverse_frequencies
 from runtime.weights.fetch import resolve
 from tests.equality.pooled import pooled
 
@@ -53,6 +56,8 @@ ENCODERS = {
         classifier_pooling="mean", num_hidden_layers=4,
     ),
     "nomic bert": row("NomicBert", has_kinds=True),
+    "gte": row("Gte", has_kinds=True, type_vocab_size=2),
+    "gte, without kinds of tokens": row("Gte", type_vocab_size=0),
 }  # fmt: skip
 HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 
@@ -149,3 +154,30 @@ async def test_of_a_model_for_masked_tokens_the_encoder_is_read(name, tmp_path):
             more = {} if text[1] is None else {"token_type_ids": torch.tensor([text[1]])}
             wanted = theirs.base_model(input_ids=torch.tensor([text[0]]), **more).last_hidden_state[0]
         same(states[index], wanted)
+
+
+@pytest.mark.parametrize(("name", "older"), [("gte", "NewModel"), ("nomic bert", "NomicBertModel")])
+async def test_checkpoints_may_have_either_names(name, older, tmp_path):
+    """Those of their authors' code, which transformers writes, and those of its own modules."""
+    theirs, texts = written(ENCODERS[name], "Model", tmp_path)
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    save_file(theirs.state_dict(), newer / "model.safetensors")
+    config = tmp_path / "config.json"
+    (newer / "config.json").write_bytes(config.read_bytes())
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": [older]}))
+    assert not load_file(newer / "model.safetensors").keys() >= load_file(tmp_path / "model.safetensors").keys()
+    asked = [PoolingParams(use_activation=False)]
+    (found,), (again,) = [await pooled(ours_of(folder), texts, asked) for folder in (tmp_path, newer)]
+    for one, other in zip(found, again, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_rotary_embedding_that_was_stretched_once_and_for_all():
+    """The authors' own: a base of 8 times the theta, and every frequency lower by 8 to the power of two over the dims."""
+    config = ENCODERS["gte"].config().to_dict() | {"architectures": ["NewModel"], "rope_theta": 20000}
+    del config["rope_parameters"]
+    spec = implementation.describe(config | {"rope_scaling": {"type": "ntk", "factor": 8.0}}, "native")
+    (rope,) = {attention.rope for attention in spec.attentions()}
+    wanted = 160000.0 ** (-torch.arange(0, 16, 2) / 16) / 8 ** (2 / 16)
+    torch.testing.assert_close(inverse_frequencies(rope, 100), wanted)

@@ -21,7 +21,7 @@ class Activation(StrEnum):
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
     """down(activation(gate(x)) * up(x)), at `name` below its layer. What gate and down give is multiplied by numbers of their
-    own."""
+    own. `down_bias`: whether down has a bias, where that is not as the others."""
 
     intermediate_size: int
     bias: bool = False
@@ -29,12 +29,13 @@ class GatedMLP:
     name: str = "mlp"
     gate_multiplier: float = 1.0
     down_multiplier: float = 1.0
+    down_bias: bool | None = None
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        inner = self.intermediate_size
+        inner, down_bias = self.intermediate_size, self.bias if self.down_bias is None else self.down_bias
         return (
             Linear(f"{layer}.{self.name}.gate_up_proj", 2 * inner, hidden_size, self.bias, (inner, inner)),
-            Linear(f"{layer}.{self.name}.down_proj", hidden_size, inner, self.bias, reduce=True),
+            Linear(f"{layer}.{self.name}.down_proj", hidden_size, inner, down_bias, reduce=True),
         )
 
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:

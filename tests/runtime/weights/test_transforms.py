@@ -12,6 +12,7 @@ from runtime.weights.rules import (
     OneRow,
     Parameter,
     Shard,
+    SwappedHalves,
     Transposed,
     UnitOffsetNorm,
     rename,
@@ -83,6 +84,10 @@ def test_halves_that_take_turns_stand_one_after_the_other_again(rest):
     how, columns = InterleavedHalves(as_columns=True), np.ascontiguousarray(stored.T)
     assert how.stored_shape(wanted.shape) == columns.shape
     assert np.array_equal(undo(how, columns, wanted.shape), wanted)
+
+
+def test_halves_the_wrong_way_round_are_turned():
+    assert np.array_equal(undo(SwappedHalves(), np.array([[4], [5], [0], [1]]), (4, 1)), [[0], [1], [4], [5]])
 
 
 def test_a_vector_may_be_a_matrix_of_one_row():
