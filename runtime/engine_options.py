@@ -225,7 +225,7 @@ class EngineOptions:
     kv_cache_dtype: KVCacheDtype = option(
         "auto",
         "type of the KV cache, by default the model's; in eight bits it holds twice the tokens of bfloat16: fp8 (e4m3, on GPUs, by "
-        "the scales of the checkpoint where it has them), or int8_per_token_head, more exact and, on a GPU, slower",
+        "the scales of the checkpoint where it has them), or int8_per_token_head, more exact and, on a GPU, somewhat slower",
         group=ENGINE,
     )
     num_kv_blocks: int | None = option(

@@ -14,7 +14,6 @@ from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.cuda import program
 from ops.kv import read_scales
-from ops.kv.fp8_numbers import FP8
 from ops.rope.triton_qkv import norm_rope_store
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -29,7 +28,7 @@ def attend(
     halves = qkv.dtype in HALVES and k_cache.dtype == qkv.dtype
     own = (
         qkv.dtype in HALVES
-        and k_cache.dtype in (qkv.dtype, FP8)
+        and (k_cache.dtype == qkv.dtype or k_cache.dtype in cuda.NUMBERS)
         and program.missing() is None
         and not cuda.refusal(heads, k_cache, qkv.dtype)
     )

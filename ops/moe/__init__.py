@@ -49,8 +49,12 @@ def prepare_experts(
 
 
 def moe_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, device: torch.device) -> str | None:
-    """Why `ExpertWeights.fill` takes no weights so written, for activations of this dtype on the device; None where it does."""
-    case = ShapeClass(device.type, activations, weight=tuple(formats), capability=capability(device))
+    """Why `ExpertWeights.fill` takes no weight whose rows are so written, for activations of this dtype on the device; None where
+    it does."""
+    formats = tuple(formats)
+    if device.type == "cuda" and len(formats) > 1 and any(each.dtype is None for each in formats):
+        return "all rows of an expert are read in one format"
+    case = ShapeClass(device.type, activations, weight=formats, capability=capability(device))
     return _prepare_experts.refusal(case)
 
 

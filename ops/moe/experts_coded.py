@@ -26,8 +26,8 @@ _BOX = 64  # columns of x in one copy
 _MAX_EXPERTS = 512
 
 
-TAKEN: tuple[WeightFormat, ...] = (W4, FP8)  # whose test has run on a GPU
-TAKEN_CLAMPED: tuple[WeightFormat, ...] = ()  # with gates that are clamped
+_DECODED = (E2M1, NF4, FP4, Q4, Q8)
+_CLAMPS = frozenset(_DECODED)  # codes that are tried with gates that are clamped, too
 
 
 def fits(codes: WeightFormat, shape: ExpertShape, groups: int, half: Half) -> bool:
@@ -40,9 +40,7 @@ def fits(codes: WeightFormat, shape: ExpertShape, groups: int, half: Half) -> bo
 
 
 def _is_known(codes: WeightFormat, shape: ExpertShape) -> bool:
-    if isinstance(shape.activation, str):
-        return shape.activation == "silu" and codes in TAKEN
-    return codes in TAKEN_CLAMPED
+    return shape.activation == "silu" if isinstance(shape.activation, str) else codes in _CLAMPS
 
 
 def experts_coded(
@@ -104,7 +102,7 @@ def compile_ahead(
 @functools.cache
 def program() -> Program:
     """Made with the first weight: no start without such weights is to compile it."""
-    written = [(codes, groups) for codes in (FP8, W4, E2M1, NF4, FP4, Q4, Q8) for groups in lie.group_counts(codes)]
+    written = [(codes, groups) for codes in (FP8, W4, *_DECODED) for groups in lie.group_counts(codes)]
     known = [tile for each in written for gated in (False, True) for tile in tiles(*each, gated=gated)]
     products = warpgroups.products((tile.rows for tile in known), out_of_registers=True)
     sources = [_GEMM.parent / "cuda" / "hopper.cuh", _GEMM / "tile_end.cuh", *lie.SOURCES]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import gguf
 import torch
 from torch import Tensor
 
@@ -56,18 +57,19 @@ def perplexity(decoder: Decoder, texts: Sequence[Sequence[int]], kv_cache_dtype:
     return math.exp(total / count)
 
 
-def mxfp4(weight: Tensor) -> Tensor:
-    """Numbers of E2M1 times a power of two for each 32 of a row, its largest number between four and eight of them."""
-    grouped, table = weight.unflatten(1, (-1, 32)), torch.tensor(published.E2M1)
-    scale = 2.0 ** (grouped.abs().amax(2, keepdim=True).clamp(min=1e-30).log2().floor() - 2)
-    return (table[published.nearest(grouped.abs() / scale, table).long()] * grouped.sign() * scale).flatten(1)
-
-
 def eight_bits(weight: Tensor) -> Tensor:
     """As a CPU's kernels keep what they have no blocks of: 127 steps to the largest of each 32 of a row."""
     grouped = weight.unflatten(1, (-1, 32))
     scale = (grouped.abs().amax(2, keepdim=True) / 127).half().float().clamp(min=1e-30)
     return ((grouped / scale).round() * scale).flatten(1)
+
+
+def ggml(kind: str) -> Callable[[Tensor], Tensor]:
+    """What numbers are worth when the gguf package has written them in such blocks."""
+    written = gguf.GGMLQuantizationType[kind]
+    return lambda weight: torch.from_numpy(
+        gguf.quants.dequantize(gguf.quants.quantize(weight.float().numpy(), written), written)
+    )
 
 
 def dialect(name: str) -> Callable[[Tensor], Tensor]:
@@ -81,8 +83,9 @@ WRITTEN: dict[str, Callable[[Tensor], Tensor]] = {
     "the same in eight bits, as a CPU keeps it": lambda weight: eight_bits(dialect("bitsandbytes, nf4")(weight)),
     "fp4 (bitsandbytes)": dialect("bitsandbytes, fp4"),
     "NVFP4": dialect("modelopt, nvfp4"),
-    "MXFP4": mxfp4,
+    "MXFP4": dialect("mxfp4-pack-quantized"),
     "int4 in groups of 32 (torchao)": dialect("torchao, int4"),
+    **{kind: ggml(kind) for kind in ("Q4_0", "Q5_0", "Q5_1", "Q8_0")},
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -140,13 +142,19 @@ def test_codes_are_widened(case, device):
     )
 
 
-def test_which_blocks_stay_on_a_gpu():
+def test_which_blocks_stay_on_a_gpu(monkeypatch):
     cuda = torch.device("cuda")
-    q4_0, q4_k = WeightFormat("Q4_0"), WeightFormat("Q4_K")
-    assert ops.linear_refusal([q4_0], torch.bfloat16, cuda) is None
-    assert "in Q4_K" in str(ops.linear_refusal([q4_k], torch.bfloat16, cuda))
-    assert "in Q4_K" in str(ops.linear_refusal([q4_0, q4_k], torch.bfloat16, cuda))
-    assert "in Q4_0" in str(ops.moe_refusal([q4_0], torch.bfloat16, cuda))
+    q4_0, q4_k, q2_k = (WeightFormat(name) for name in ("Q4_0", "Q4_K", "Q2_K"))
+    for device, decodes in (((9, 0), True), ((8, 9), False)):
+        monkeypatch.setattr("ops.gemm.capability", lambda _, device=device: device)
+        monkeypatch.setattr(sys.modules["ops.moe"], "capability", lambda _, device=device: device)
+        assert ops.linear_refusal([q4_0], torch.bfloat16, cuda) is None
+        for kinds in ([q4_k], [q4_0, q4_k], [NF4], [E2M1]):
+            assert (ops.linear_refusal(kinds, torch.float16, cuda) is None) == decodes
+        for kind in (q4_0, q4_k, NF4, WeightFormat("MXFP4")):
+            assert (ops.moe_refusal([kind], torch.bfloat16, cuda) is None) == decodes
+    assert "in Q2_K" in str(ops.linear_refusal([q2_k], torch.bfloat16, cuda))
+    assert "in one format" in str(ops.moe_refusal([q4_0, q4_k], torch.bfloat16, cuda))
     assert "plain numbers" in str(ops.embedding_refusal([q4_0], torch.bfloat16, cuda))
     assert "in float32" not in str(ops.linear_refusal([q4_0], torch.float16, cuda))
 
