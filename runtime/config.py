@@ -65,6 +65,11 @@ class EngineConfig(EngineOptions):
         return self.distributed_executor_backend != "uni"
 
     @property
+    def num_stages_here(self) -> int:
+        """Of those of an engine, which this process computes."""
+        return 1 if self.stages_apart else self.pipeline_parallel_size
+
+    @property
     def lora(self) -> LoraLimits | None:
         """The room that adapters are to have. Raises PlanError."""
         if not self.enable_lora:

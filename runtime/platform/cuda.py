@@ -34,6 +34,7 @@ from runtime.parallel.stages import HostStage, Line
 from runtime.platform.captured_proposals import CapturedProposals
 from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane
+from runtime.platform.cuda_links import CudaProcessStage
 from runtime.platform.cuda_rank import CudaRank
 from runtime.platform.cuda_stage import CudaStage
 from runtime.platform.encoder_graphs import EncoderGraphs
@@ -87,18 +88,18 @@ class CudaPlatform:
     def stage(
         self, line: Line, number: int, num_tensors: int, width: int, plan: EnginePlan, ways: Ways | None
     ) -> HostStage:
-        assert ways is None, "they have been refused"
-        return CudaStage(line, number, num_tensors, width, getattr(torch, plan.dtype), plan.max_num_batched_tokens)
+        size = num_tensors, width, getattr(torch, plan.dtype), plan.max_num_batched_tokens
+        if ways is None:
+            return CudaStage(line, number, *size)
+        return CudaProcessStage(line, number, *size, ways)
 
     def use(self, device: int) -> None:
         torch.cuda.set_device(device)
 
     def refuse(self, config: EngineConfig) -> None:
-        if config.stages_apart:
-            raise PlanError("--distributed-executor-backend ray is for CPUs so far: leave it out, or take --device cpu")
         if config.kernels == "native":
             raise PlanError("kernels native are for the CPU; use --device cpu, or leave --kernels alone")
-        size, copies = config.tensor_parallel_size, config.data_parallel_size * config.pipeline_parallel_size
+        size, copies = config.tensor_parallel_size, config.data_parallel_size * config.num_stages_here
         if copies > 1 and size * copies > (there := torch.cuda.device_count()):
             sizes = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
             named = [f"{each.replace('_', '-')} {num}" for each in sizes if (num := getattr(config, each)) > 1]

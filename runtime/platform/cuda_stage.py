@@ -39,7 +39,9 @@ class _Tables(NamedTuple):
 
 
 class CudaStage(HostStage):
-    """Made on the stage's thread, whose device is current."""
+    """Made on the stage's thread, whose device is current. `slots`: places for what is handed to it."""
+
+    slots = _SLOTS
 
     def __init__(
         self, line: Line, number: int, num_tensors: int, width: int, dtype: torch.dtype, max_num_tokens: int
@@ -55,7 +57,7 @@ class CudaStage(HostStage):
         self._arrivals, self._draws = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
         line.stages[number] = self
         if number:
-            for _ in range(_SLOTS):
+            for _ in range(self.slots):
                 line.slots[number].put(_Slot(room(), None))
 
     def incoming(self, num_tokens: int) -> Sequence[Tensor]:

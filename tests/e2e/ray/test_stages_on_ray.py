@@ -1,4 +1,4 @@
-"""A model whose stages are Ray actors, as a user has it: the same answers as one process gives, and its end when an actor is gone."""
+"""A model whose stages are Ray actors, as a user has it: the answers of one process, and its end when an actor is gone."""
 
 from __future__ import annotations
 

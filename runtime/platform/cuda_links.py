@@ -1,0 +1,187 @@
+"""The ways from the stage of one process to that of another, where stages are on CUDA devices: see `runtime/parallel/links.py`.
+
+Tensors go from device to device by NCCL, behind the step that makes them, on streams of their own; the host's connection says when
+they have been enqueued, so nobody's device waits for a stage that failed. NCCL takes a device once: where two stages share one, as
+in tests, tensors go through the host's memory."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from importlib import import_module
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.parallel.group import Gone
+from runtime.parallel.links import HostLink, Link, Ways
+from runtime.parallel.process_stage import LinkedStage
+from runtime.parallel.stages import Line
+from runtime.platform.cuda_stage import CudaStage
+
+_LENGTH = struct.Struct("<I")
+_JOIN_LIMIT = timedelta(seconds=120)
+
+
+class CudaProcessStage(LinkedStage, CudaStage):
+    """The one stage that this process computes. Made on the stage's thread, whose device is current."""
+
+    slots = 0  # what comes in has a place of its own in each link
+
+    def __init__(
+        self, line: Line, number: int, num_tensors: int, width: int, dtype: torch.dtype, max_num_tokens: int, ways: Ways
+    ) -> None:
+        CudaStage.__init__(self, line, number, num_tensors, width, dtype, max_num_tokens)
+        self._owed = []
+        self.ways = device_ways(ways, self.device)
+
+    def room(self, num_tokens: int) -> Sequence[Tensor]:
+        assert self._in is not None, "nothing comes to the first stage"
+        return tuple(self._in[:, :num_tokens])
+
+    def handed_on(self, num_tokens: int) -> Sequence[Tensor]:
+        assert self._out is not None, "the last stage hands nothing on"
+        return tuple(self._out[:, :num_tokens])
+
+
+def device_ways(ways: Ways, device: torch.device) -> Ways:
+    """`ways` for tensors of `device`. All stages call it at a time."""
+
+    def giving(link: Link | None) -> Link | None:
+        return None if link is None else _joined(link, device, gives=True)
+
+    def taking(link: Link | None) -> Link | None:
+        return None if link is None else _joined(link, device, gives=False)
+
+    # Each way is joined by its two ends together, so these must come to them in one order: hidden states from the first stage on,
+    # then draws, by taker.
+    before, behind = taking(ways.before), giving(ways.behind)
+    drawn = taking(ways.drawn)
+    takers = {taker: _joined(link, device, gives=True) for taker, link in sorted(ways.takers.items())}
+    return Ways(before, behind, drawn, takers)
+
+
+def _joined(link: Link, device: torch.device, *, gives: bool) -> Link:
+    assert isinstance(link, HostLink)
+    mine = str(torch.cuda.get_device_properties(device).uuid)
+    _say(link, mine)
+    if _hear(link) == mine:
+        return HostCopies(link, device, gives=gives)
+    return NcclLink(link, device, gives=gives)
+
+
+def _say(link: HostLink, what: object) -> None:
+    data = json.dumps(what).encode()
+    link.say(_LENGTH.pack(len(data)) + data)
+
+
+def _hear(link: HostLink) -> Any:
+    length = bytearray(_LENGTH.size)
+    link.hear(memoryview(length))
+    data = bytearray(*_LENGTH.unpack(length))
+    link.hear(memoryview(data))
+    return json.loads(data)
+
+
+class NcclLink:
+    """A `Link` by NCCL, with a communicator of its own: the two ends of others wait for nothing here."""
+
+    def __init__(self, words: HostLink, device: torch.device, *, gives: bool) -> None:
+        """`words`: by which is said that something has been enqueued."""
+        dist: Any = import_module("torch.distributed")  # which takes a second
+        self._words, self._other = words, 1 if gives else 0
+        self._stream = torch.cuda.Stream(device)
+        self._sent: deque[tuple[Any, list[Tensor]]] = deque()
+        if gives:
+            host = words.connection.getsockname()[0]
+            store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_JOIN_LIMIT)
+            _say(words, [host, store.port])
+        else:
+            host, port = _hear(words)
+            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_JOIN_LIMIT)
+        options = dist.ProcessGroupNCCL.Options()
+        self._store = store
+        self._group = dist.ProcessGroupNCCL(store, 0 if gives else 1, 2, options)
+        # The communicator is made by the first use: now, and not within somebody's step.
+        probe = [torch.full((1,), 7.0, device=device)] if gives else [torch.zeros(1, device=device)]
+        if gives:
+            self.give(probe)
+        else:
+            self.take(probe)
+        torch.cuda.synchronize(device)
+        if float(probe[0]) != 7.0:
+            raise RuntimeError(f"NCCL does not reach {words.where}")
+
+    def give(self, tensors: Sequence[Tensor]) -> None:
+        computing = torch.cuda.current_stream()
+        copies = [tensor.clone() for tensor in tensors]  # the next step writes to these
+        self._stream.wait_stream(computing)
+        with torch.cuda.stream(self._stream):
+            for copy in copies:
+                copy.record_stream(self._stream)
+                self._sent.append((self._group.send([copy], self._other, 0), [copy]))
+        while self._sent and self._sent[0][0].is_completed():
+            self._sent.popleft()
+        self._words.say_given()
+
+    def leave(self) -> None:
+        self._words.leave()
+
+    def take(self, into: Sequence[Tensor]) -> None:
+        self._words.await_word()
+        computing = torch.cuda.current_stream()
+        with torch.cuda.stream(self._stream):  # beside the step before, which still reads `into`
+            arrived = [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in into]
+            for tensor in arrived:
+                self._group.recv([tensor], self._other, 0).wait()  # this stream waits, not the host
+        computing.wait_stream(self._stream)
+        for room, tensor in zip(into, arrived, strict=True):
+            room.copy_(tensor)
+            tensor.record_stream(computing)
+
+
+class HostCopies:
+    """A `Link` through the host's memory, for stages that share a device. Who gives does not wait: a thread sends what has been
+    computed, in order."""
+
+    def __init__(self, link: HostLink, device: torch.device, *, gives: bool) -> None:
+        self._link, self._device = link, device
+        self._unsent: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        if gives:
+            Thread(target=self._send, name="oneloop-link", daemon=True).start()
+
+    def _send(self) -> None:
+        try:
+            while True:
+                self._unsent.get()()
+        except Gone:
+            pass  # whoever takes has ended, and this process learns of that elsewhere
+
+    def give(self, tensors: Sequence[Tensor]) -> None:
+        copies = [
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            for tensor in tensors
+        ]
+        computed = torch.cuda.Event(blocking=True)
+        computed.record()
+
+        def send() -> None:
+            computed.synchronize()
+            self._link.give(copies)
+
+        self._unsent.put(send)
+
+    def leave(self) -> None:
+        self._unsent.put(self._link.leave)
+
+    def take(self, into: Sequence[Tensor]) -> None:
+        taken = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in into]
+        self._link.take(taken)
+        for room, tensor in zip(into, taken, strict=True):
+            room.copy_(tensor, non_blocking=True)
