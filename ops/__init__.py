@@ -40,7 +40,7 @@ from ops.lookup import look_up
 from ops.lora import index_adapters, prepare_embedding_lora, prepare_lora
 from ops.lora.layers import LoraLayers, PreparedLora
 from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
-from ops.moe import moe, moe_refusal, prepare_experts
+from ops.moe import count_experts, moe, moe_refusal, prepare_experts
 from ops.moe.routing import Routing
 from ops.moe.weights import ExpertShape, ExpertWeights
 from ops.norm import add_layer_norm, add_rms_norm, gated_rms_norm, layer_norm, rms_norm
@@ -94,6 +94,7 @@ __all__ = [
     "causal_conv",
     "compile_ahead",
     "compile_together",
+    "count_experts",
     "dequantize",
     "describe",
     "embedding",

@@ -124,8 +124,9 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
         callers: Callers | None = None,
+        more_metrics: Callable[[], list[Metric]] | None = None,
     ) -> None:
-        """`callers`: of other engines too, where limits are of all together."""
+        """`callers`: of other engines too, where limits are of all together. `more_metrics`: of what the engine does not see."""
         self._scheduler = scheduler
         self._runner = runner
         self._model = model
@@ -154,6 +155,7 @@ class Engine:
         self._work = asyncio.Event()
         self._sleeping = Sleeping(bed, sleep_after_s, self.wake, clock, call_later)
         self._masked = MaskedSampling(model, scheduler, self)
+        self._more_metrics = more_metrics
         self._adapters = adapters
         if adapters is not None:
             adapters.connect(self.wake, self._end_without_adapter)
@@ -281,7 +283,8 @@ class Engine:
 
     def metrics(self) -> list[Metric]:
         of_adapters = [] if self._adapters is None else self._adapters.slots.metrics()
-        return [*self._meter.metrics(), self._sleeping.metric(), *of_adapters]
+        more = [] if self._more_metrics is None else self._more_metrics()
+        return [*self._meter.metrics(), self._sleeping.metric(), *of_adapters, *more]
 
     def activity(self, *, after_step: int = 0, after_request: int = 0, num_cells: int = 1024) -> Activity:
         live = [sink.sequence for sink in self._sinks.values()]

@@ -126,6 +126,12 @@ class EngineOptions:
         group=ENGINE,
         metavar="FILE",
     )
+    enable_expert_distribution_metrics: bool = option(
+        False,
+        "count the tokens that each expert takes, and tell in /metrics how even that is, by layer and device; costs a little of "
+        "each step",
+        group=ENGINE,
+    )
     pipeline_parallel_size: int = option(
         1,
         "stages of neighbouring layers, each on --tensor-parallel-size devices of its own, with a step under way in each; on a "

@@ -57,6 +57,7 @@ from runtime.weights.rules import WeightsError
 from runtime.weights.sentence_transformers import SentenceModules
 
 if TYPE_CHECKING:
+    from runtime.models.expert_load import ExpertLoad
     from runtime.models.model import Model
     from runtime.models.spec.model import ModelSpec
 
@@ -75,6 +76,7 @@ class EngineParts:
     model: ModelInfo
     plan: EnginePlan
     adapters: Adapters | None = None
+    expert_load: ExpertLoad | None = None
 
 
 class SharedDevice:
@@ -186,6 +188,7 @@ async def start_engine(
         sleep_after_s=config.sleep_after,
         adapters=parts.adapters,
         callers=callers,
+        more_metrics=None if parts.expert_load is None else parts.expert_load.metrics,
     )
     if processes is not None:
         processes.when_lost(engine.lose)
@@ -201,7 +204,8 @@ async def _built(
     try:
         running = await worker.run(lambda: _build(config, files, worker, report, draft, device))
         await _encode_first(running, device.platform(config.device), report)
-        return await worker.run(lambda: running.assembled(report, config.cache_key))
+        parts = await worker.run(lambda: running.assembled(report, config.cache_key))
+        return replace(parts, expert_load=_expert_load(config, [running.model]))
     except BaseException:
         await worker.close()
         raise
@@ -300,7 +304,18 @@ async def _built_on_ranks(
         weights_bytes=sum(each.model.weights_bytes for each in every),
         kv_cache_bytes=parts.model.kv_cache_bytes * len(every),
     )
-    return replace(parts, model=facts)
+    return replace(parts, model=facts, expert_load=_expert_load(config, [stage[0].model for stage in ranks]))
+
+
+def _expert_load(config: EngineConfig, models: Sequence[Model]) -> ExpertLoad | None:
+    """`models`: of the first rank of each stage, whose routers see what all others' do."""
+    if not config.enable_expert_distribution_metrics:
+        return None
+    from runtime.models.expert_load import ExpertLoad
+    from runtime.models.pair import ModelPair
+
+    counts = [getattr(each.model if isinstance(each, ModelPair) else each, "expert_counts", {}) for each in models]
+    return ExpertLoad(counts, config.tensor_parallel_size if config.enable_expert_parallel else 1)
 
 
 async def _built_over_processes(
@@ -402,6 +417,7 @@ class ModelBed:
         self._files = files
         self._draft = draft
         self._model, self._adapters, plan = parts.model, parts.adapters, parts.plan
+        self._expert_load = parts.expert_load
         self._config = replace(
             config,
             max_model_len=plan.max_model_len,
@@ -421,6 +437,9 @@ class ModelBed:
         if self._adapters is not None:
             assert parts.adapters is not None, "it is built as the first was"
             self._adapters.awake(parts.adapters)
+        if self._expert_load is not None:
+            assert parts.expert_load is not None, "it is built as the first was"
+            self._expert_load.awake(parts.expert_load)
         return parts.runner
 
     async def release(self, level: SleepLevel) -> None:
@@ -501,6 +520,12 @@ def plan_engine(
         raise PlanError("--enable-expert-parallel shares experts out over devices: add --tensor-parallel-size")
     if config.expert_placement is not None and not config.enable_expert_parallel:
         raise PlanError("--expert-placement says which device has which experts: add --enable-expert-parallel")
+    described = spec.model if isinstance(spec, PairSpec) else spec
+    has_experts = isinstance(described, DecoderSpec) and any(True for _ in described.experts())
+    if config.enable_expert_distribution_metrics and not has_experts:
+        raise PlanError(
+            f"{spec.architecture} has no experts that are counted: leave --enable-expert-distribution-metrics out"
+        )
     whole_bytes = spec.weights_bytes("float32")
     if config.pipeline_layers is not None and config.pipeline_parallel_size == 1:
         raise PlanError("--pipeline-layers says how many layers each stage has: add --pipeline-parallel-size")
@@ -709,6 +734,7 @@ def _loaded(
             adapters=room,
             peers=peers if peers is not None and peers.size > 1 else None,
             stage=stage,
+            counts_experts=config.enable_expert_distribution_metrics,
         )
 
     if not isinstance(spec, PairSpec):

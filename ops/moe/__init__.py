@@ -48,6 +48,14 @@ def prepare_experts(
     return made
 
 
+def count_experts(
+    counts: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, counted: Tensor
+) -> None:
+    """Add to counts [E] int64 how many of the tokens `counted` [T] bool take each expert, by logits [T, E], as `moe` has it."""
+    chosen, _ = reference.route(logits, routing, e_score_correction_bias)
+    counts.scatter_add_(0, chosen.flatten(), counted[:, None].expand_as(chosen).flatten().to(counts.dtype))
+
+
 def moe_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, device: torch.device) -> str | None:
     """Why `ExpertWeights.fill` takes no weight whose rows are so written, for activations of this dtype on the device; None where
     it does."""

@@ -5,11 +5,12 @@ step. Knows tokens, positions and slots; neither requests nor where its weights 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import accumulate
 from math import prod
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -54,10 +55,11 @@ class Decoder:
         self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, parameters: Parameters, pooler: PoolerBlock,
         *, dtype: str, device: str, num_parameters: int, weights_bytes: int, traced: TracedStack | None = None,
         adapters: ModelAdapters | None = None, encoder: Encoder | None = None, axes: RopeAxes | None = None,
-        stage: Handover | None = None,
+        stage: Handover | None = None, expert_counts: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """`traced`: computes what `stack` does. `adapters`: room for some, if there is any. `axes`: of its rotary embedding, where
-        it has three. `stage`: what hands hidden states on, where `spec` is one of several stages."""
+        it has three. `stage`: what hands hidden states on, where `spec` is one of several stages. `expert_counts`: as in
+        `Weights.counts`."""
         self.spec = spec
         self.dtype = dtype
         self.device = device
@@ -72,6 +74,7 @@ class Decoder:
         self.encoder = encoder
         self._axes = axes
         self._stage = stage
+        self.expert_counts = expert_counts
 
     may_refuse_capture = False
     graph_unsupported_reason = None
@@ -97,6 +100,7 @@ class Decoder:
             adapters=adapters,
             axes=RopeAxes.of(tables),
             stage=stage,
+            expert_counts=weights.counts,
         )
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Decoder:
@@ -107,7 +111,7 @@ class Decoder:
             self.spec, self._vocabulary, self._layers, self._parameters, self.pooler, dtype=self.dtype, device=self.device,
             num_parameters=self.num_parameters, weights_bytes=self.weights_bytes,
             traced=TracedStack(self._layers, kv_caches, self.spec.hidden_size, self._parameters), adapters=self.adapters,
-            encoder=self.encoder, axes=self._axes, stage=self._stage,
+            encoder=self.encoder, axes=self._axes, stage=self._stage, expert_counts=self.expert_counts,
         )  # fmt: skip
 
     def load_parameter(self, name: str, stored: ops.Stored) -> None:

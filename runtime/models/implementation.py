@@ -73,7 +73,7 @@ def describe(config: Mapping[str, Any], wanted: str = "auto", modules: SentenceM
 def load(
     spec: ModelSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report,
     max_model_len: int, device: str, weights: WeightPolicy, adapters: AdapterRoom | None = None, peers: Peers | None = None,
-    stage: Handover | None = None,
+    stage: Handover | None = None, counts_experts: bool = False,
 ) -> Model:  # fmt: skip
     """The model that `describe` has described, as `models.load.load_model` loads one.
 
@@ -91,6 +91,7 @@ def load(
         model = load_model(
             files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, max_model_len=max_model_len,
             device=device, weights=weights, spec=spec, adapters=adapters, peers=peers, stage=stage,
+            counts_experts=counts_experts,
         )  # fmt: skip
         if spec.encoder is not None:
             from runtime.models.through_transformers import tower

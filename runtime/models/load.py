@@ -42,12 +42,14 @@ def load_model(
     adapters: AdapterRoom | None = None,
     peers: Peers | None = None,
     stage: Handover | None = None,
+    counts_experts: bool = False,
 ) -> Decoder:
     """`spec`: of the files' config, unless it is to be read here. `dtype`: of activations, and of weights unless `weights` says
     how those are kept. `files`: a `weights.fetch.ModelFiles`. `max_model_len`: positions that will be asked for, by default all
     that the model was made for; it sizes the rotary tables. `progress` counts stored bytes. Each tensor goes to `device` as
     soon as it is read, so the host holds a few at a time. `adapters`: the room that layers are to have for some. `peers`: those
     with whom this rank computes, where `spec` is a shard. `stage`: what hands hidden states on, where it is one of several.
+    `counts_experts`: whether tokens are counted that take each expert.
 
     Raises WeightsError where config and weights do not fit each other, UnsupportedModel where they ask for too much."""
     spec = spec or spec_from_config(files.config)
@@ -58,6 +60,12 @@ def load_model(
         read, kept = ModelAdapters.around(read, spec, adapters, dtype=dtype, device=device)
     if peers is not None:
         read = put_together(spec, read, peers)
+    if counts_experts:
+        counts = {
+            each.name: torch.zeros(each.num_routed or each.num_experts, dtype=torch.int64, device=device)
+            for each in spec.experts()
+        }
+        read = read._replace(counts=counts)
     longest = max_model_len or spec.max_model_len
     return Decoder.build(spec, read, dtype=dtype, device=device, max_positions=longest, adapters=kept, stage=stage)
 

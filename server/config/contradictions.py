@@ -96,6 +96,11 @@ def _bad_stages(options: ServerOptions) -> str | None:
         ("--data-parallel-size", options.data_parallel_size > 1, "take the replicas of oneloop ray"),
         ("--embedding-model", options.embedding_model is not None, "serve that by a process of its own"),
         ("--model twice", len(options.models) > 1, "one model has all hosts"),
+        (
+            "--enable-expert-distribution-metrics",
+            options.enable_expert_distribution_metrics,
+            "each process would tell of its own",
+        ),
         ("--sleep-after", options.sleep_after is not None, "its stages do not sleep"),
     ):
         if is_asked:

@@ -92,7 +92,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "ssl_certfile": config_file("c"), "ssl_keyfile": config_file("k"),
         "ssl_ca_certs": config_file("a"), "ssl_cert_reqs": 1, "tensor_parallel_size": 2, "data_parallel_size": 3,
         "pipeline_parallel_size": 4, "pipeline_layers": (17, 15), "distributed_executor_backend": "ray",
-        "enable_expert_parallel": True, "expert_placement": "f.json",
+        "enable_expert_distribution_metrics": True, "enable_expert_parallel": True, "expert_placement": "f.json",
         "embedding_model": "org/embedder",
         "enable_mm_embeds": True, "enable_prompt_embeds": True,
         "limit_mm_per_prompt": '{"image": 2}', "media_io_kwargs": "{}", "mm_processor_kwargs": "{}",

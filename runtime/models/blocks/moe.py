@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import ops
+from ops.symbols import NotTraceable, Symbol
 from runtime.models.blocks.gated_mlp import GatedMLPBlock
 from runtime.models.blocks.plain_mlp import PlainMLPBlock
 from runtime.models.blocks.weights import Weights
@@ -21,6 +22,7 @@ class MoEBlock:
         self._wide = moe.router.float32
         self._correction_bias = weights.tensors.get(moe.correction_bias_name(layer))
         self._experts = weights.experts[moe.experts(layer, hidden_size).name]
+        self._counts = weights.counts.get(moe.experts(layer, hidden_size).name)
         self._weighs_input = moe.weighs_input
         self._latent = [weights.linears[linear.name] for linear in moe.latent_linears(layer, hidden_size)]
         self._shared = _shared(moe.shared, layer, hidden_size, weights)
@@ -31,6 +33,8 @@ class MoEBlock:
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]."""
         logits = ops.linear(x.float() if self._wide else x, self._router)
+        if self._counts is not None:
+            self._count(self._counts, logits, step)
         if not self._latent:
             given = x * logits.amax(1, keepdim=True).float().sigmoid().to(x.dtype) if self._weighs_input else x
             return ops.moe(given, logits, self._experts, self._routing, self._correction_bias, self._for_all(x, step))
@@ -38,6 +42,13 @@ class MoEBlock:
         chosen = ops.moe(ops.linear(x, into), logits, self._experts, self._routing, self._correction_bias)
         mixed, shared = ops.linear(chosen, out), self._for_all(x, step)
         return mixed if shared is None else mixed.add_(shared)
+
+    def _count(self, counts: Tensor, logits: Tensor, step: ForwardStep) -> None:
+        """Of tokens that are stored: all but padding."""
+        if isinstance(logits, Symbol):
+            raise NotTraceable("experts whose tokens are counted")
+        slots = next(each for each in step.slot_mapping if len(each) == len(logits))
+        ops.count_experts(counts, logits, self._routing, self._correction_bias, slots >= 0)
 
     def _for_all(self, x: Tensor, step: ForwardStep) -> Tensor | None:
         if self._shared is None:

@@ -20,7 +20,8 @@ class Weights(NamedTuple):
     """`linears`: prepared matrices by the names of `spec.linears()`. `experts`: by those of `spec.experts()`. `tensors`:
     everything else, by parameter. `recipes`: by parameter, what writes other values of it into all that was derived of it.
     `kv_scales`: by layer, what numbers of an fp8 KV cache are times, keys and values; of those that a checkpoint has it for.
-    `sums`: by the names of norms that are given parts of a sum, those with whom it is taken."""
+    `sums`: by the names of norms that are given parts of a sum, those with whom it is taken. `counts`: by the names of
+    `spec.experts()`, how many tokens took each that the router knows, [E] int64, where that is counted."""
 
     linears: Mapping[str, ops.LinearWeight]
     tensors: Mapping[str, Tensor]
@@ -28,6 +29,7 @@ class Weights(NamedTuple):
     recipes: dict[str, list[Callable[[Tensor], None]]]
     kv_scales: Mapping[str, tuple[float, float]] = MappingProxyType({})
     sums: Mapping[str, Peers] = MappingProxyType({})
+    counts: Mapping[str, Tensor] = MappingProxyType({})
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,85 @@
+"""ExpertLoad: how many tokens each expert of each layer has taken, as metrics of few series.
+
+Routers count on the device as they go (`Weights.counts`), whatever the step: this reads the numbers now and then, beside steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.api import Metric
+
+_NUMBER = re.compile(r"\.(\d+)\.")
+
+
+class ExpertLoad:
+    def __init__(self, counts: Sequence[Mapping[str, Tensor]], num_devices: int = 1) -> None:
+        """`counts`: by the names of experts, [E] int64 in the order in which routers have them; of each stage. `num_devices`: among
+        which a layer's experts are shared out, neighbours together."""
+        self._tables = [each for of_stage in counts for each in of_stage.items()]
+        self._num_devices = num_devices
+        self._before: dict[str, Tensor] = {}  # what was counted before the model slept
+        for _, table in self._tables:
+            table.zero_()  # of what was computed to warm up
+
+    def awake(self, other: ExpertLoad) -> None:
+        """The model has been built again, with tables of its own."""
+        self._before, self._tables = dict(self._read()), other._tables
+
+    def by_layer(self) -> dict[str, list[int]]:
+        """Of each layer, by its number, the tokens that each expert has taken."""
+        return {_layer(name): table.tolist() for name, table in self._read()}
+
+    def metrics(self) -> list[Metric]:
+        layers = self.by_layer()
+        devices = [0] * self._num_devices
+        for counts in layers.values():
+            share = len(counts) // self._num_devices
+            for device in range(self._num_devices):
+                devices[device] += sum(counts[device * share : (device + 1) * share])
+        return [
+            Metric(
+                "expert_tokens", "Tokens that experts took, by the device that has them, over all layers.", "counter",
+                {(("device", str(number)),): float(num) for number, num in enumerate(devices)},
+            ),
+            Metric(
+                "expert_load_max_over_mean",
+                "Tokens of a layer's busiest expert since the start, over the mean of all its experts; 1 is even.",
+                "gauge",
+                {(("layer", layer),): _max_over_mean(counts) for layer, counts in layers.items()},
+            ),
+            Metric(
+                "expert_load_unused", "Experts of a layer that no token has taken since the start.", "gauge",
+                {(("layer", layer),): float(counts.count(0)) for layer, counts in layers.items()},
+            ),
+        ]  # fmt: skip
+
+    def _read(self) -> list[tuple[str, Tensor]]:
+        return [
+            (name, table + before if (before := self._before.get(name)) is not None else table)
+            for name, table in ((name, _on_host(table)) for name, table in self._tables)
+        ]
+
+
+def _layer(name: str) -> str:
+    """The number in names such as model.layers.3.mlp.experts."""
+    found = _NUMBER.search(name)
+    return name if found is None else found[1]
+
+
+def _max_over_mean(counts: list[int]) -> float:
+    total = sum(counts)
+    return max(counts) * len(counts) / total if total else 1.0
+
+
+def _on_host(table: Tensor) -> Tensor:
+    """As it is now: who asks does not wait for steps that are under way."""
+    if table.device.type == "cpu":
+        return table.clone()
+    stream: Any = torch.cuda.Stream
+    with torch.cuda.device(table.device), torch.cuda.stream(stream(table.device)):
+        return table.cpu()
