@@ -21,6 +21,7 @@ from ops.delta import gated_delta_rule
 from ops.delta.heads import DeltaHeads
 from ops.embedding import embedding
 from ops.gemm import (
+    activated_linear,
     embedding_refusal,
     gated_linear,
     gated_mlp,
@@ -43,7 +44,7 @@ from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
 from ops.moe import count_experts, moe, moe_refusal, prepare_experts
 from ops.moe.routing import Routing
 from ops.moe.weights import ExpertShape, ExpertWeights
-from ops.norm import add_layer_norm, add_rms_norm, gated_rms_norm, layer_norm, rms_norm
+from ops.norm import add_layer_norm, add_rms_norm, gated_rms_norm, layer_norm, layer_norm_of_sum, rms_norm
 from ops.registry import describe, force
 from ops.rope import rope
 from ops.sampling import sample
@@ -82,6 +83,7 @@ __all__ = [
     "Tracer",
     "WeightFormat",
     "activate",
+    "activated_linear",
     "add_layer_norm",
     "add_rms_norm",
     "apart",
@@ -108,6 +110,7 @@ __all__ = [
     "in_chunks",
     "index_adapters",
     "layer_norm",
+    "layer_norm_of_sum",
     "linear",
     "linear_by_head",
     "linear_refusal",

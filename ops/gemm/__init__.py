@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ops import backends
-from ops.activation import gated, silu_mul
+from ops.activation import activate, gated, silu_mul
 from ops.gemm import coded, cuda, decoded, native, reference
 from ops.gemm.by_head import HeadsWeight, NativeHeadsWeight, ReferenceHeadsWeight
 from ops.gemm.side_by_side import SideBySide
@@ -85,6 +85,12 @@ def embedding_refusal(formats: Iterable[WeightFormat], activations: torch.dtype,
 def linear(x: Tensor, w: LinearWeight) -> Tensor:
     """x [T, K] -> x @ weight.T + bias, [T, N], in the dtype the weight was prepared for. T may be 0."""
     return w.matmul(x)
+
+
+def activated_linear(x: Tensor, w: LinearWeight, activation: str) -> Tensor:
+    """activate(linear(x, w), activation), x [T, K] -> [T, N]."""
+    out = w.activated_matmul(x, activation)
+    return activate(w.matmul(x), activation) if out is None else out
 
 
 def gated_linear(x: Tensor, w: LinearWeight, activation: str = "silu") -> Tensor:

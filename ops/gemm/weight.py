@@ -32,6 +32,10 @@ class LinearWeight(ABC):
         """silu of the first half of x @ weight.T + bias times the second, [T, out_features / 2], if that is one kernel."""
         return None
 
+    def activated_matmul(self, x: Tensor, activation: str) -> Tensor | None:
+        """`activation` of x @ weight.T + bias, [T, out_features], if that is one kernel; no further off than two would be."""
+        return None
+
     def matmul_of_gated(self, gate_up: Tensor) -> Tensor:
         """`matmul` of silu of the first half of gate_up [T, 2 * in_features] times the second."""
         return self.matmul(silu_mul(gate_up))

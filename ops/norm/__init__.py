@@ -27,6 +27,13 @@ _add_layer_norm = backends.everywhere(
     reference.add_layer_norm,
     traced.add_layer_norm,
 )
+_layer_norm_of_sum = backends.everywhere(
+    "layer_norm_of_sum",
+    native.add_layer_norm,
+    "ops.norm.triton_norm:layer_norm_of_sum",
+    reference.add_layer_norm,
+    traced.add_layer_norm,
+)
 _gated_rms_norm = backends.on_gpus("gated_rms_norm", "ops.norm.triton_gated:gated_rms_norm", reference.gated_rms_norm)
 
 
@@ -49,6 +56,11 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """residual [T, H] += x [T, H] in place; returns layer_norm(residual), [T, H]."""
     return _add_layer_norm.runs[x.device, x.dtype](x, residual, weight, bias, eps)
+
+
+def layer_norm_of_sum(x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """layer_norm(x + y), [T, H]; nobody wants the sum, and y may be overwritten."""
+    return _layer_norm_of_sum.runs[x.device, x.dtype](x, y, weight, bias, eps)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int, gate_first: bool) -> Tensor:

@@ -122,3 +122,17 @@ def test_k_is_cut_into_whole_stages_of_enough_work():
     for in_features, out_features in itertools.product(FEATURES, (16, 1024, 4096, 28672, 151_936)):
         splits = tiled.choose_splits(in_features, out_features, 100)
         assert splits == 1 or in_features // splits >= 256
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_an_activation_that_comes_with_its_product_is_no_further_off(activation):
+    """Than one that is taken of rounded sums."""
+    approximate = "tanh" if activation == "gelu_tanh" else "none"
+    for num_rows, out_features, in_features in ((300, 1024, 256), (513, 2080, 1056), (1, 192, 576)):
+        x, weight, bias = drawn(num_rows, out_features, in_features, torch.bfloat16)
+        ours = CudaLinearWeight(ops.StoredWeight.dense(weight, bias))
+        exact = torch.nn.functional.gelu(expected(x, weight, bias, gated=False), approximate=approximate)
+        apart = error(ops.activate(ours.matmul(x), activation), exact)
+        assert error(ops.activated_linear(x, ours, activation), exact) < 1.05 * apart
+        assert ours.activated_matmul(x, "relu") is None

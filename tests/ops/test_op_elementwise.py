@@ -62,6 +62,8 @@ def test_layer_norms_match_float64(kernel: str, hidden: int, parts: str) -> None
         assert torch.equal(residual, total)
         expected = functional.layer_norm(total.double(), (hidden,), *wide, EPS)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+        out = ops.layer_norm_of_sum(x, total - x, weight, bias, EPS)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(9,), (4, 9), (4, 3, 9), (2, 4, 3, 9)])

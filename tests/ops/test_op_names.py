@@ -10,8 +10,8 @@ from pathlib import Path
 import ops
 
 ROOT = Path(__file__).parents[2]
-# The parts of `attend` and `gated_mlp`: runtime calls the whole, the tests of the parts say what the whole means.
-PARTS = {"rope", "store_kv", "paged_attention", "gated_linear", "silu_mul"}
+# Parts of `attend`, `gated_mlp` and `activated_linear`: runtime calls the whole, the tests of the parts say what the whole means.
+PARTS = {"rope", "store_kv", "paged_attention", "activate", "gated_linear", "silu_mul"}
 
 
 def names_used_in(folder: str) -> set[str]:

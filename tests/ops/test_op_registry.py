@@ -32,6 +32,7 @@ NATIVE = {
     "linear_by_head",
     "layer_norm",
     "add_layer_norm",
+    "layer_norm_of_sum",
     "gated",
     "activate",
     "sample",

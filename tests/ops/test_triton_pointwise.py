@@ -48,6 +48,7 @@ def test_layer_norms_match_the_reference(shape, dtype, tolerance, device, parts)
     assert error(triton_norm.layer_norm(x, weight, bias, 1e-5), wanted) < tolerance
     wanted_sum = residual.double()
     wanted = norm_reference.add_layer_norm(x.double(), wanted_sum, weight, bias, 1e-5)
+    assert error(triton_norm.layer_norm_of_sum(x, residual, weight, bias, 1e-5), wanted) < tolerance
     assert error(triton_norm.add_layer_norm(x, residual, weight, bias, 1e-5), wanted) < tolerance
     assert error(residual, wanted_sum) < tolerance
 

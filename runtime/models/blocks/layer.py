@@ -89,8 +89,8 @@ class PostNormBlock:
         if stream is None:
             stream = residual.clone()
             residual.zero_()
-        stream = self._mixer_norm.add(self._mixers.forward(stream, step), stream)
-        return self._mlp_norm.add(self._mlp.forward(stream, step), stream)
+        stream = self._mixer_norm.of_sum(self._mixers.forward(stream, step), stream)
+        return self._mlp_norm.of_sum(self._mlp.forward(stream, step), stream)
 
 
 class ParallelBlock:

@@ -22,6 +22,10 @@ class NormBlock(Protocol):
         """residual [T, H] += x [T, H] in place, where there is an x -> the norm of residual [T, H]."""
         ...
 
+    def of_sum(self, x: Tensor, y: Tensor) -> Tensor:
+        """The norm of x + y [T, H], where nobody wants the sum: y may be overwritten."""
+        ...
+
 
 class RMSNormBlock:
     def __init__(self, weight: Tensor, eps: float) -> None:
@@ -34,6 +38,9 @@ class RMSNormBlock:
         if x is None:
             return ops.rms_norm(residual, self._weight, self._eps)
         return ops.add_rms_norm(x, residual, self._weight, self._eps)
+
+    def of_sum(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.add(x, y)
 
 
 class LayerNormBlock:
@@ -48,6 +55,9 @@ class LayerNormBlock:
             return ops.layer_norm(residual, self._weight, self._bias, self._eps)
         return ops.add_layer_norm(x, residual, self._weight, self._bias, self._eps)
 
+    def of_sum(self, x: Tensor, y: Tensor) -> Tensor:
+        return ops.layer_norm_of_sum(x, y, self._weight, self._bias, self._eps)
+
 
 class NoNormBlock:
     """Only adds: `forward` and `add` may return what they were given."""
@@ -59,6 +69,9 @@ class NoNormBlock:
         if x is not None:
             residual += x
         return residual
+
+    def of_sum(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.add(x, y)
 
 
 class SummedRMSNormBlock(RMSNormBlock):
@@ -87,6 +100,10 @@ class SummedNormBlock:
             _refuse_trace(x)
             x = self._peers.sum(x)
         return self._norm.add(x, residual)
+
+    def of_sum(self, x: Tensor, y: Tensor) -> Tensor:
+        _refuse_trace(x)
+        return self._norm.of_sum(self._peers.sum(x), y)
 
 
 def _refuse_trace(x: Tensor) -> None:

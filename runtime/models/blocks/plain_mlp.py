@@ -18,4 +18,4 @@ class PlainMLPBlock:
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]."""
-        return ops.linear(ops.activate(ops.linear(x, self._up), self._activation), self._down)
+        return ops.linear(ops.activated_linear(x, self._up, self._activation), self._down)
