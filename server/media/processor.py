@@ -158,6 +158,8 @@ def _array(tensor: Any) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     if isinstance(tensor, Sequence):
         tensor = [_array(each) for each in tensor]
         return np.stack(tensor) if len({each.shape for each in tensor}) == 1 else np.asarray(tensor)
+    if str(getattr(tensor, "dtype", "")) == "torch.bfloat16":  # Llama 4's, of which numpy knows nothing
+        tensor = tensor.float()
     return np.ascontiguousarray(tensor.numpy() if hasattr(tensor, "numpy") else tensor)
 
 

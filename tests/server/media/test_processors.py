@@ -54,7 +54,10 @@ def rendered(tiny, contents):
         for content in contents
     ]  # fmt: skip
     text = tiny.processor.apply_chat_template(messages, tokenize=False)
-    return tiny.processor(text=[text], images=pictures(contents), return_tensors="pt")
+    processor = tiny.processor  # whose pictures are Pillow's
+    if transformers.utils.is_torchvision_available():
+        processor = transformers.AutoProcessor.from_pretrained(tiny.folder)
+    return processor(text=[text], images=pictures(contents), return_tensors="pt")
 
 
 @pytest.fixture(scope="module")
