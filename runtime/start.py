@@ -635,17 +635,19 @@ def _build(
 
 async def _encode_first(running: Running, platform: Platform, report: Report) -> None:
     plan, model = running.plan, running.model
-    if model.encoder is None or not (items := await asyncio.to_thread(platform.first_items, model.encoder, plan)):
+    if model.encoder is None:
         return
     from runtime.runner.warmup import prompts
 
-    num = min(len(items[0][0].positions), plan.max_num_batched_tokens, plan.max_model_len - 2)
-    prompt = (
-        prompts([num], plan.layout, plan.num_kv_blocks)
-        if model.spec.generates and not plan.layout.in_one_step
-        else None
-    )
     try:
+        if not (items := await asyncio.to_thread(platform.first_items, model.encoder, plan)):
+            return
+        num = min(len(items[0][0].positions), plan.max_num_batched_tokens, plan.max_model_len - 2)
+        prompt = (
+            prompts([num], plan.layout, plan.num_kv_blocks)
+            if model.spec.generates and not plan.layout.in_one_step
+            else None
+        )
         await encode_first(running.runner, items, prompt, report)
     except Exception:  # a device that is lost says so again when somebody comes
         log.warning(

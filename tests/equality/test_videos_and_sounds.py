@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from runtime.config import EngineConfig
+from runtime.models.through_transformers import tower
 from tests.equality.greedy import compare
 from tests.equality.media import Medium, Prompt, run, transformers_greedy
 from tests.equality.test_media import (
@@ -263,7 +264,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_they_are_computed_as_transformers_does(case, tmp_path):
+def test_they_are_computed_as_transformers_does(case, tmp_path, monkeypatch):
     theirs = case.model()
     if hasattr(theirs.config, "video_token_id"):
         theirs.config.video_token_id = VIDEO
@@ -277,6 +278,12 @@ def test_they_are_computed_as_transformers_does(case, tmp_path):
     types = {name: lambda ids: (ids == case.token).int() * kind} if name else {"attention_mask": torch.ones_like}
     told = [transformers_greedy(theirs, prompt, MAX_TOKENS, never=NEVER, **types) for prompt in prompts]
     ours = load(tmp_path)
+    encoder = ours.encoder
+    monkeypatch.setattr(tower, "_SAMPLE_SIDES", (2, 3))
+    made_up = encoder.samples(1)
+    assert {item.modality for group in made_up for item in group} == encoder.spec.modalities
+    for group in made_up:
+        assert [len(each) for each in encoder.encode(group)] == [len(item.positions) for item in group]
     options = EngineConfig(num_kv_blocks=64, max_model_len=256, max_num_batched_tokens=13, max_num_seqs=3)
     seen = run(ours, options, prompts, PARAMS, rounds=2)
     assert compare(seen.outcome, told) <= 1

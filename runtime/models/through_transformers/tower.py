@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from runtime.media import MediaItem
 from runtime.models.encoder import EncoderPasses
 from runtime.models.spec.encoder import EncoderSpec
 from runtime.models.spec.model import UnsupportedModel
+from runtime.models.through_transformers import made_up
 from runtime.models.through_transformers.describe import VERSION, said, without_code
 from runtime.models.through_transformers.grids import Grids
 from runtime.models.through_transformers.load import lazily, read_when_needed, state_shapes
@@ -39,6 +40,7 @@ log = logging.getLogger("oneloop.models")
 _FEATURES = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
 _SAMPLE_SIDES = (8, 16, 37)  # tokens: of pictures of 224, 448 and 1,036 pixels, where a token stands for 28
 _WITHIN = "thinker."  # of a model that also speaks, which has another class
 # Of the decoder, which goes, no more is asked than every class has.
@@ -104,32 +106,49 @@ class Tower:
         features = features.to(self._dtype)
         return features if self.spec.multiplier == 1.0 else features * self.spec.multiplier
 
-    def samples(self, max_tokens: int) -> list[list[MediaItem]]:
-        """See `Encoder`: pictures, small ones, larger ones, and as many of the largest as a step encodes."""
-        vision = getattr(self._model.config, "vision_config", None)
-        if vision is None or "image" not in self.spec.modalities:
-            return []
-        if not self.spec.is_packed:
-            return self._samples_of_one_size(vision)
-        largest = _SAMPLE_SIDES[-1] ** 2
-        several = [_on_a_grid(vision, _SAMPLE_SIDES[-1], number) for number in range(1, 1 + max_tokens // largest)]
-        return [*([_on_a_grid(vision, side, 0)] for side in _SAMPLE_SIDES), *([several] if len(several) > 1 else [])]
-
     @torch.inference_mode()
-    def _samples_of_one_size(self, vision: Any) -> list[list[MediaItem]]:
-        """One picture, of models that are given no more than its pixels."""
-        size = getattr(vision, "image_size", None)
-        if isinstance(size, int):
-            size = [size, size]
-        inputs = {"pixel_values": np.zeros((1, 3, *(size or ())), np.float32)}
-        try:
-            num = len(self._outputs("image", inputs))
-        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            log.debug("no picture is made up for %s: %s", self.spec.architecture, error)
-            return []
-        return [[MediaItem("image", b"sample", np.arange(num, dtype=np.int32), inputs)]]
+    def samples(self, max_tokens: int) -> list[list[MediaItem]]:
+        """See `Encoder`: pictures, small ones, larger ones, and as many of the largest as a step encodes; a video, and a sound."""
+        groups: list[list[MediaItem]] = []
+        for modality in sorted(self.spec.modalities, key=("image", "video", "audio").index):
+            try:
+                groups += self._samples_of(modality, max_tokens)
+            except _REFUSALS as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                log.warning("no %s is made up to try %s with at start: %s", modality, self.spec.architecture, error)
+        return groups
+
+    def _samples_of(self, modality: str, max_tokens: int) -> list[list[MediaItem]]:
+        config: Any = self._model.config
+        if modality == "audio":
+            return [[self._counted("audio", [made_up.sound(config)])]]
+        vision = config.vision_config
+        if modality == "image" and "image_pixel_values" in self._takes["image"]:
+            return [[self._counted("image", [made_up.crops(vision)])]]
+        if not self.spec.is_packed:
+            return [[self._counted(modality, made_up.of_one_size(config, modality))]]
+        if modality == "video":
+            return [[made_up.on_a_grid(vision, "video", 2, _SAMPLE_SIDES[0], 0)]]
+        largest = _SAMPLE_SIDES[-1] ** 2
+        each = [[made_up.on_a_grid(vision, "image", 1, side, 0)] for side in _SAMPLE_SIDES]
+        several = range(1, 1 + max_tokens // largest)
+        if len(several) > 1:
+            each.append([made_up.on_a_grid(vision, "image", 1, _SAMPLE_SIDES[-1], number) for number in several])
+        return each
+
+    def _counted(self, modality: str, possible: Iterable[made_up.Inputs]) -> MediaItem:
+        """An item of the first of `possible` inputs that is taken, and of as many outputs as come of it. Raises what was said of
+        the last."""
+        why: Exception = ValueError(f"it takes no {modality}")
+        for inputs in possible:
+            try:
+                num = len(self._outputs(modality, inputs))
+            except _REFUSALS as error:
+                why = error
+            else:
+                return MediaItem(modality, b"sample " + modality.encode(), np.arange(num, dtype=np.int32), inputs)
+        raise why
 
     def _placed(self, values: Tensor) -> Tensor:
         return values.to(self._device, self._dtype if values.is_floating_point() else None)
@@ -142,18 +161,6 @@ def _own_blocks(model: nn.Module) -> Grids | None:
         return None
     take_over(found[0])
     return Grids(found[0])
-
-
-def _on_a_grid(vision: Any, side: int, number: int) -> MediaItem:
-    """A grey picture of `side` by `side` tokens, for a tower that takes patches. `number`: by which it is another one."""
-    merge_size, patch_size = vision.spatial_merge_size, vision.patch_size
-    channels = getattr(vision, "in_channels", getattr(vision, "in_chans", 3))
-    patches = (side * merge_size) ** 2
-    pixels = np.zeros((patches, channels * vision.temporal_patch_size * patch_size**2), np.float32)
-    grid = np.array([[1, side * merge_size, side * merge_size]])
-    positions = np.arange(side**2, dtype=np.int32)
-    digest = b"sample %d %d" % (side, number)
-    return MediaItem("image", digest, positions, {"pixel_values": pixels, "image_grid_thw": grid})
 
 
 def _features(model: Any, modality: str) -> Any:

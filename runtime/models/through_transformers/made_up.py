@@ -1,0 +1,79 @@
+"""Made-up items: pictures, videos and sounds of nothing, in the form in which processors would give them, to try a tower with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
+
+from runtime.media import MediaItem
+
+Inputs = Mapping[str, np.ndarray[Any, Any]]
+_SECONDS = 10  # of a sound, whose encoder hears no whole number of its own; a hundred frames each
+_FRAMES_PER_TOKEN = 8  # of Phi-4's sounds
+_VIDEO_FRAMES = 4
+
+
+def on_a_grid(vision: Any, modality: str, steps: int, side: int, number: int) -> MediaItem:
+    """`steps` grey pictures of `side` by `side` tokens, for a tower that takes patches. `number`: by which it is another one."""
+    merge_size, patch_size = vision.spatial_merge_size, vision.patch_size
+    channels = getattr(vision, "in_channels", getattr(vision, "in_chans", 3))
+    patches = steps * (side * merge_size) ** 2
+    pixels = np.zeros((patches, channels * vision.temporal_patch_size * patch_size**2), np.float32)
+    grid = np.array([[steps, side * merge_size, side * merge_size]])
+    names = ("pixel_values", "image_grid_thw") if modality == "image" else ("pixel_values_videos", "video_grid_thw")
+    positions = np.arange(steps * side**2, dtype=np.int32)
+    digest = b"sample %d %d %d" % (steps, side, number)
+    return MediaItem(modality, digest, positions, dict(zip(names, (pixels, grid), strict=True)))
+
+
+def of_one_size(config: Any, modality: str) -> Iterator[Inputs]:
+    """What a picture or a video may look like for models whose encoders see squares: the first that is taken is right. Not black:
+    what is all zeros is padding for some."""
+    size: Any = getattr(config.vision_config, "image_size", None)
+    sides = (size, size) if isinstance(size, int) else tuple(size or ())
+    if modality == "video":
+        yield {"pixel_values_videos": np.ones((1, _VIDEO_FRAMES, 3, *sides), np.float32)}
+        return
+    sizes = np.array([sides])
+    if hasattr(config, "image_grid_pinpoints"):  # all of it, and tiles
+        num = image_size_to_num_patches(list(sides), config.image_grid_pinpoints, size)
+        yield {"pixel_values": np.ones((1, num, 3, *sides), np.float32), "image_sizes": sizes}
+        return
+    plain = {"pixel_values": np.ones((1, 3, *sides), np.float32)}
+    yield plain
+    yield plain | {"image_sizes": sizes}
+    yield {
+        "pixel_values": np.ones((1, 1, 3, *sides), np.float32),
+        "pixel_attention_mask": np.ones((1, 1, *sides), np.int64),
+    }
+
+
+def crops(vision: Any) -> Inputs:
+    """Phi-4's picture: all of it, and one crop."""
+    side = vision.crop_size
+    return {
+        "image_pixel_values": np.zeros((1, 2, 3, side, side), np.float32),
+        "image_sizes": np.array([[side, side]]),
+        "image_attention_mask": np.ones((1, 2, *(side // vision.patch_size,) * 2), np.int64),
+    }
+
+
+def sound(config: Any) -> Inputs:
+    """Silence, by all the names that processors have for what is heard of it. Raises AttributeError where `config` knows none."""
+    if hasattr(config, "encoder_config"):  # Granite's, whose frames are rows
+        return {"input_features": np.zeros((1, 100 * _SECONDS, config.encoder_config.input_dim), np.float32)}
+    audio = config.audio_config
+    if hasattr(audio, "input_size"):  # Phi-4's
+        frames = 100 * _SECONDS // _FRAMES_PER_TOKEN * _FRAMES_PER_TOKEN
+        return {
+            "audio_input_features": np.zeros((1, frames, audio.input_size), np.float32),
+            "audio_embed_sizes": np.array([frames // _FRAMES_PER_TOKEN]),
+        }
+    frames = 2 * audio.max_source_positions
+    return {
+        "input_features": np.zeros((1, audio.num_mel_bins, frames), np.float32),
+        "feature_attention_mask": np.ones((1, frames), np.int64),
+    }
