@@ -198,8 +198,10 @@ class Engine:
     def submit(self, requests: Several[Request], *, continues: bool = False) -> EngineTokenStream:
         if not self._accepting:
             raise self._stopped()
+        known_ids: Several[int] | None = None
         for request in requests:
-            self._check(request)
+            self._check(request, knows_ids=continues or request.prompt_ids is known_ids)
+            known_ids = request.prompt_ids
         if not continues:
             with self._counting_refusals():
                 self._admission.check(requests, self._scheduler.waiting, self._scheduler.num_free_rows)
@@ -567,6 +569,7 @@ class Engine:
             self._stream_interval,
             lambda index: self._meter.delivered(sequences[index], stream.held_s),
             handover=self._handover,
+            left=lambda indices: self._note_left([sequences[index] for index in indices]),
         )
         for index, sequence in enumerate(sequences):
             self._sinks[sequence.number] = _Sink(sequence, stream, index)
@@ -620,13 +623,15 @@ class Engine:
 
     # --- one sequence ---------------------------------------------------------------------------------------------
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Request, *, knows_ids: bool) -> None:
+        """`knows_ids`: those of its prompt have been looked at, or sampled."""
         self._model.check(request)
         if request.media and self._scheduler.encoding is not None:
             self._scheduler.encoding.check(request, self._scheduler.limits.max_num_batched_tokens)
         prepared = request.prepared
         if prepared is None:
-            check_ids(request.prompt_ids, self._model.vocab_size)
+            if not knows_ids:
+                check_ids(request.prompt_ids, self._model.vocab_size)
         elif (
             prepared.token_ids is not request.prompt_ids
             or prepared.cache_root != request.cache_root
@@ -704,11 +709,14 @@ class Engine:
         if sequence.number in self._sinks:
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
-            if reason is FinishReason.ABORT:
-                log.info(
-                    "request %s aborted after %d tokens", sequence.request.id, sequence.num_output_tokens,
-                    extra=_of(sequence),
-                )  # fmt: skip
+
+    def _note_left(self, sequences: list[Sequence]) -> None:
+        """Log, in one line however many they are, that their reader has left before their end."""
+        num_tokens = sum([sequence.num_output_tokens for sequence in sequences])
+        others = f" and {len(sequences) - 1} more of it" if len(sequences) > 1 else ""
+        log.info(
+            "request %s%s aborted after %d tokens", sequences[0].request.id, others, num_tokens, extra=_of(sequences[0])
+        )
 
     def end(
         self, number: int, reason: FinishReason, error: str | None = None, retry_after_s: float | None = None

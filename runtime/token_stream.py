@@ -87,6 +87,7 @@ class EngineTokenStream:
         "_handover",
         "_interval",
         "_is_due",
+        "_left",
         "_open",
         "_prompts",
         "_reader",
@@ -106,13 +107,16 @@ class EngineTokenStream:
         delivered: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         handover: Handover | None = None,
+        left: Callable[[list[int]], None] | None = None,
     ) -> None:
-        """`handover`: of all streams that a step brings news; None: this one's own."""
+        """`handover`: of all streams that a step brings news; None: this one's own. `left`: told of all requests together that the
+        reader left before their end, when they have ended."""
         self.held_s = 0.0
         self._since_s = 0.0  # since when something waits for a reader that is busy; 0 while nothing does
         self._ended: list[int] = []  # whose last Output has not been dealt with
         self._end = end
         self._delivered = delivered
+        self._left = left
         self._clock = clock
         self._interval = interval
         self._silent = set(range(num_requests))  # of which nothing has come yet
@@ -186,8 +190,12 @@ class EngineTokenStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close_writers()
-        for index in tuple(self._open):
-            self._leave(index, FinishReason.ABORT)
+        if self._open:
+            left = [*self._open]
+            for index in left:
+                self._leave(index, FinishReason.ABORT)
+            if self._left is not None:
+                self._left(left)
         self._tell_delivered()
 
     def __aiter__(self) -> Self:

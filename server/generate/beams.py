@@ -18,6 +18,7 @@ from typing import Literal, Self
 from runtime.api import EngineClient, FinishReason, Output, Request, SamplingParams, TokenLogprobs
 
 FREED_AT_ONCE = 16  # replies, each with the alternatives of a token
+ASKED_AT_ONCE = 32  # questions, some tenths of a millisecond
 EarlyStopping = bool | Literal["never"]
 
 
@@ -46,7 +47,7 @@ class BeamSearch:
         self._params = params
         eos = engine.model.eos_token_ids
         self._searches = [_Search(number, request, params, eos) for number, request in enumerate(requests)]
-        self._open_questions = self._questions()
+        self._open_questions = [*self._questions()]
         self._stream = engine.submit([request for _, request in self._open_questions])
 
     async def __aenter__(self) -> Self:
@@ -63,13 +64,18 @@ class BeamSearch:
     async def __anext__(self) -> list[Output]:
         while self._open_questions:
             replies = await self._replies()
+            await asyncio.sleep(0)
             outputs = list(self._settle(replies))
             while (
                 replies
             ):  # others have their turn in between: freeing alternatives by the ten thousand takes milliseconds
                 del replies[-FREED_AT_ONCE:]
                 await asyncio.sleep(0)
-            self._open_questions = self._questions()
+            self._open_questions = []
+            for question in self._questions():
+                self._open_questions.append(question)
+                if not len(self._open_questions) % ASKED_AT_ONCE:
+                    await asyncio.sleep(0)
             if self._open_questions:
                 self._stream = self._engine.submit([request for _, request in self._open_questions], continues=True)
             if outputs:
@@ -79,8 +85,9 @@ class BeamSearch:
     def stop(self, index: int) -> None:
         """An answer comes whole, with its end: there is nothing left to stop."""
 
-    def _questions(self) -> list[tuple[_Search, Request]]:
-        return [(search, request) for search in self._searches if not search.over for request in search.questions()]
+    def _questions(self) -> Iterator[tuple[_Search, Request]]:
+        """None of those of a search that is over."""
+        return ((search, request) for search in self._searches if not search.over for request in search.questions())
 
     async def _replies(self) -> list[Output]:
         """The replies, one for each question."""

@@ -20,7 +20,7 @@ from server.generate.beams import BeamParams
 from server.generate.conversation import chat_prompt
 from server.generate.generation import Generation, TextOptions
 from server.generate.logprobs import Echo
-from server.generate.long_prompt import prepared
+from server.generate.long_prompt import all_prepared
 from server.generate.matchers import matchers_for
 from server.generate.preprocess import (
     TRUNCATE,
@@ -42,6 +42,7 @@ from server.wire.errors import Field, InvalidRequest
 logger = logging.getLogger("oneloop.http")
 
 PREDICTION = Field("prediction")
+MADE_AT_ONCE = 32  # requests, some tenths of a millisecond
 
 
 async def start(
@@ -88,18 +89,18 @@ async def start(
     allowed = await allowed_token_ids(request, offload, loaded.engine.model.vocab_size)
     requests: list[api.Request] = []
     echoes: list[Echo] = []
-    for number, given in enumerate(prompts):
+    adapter = loaded.adapter_for(media) if media else loaded.adapter
+    fitted = [_fitted(loaded, request, given) for given in prompts]
+    if media and len(fitted[0]) < len(prompts[0]):
+        raise InvalidRequest(TRUNCATE, " may not cut a prompt that has more than text", param=TRUNCATE)
+    prepared = await all_prepared(loaded, offload, fitted, terms.cache_salt, media, adapter)
+    for number, (given, ids, made) in enumerate(zip(prompts, fitted, prepared, strict=True)):
         if number:
             await asyncio.sleep(0)  # parameters are checked for each prompt
-        ids = _fitted(loaded, request, given)
-        if media and len(ids) < len(given):
-            raise InvalidRequest(TRUNCATE, " may not cut a prompt that has more than text", param=TRUNCATE)
         if request.shown.echo:
             echoes.append(echoed(loaded.tokenizer, request, number, ids, is_cut=len(ids) < len(given)))
         choices = sampling_params(request, len(ids), matchers.factories, loaded.defaults, loaded.engine.model, allowed)
         first = len(requests)
-        adapter = loaded.adapter_for(media) if media else loaded.adapter
-        made = await prepared(loaded, offload, ids, terms.cache_salt, media, adapter)
         requests += (
             api.Request(
                 id=f"{id}-{first + choice}",
@@ -123,7 +124,11 @@ async def start(
     options = _text_options(
         request, continues_prompt=continues, output_parser=output_parser, constrained_by=matchers.param
     )
+    if len(requests) > MADE_AT_ONCE:
+        await asyncio.sleep(0)
     generation = Generation(loaded, requests, len(prompts), request.n, options, echoes, beams)
+    if len(requests) > MADE_AT_ONCE:
+        await asyncio.sleep(0)  # next the engine takes them, all at once
     if config.log_requests:
         logger.info(
             "%s: %d sequences, %d prompt tokens, %s",

@@ -424,6 +424,19 @@ async def test_drafts_change_no_token_and_save_steps(steps_in_flight):
     assert len(longest) < 16  # for 30 tokens
 
 
+async def test_answers_that_nobody_reads_any_more_are_logged_together(caplog):
+    async with engine_on(FakeRunner(manual=True)) as engine:
+        with caplog.at_level("INFO", "oneloop.engine"):
+            for num in (1, 3):
+                async with engine.submit([request(name=f"r-{index}") for index in range(num)]):
+                    pass
+        check_pool(engine._scheduler)
+    assert [message for message in caplog.messages if "aborted" in message] == [
+        "request r-0 aborted after 0 tokens",
+        "request r-0 and 2 more of it aborted after 0 tokens",
+    ]
+
+
 async def test_what_came_of_drafts_is_counted_logged_and_told(caplog):
     now = 0.0
     async with engine_on(

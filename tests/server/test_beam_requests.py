@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import groupby
 
 import pytest
 
 from runtime.api import EngineStopped, FinishReason
+from server.generate import beams as generate_beams
 from server.generate.beams import _Search
 from tests.server.conftest import MESSAGES
 
@@ -116,3 +118,21 @@ async def test_others_have_their_turn_while_the_alternatives_of_many_beams_are_f
     await server.complete(**{**BEAMS, "n": 1, "best_of": 40})
     # Behind each step a turn comes before the next one is asked for.
     assert turns == [1, 41, 81]
+
+
+async def test_others_have_their_turn_while_many_beams_ask(beams, monkeypatch):
+    monkeypatch.setattr(generate_beams, "ASKED_AT_ONCE", 8)
+    server = await beams()
+    turns: list[int] = []
+    questions = _Search.questions
+
+    def asking(search):
+        for question in questions(search):
+            turns.append(0)
+            asyncio.get_running_loop().call_soon(lambda: turns.append(1))
+            yield question
+
+    monkeypatch.setattr(_Search, "questions", asking)
+    await server.complete(**{**BEAMS, "n": 1, "best_of": 40, "max_tokens": 2})
+    in_a_row = [len(list(group)) for asks, group in groupby(turns) if not asks]
+    assert max(in_a_row) == 8

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
 
+from server.generate import long_prompt
+from server.generate.generation import Generation
 from server.loaded.prompt import ChatTemplate
 from tests.server.conftest import MESSAGES
 from tests.server.test_refusals import error_of
@@ -111,13 +114,44 @@ async def test_long_prompts_are_prepared_off_the_loop_once_for_all_their_choices
     long = "word " * 1000
     assert (await server.complete(prompt=[long, "short", long], n=2, max_tokens=1)).status_code == 200
     assert (await server.chat(messages=[{"role": "user", "content": long}], max_tokens=1)).status_code == 200
-    assert len(server.engine.prepared_on) == 3
+    assert len(server.engine.prepared_on) == 3 + 1
     assert threading.current_thread() not in server.engine.prepared_on
     first, second, *short, third, fourth = [request.prepared for request in server.engine.submitted[:6]]
-    assert short == [None, None]
+    assert short[0] is short[1] is not None  # which is submitted with long ones
     assert first is second is not None
     assert third is fourth is not first
     assert server.engine.submitted[6].prepared is not None
+
+
+async def test_prompts_that_are_long_together_are_prepared_off_the_loop_and_come_in_their_order(serve, monkeypatch):
+    monkeypatch.setattr(long_prompt, "PIECE_TOKENS", 1000)
+    server = await serve("ok", max_queue=256, max_model_len=4096)
+    await server.complete(prompt=[[5] * 100] * 20)  # 2,000 tokens
+    assert not server.engine.prepared_on
+    prompts = [[number] * 100 for number in range(21)]
+    await server.complete(prompt=prompts)
+    assert len(server.engine.prepared_on) == 21
+    assert threading.current_thread() not in server.engine.prepared_on
+    assert [request.prompt_ids for request in server.engine.submitted[-21:]] == prompts
+
+
+async def test_requests_are_made_and_handed_to_the_engine_in_turns_of_their_own(serve, monkeypatch):
+    server = await serve("ok", max_queue=256)
+    turns: list[str] = []
+    made, submit = Generation.__init__, type(server.engine).submit
+
+    def noting(name, call):
+        def noted(*args, **more):
+            turns.append(name)
+            asyncio.get_running_loop().call_soon(turns.append, "turn")
+            return call(*args, **more)
+
+        return noted
+
+    monkeypatch.setattr(Generation, "__init__", noting("made", made))
+    monkeypatch.setattr(type(server.engine), "submit", noting("submitted", submit))
+    await server.complete(prompt="ab", n=33, temperature=1)
+    assert turns[:3] == ["made", "turn", "submitted"]
 
 
 async def test_beams_of_a_long_prompt_have_it_prepared_once(serve):
