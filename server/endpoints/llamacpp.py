@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from runtime.api import Output, TokenStream
@@ -10,7 +11,7 @@ from server.generate.collect import collect
 from server.generate.generation import Generation
 from server.generate.start import start
 from server.generate.timings import Timings
-from server.http.body import body_cost, json_response, read_request
+from server.http.body import body_cost, json_response, long_json_response, read_request
 from server.http.head import arrival, request_id
 from server.http.noted import note_ignored
 from server.http.query import read_query
@@ -128,8 +129,8 @@ async def _answer(
     contents = await _collect(http, generation, timings)
     num_tokens = sum(len(request.prompt_ids) for request in generation.requests)
 
-    def bodies() -> list[object]:
-        return [
+    def response() -> Response:
+        found = [
             selected(
                 last(
                     loaded, generation, index, timings[index], stop, content=content,
@@ -140,9 +141,10 @@ async def _answer(
             )
             for index, content in enumerate(contents)
         ]  # fmt: skip
+        generation.release()
+        return long_json_response(found if is_list or len(found) > 1 else found[0])
 
-    found = await service.offload.run(4 * num_tokens + generation.rendering_chars, bodies)
-    return json_response(found if is_list or len(found) > 1 else found[0])
+    return await service.offload.run(4 * num_tokens + generation.rendering_chars, response)
 
 
 async def _collect(http: Request, generation: Generation, timings: list[Timings]) -> list[str]:

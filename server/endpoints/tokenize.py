@@ -11,7 +11,7 @@ from starlette.responses import Response
 from server.context.offload import Pieces
 from server.generate.conversation import chat_ids
 from server.generate.preprocess import PIECE, PROMPT, check_ids, max_tokens_of_text, text_ids
-from server.http.body import body_cost, json_response, read_request
+from server.http.body import body_cost, json_response, long_json_response, read_request
 from server.http.watch import while_waited_for
 from server.loaded import lookup
 from server.loaded.model import LoadedModel
@@ -66,7 +66,7 @@ def _ids(loaded: LoadedModel, ids: list[int], *, with_strings: bool) -> Response
     body: Json = {"count": len(ids), "max_model_len": loaded.engine.model.max_model_len, "tokens": ids}
     if with_strings:
         body["token_strs"] = loaded.tokenizer.token_strings(ids)
-    return json_response(body)
+    return long_json_response(body)
 
 
 @route(

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from runtime.api import EMBEDS, FinishReason, Output, Request, TokenLogprobs, TokenStream, TokenWriter
+from server.context.release import release
 from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
 from server.loaded.chat_format import OutputParser
@@ -266,7 +267,7 @@ class PromptChoice(Choice):
         super().__init__(tokenizer, options, end)
         self._prompt_ids = prompt_ids
         self._source = source or self
-        self._prompt_logprobs: Sequence[TokenLogprobs] = ()
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self._text = "" if echo is None else echo.text  # until it is fed
         self._untaken = echo is not None
 
@@ -303,6 +304,9 @@ class PromptChoice(Choice):
         if len(self._source._prompt_logprobs) != len(others):
             raise EngineFailed("it ended before the log-probabilities of its prompt were computed")
         return [(first, None), *zip(others, self._source._prompt_logprobs, strict=True)]
+
+    def release(self) -> None:
+        release(self._prompt_logprobs)
 
 
 def failure_of(output: Output, constrained_by: str | None = None) -> Exception:
@@ -371,6 +375,12 @@ class Generation:
         else:
             self._stream = self._engine.submit(self.requests)
         return self._stream
+
+    def release(self) -> None:
+        """Nobody reads the log-probabilities of prompts any more. On any thread."""
+        for choice in self.choices:
+            if isinstance(choice, PromptChoice):
+                choice.release()
 
     @property
     def rendering_chars(self) -> int:

@@ -17,6 +17,7 @@ from server.context.arrival import CURRENT_ID
 from server.context.offload import Offload
 from server.http.admission import check_head
 from server.http.json_values import Excess, excess
+from server.http.long_json import let_go, written
 from server.http.noted import IGNORED_FIELDS
 from server.http.protocol import INCOMING_BODY, IncomingBody
 from server.wire.errors import BodyTooLarge, NameTooLong, TooManyValues
@@ -32,6 +33,13 @@ BYTES_PER_CHAR = 8  # of a body, to decode which takes as long as to tokenise a 
 
 def json_response(body: object, status: int = 200) -> Response:
     return Response(dumps(body), status, media_type="application/json")
+
+
+def long_json_response(body: object) -> Response:
+    """The same for a thread and a `body` that nobody reads afterwards: whatever its size, others go on meanwhile."""
+    content = written(body)
+    let_go(body)
+    return Response(content, media_type="application/json")
 
 
 async def read_chunks(request: Request, limit_bytes: int, *, from_any_program: bool = False) -> list[bytes]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtime.api import FinishReason, Output
+from server.generate import generation
+from server.http import body as http_body
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS, START
 
@@ -45,6 +47,17 @@ async def test_of_a_chat_it_stands_beside_the_choices_once(serve):
     ]
     assert not any("prompt_logprobs" in choice for choice in body["choices"])
     assert [request.params.prompt_logprobs for request in server.engine.submitted] == [0, None]
+
+
+async def test_what_was_written_of_a_prompts_scores_is_let_go_of_in_pieces(serve, monkeypatch):
+    server = await serve("x")
+    found: list[object] = []
+    monkeypatch.setattr(generation, "release", lambda values: found.append(len(values)))
+    monkeypatch.setattr(
+        http_body, "let_go", lambda written: found.append(len(written["choices"][0]["prompt_logprobs"]))
+    )
+    assert (await server.complete(prompt="abcd", prompt_logprobs=1)).status_code == 200
+    assert found == [3, 4]
 
 
 async def test_a_prompt_of_one_token_has_nothing_before_it(serve):

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from server.generate.collect import collect_transcripts
 from server.generate.request import GenerateRequest
 from server.generate.start import start
-from server.http.body import json_response
+from server.http.body import json_response, long_json_response
 from server.http.head import arrival
 from server.http.noted import note_ignored
 from server.http.sse import EventStream
@@ -52,6 +53,12 @@ async def answer(
         )
         return EventStream(generation.open, frames, ping_interval_s=service.config.ping_interval)
     transcript = await collect_transcripts(generation, ClientWatch(http.receive))
-    return await service.offload.run(
-        generation.rendering_chars, lambda: json_response(envelope.body(generation, transcript))
-    )
+    if not generation.rendering_chars:
+        return json_response(envelope.body(generation, transcript))
+
+    def response() -> Response:
+        body = envelope.body(generation, transcript)
+        generation.release()
+        return long_json_response(body)
+
+    return await service.offload.run(generation.rendering_chars, response)
