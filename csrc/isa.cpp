@@ -3,6 +3,12 @@
 #include <atomic>
 #include <stdexcept>
 
+#if defined(ONELOOP_ARM) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(ONELOOP_ARM) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
 namespace oneloop {
 namespace {
 
@@ -11,6 +17,27 @@ struct Isa {
     const Kernels* floats;
     const QuantKernels* quants;
 };
+
+#if defined(ONELOOP_ARM)
+struct ArmProducts {
+    bool dot, mixed;
+};
+// What Linux says in bits 20 of AT_HWCAP (asimddp) and 13 of AT_HWCAP2 (i8mm), and macOS by name; elsewhere neither is used.
+ArmProducts arm_products() {
+#if defined(__linux__)
+    return {(getauxval(AT_HWCAP) >> 20 & 1) != 0, (getauxval(AT_HWCAP2) >> 13 & 1) != 0};
+#elif defined(__APPLE__)
+    const auto has = [](const char* name) {
+        int value = 0;
+        size_t size = sizeof value;
+        return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+    };
+    return {has("hw.optional.arm.FEAT_DotProd"), has("hw.optional.arm.FEAT_I8MM")};
+#else
+    return {false, false};
+#endif
+}
+#endif
 
 std::vector<const Isa*> runnable() {
     std::vector<const Isa*> sets;
@@ -26,6 +53,13 @@ std::vector<const Isa*> runnable() {
     if (has_avx512) sets.push_back(&avx512);
     if (has_avx2 && __builtin_cpu_supports("avxvnni")) sets.push_back(&avxvnni);
     if (has_avx2) sets.push_back(&avx2);
+#elif defined(ONELOOP_ARM)
+    static constexpr Isa neoni8mm{"neoni8mm", &kernels_neon, &quants_neoni8mm}, neondot{"neondot", &kernels_neon, &quants_neondot},
+        neon{"neon", &kernels_neon, &quants_neon};
+    const ArmProducts has = arm_products();
+    if (has.dot && has.mixed) sets.push_back(&neoni8mm);
+    if (has.dot) sets.push_back(&neondot);
+    sets.push_back(&neon);
 #endif
     static constexpr Isa portable{"portable", &kernels_portable, &quants_portable};
     sets.push_back(&portable);

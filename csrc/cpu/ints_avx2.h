@@ -48,6 +48,7 @@ struct Bytes {
 #if defined(__AVXVNNI__)
 #define ONELOOP_DOT 1
 // sum + the four products of each lane, unsigned weights times the same four signed bytes.
+template <int>
 inline Ints dot(Ints sum, Bytes weights, const uint8_t* four) {
     return {_mm256_dpbusd_avx_epi32(sum.v, weights.v, broadcast_four(four))};
 }

@@ -44,6 +44,7 @@ struct Bytes {
 
 #define ONELOOP_DOT 1
 // sum + the four products of each lane, unsigned weights times the same four signed bytes.
+template <int>
 inline Ints dot(Ints sum, Bytes weights, const uint8_t* four) {
 #if defined(__SSE2__)
     int32_t bytes;

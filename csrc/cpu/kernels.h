@@ -136,6 +136,8 @@ extern const Kernels kernels_portable;
 #if defined(ONELOOP_X86)
 extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512;
+#elif defined(ONELOOP_ARM)
+extern const Kernels kernels_neon;
 #endif
 
 }  // namespace oneloop

@@ -101,6 +101,10 @@ extern const QuantKernels quants_avx2;
 extern const QuantKernels quants_avxvnni;
 extern const QuantKernels quants_avx512;
 extern const QuantKernels quants_avx512vnni;
+#elif defined(ONELOOP_ARM)
+extern const QuantKernels quants_neon;
+extern const QuantKernels quants_neondot;
+extern const QuantKernels quants_neoni8mm;
 #endif
 
 }  // namespace oneloop

@@ -33,7 +33,7 @@ struct Sums {
     Ints sum;
 
     static Sums zero() { return {Ints::zero()}; }
-    void add(Bytes weights, const uint8_t* four) { sum = dot(sum, weights, four); }
+    void add(Bytes weights, const uint8_t* four) { sum = dot<kBits>(sum, weights, four); }
     template <int kSince>
     void settle() {}
     Ints total() const { return sum; }
@@ -261,7 +261,7 @@ using QuantTile = void (*)(const uint8_t*, int64_t, const uint8_t*, const float*
 
 // Rows of a tile: their sums and results share the registers. Up to kDirectRows rows the weights are read as they are
 // stored, above that unpacked first.
-constexpr int kQuantRows = W == kPanel ? 12 : W == 8 ? 5 : 4;
+constexpr int kQuantRows = W == kPanel ? 12 : W == 8 ? 5 : Vec::kRegisters == 32 ? 8 : 4;
 constexpr int kDirectRows = kQuantRows;
 
 template <class Weights, int MR>
