@@ -462,6 +462,7 @@ class ModelInfo:
     reads_predictions: bool = False  # guesses are looked for in what a request predicts
     modalities: frozenset[str] = frozenset()  # "image", "audio", "video": what it takes beside text
     takes_embeds: bool = False  # prompts may be embeddings
+    topology: str = ""  # how its devices are connected, for people; empty where there is nothing to tell
 
     def check(self, request: Request) -> None:
         """What `Engine.submit` checks of a request's params first, and takes a millisecond for nobody.

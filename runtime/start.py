@@ -169,10 +169,12 @@ async def start_engine(
         parts = await _built(config, files, _timed(report), draft, place)
     else:
         parts = await _built_over_processes(config, files, _timed(report), place, processes)
+    num_devices = config.tensor_parallel_size * config.num_stages_here
+    topology = place.platform(config.device).topology(range(place.first, place.first + num_devices))
     engine = Engine(
         parts.scheduler,
         parts.runner,
-        parts.model,
+        replace(parts.model, topology=topology),
         admission=AdmissionLimits(
             config.max_queue,
             config.max_queued_tokens,

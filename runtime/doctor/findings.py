@@ -20,6 +20,7 @@ import torch
 
 import ops
 from runtime.doctor.what_fits import what_fits
+from runtime.platform.cuda_topology import topology
 from runtime.platform.host import free_host_bytes, has_nvidia_driver, num_cores, total_host_bytes
 from runtime.weights.builtin import cache_folder
 
@@ -120,19 +121,21 @@ def _devices() -> Iterator[Finding]:
 
 
 def _links() -> Iterator[Finding]:
-    """Between several GPUs."""
+    """Of GPUs, and between several."""
     num = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num and (text := topology(range(num))):
+        yield Finding("links", text)
     pairs = [*permutations(range(num), 2)]
     if not pairs:
         return
     apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
     if apart:
         one, other = apart[0]
-        text = f"GPU {one} does not reach the memory of GPU {other}: use --data-parallel-size there, not --tensor-parallel-size"
+        text = f"between GPU {one} and GPU {other} use --data-parallel-size or --pipeline-parallel-size, not --tensor-parallel-size"
         yield Finding("links", text, "note")
         return
     rate = min(peer_rate(*pair) for pair in pairs)
-    yield Finding("links", f"all {num} GPUs reach each other's memory, at {rate / 1e9:.0f} GB/s or more")
+    yield Finding("links", f"between any two of them {rate / 1e9:.0f} GB/s or more")
 
 
 def peer_rate(source: int, target: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -95,6 +95,9 @@ class CpuPlatform:
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(free_host_bytes(), total_host_bytes())
+
+    def topology(self, devices: Sequence[int]) -> str:
+        return ""
 
     def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
         weights = _weights(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
@@ -37,6 +37,7 @@ from runtime.platform.cuda_lane import CudaLane
 from runtime.platform.cuda_links import CudaProcessStage
 from runtime.platform.cuda_rank import CudaRank
 from runtime.platform.cuda_stage import CudaStage
+from runtime.platform.cuda_topology import topology
 from runtime.platform.encoder_graphs import EncoderGraphs
 from runtime.platform.graph_pool import Captured, Follow, GraphPool, decode_sizes
 from runtime.platform.host import num_cores, trim_heap
@@ -123,6 +124,9 @@ class CudaPlatform:
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(*torch.cuda.mem_get_info())
+
+    def topology(self, devices: Sequence[int]) -> str:
+        return topology(devices)
 
     def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
         """At least: what no kernel reads becomes numbers, and not all is rounded."""

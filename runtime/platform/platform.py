@@ -83,6 +83,10 @@ class Platform(Protocol):
 
     def memory(self) -> DeviceMemory: ...
 
+    def topology(self, devices: Sequence[int]) -> str:
+        """How the devices of these numbers are connected, for people, in a line; empty where there is nothing to tell."""
+        ...
+
     def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
         """What the weights will take here. `stored_bytes`: what they take in the model's files, if there are any."""
         ...

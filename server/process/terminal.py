@@ -88,6 +88,7 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
     lines = [
         ("model", f"{', '.join(loaded.names)}: {model.architecture}, {_count(model.num_parameters)} parameters"),
         ("weights", f"{size_of(model.weights_bytes)}, {model.dtype} on {model.device}{_replicas(loaded)}"),
+        *((("devices", model.topology),) if model.topology else ()),
         ("context", f"{model.max_model_len:,} tokens; up to {model.max_num_seqs} sequences at once"),
         (
             "KV cache",

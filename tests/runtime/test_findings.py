@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import ops
 from runtime.doctor import findings as room
 from runtime.doctor.what_fits import SIZES, what_fits
+from runtime.platform import cuda_topology
 
 GIB = 1 << 30
 
@@ -61,12 +63,22 @@ def test_extras_that_are_not_installed_are_notes_with_their_command(monkeypatch)
 @pytest.mark.parametrize(
     ("num", "reach", "said"),
     [
-        (1, True, []),
-        (3, True, ["all 3 GPUs reach each other's memory, at 300 GB/s or more"]),
+        (1, True, ["18 NVLinks, PCIe 5 x16"]),
+        (
+            3,
+            True,
+            [
+                "all 3 GPUs reach each other's memory; 18 NVLinks, PCIe 5 x16 each",
+                "between any two of them 300 GB/s or more",
+            ],
+        ),
         (
             2,
             False,
-            ["GPU 0 does not reach the memory of GPU 1: use --data-parallel-size there, not --tensor-parallel-size"],
+            [
+                "GPU 0 does not reach the memory of GPU 1, and so 2 of 2 ways; 18 NVLinks, PCIe 5 x16 each",
+                "between GPU 0 and GPU 1 use --data-parallel-size or --pipeline-parallel-size, not --tensor-parallel-size",
+            ],
         ),
     ],
 )
@@ -74,5 +86,82 @@ def test_links_between_gpus_are_told(num, reach, said, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: reach)
+    monkeypatch.setattr(cuda_topology, "links_of", lambda devices: [cuda_topology.Links((5, 16), 18)] * len(devices))
     monkeypatch.setattr(room, "peer_rate", lambda one, other: 3e11 + other * 1e9)
     assert [finding.text for finding in room._links()] == said
+
+
+def test_links_that_differ_are_told_by_device_and_unknown_ones_not_at_all():
+    wide, narrow, none = (
+        cuda_topology.Links((5, 16), 4),
+        cuda_topology.Links((4, 8), 1),
+        cuda_topology.Links(),
+    )
+    reach = [(0, 1), (1, 0)]
+    told = cuda_topology.described([0, 1, 2], [wide, wide, narrow], lambda *pair: pair in reach)
+    assert told == (
+        "GPU 0 does not reach the memory of GPU 2, and so 4 of 6 ways; 4 NVLinks, PCIe 5 x16 each; "
+        "GPU 2: 1 NVLink, PCIe 4 x8"
+    )
+    assert cuda_topology.described([5], [none], lambda *pair: True) == ""
+    assert cuda_topology.described([0, 1], [none, none], lambda *pair: True) == "all 2 GPUs reach each other's memory"
+
+
+def test_without_the_drivers_library_nothing_is_known_of_links(monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(cuda_topology.ctypes, "CDLL", missing)
+    assert cuda_topology.links_of([0, 1]) == [cuda_topology.Links()] * 2
+
+
+class Number:
+    """As ctypes hands a pointer on."""
+
+    @staticmethod
+    def write(pointer, value: int) -> None:
+        pointer._obj.value = value
+
+
+class FakeNvml:
+    """A device with two links of three up, in a slot of 16 lanes."""
+
+    def __init__(self) -> None:
+        self.places: list[bytes] = []
+        self.is_open = False
+
+    def nvmlInit_v2(self) -> int:
+        self.is_open = True
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        self.is_open = False
+        return 0
+
+    def nvmlDeviceGetHandleByPciBusId_v2(self, place, handle) -> int:
+        self.places.append(place)
+        return 0
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle, value) -> int:
+        Number.write(value, 5)
+        return 0
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle, value) -> int:
+        Number.write(value, 16)
+        return 0
+
+    def nvmlDeviceGetNvLinkState(self, handle, link, value) -> int:
+        if link.value > 2:
+            return 2  # there is no such link
+        Number.write(value, int(link.value < 2))
+        return 0
+
+
+def test_widths_are_asked_of_the_driver_by_the_place_of_the_device(monkeypatch):
+    nvml = FakeNvml()
+    monkeypatch.setattr(cuda_topology.ctypes, "CDLL", lambda name: nvml)
+    place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x9B, pci_device_id=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: place)
+    assert cuda_topology.links_of([3]) == [cuda_topology.Links((5, 16), 2)]
+    assert nvml.places == [b"00000000:9b:01.0"]
+    assert not nvml.is_open

@@ -85,6 +85,13 @@ async def test_the_summary_names_the_routes_that_the_model_is_served_for(serve, 
     assert ("served to embed, token_embed" in text) == (pooler is not None)
 
 
+async def test_the_summary_says_how_devices_are_connected_where_that_is_known(serve):
+    loaded = (await serve()).service.lifecycle.require_model()
+    assert "\n  devices" not in summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+    loaded.engine.model = replace(loaded.engine.model, topology="18 NVLinks, PCIe 5 x16")
+    assert "\n  devices   18 NVLinks, PCIe 5 x16\n" in summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+
+
 async def test_the_summary_says_in_capitals_that_guesses_are_right_by_chance(serve):
     loaded = (await serve()).service.lifecycle.require_model()
     assert "drafts" not in summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)

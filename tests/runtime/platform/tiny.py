@@ -82,6 +82,9 @@ class TinyPlatform:
         ops.force("reference")
         self.called.append("force_kernels")
 
+    def topology(self, devices):
+        return ""
+
     def memory(self) -> DeviceMemory:
         return DeviceMemory(1 << 22, 1 << 23)
 
