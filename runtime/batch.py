@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runtime.api import PoolingParams, SamplingParams
 from runtime.kv.block_table import NewBlocks
@@ -88,6 +88,7 @@ class Pool:
 
 Work = Sample | Pool | None  # None: a chunk of a prompt, which only fills the KV cache
 SAMPLE, SAMPLE_MASKED = Sample(), Sample(masked=True)
+_made = tuple.__new__
 
 
 class ScheduledRow(NamedTuple):
@@ -130,6 +131,18 @@ class ScheduledRow(NamedTuple):
     @property
     def masked(self) -> bool:
         return type(self.work) is Sample and self.work.masked
+
+
+def decode_row(
+    number: int, row: int, start: int, token_ids: tuple[int, ...], new_blocks: tuple[NewBlocks, ...]
+) -> ScheduledRow:
+    """The next token of a sequence, and no more to it: in a third of the time that the class takes for it."""
+    return _made(ScheduledRow, (number, row, start, 1, token_ids, (), new_blocks, SAMPLE, None, None, 0, -1, None))
+
+
+def columns(rows: Sequence[ScheduledRow]) -> Any:
+    """What `rows` have in each field: under its name a tuple, in their order."""
+    return ScheduledRow._make(zip(*rows, strict=True) if rows else ((),) * len(ScheduledRow._fields))
 
 
 class BlockCopy(NamedTuple):

@@ -545,8 +545,16 @@ class Engine:
         logprobs = result.logprobs  # nearly always empty
         all_settled = self._scheduler.settle(step.batch, result.tokens, result.pooled)
         self._meter.gained(all_settled, now)
+        sinks, notes_all = self._sinks, self._admission.counts_tokens
         for settled in all_settled:
-            self._deliver(settled, logprobs[settled.place] if logprobs and settled.token_ids else None)
+            sequence, token_ids, finish, place, _ = settled
+            if finish is None and not logprobs:  # as nearly all
+                _, stream, index = sinks[sequence.number]
+                if stream.put_ids(index, token_ids):
+                    if notes_all or sequence.has_matchers:
+                        self._note_gained(sequence, token_ids)
+                    continue
+            self._deliver(settled, logprobs[place] if logprobs and token_ids else None)
         self._profiling.settled()
         self._meter.report(now)
 
@@ -671,9 +679,6 @@ class Engine:
         sequence, token_ids, finish, _, pooled = settled
         _, stream, index = self._sinks[sequence.number]
         if finish is None and logprobs is None:
-            if stream.put_ids(index, token_ids):
-                self._note_gained(sequence, token_ids)
-                return
             output = Output(index, token_ids, None, None, sequence.num_cached_tokens)
         else:
             stop_token_id = None

@@ -42,6 +42,7 @@ from runtime.batch import (
     ScheduledBatch,
     ScheduledRow,
     Work,
+    decode_row,
 )
 from runtime.block_copies import BlockCopies
 from runtime.decode_turns import DecodeTurns, Turns, asking, num_asking
@@ -110,6 +111,9 @@ class Settled(NamedTuple):
     finish: FinishReason | None
     place: int
     pooled: memoryview | None = None
+
+
+_made = tuple.__new__  # of a named tuple: in a third of the time that its class takes
 
 
 class _Refusal(NamedTuple):
@@ -294,7 +298,7 @@ class Scheduler:
                 self._register_blocks(sequence, full)
         token_ids = sequence.known_ids(start, end) if start < num_known else ()
         new_blocks = self._take_new_blocks(sequence) if sequence.has_new_blocks else ()
-        return ScheduledRow(sequence.number, sequence.row, start, 1, token_ids, (), new_blocks, SAMPLE)
+        return decode_row(sequence.number, sequence.row, start, token_ids, new_blocks)
 
     @property
     def num_free_rows(self) -> int:
@@ -321,7 +325,7 @@ class Scheduler:
                     sequence.num_in_flight -= 1
                     sequence.num_known_tokens = num_known
                     sequence.output_ids.append(token_id)
-                    settled.append(Settled(sequence, token_ids, None, place))
+                    settled.append(_made(Settled, (sequence, token_ids, None, place, None)))
                     continue
             assert type(work) is Sample
             num_reserved = 1 + work.num_drafts

@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from runtime.api import FinishReason, Output, Take, TokenLogprobs, TokenWriter, WriterOf
 
@@ -22,13 +22,8 @@ STREAMS_A_TURN = 64  # handed over at once, half a millisecond; then the loop lo
 WRITERS_A_TURN = 256  # the same of those that are written at once
 
 
-class _ToWrite(NamedTuple):
-    """For `TokenWriter.write_all`, and for when it could not. A tuple, since one is made per token."""
-
-    writer: TokenWriter
-    token_ids: list[int]
-    stream: EngineTokenStream
-    number: int  # of the request in it
+# For `TokenWriter.write_all`, and for when it could not: the writer and its ids; the stream, and the request's index in it.
+_ToWrite = tuple[TokenWriter, list[int], "EngineTokenStream", int]
 
 
 class Handover:
@@ -44,8 +39,8 @@ class Handover:
         self._streams.append(stream)
         self._come()
 
-    def write(self, ids: _ToWrite) -> None:
-        self._to_write.append(ids)
+    def write(self, writer: TokenWriter, token_ids: list[int], stream: EngineTokenStream, index: int) -> None:
+        self._to_write.append((writer, token_ids, stream, index))
         if not self._is_due:
             self._come()
 
@@ -58,8 +53,8 @@ class Handover:
         self._is_due = False
         if self._to_write:
             work, self._to_write = self._to_write[:WRITERS_A_TURN], self._to_write[WRITERS_A_TURN:]
-            for (_, token_ids, stream, number), error in work[0].writer.write_all(work):
-                stream.not_written(number, token_ids, error)
+            for (_, token_ids, stream, index), error in work[0][0].write_all(work):
+                stream.not_written(index, token_ids, error)
             if self._to_write:
                 self._come()
                 return
@@ -144,7 +139,7 @@ class EngineTokenStream:
         writer = self._writers.get(index)
         if writer is None:
             return False
-        self._handover.write(_ToWrite(writer, token_ids, self, index))
+        self._handover.write(writer, token_ids, self, index)
         return True
 
     def not_written(self, index: int, token_ids: list[int], error: Exception | None) -> None:

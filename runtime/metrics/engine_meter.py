@@ -122,7 +122,7 @@ class EngineMeter:
         """What a step brought; no token for one that ends with its prompt, computed or pooled."""
         stats = self._stats
         waited: dict[float, int] = {}  # since when, how many tokens: most rows of a step were in the one before it
-        for sequence, token_ids, finish, *_ in settled:
+        for sequence, token_ids, finish, _, _ in settled:
             num_tokens = len(token_ids)
             if sequence.request.is_probe or not (num_tokens or finish is not FinishReason.ERROR):
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from runtime.batch import Pool, Sample, ScheduledRow
+from runtime.batch import SAMPLE, Pool, Sample, ScheduledRow, columns
 from runtime.platform.graph_pool import GraphPool
 from runtime.runner.device_inputs import DeviceInputs
 from runtime.runner.runner import Computed
@@ -41,10 +41,14 @@ class CapturedSteps:
 def serves(rows: Sequence[ScheduledRow]) -> bool:
     """Whether `rows` want no more of a graph than draws and hidden states, and bring neither kinds of tokens nor pictures. Where
     some have guesses, none has a piece of a prompt: attention would read a context once for each of its tokens."""
+    of = columns(rows)
+    num = len(rows)
+    if of.prompt_logprobs.count(None) < num or of.media.count(None) < num:
+        return False
+    if of.num_tokens.count(1) == num == of.work.count(SAMPLE):  # as nearly always
+        return True
     has_guesses = has_pieces = False
     for row in rows:
-        if row.prompt_logprobs is not None or row.media is not None:
-            return False
         if type(row.work) is Pool and row.work.params.token_type_ids is not None:
             return False
         if row.draft_ids:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import ops
 from ops.sampling.tables import Drafts
-from runtime.batch import RowBinding, Sample, ScheduledRow
+from runtime.batch import SAMPLE, RowBinding, Sample, ScheduledRow, columns
 from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
@@ -355,14 +355,17 @@ class DeviceInputs:
 
 def _pack_uniform(rows: Sequence[ScheduledRow]) -> list[_Int32s]:
     """What `DeviceInputs._pack` gives for the rows of a uniform step, sooner."""
-    table_rows = np.array([row.row for row in rows], np.int32)
-    restarts = np.array([row.restart for row in rows], np.int32)
-    samples = np.array([type(work := row.work) is Sample and not work.masked for row in rows], np.int32)
+    of, num = columns(rows), len(rows)
+    table_rows = np.array(of.row, np.int32)
+    samples = np.ones(num, np.int32)
+    if of.work.count(SAMPLE) < num:
+        samples[:] = [row.samples and not row.masked for row in rows]
     ids = -1 - table_rows
-    for place, row in enumerate(rows):
-        if row.token_ids:
-            ids[place] = row.token_ids[0]
-    return [ids, table_rows, np.arange(len(rows), dtype=np.int32), restarts, samples]
+    if any(of.token_ids):
+        for place, token_ids in enumerate(of.token_ids):
+            if token_ids:
+                ids[place] = token_ids[0]
+    return [ids, table_rows, np.arange(num, dtype=np.int32), np.array(of.restart, np.int32), samples]
 
 
 def _of_tokens(table: Tensor, by_row: ops.AttentionMeta, num_tokens: int) -> Tensor:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from runtime.api import MediaItem
-from runtime.batch import BlockCopy, EncoderWork, ScheduledBatch, ScheduledRow
+from runtime.batch import SAMPLE, BlockCopy, EncoderWork, ScheduledBatch, ScheduledRow, columns, decode_row
+from runtime.kv.block_table import NewBlocks
 from tests.pooling import LAST
 from tests.runtime.test_scheduler import GROUPS, make, sequence
 
@@ -30,6 +31,20 @@ def test_a_batch_survives_a_wire_unchanged():
     (work,) = pickle.loads(pickle.dumps(replace(other, encoder_work=(EncoderWork(4, b"key", item),)))).encoder_work
     assert (work.number, work.key, work.item.positions.tolist()) == (4, b"key", [0, 1])
     assert work.item.inputs["pixel_values"].tolist() == [1, 1, 1]
+
+
+def test_a_row_of_a_decode_is_what_the_class_makes_of_it():
+    for ids, blocks in (((), ()), ((7,), (NewBlocks(0, 3, (5,)),))):
+        row = decode_row(4, 2, 30, ids, blocks)
+        assert row == ScheduledRow(4, 2, 30, 1, ids, new_blocks=blocks, work=SAMPLE)
+        assert type(row) is ScheduledRow
+
+
+def test_columns_are_what_rows_have_by_field():
+    rows = [decode_row(4, 2, 30, (), ()), ScheduledRow(9, 1, 0, 3, (5, 6, 7))]
+    of = columns(rows)
+    assert (of.number, of.token_ids, of.work) == ((4, 9), ((), (5, 6, 7)), (SAMPLE, None))
+    assert set(columns([])) == {()}
 
 
 def test_a_binding_says_from_where_on_the_row_is_computed_and_brings_no_matchers():
