@@ -7,10 +7,11 @@ turns out broken comes again, whole, as text: the client has got it in part, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from orjson import dumps
 
-from runtime.api import FinishReason, Output
+from runtime.api import FinishReason, Output, TokenWriter
 from server.anthropic.content import NOT_STOPPED, SIGNATURE, message, stop, usage
 from server.anthropic.errors import error_body
 from server.anthropic.history import tool_use_id
@@ -56,6 +57,10 @@ class MessageFrames:
         if len(outputs) == 1:
             return self._frame(outputs[0])
         return b"".join(map(self._frame, outputs))
+
+    def writer(self, index: int, connection: Any) -> TokenWriter | None:
+        """What goes on with the answer where it has begun as text: see `Choice.writer`."""
+        return self._choice.writer(*self._around, connection) if self._kind == TEXT else None
 
     def _frame(self, output: Output) -> bytes:
         events = self._choice.events(output)

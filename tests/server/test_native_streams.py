@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -41,23 +43,29 @@ def texts_and_frames(body: str) -> tuple[dict[int, str], set[str], str]:
     return texts, frames, "\n\n".join(events[-4:])
 
 
-@pytest.mark.skipif(native.module is None, reason="oneloop_text is not built")
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Those that are made."""
+    if native.module is None:
+        pytest.skip("oneloop_text is not built")
+    compiled, found = native.module, []
+
+    def make(*args: Any) -> Any:
+        found.append(compiled.TokenWriter(*args))
+        return found[-1]
+
+    counting = SimpleNamespace(
+        BytePieces=compiled.BytePieces, ByteDetokenizer=compiled.ByteDetokenizer, TokenWriter=make
+    )
+    monkeypatch.setattr(native, "module", counting)
+    return found
+
+
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_stream_is_the_same(serve, monkeypatch, way):
+async def test_a_stream_is_the_same(serve, monkeypatch, writers, way):
     path, fields = WAYS[way]
     found = []
-    made = native.module.TokenWriter
-    count: list[object] = []
-
-    class Module:
-        BytePieces, ByteDetokenizer = native.module.BytePieces, native.module.ByteDetokenizer
-
-        @staticmethod
-        def TokenWriter(*args):
-            count.append(made(*args))
-            return count[-1]
-
-    for module in (Module, None):
+    for module in (native.module, None):
         monkeypatch.setattr(native, "module", module)
         server = await serve(says=TEXT)
         answer = await server.post(
@@ -67,5 +75,26 @@ async def test_a_stream_is_the_same(serve, monkeypatch, way):
         found.append(texts_and_frames(answer.text))
     assert found[0] == found[1]
     assert TEXT.split("😀")[0].rstrip() in found[0][0][0]
-    writes = sum(writer.num_written for writer in count)
+    writes = sum(writer.num_written for writer in writers)
     assert (writes > len(TEXT)) == (way in ("completion", "chat", "usage", "echo"))
+
+
+async def test_a_message_is_the_same(serve, monkeypatch, writers):
+    found = []
+    for module in (native.module, None):
+        monkeypatch.setattr(native, "module", module)
+        server = await serve(says=TEXT)
+        answer = await server.post(
+            "/v1/messages",
+            {"stream": True, "max_tokens": 300, "messages": [{"role": "user", "content": "Hi"}], "model": "tiny"},
+        )
+        assert answer.status_code == 200, answer.text
+        events = [json.loads(event.split("\ndata: ")[1]) for event in answer.text.split("\n\n")[:-1]]
+        text = "".join(event["delta"].pop("text") for event in events if event["type"] == "content_block_delta")
+        for event in events:
+            event.get("message", {}).pop("id", None)
+        kinds = [event for event, before in zip(events, [None, *events], strict=False) if event != before]
+        found.append((text, kinds))
+    assert found[0] == found[1]
+    assert found[0][0] == TEXT
+    assert sum(writer.num_written for writer in writers) > len(TEXT) - 10
