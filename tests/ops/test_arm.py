@@ -1,4 +1,4 @@
-"""Kernels for 64-bit ARM beside plain arithmetic, on processors that qemu is: compiled by another machine's compiler (csrc/check)."""
+"""Kernels for 64-bit ARM beside plain arithmetic, on processors that qemu is: another machine's compiler made them (csrc/check)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(os.environ.get("ONELOOP_CHECK_ARM", ""))  # check_kernels as csrc/check/CMakeLists.txt makes it for aarch64
+# check_kernels, as csrc/check/CMakeLists.txt makes it for aarch64
+PROGRAM = Path(os.environ.get("ONELOOP_CHECK_ARM", ""))
 
 pytestmark = [
     pytest.mark.skipif(not PROGRAM.is_file(), reason="no program for ARM (ONELOOP_CHECK_ARM, see .ci/run)"),
@@ -18,7 +19,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "processor, sets",
+    ("processor", "sets"),
     [
         ("cortex-a53", ["neon", "portable"]),
         ("max", ["neoni8mm", "neondot", "neon", "portable"]),
