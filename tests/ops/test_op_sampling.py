@@ -179,3 +179,36 @@ def test_seeds_of_all_64_bits_count():
     scores = torch.zeros(1000)
     chosen = [draws(scores, replace(RowParams(), seed=seed), 8).tolist() for seed in (0, 1, -1, 2**32, 2**62, -(2**63))]
     assert len({tuple(ids) for ids in chosen}) == len(chosen)
+
+
+def by_sorting_all(scores: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> float:
+    """The least logit that top-k, top-p and min-p keep."""
+    largest = scores.max()
+    lowest = float(largest + (temperature * math.log(min_p) if min_p else -math.inf))
+    values = scores.sort(descending=True).values
+    if top_k:
+        lowest = max(lowest, float(values[min(top_k, len(values)) - 1]))
+    values = values[values >= lowest]
+    if top_p < 1:
+        masses = torch.exp((values - largest) / temperature).cumsum(0, dtype=torch.float64)
+        return float(values[int(torch.searchsorted(masses, top_p * masses[-1]))])
+    return lowest if min_p or top_k else -math.inf
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0, 5.0, 40.0])
+@pytest.mark.parametrize(
+    "kept", [(50, 1.0, 0.0), (0, 0.95, 0.0), (0, 0.2, 0.0), (2000, 0.999, 0.0), (7, 0.5, 0.01), (0, 0.9, 0.02)]
+)
+def test_what_is_kept_is_what_sorting_all_logits_would_keep(spread, kept):
+    top_k, top_p, min_p = kept
+    generator = torch.Generator().manual_seed(5)
+    for temperature in (0.5, 1.0):
+        scores = torch.randn(3000, generator=generator) * spread
+        scores[::7] = scores[3]  # equals
+        margin = temperature * math.log(min_p) if min_p else -math.inf
+        words, floats = [0] * t.RECORD, [0.0] * t.RECORD
+        words[t.TOP_K], floats[t.TOP_P], floats[t.MIN_P_MARGIN] = top_k, top_p, margin
+        floats[t.INVERSE_TEMPERATURE] = 1 / temperature
+        found = reference.threshold(scores, reference._Record(words, floats), float(scores.max()))
+        expected = by_sorting_all(scores, temperature, top_k, top_p, min_p)
+        assert torch.equal(scores >= found, scores >= expected)
