@@ -25,6 +25,7 @@ _OVERLAP = 1.3
 _KEPT = 0.99  # of what is known, from step to step
 _ASSUMED = 0.05  # what the assumptions count, in steps
 _MOST = 20.0  # by which what is learned differs at most from what was assumed, either way
+_OFF = 0.1  # of what was expected: less is no reason to doubt what decodes cost, where there are prompts, too
 _ODD = 3.0  # a step that takes so many times what was expected, or that part of it, counts as one at this border
 
 
@@ -72,9 +73,13 @@ class _Factors:
         self._squares = [[0.0] * num for _ in range(num)]
         self._sums = [0.0] * num
 
+    def expected(self, assumed_s: Sequence[float]) -> float:
+        """What things take together that were assumed to take so much each."""
+        return sum(factor * each for factor, each in zip(self.values, assumed_s, strict=True))
+
     def learn(self, assumed_s: Sequence[float], took_s: float) -> None:
         """`assumed_s`: what each thing in a step was assumed to take; together they took `took_s`."""
-        expected_s = sum(factor * each for factor, each in zip(self.values, assumed_s, strict=True))
+        expected_s = self.expected(assumed_s)
         took_s = min(max(took_s, expected_s / _ODD), expected_s * _ODD)
         shares, squares, sums = [each / took_s for each in assumed_s], self._squares, self._sums
         for i, share in enumerate(shares):
@@ -130,13 +135,13 @@ class LearnedCost:
         return factors[0] * one.base_s + factors[1] * one.row_s * num_rows + factors[2] * one.context_s * num_context
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
-        """A step with `batch` took `took_s`. Of steps without prompts every eighth is looked at, and those of twice or half as many
-        rows as the last of these; and none that waits for masks."""
+        """A step with `batch` took `took_s`. Of steps without prompts every eighth is looked at, and those of a quarter more or
+        fewer rows than the last of these; and none that waits for masks."""
         num_drafts = sum([len(row.draft_ids) for row in batch.rows]) if batch.num_tokens > len(batch.rows) else 0
         only_decodes = batch.num_tokens == len(batch.rows) + num_drafts
         if only_decodes:
             self._num_decodes += 1
-            if self._num_decodes % 8 != 1 and self._last_rows < 2 * len(batch.rows) < 4 * self._last_rows:
+            if self._num_decodes % 8 != 1 and 3 * self._last_rows < 4 * len(batch.rows) < 5 * self._last_rows:
                 return
             self._last_rows = len(batch.rows)
         num_rows = num_context = num_tokens = num_scored = 0
@@ -158,10 +163,23 @@ class LearnedCost:
             if num_rows:
                 self._decode.learn([one.base_s, one.row_s * num_rows, one.context_s * num_context], took_s)
             return
+        prompts = [one.token_s * num_tokens, one.pair_s * num_pairs, one.scored_s * num_scored]
+        decode_s, base_s = self.decode_s(num_rows, num_context), self._decode.values[0] * one.base_s
+        expected_s = decode_s - base_s + _sum(base_s, self._prompt.expected(prompts))
         prompts_s = max(self.prompts_within(took_s, num_rows, num_context), took_s / 100)
-        self._prompt.learn([one.token_s * num_tokens, one.pair_s * num_pairs, one.scored_s * num_scored], prompts_s)
+        if 2 * decode_s > expected_s and abs(took_s - expected_s) > _OFF * expected_s:
+            # Most of it is decodes: as likely as not what was wrong is what they cost.
+            self._decode.learn(
+                [one.base_s, one.row_s * num_rows, one.context_s * num_context], decode_s * took_s / expected_s
+            )
+        self._prompt.learn(prompts, prompts_s)
 
 
 def _difference(sum_s: float, one_s: float) -> float:
     """What makes `sum_s` of `one_s`, where they go on beside each other; 0 where nothing is left."""
     return (sum_s**_OVERLAP - one_s**_OVERLAP) ** (1 / _OVERLAP) if sum_s > one_s else 0.0
+
+
+def _sum(one_s: float, other_s: float) -> float:
+    """What two take that go on beside each other."""
+    return float((one_s**_OVERLAP + other_s**_OVERLAP) ** (1 / _OVERLAP))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,25 @@ def test_steps_without_prompts_make_nobody_forget_what_prompts_cost():
     assert known > 1.5e-5
     show(learned, DEVICES["8b"], step(64), times=5000)
     assert learned.cost.token_s == known
+
+
+def test_what_rows_cost_is_learned_though_prompts_go_on_beside_them():
+    """Rows that are sampled in some costly way, of which none decodes without a prompt beside it."""
+    assumed, costly = DEVICES["smollm2-cpu"], replace(DEVICES["smollm2-cpu"], row=10.0)
+    learned = LearnedCost(assumed.assumed())
+    show(learned, assumed, step(1), times=30)
+    before_s = learned.decode_s(8, 4000)
+    show(learned, costly, step(6, prompts=[4]), step(9, prompts=[2]), times=5)
+    assert learned.decode_s(8, 4000) > 1.3 * before_s
+    assert learned.decode_s(8, 4000) == pytest.approx(costly.seconds(step(8)), rel=0.2)
+
+
+def test_a_long_prompt_that_took_longer_than_expected_is_no_news_of_decodes():
+    device = DEVICES["smollm2-cpu"]
+    learned = LearnedCost(device.assumed())
+    known_s = learned.decode_s(8, 4000)
+    show(learned, replace(device, token=5 * device.token), step(1, prompts=[100]), times=20)
+    assert learned.decode_s(8, 4000) == known_s
 
 
 def test_one_odd_step_moves_little():
