@@ -18,31 +18,42 @@ import os
 import socket
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from loadtests.address import Address
 from loadtests.clock import WallClock
+from loadtests.compare import ServerFailed, wait_until_healthy
 from loadtests.exchange import Recording, exchange, post_request
 from loadtests.hostile import ATTACKS, COMPLETIONS, Attack
-from loadtests.processes import resident_mib
+from loadtests.processes import CannotStart, ServerProcess, resident_mib, stop_signals_as_interrupt
+from loadtests.servers import Server
 
 SUMMARY = "a stream's longest gap beside requests that cost much, and the memory after each"
 EVENTS_BEFORE, EVENTS_AFTER = 30, 10
 ATTACKER = "127.0.0.2"
+TARGET = 3.0  # times its median that a stream should wait at most
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--base-url", type=Address.parse, required=True, metavar="URL", help="of a server on this machine")
+    add(
+        "--base-url",
+        type=Address.parse,
+        metavar="URL",
+        help="of a server on this machine (default: one of ours is started)",
+    )
     add("--pid", type=int, metavar="PID", help="of that server: its resident memory is taken")
     names = ", ".join(ATTACKS)
     add("--attack", nargs="+", choices=[*ATTACKS], default=[*ATTACKS], metavar="NAME", help=f"some of {names}")
     add("--max-tokens", type=int, default=4000, metavar="N", help="of the stream, which has to outlast each attack")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="for an attack's answers")
+    add("server_options", nargs="*", metavar="OPTION", help="behind --: of the server that is started")
 
 
 def gaps_ms(times_s: Sequence[float], since_s: float = float("-inf"), until_s: float = float("inf")) -> list[float]:
@@ -129,7 +140,7 @@ async def beside(address: Address, attack: Attack, *, max_tokens: int, timeout_s
     return {
         "answers": {answer: answers.count(answer) for answer in sorted({*answers})}, "attack_s": round(ended_s - began_s, 2),
         "median_ms": round(median, 1), "longest_ms": round(longest, 1), "ratio": round(longest / median, 2),
-        "outlasted": outlasted,
+        "gaps": len(during), "over_target": sum(gap > TARGET * median for gap in during), "outlasted": outlasted,
     }  # fmt: skip
 
 
@@ -144,24 +155,53 @@ def row(name: str, result: Mapping[str, Any]) -> str:
         result["median_ms"],
         result["longest_ms"],
         result["ratio"],
+        f"{result['over_target']} of {result['gaps']}",
         memory,
     )
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def main(args: argparse.Namespace) -> int:
-    """0 when every stream outlasted its attack."""
+def attacked(args: argparse.Namespace, address: Address, pid: int | None) -> dict[str, dict[str, Any]]:
+    """What each attack did to a stream of the server at `address`, printed as it comes."""
     results: dict[str, dict[str, Any]] = {}
     print(
-        "| attack | answers | took s | median gap ms | longest gap ms | ratio | RSS MiB |\n|---|---|---:|---:|---:|---:|---|"
+        "| attack | answers | took s | median gap ms | longest gap ms | ratio | gaps over 3 | RSS MiB |\n"
+        "|---|---|---:|---:|---:|---:|---:|---|"
     )
     for name in args.attack:
-        before = None if args.pid is None else resident_mib(args.pid)
-        result = asyncio.run(beside(args.base_url, ATTACKS[name], max_tokens=args.max_tokens, timeout_s=args.timeout))
-        if before is not None:
+        before = None if pid is None else resident_mib(pid)
+        result = asyncio.run(beside(address, ATTACKS[name], max_tokens=args.max_tokens, timeout_s=args.timeout))
+        if pid is not None and before is not None:
             time.sleep(2)  # connections close, and what was freed goes back
-            result |= {"rss_before_mib": round(before, 1), "rss_after_mib": round(resident_mib(args.pid), 1)}
+            result |= {"rss_before_mib": round(before, 1), "rss_after_mib": round(resident_mib(pid), 1)}
         results[name] = result
         print(row(name, result), flush=True)
+    return results
+
+
+def of_ours(args: argparse.Namespace, log: Path) -> dict[str, dict[str, Any]]:
+    """The same of a server that is started for it. Raises ServerFailed, CannotStart."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "server", "--port", str(port), *args.server_options]
+    server = Server("oneloop", port=port, command=command)
+    with ServerProcess(command, log) as process:
+        wait_until_healthy(server, process)
+        asyncio.run(beside(server.address, ATTACKS["nothing"], max_tokens=args.max_tokens, timeout_s=args.timeout))
+        return attacked(args, server.address, process.pid)
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 when every stream outlasted its attack; 2 when no server could be started."""
+    if args.base_url is not None:
+        results = attacked(args, args.base_url, args.pid)
+    else:
+        with stop_signals_as_interrupt(), tempfile.TemporaryDirectory(prefix="oneloop-victim-") as folder:
+            try:
+                results = of_ours(args, Path(folder) / "server.log")
+            except (ServerFailed, CannotStart) as error:
+                print(f"loadtests victim: {error}", file=sys.stderr)
+                return 2
     print("\n" + json.dumps(results))
     return 0 if all(result["outlasted"] for result in results.values()) else 1

@@ -31,10 +31,11 @@ def test_the_bodies_of_an_attack_are_json(name):
 
 def test_all_of_an_attack_is_told_in_a_row():
     result = {
-        "answers": {"200": 1, "429": 2}, "attack_s": 1.5, "median_ms": 10.0, "longest_ms": 25.0, "ratio": 2.5, "outlasted": True,
+        "answers": {"200": 1, "429": 2}, "attack_s": 1.5, "median_ms": 10.0, "longest_ms": 25.0, "ratio": 2.5, "gaps": 40,
+        "over_target": 0, "outlasted": True,
         "rss_before_mib": 100.4, "rss_after_mib": 101.2,
     }  # fmt: skip
-    assert row("x", result) == "| x | 1 × 200, 2 × 429 | 1.5 | 10.0 | 25.0 | 2.5 | 100 → 101 |"
+    assert row("x", result) == "| x | 1 × 200, 2 × 429 | 1.5 | 10.0 | 25.0 | 2.5 | 0 of 40 | 100 → 101 |"
 
 
 @pytest.mark.slow
