@@ -483,7 +483,8 @@ class Planned:
     """What is known before anything is loaded."""
 
     config: EngineConfig  # with what the model's files add
-    spec: ModelSpec
+    spec: ModelSpec  # of the largest part, where there are several
+    whole: ModelSpec
     platform: Platform
     plan: EnginePlan
     weights_bytes: int
@@ -528,14 +529,17 @@ def plan_engine(
         raise PlanError(
             f"{spec.architecture} has no experts that are counted: leave --enable-expert-distribution-metrics out"
         )
-    whole_bytes = spec.weights_bytes("float32")
+    whole, whole_bytes = spec, spec.weights_bytes("float32")
     if config.pipeline_layers is not None and config.pipeline_parallel_size == 1:
         raise PlanError("--pipeline-layers says how many layers each stage has: add --pipeline-parallel-size")
     if config.num_devices > 1:
         _refuse_stages(config)
         # Shards of a stage are all of a size, and the largest stage is the one to be planned for.
-        spec = max(parts_of(config, spec, 0), key=lambda part: part.weights_bytes("float32"))
-        for kind in sorted(kept_whole(spec)):
+        parts = parts_of(config, spec, 0)
+        spec = max(parts, key=lambda part: part.weights_bytes("float32"))
+        described = spec.model if isinstance(spec, PairSpec) else spec
+        assert isinstance(described, DecoderSpec), "others are not cut"
+        for kind in sorted(kept_whole(described)):
             log.info("layers of the kind %s are computed whole on every device", kind)
     config = _with_length(config, spec, files.modules)
     report(LoadProgress("import"))
@@ -551,21 +555,24 @@ def plan_engine(
         if config.num_devices > 1:
             stored_bytes = stored_bytes * spec.weights_bytes("float32") // whole_bytes
     weights_bytes = platform.weights_bytes(config, spec, stored_bytes)
-    return Planned(config, spec, platform, platform.plan(config, spec, stored_bytes), weights_bytes)
+    return Planned(config, spec, whole, platform, platform.plan(config, spec, stored_bytes), weights_bytes)
 
 
-def parts_of(config: EngineConfig, spec: ModelSpec, number: int) -> tuple[DecoderSpec, ...]:
-    """What rank `number` of each stage computes. Raises UnsupportedModel, or PlanError for a placement of experts that is none."""
+def parts_of(config: EngineConfig, spec: ModelSpec, number: int) -> tuple[DecoderSpec | PairSpec, ...]:
+    """What rank `number` of each stage computes: of a draft model or head, which stands beside the last stage, all.
+
+    Raises UnsupportedModel, or PlanError for a placement of experts that is none."""
     size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
-    if isinstance(spec, PairSpec):
-        raise UnsupportedModel(
-            f"{spec.architecture} cannot be cut for {config.num_devices} devices: a draft model or head stands beside it"
-        )
-    if not isinstance(spec, DecoderSpec):
+    described, draft = (spec.model, spec.draft) if isinstance(spec, PairSpec) else (spec, None)
+    if not isinstance(described, DecoderSpec):
         raise UnsupportedModel(
             f"{spec.architecture} cannot be cut for {config.num_devices} devices: it runs through transformers"
         )
-    whole = spec.whole
+    if draft is not None and config.stages_apart:
+        raise UnsupportedModel(
+            f"{spec.architecture} cannot be cut into processes: a draft model or head stands beside it"
+        )
+    whole = described.whole
     if num_stages > 1 and not whole.generates:
         raise UnsupportedModel(f"{spec.architecture} makes vectors of whole texts, which are not cut into stages")
     placement = None
@@ -573,7 +580,8 @@ def parts_of(config: EngineConfig, spec: ModelSpec, number: int) -> tuple[Decode
         if not any(True for _ in whole.experts()):
             raise PlanError(f"{spec.architecture} has no experts: leave --enable-expert-parallel out")
         placement = _placement(config, len(whole.layers))
-    return stages(sharded(whole, number, size, placement), num_stages, config.pipeline_layers)
+    *first, last = stages(sharded(whole, number, size, placement), num_stages, config.pipeline_layers, draft)
+    return (*first, last if draft is None else PairSpec(last, draft))
 
 
 def _placement(config: EngineConfig, num_layers: int) -> Placement:
@@ -696,15 +704,17 @@ def _running(
 
 def _of_rank(planned: Planned, worker: RankWorker) -> Planned:
     """What is known of the part that a rank computes, which has joined; and its stage, if there are several, begins."""
-    spec, plan = parts_of(planned.config, planned.spec, worker.rank.number)[worker.number], planned.plan
+    spec, plan = parts_of(planned.config, planned.whole, worker.rank.number)[worker.number], planned.plan
     if worker.ways is not None:  # others have planned by the memory of their hosts
         num_blocks, max_model_len = map(worker.rank.least, (plan.num_kv_blocks, plan.max_model_len))
         plan = replace(plan, num_kv_blocks=num_blocks, max_model_len=max_model_len)
     plan = plan.for_layers(spec.memory_kinds())
     if worker.line is not None:
-        num_tensors = 3 if keeps_embedding(spec.all_layers) else 2
+        described = spec.model if isinstance(spec, PairSpec) else spec
+        assert isinstance(described, DecoderSpec), "others are not cut"
+        num_tensors = 3 if keeps_embedding(described.all_layers) else 2
         worker.stage = planned.platform.stage(
-            worker.line, worker.number, num_tensors, spec.hidden_size, plan, worker.ways
+            worker.line, worker.number, num_tensors, described.hidden_size, plan, worker.ways
         )
     return replace(planned, spec=spec, plan=plan)
 
@@ -724,7 +734,9 @@ def _loaded(
         num_ready = min(lora.max_cpu_loras, lora.max_loras + _MORE_ADAPTERS_READY)
         room = AdapterRoom(lora.max_loras, lora.max_lora_rank, num_ready, lora.lora_experts, lora.lora_vocabulary)
 
-    def loaded(spec: ModelSpec, files: ModelFiles, load_format: str, room: AdapterRoom | None = None) -> Model:
+    def loaded(
+        spec: ModelSpec, files: ModelFiles, load_format: str, room: AdapterRoom | None = None, *, whole: bool = False
+    ) -> Model:
         return load(
             spec,
             files,
@@ -736,9 +748,9 @@ def _loaded(
             device=planned.platform.device,
             weights=plan.weights,
             adapters=room,
-            peers=peers if peers is not None and peers.size > 1 else None,
-            stage=stage,
-            counts_experts=config.enable_expert_distribution_metrics,
+            peers=peers if peers is not None and peers.size > 1 and not whole else None,
+            stage=None if whole else stage,
+            counts_experts=config.enable_expert_distribution_metrics and not whole,
         )
 
     if not isinstance(spec, PairSpec):
@@ -755,7 +767,7 @@ def _loaded(
         )  # fmt: skip
         return ModelPair(model, head)
     assert draft is not None
-    return ModelPair(model, loaded(spec.draft, draft, load_format))
+    return ModelPair(model, loaded(spec.draft, draft, load_format, whole=True))
 
 
 def _with_length(config: EngineConfig, spec: ModelSpec, modules: SentenceModules | None) -> EngineConfig:

@@ -72,6 +72,7 @@ class LinkedStage(HostStage):
         given = RowTables(*map(torch.empty_like, self.tables))
         self.ways.drawn.take(given)
         self.tables.last_ids.copy_(given.last_ids)
+        self.tables.draft_ids.copy_(given.draft_ids)
         if draws.rows:
             index = index_on(given.last_ids.device, draws.rows)
             self.tables.num_computed[index] = given.num_computed[index]

@@ -138,9 +138,9 @@ def without_samples(batch: ScheduledBatch) -> ScheduledBatch:
 
 
 def _as_chunk(row: ScheduledRow) -> ScheduledRow:
-    if row.draft_ids and len(row.token_ids) + len(row.draft_ids) == row.num_tokens:
+    if row.draft_ids and not row.guessed_on_device and len(row.token_ids) + len(row.draft_ids) == row.num_tokens:
         row = row._replace(token_ids=(*row.token_ids, *row.draft_ids), draft_ids=())
     binding = row.binding
     if binding is not None:  # nobody samples here, so nothing is to be counted
         binding = RowBinding(_NOTHING, 0, (), (), binding.num_computed, False, binding.adapter_slot, binding.rope_delta)
-    return row._replace(work=None, prompt_logprobs=None, binding=binding)
+    return row._replace(work=None, prompt_logprobs=None, binding=binding, num_proposed=0)

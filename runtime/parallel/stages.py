@@ -40,6 +40,7 @@ class RowTables(NamedTuple):
 
     last_ids: Tensor
     num_computed: Tensor
+    draft_ids: Tensor
 
 
 class _Given:
@@ -221,6 +222,7 @@ class HostStage:
         given = draws.take(self.number)
         assert self.tables is not None
         self.tables.last_ids.copy_(given.last_ids)
+        self.tables.draft_ids.copy_(given.draft_ids)
         if draws.rows:
             index = torch.tensor(draws.rows)
             self.tables.num_computed[index] = given.num_computed[index]

@@ -113,6 +113,7 @@ class CudaStage(HostStage):
         stream.wait_event(event)
         assert self.tables is not None
         self.tables.last_ids.copy_(given.last_ids)
+        self.tables.draft_ids.copy_(given.draft_ids)
         if draws.rows:
             index = index_on(self.device, draws.rows)
             self.tables.num_computed[index] = given.num_computed[index]

@@ -149,7 +149,7 @@ class ModelRunner:
 
     @property
     def tables(self) -> RowTables:
-        return RowTables(self._inputs.last_ids, self._inputs.num_computed)
+        return RowTables(self._inputs.last_ids, self._inputs.num_computed, self._inputs.draft_ids)
 
     # --- what a platform calls ------------------------------------------------------------------------------------
 

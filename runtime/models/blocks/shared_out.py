@@ -24,7 +24,7 @@ def put_together(spec: DecoderSpec, weights: Weights, peers: Peers) -> Weights:
     if spec.generates:
         linears[spec.head.name] = SharedRows(linears[spec.head.name], peers)
     is_head = spec.generates and spec.head.name == EMBEDDING
-    if spec.embeds and not is_head:
+    if spec.has_embedding and not is_head:
         linears[EMBEDDING] = SharedRows(
             linears[EMBEDDING] if table is None else ops.prepare_linear(_dense(table)), peers
         )

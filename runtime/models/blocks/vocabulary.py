@@ -16,7 +16,7 @@ class VocabularyBlock:
         self._head = weights.linears[spec.head.name] if spec.generates else None
         self._num_logits, self._dtype = spec.vocab_rows, getattr(torch, dtype)
         self._table: Tensor | ops.LinearWeight | None = None
-        if spec.embeds:
+        if spec.has_embedding:
             prepared = weights.linears.get(EMBEDDING)  # the head itself, if they are tied
             self._table = weights.tensors[f"{EMBEDDING}.weight"] if prepared is None else prepared
         # Rounded as the embeddings are, which is how Gemma was trained.

@@ -61,13 +61,15 @@ class ShardOf:
 @dataclass(frozen=True, slots=True)
 class StageOf:
     """What a spec is a stage of (stages.py): stage `number` of `size`, whose layers begin with `first_layer` of `whole`, which has
-    the layers of all. `elsewhere`: kinds that blocks have room for because of other stages."""
+    the layers of all. `elsewhere`: kinds that blocks have room for because of other stages. `lends`: it has the embedding, too, for
+    a draft head that stands beside it."""
 
     whole: DecoderSpec
     number: int
     size: int
     first_layer: int
     elsewhere: tuple[MemoryKind, ...]
+    lends: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -156,6 +158,10 @@ class DecoderSpec:
         return self.stage_of is None or self.stage_of.is_first
 
     @property
+    def has_embedding(self) -> bool:
+        return self.embeds or (self.stage_of is not None and self.stage_of.lends)
+
+    @property
     def hands_on(self) -> bool:
         """Whether what the layers give goes to another stage."""
         return self.stage_of is not None and not self.stage_of.is_last
@@ -225,7 +231,7 @@ class DecoderSpec:
 
     def parameters(self) -> Iterator[Parameter]:
         """All of them once, in the order of their use; the head, with a tied embedding, last."""
-        if self.embeds and not (self.tied_embedding and self.generates):
+        if self.has_embedding and not (self.tied_embedding and self.generates):
             yield Parameter(f"{EMBEDDING}.weight", (self.vocab_rows, self.embedding_size or self.hidden_size))
         if self.embedding_norm is not None:
             yield from self.embedding_norm.parameters(EMBEDDING_NORM, self.hidden_size)

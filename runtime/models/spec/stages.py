@@ -13,15 +13,19 @@ from math import prod
 
 from runtime.kv.kinds import MemoryKind
 from runtime.models.spec.decoder import DecoderSpec, StageOf
+from runtime.models.spec.draft_head import DraftHeadSpec
 from runtime.models.spec.layer import HybridLayer
-from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.model import ModelSpec, UnsupportedModel
 from runtime.models.spec.pooler import POOLS_LAST
 from runtime.weights.rules import Parameter
 
 
-def stages(spec: DecoderSpec, size: int, layers: Sequence[int] | None = None) -> tuple[DecoderSpec, ...]:
+def stages(
+    spec: DecoderSpec, size: int, layers: Sequence[int] | None = None, draft: ModelSpec | None = None
+) -> tuple[DecoderSpec, ...]:
     """What each of `size` stages of `spec` computes, which may be a shard; names stay. `layers`: how many each has; None: so that
-    the one with the most weights to read in a step has as few as possible.
+    the one with the most weights to read in a step has as few as possible. `draft`: what guesses beside the last one, and keeps
+    something of each sequence behind what that keeps.
 
     Raises UnsupportedModel, naming what cannot be cut so."""
     if size == 1:
@@ -38,7 +42,15 @@ def stages(spec: DecoderSpec, size: int, layers: Sequence[int] | None = None) ->
     counts = tuple(layers or even_layers(spec, size))
     firsts = tuple(accumulate(counts, initial=0))
     kinds = [_kinds(spec, first, first + count) for first, count in zip(firsts, counts, strict=False)]
-    return tuple(_stage(spec, number, size, firsts[number], counts[number], kinds) for number in range(size))
+    lends = isinstance(draft, DraftHeadSpec) and not draft.own_embedding
+    if draft is not None:
+        kinds[-1] += draft.memory_kinds()
+    if any(layer < firsts[size - 1] for layer in spec.aux_layers):
+        raise UnsupportedModel(
+            f"{spec.architecture} cannot be cut into {size} stages: its draft head reads layers "
+            f"{', '.join(map(str, spec.aux_layers))}, of which the last stage has those from {firsts[size - 1]} on"
+        )
+    return tuple(_stage(spec, number, size, firsts[number], counts[number], kinds, lends) for number in range(size))
 
 
 def _kinds(spec: DecoderSpec, first: int, stop: int) -> list[MemoryKind]:
@@ -46,13 +58,21 @@ def _kinds(spec: DecoderSpec, first: int, stop: int) -> list[MemoryKind]:
 
 
 def _stage(
-    spec: DecoderSpec, number: int, size: int, first: int, count: int, kinds: Sequence[Sequence[MemoryKind]]
+    spec: DecoderSpec,
+    number: int,
+    size: int,
+    first: int,
+    count: int,
+    kinds: Sequence[Sequence[MemoryKind]],
+    lends: bool,
 ) -> DecoderSpec:
     most: Counter[MemoryKind] = Counter()
     for each in kinds:
         most |= Counter(each)
-    stage_of = StageOf(spec, number, size, first, tuple((most - Counter(kinds[number])).elements()))
-    stage = replace(spec, layers=spec.layers[first : first + count], stage_of=stage_of)
+    elsewhere = tuple((most - Counter(kinds[number])).elements())
+    stage_of = StageOf(spec, number, size, first, elsewhere, lends=lends and number == size - 1)
+    aux_layers = tuple(layer - first for layer in spec.aux_layers) if stage_of.is_last else ()
+    stage = replace(spec, layers=spec.layers[first : first + count], stage_of=stage_of, aux_layers=aux_layers)
     if not stage_of.is_first:
         stage = replace(stage, positions=None, num_token_types=0, embedding_norm=None)
     return stage if stage_of.is_last else replace(stage, generates=False, pooler=POOLS_LAST)
