@@ -23,10 +23,11 @@ from ops.gemm.dequantize import apart, codes_of
 from ops.gemm.from_blocks import as_w4
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
-from ops.stored import CODED, DECODED, FP8, W4, Stored, StoredWeight, formats_of, parts_of
+from ops.stored import CODED, DECODED, FP8, W4, W8, Stored, StoredWeight, formats_of, parts_of
 
 _CHUNK = 128  # columns of w4 whose codes share bytes
-_FEW = 64  # rows up to which a product is bound by the weight's bytes
+FEW = 64  # rows up to which a product is bound by the weight's bytes
+_STREAMED = (FP8, W8)  # by few_rows_coded.cu, as bytes of rows
 _ALIGNED = 16  # what cuBLAS wants of either side of a weight in fp8
 
 
@@ -145,7 +146,7 @@ class TiledLinearWeight(StackedCodes):
             self.out_features,
             self._bias,
             gated=gated,
-            ahead=self.next_bytes if len(x) <= _FEW else None,
+            ahead=self.next_bytes if len(x) <= FEW else None,
             **how,
         )
 
@@ -168,9 +169,9 @@ class CodedLinearWeight(StackedCodes):
             and tiled_fp8.fits(self.out_features, self.in_features, self.groups)
         )
         self._few = (
-            self.codes == FP8
+            self.codes in _STREAMED
             and missing() is None
-            and few_rows_coded.fits(FP8, self.out_features, self.in_features, self.groups)
+            and few_rows_coded.fits(self.codes, self.out_features, self.in_features, self.groups)
         )
         self._by_cublas = (
             self.codes == FP8 and self.groups == 1 and not (self.out_features % _ALIGNED or self.in_features % _ALIGNED)

@@ -14,3 +14,9 @@ constexpr u32 W4_BASE = 0x64006400;  // 1024
 #else
 constexpr u32 W4_BASE = 0x43004300;  // 128
 #endif
+
+#ifdef FLOAT16
+#define DIFFERENCE "sub.rn.f16x2"
+#else
+#define DIFFERENCE "sub.rn.bf16x2"
+#endif

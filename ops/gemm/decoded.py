@@ -169,6 +169,9 @@ class TiledDecodedWeight(LinearWeight):
         self._max_rows = tuning.of(self._kept.device).coded.max_tiled_rows
         self._finest = pieces.groups_of(self._codes, self._kept) == pieces.FINEST
 
+    def first_bytes(self) -> Tensor | None:
+        return self._kept
+
     def matmul(self, x: Tensor) -> Tensor:
         if not len(x):
             return x.new_empty(0, self.out_features)
@@ -185,7 +188,10 @@ class TiledDecodedWeight(LinearWeight):
 
     def in_tiles(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
         """`how`: as of `tiled_w4.tiled_w4`."""
-        return tiled_w4.tiled_w4(x, self._kept, self.out_features, self._bias, gated=gated, codes=self._codes, **how)
+        ahead = self.next_bytes if len(x) <= coded.FEW else None
+        return tiled_w4.tiled_w4(
+            x, self._kept, self.out_features, self._bias, gated=gated, codes=self._codes, ahead=ahead, **how
+        )
 
     def by_widened(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_widen import widen_pieces  # no CPU needs Triton

@@ -44,6 +44,25 @@ struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
   }
 };
 
+struct W8 : Fp8 {  // signed bytes, likewise
+  static constexpr float OF_SUM = 1.f;
+  static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word); }
+  // Seven bits are the end of the mantissa of codes.cuh; the sign takes off as much as the next one is worth.
+  static __device__ __forceinline__ u32 two(u32 word, u32 selector) {
+    const u32 bytes = __byte_perm(word, 0, selector), below = (bytes & 0x00800080) | W4_BASE;
+    u32 pair = (bytes & 0x007f007f) | W4_BASE;
+    asm(DIFFERENCE " %0, %0, %1;" : "+r"(pair) : "r"(below));
+    return pair;
+  }
+  static __device__ __forceinline__ void expand(const Vec& codes, int part, u32 (&pairs)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      pairs[2 * i] = two(codes.word[2 * part + i], 0x4140);
+      pairs[2 * i + 1] = two(codes.word[2 * part + i], 0x4342);
+    }
+  }
+};
+
 struct W4 {  // in pieces: a part is the 32 columns of a word of each lane, which has 2 t, 2 t + 1, and those 8, 16 and 24 on
   static constexpr int COLUMNS = 128, PARTS = 4, UNITS = 2;
   static constexpr bool OFFSET = true;

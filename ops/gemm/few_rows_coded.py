@@ -13,7 +13,7 @@ from torch import Tensor
 from ops import tuning
 from ops.cuda.program import CompiledKernel, Program
 from ops.gemm import pieces
-from ops.stored import FP8, W4, WeightFormat
+from ops.stored import FP8, W4, W8, WeightFormat
 
 MAX_ROWS = 16
 _HERE = Path(__file__).parent
@@ -28,10 +28,10 @@ class _Codes:
     units: int
 
 
-_CODES = {FP8: _Codes("Fp8", 64, 4), W4: _Codes("W4", 128, 2)}
+_CODES = {FP8: _Codes("Fp8", 64, 4), W8: _Codes("W8", 64, 4), W4: _Codes("W4", 128, 2)}
 _MANY_SLABS, _DEEP = 1024, 8192
 _SHARED_BYTES = 227 << 10  # of a block, on Hopper
-_SEGMENTS = {FP8: (0, 1), W4: pieces.GROUPS}
+_SEGMENTS = {FP8: (0, 1), W8: (0, 1), W4: pieces.GROUPS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ def variants(codes: WeightFormat) -> list[Variant]:
 
 
 def segments_of(codes: WeightFormat, in_features: int, groups: int) -> tuple[int, int] | None:
-    """Segments of a unit, and by how many bits the number of a segment is to be shifted for that of its group, of fp8; None where
-    no instance has them."""
+    """Segments of a unit, and by how many bits the number of a segment is to be shifted for that of its group, of eight bits; None
+    where no instance has them."""
     if codes not in _CODES or in_features % _CODES[codes].columns or in_features % groups:
         return None
     if codes == W4:
@@ -129,7 +129,7 @@ def choose(
     tiles, slabs = 1 if num_rows <= 8 else 2, out_features // 16
     warps, queued = 16, 1
     if slabs >= _MANY_SLABS and tiles == 1:
-        warps, queued = (16 if codes == FP8 else 8), 2
+        warps, queued = (8 if codes == W4 else 16), 2
     elif tiles == 2 and segments and (in_features > _DEEP) == (codes == W4):
         warps = 8
     return Variant(codes, segments, warps, queued, tiles, gated)

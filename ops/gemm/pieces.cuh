@@ -18,10 +18,8 @@ __device__ __forceinline__ u32 load_word(const unsigned char* shared) { return *
 // How codes of a chunk become numbers: VECS of 16 bytes of a row in a lane, and what a word says of scale and zero point. Assembly is
 // volatile so that it stays where it is, beside products under way.
 #ifdef FLOAT16
-#define DIFFERENCE "sub.rn.f16x2"
 #define PRODUCT "mul.rn.f16x2"
 #else
-#define DIFFERENCE "sub.rn.bf16x2"
 #define PRODUCT "mul.rn.bf16x2"
 #endif
 
@@ -61,18 +59,26 @@ struct Q4Codes {  // as W4Codes, whose zero point is a half float, in the lower 
   }
 };
 
-struct Q8Codes {  // signed bytes, as fp8 lie, and words as of Q4Codes
+struct W8Codes {  // signed bytes, as fp8 lie
   static constexpr int VECS = 2;
   static constexpr bool BY_TABLE = false;
-  static __device__ __forceinline__ float scale(u32 word) { return Q4Codes::scale(word); }
+  static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word); }
   // Seven bits are the end of such a mantissa; the sign takes off as much as the next one is worth.
-  static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32 scale) {
+  static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32) {
     const u32 bytes = __byte_perm(codes[step / 4].word[step % 4], 0, upper ? 0x4342 : 0x4140);
     const u32 below = (bytes & 0x00800080) | W4_BASE;
-    const float zero = Q4Codes::half(scale);
-    const u32 zeros = pack(zero, zero);
     u32 pair = (bytes & 0x007f007f) | W4_BASE;
     asm volatile(DIFFERENCE " %0, %0, %1;" : "+r"(pair) : "r"(below));
+    return pair;
+  }
+};
+
+struct Q8Codes : W8Codes {  // and words as of Q4Codes
+  static __device__ __forceinline__ float scale(u32 word) { return Q4Codes::scale(word); }
+  static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32 scale) {
+    const float zero = Q4Codes::half(scale);
+    const u32 zeros = pack(zero, zero);
+    u32 pair = W8Codes::two(codes, step, upper, scale);
     asm volatile(DIFFERENCE " %0, %0, %1;" : "+r"(pair) : "r"(zeros));
     return pair;
   }

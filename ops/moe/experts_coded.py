@@ -1,4 +1,4 @@
-"""Grouped products of experts in four bits or fp8 on Hopper, out of registers (experts_coded.cu): weights lie in the pieces of
+"""Grouped products of experts in codes on Hopper, out of registers (experts_coded.cu): weights lie in the pieces of
 gemm/pieces.py, expert behind expert."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ops.gemm.pieces import Tile
 from ops.moe.triton_gather import gather
 from ops.moe.triton_route import Routed
 from ops.moe.weights import ExpertShape, Half
-from ops.stored import E2M1, FP4, FP8, NF4, Q4, Q8, W4, WeightFormat
+from ops.stored import E2M1, FP4, FP8, NF4, Q4, Q8, W4, W8, WeightFormat
 
 _GEMM = Path(lie.__file__).parent
 _KERNEL, _CLAMPED = "experts_coded", "experts_clamped"
@@ -102,7 +102,7 @@ def compile_ahead(
 @functools.cache
 def program() -> Program:
     """Made with the first weight: no start without such weights is to compile it."""
-    written = [(codes, groups) for codes in (FP8, W4, *_DECODED) for groups in lie.group_counts(codes)]
+    written = [(codes, groups) for codes in (FP8, W4, W8, *_DECODED) for groups in lie.group_counts(codes)]
     known = [tile for each in written for gated in (False, True) for tile in tiles(*each, gated=gated)]
     products = warpgroups.products((tile.rows for tile in known), out_of_registers=True)
     sources = [_GEMM.parent / "cuda" / "hopper.cuh", _GEMM / "tile_end.cuh", *lie.SOURCES]

@@ -75,7 +75,7 @@ class CodedExpertWeights(CodedGroupedExpertWeights):
         overwrite(None if current.order is None else current.order[expert], stack.order, "order")
 
     def _in_pieces(self, codes: WeightFormat, half: Half, stack: Stack) -> bool:
-        if missing_for_hopper() is not None or stack.order is not None:
+        if self._dtype == torch.float32 or missing_for_hopper() is not None or stack.order is not None:
             return False
         return experts_coded.fits(codes, self.shape, stack.scales.shape[0], half)
 

@@ -77,7 +77,7 @@ class DecodedExpertWeights(CodedGroupedExpertWeights):
         return _Kept(part.format, kind, groups_of(part), codes, roles)
 
     def _is_tiled(self, half: Half, parts: tuple[StoredWeight, ...]) -> bool:
-        if missing_for_hopper() is not None or not tiles_fit(parts):
+        if self._dtype == torch.float32 or missing_for_hopper() is not None or not tiles_fit(parts):
             return False
         return experts_coded.fits(kind_of(parts[0]), self.shape, groups_of(parts[0]), half)
 

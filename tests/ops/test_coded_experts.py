@@ -86,7 +86,7 @@ def test_a_row_for_each_pair(device):
 
 
 def test_every_number_of_pairs_has_an_instance():
-    for codes, groups in ((FP8, 1), (W4, 1), (W4, 2), (W4, 4)):
+    for codes, groups in ((FP8, 1), (W8, 1), (W4, 1), (W4, 2), (W4, 4)):
         known = experts_coded.tiles(codes, groups, gated=True)
         assert all(each.shared_bytes + 4 * 512 <= 227 << 10 and each.stages >= 2 for each in known)
         for pairs in (0.1, 1, 6, 20, 70, 500):
@@ -97,7 +97,9 @@ def test_every_number_of_pairs_has_an_instance():
 
 @pytest.mark.skipif(missing_for_hopper() is not None, reason=str(missing_for_hopper()))
 @pytest.mark.gpu
-@pytest.mark.parametrize(("codes", "group"), [(W4, 128), (W4, 64), (W4, 32), (FP8, 128), (FP8, 0)], ids=str)
+@pytest.mark.parametrize(
+    ("codes", "group"), [(W4, 128), (W4, 64), (W4, 32), (FP8, 128), (FP8, 0), (W8, 0), (W8, 64)], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_experts_come_out_of_registers(codes, group, dtype):
     """Every instance, experts that nobody chose, and some whose pairs are more than a tile."""

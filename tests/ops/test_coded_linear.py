@@ -174,8 +174,8 @@ def test_every_shape_has_an_instance_or_says_that_it_has_none():
     assert few_rows_coded.segments_of(W4, 4096, 128) == (4, 0)
     assert few_rows_coded.segments_of(W4, 4096, 256) is None  # groups of 16
     assert few_rows_coded.segments_of(W4, 4096 + 64, 1) is None
-    assert few_rows_coded.segments_of(W8, 4096, 1) is None
-    for codes in (FP8, W4):
+    assert few_rows_coded.segments_of(W8, 4096, 32) == (1, 1)
+    for codes in (FP8, W8, W4):
         known = few_rows_coded.variants(codes)
         for in_features in (128, 4096, 14336):
             for num_rows in (1, 8, 9, 16):
@@ -200,13 +200,13 @@ def test_which_codes_are_taken_where():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("codes", [FP8, W4], ids=str)
+@pytest.mark.parametrize("codes", [FP8, W8, W4], ids=str)
 def test_every_stream_at_every_shape(codes, dtype):
     known = few_rows_coded.variants(codes)
     few_rows_coded.program(codes).compile_ahead([each.name for each in known], dtype, torch.device("cuda", 0))
     for variant in known:
         for out_features, in_features in ((192, 640), (2112, 1152), (128, 128)):  # K is never cut evenly
-            unit = 64 if codes == FP8 else 128
+            unit = 128 if codes == W4 else 64
             groups = 1 if not variant.segments else in_features // unit * variant.segments
             stored = to(drawn(codes, out_features, in_features, groups, zeros=True), "cuda")
             weight, scales, _, _ = laid((stored,))

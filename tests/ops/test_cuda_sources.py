@@ -11,7 +11,7 @@ from ops.collective import peer_memory
 from ops.cuda.program import Program, machine_code
 from ops.gemm import few_rows, few_rows_coded, tiled, tiled_fp8, tiled_w4
 from ops.moe import experts_coded
-from ops.stored import E2M1, FP8, NF4, Q4, Q8, W4
+from ops.stored import E2M1, FP8, NF4, Q4, Q8, W4, W8
 from ops.tuning.files import read
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="requirements/nvrtc.txt is not installed", exc_type=ImportError)
@@ -19,6 +19,7 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="requirements/nvrtc.txt is not
 PROGRAMS = {
     "few_rows": few_rows._PROGRAM,
     "few_rows_fp8": few_rows_coded.program(FP8),
+    "few_rows_w8": few_rows_coded.program(W8),
     "few_rows_w4": few_rows_coded.program(W4),
     "tiled": tiled._PROGRAM,
     "tiled_w4": tiled_w4.program(),

@@ -10,8 +10,9 @@ import torch
 import ops
 from ops import tuning
 from ops.gemm import weight as weights
-from ops.stored import FP8, W4
+from ops.stored import DECODED, FP8, NF4, Q8, W4, W8
 from tests.ops.test_coded_linear import drawn, to
+from tests.ops.test_decoded_linear import drawn as decoded
 
 
 def prepared(kind: str, device: str) -> list[ops.LinearWeight]:
@@ -23,8 +24,9 @@ def prepared(kind: str, device: str) -> list[ops.LinearWeight]:
             ops.StoredWeight.dense(torch.randn(*size, generator=random).to(device, torch.bfloat16)) for size in sizes
         ]
     else:
-        codes, groups = (FP8, 1) if kind == "fp8" else (W4, 4)
-        stored = [to(drawn(codes, *size, groups), device) for size in sizes]
+        codes, groups = {"fp8": (FP8, 1), "w8": (W8, 1), "w4": (W4, 4), "nf4": (NF4, 4), "q8": (Q8, 8)}[kind]
+        make = decoded if codes in DECODED else drawn
+        stored = [to(make(codes, *size, groups), device) for size in sizes]
     return [ops.prepare_linear(each, torch.bfloat16) for each in stored]
 
 
@@ -36,7 +38,7 @@ def test_a_cpu_brings_nothing_nearer():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["plain", "fp8", "w4"])
+@pytest.mark.parametrize("kind", ["plain", "fp8", "w8", "w4", "nf4", "q8"])
 def test_each_brings_the_first_bytes_of_the_next_and_computes_the_same(monkeypatch, kind):
     kept = prepared(kind, "cuda")
     x = [
