@@ -109,22 +109,25 @@ struct TableCodes {
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word); }
   // The bytes of four codes, which are the lowest nibbles of `places`: out of the first eight and out of the others, then one of both.
   static __device__ __forceinline__ u32 bytes(const u32* table, u32 places, u32 which) {
-    return __byte_perm(__byte_perm(table[0], table[1], places), __byte_perm(table[2], table[3], places), which);
+    return out_of(out_of(table[0], table[1], places), out_of(table[2], table[3], places), which);
   }
-  // Of a quarter of a chunk, two steps: pairs of the first eight columns of a step and of the others.
+  static __device__ __forceinline__ u32 out_of(u32 low, u32 high, u32 places) {  // __byte_perm would mask them
+    u32 bytes;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(places));
+    return bytes;
+  }
+  // Of a quarter of a chunk, two steps: pairs of the first eight columns of a step and of the others, each of which is a byte.
   static __device__ __forceinline__ void quarter(const Vec (&codes)[VECS], int quarter, u32 (&pairs)[4]) {
     constexpr u32 LOWER[4] = {TABLE::WORDS[0], TABLE::WORDS[1], TABLE::WORDS[2], TABLE::WORDS[3]};
     constexpr u32 UPPER[4] = {TABLE::WORDS[4], TABLE::WORDS[5], TABLE::WORDS[6], TABLE::WORDS[7]};
-    u32 numbers[2][2];  // of each half of the word two times two
+    const u32 word = codes[0].word[quarter], places = word & 0x77777777, which = word >> 1 & 0x44444444 | 0x32103210;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const u32 word = codes[0].word[quarter] >> (h * 16), places = word & 0x7777, which = word >> 1 & 0x4444 | 0x3210;
-      const u32 lower = bytes(LOWER, places, which), upper = bytes(UPPER, places, which);
-      numbers[h][0] = __byte_perm(lower, upper, 0x5140);
-      numbers[h][1] = __byte_perm(lower, upper, 0x7362);
+    for (int step = 0; step < 2; step++) {  // of places, those of the lower half alone count
+      const u32 at = places >> (step * 16), of = which >> (step * 16);
+      const u32 lower = bytes(LOWER, at, of), upper = bytes(UPPER, at, of);
+      pairs[2 * step] = __byte_perm(lower, upper, 0x5140);
+      pairs[2 * step + 1] = __byte_perm(lower, upper, 0x7362);
     }
-#pragma unroll
-    for (int p = 0; p < 4; p++) pairs[p] = __byte_perm(numbers[0][p / 2], numbers[1][p / 2], p % 2 ? 0x7632 : 0x5410);
   }
 };
 struct Fp8Codes {  // what numbers are too small by is multiplied with

@@ -110,7 +110,8 @@ def in_pieces(codes: WeightFormat, numbers: Tensor, scales: Tensor) -> Tensor:
     two half floats, the zero point the lower -> pieces [N / 32, chunks of K, bytes], `fits`. What stands beyond N and K meets zeros
     of x.
 
-    Four bits: in a row's 64 bytes lane t has 16: of word i the bits 4 p and on of the half h are column 32 i + 8 p + 2 t + h.
+    Four bits: in a row's 64 bytes lane t has 16: of word i the bits 4 p and on of the half h are column 32 i + 8 p + 2 t + h; of
+    places in a table instead the bits 4 h and on of byte p.
     Eight: in each half of a chunk the same, where byte 2 p + h of word i is column 16 i + 8 p + 2 t + h of that half."""
     (out_features, in_features), num_groups = numbers.shape, scales.shape[0]
     groups = groups_of_chunk(codes, in_features, num_groups)
@@ -120,8 +121,10 @@ def in_pieces(codes: WeightFormat, numbers: Tensor, scales: Tensor) -> Tensor:
     padded = functional.pad(numbers, (0, chunks * CHUNK - in_features, 0, padding))
     if codes in FOUR_BITS:
         cut = padded.view(-1, PIECE_ROWS, chunks, 4, 4, 4, 2)  # [piece, row, chunk, i, p, t, h]
-        halves = cut.permute(0, 2, 1, 5, 3, 6, 4)  # [piece, chunk, row, t, i, h, p]
-        packed = halves[..., 0::2] | halves[..., 1::2] << 4
+        # [piece, chunk, row, t, i, h, p], or p and then h: neighbours share a byte.
+        order = (0, 2, 1, 5, 3, 4, 6) if codes in (NF4, FP4) else (0, 2, 1, 5, 3, 6, 4)
+        nibbles = cut.permute(order)
+        packed = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
     else:
         cut = padded.view(-1, PIECE_ROWS, chunks, 2, 4, 2, 4, 2)  # [piece, row, chunk, half, i, p, t, h]
         packed = cut.permute(0, 2, 3, 1, 6, 4, 5, 7)  # [piece, chunk, half, row, t, i, p, h]

@@ -72,7 +72,10 @@ def _widen_pieces(
     else:
         word_ptr = (piece_ptr + (piece * CHUNKS + chunk) * (2048 + 128 * GROUPS)).to(tl.pointer_type(tl.int32))
         word = tl.load(word_ptr + row[:, None] * 16 + (lane % 8 // 2 * 4 + lane // 32)[None, :])
-        code = word >> (lane % 2 * 16 + lane % 32 // 8 * 4)[None, :] & 15
+        if KIND == "nf4" or KIND == "fp4":
+            code = word >> (lane % 32 // 8 * 8 + lane % 2 * 4)[None, :] & 15
+        else:
+            code = word >> (lane % 2 * 16 + lane % 32 // 8 * 4)[None, :] & 15
         word_ptr += 512
     scale = tl.load(word_ptr + (lane // (128 // GROUPS) * 32)[None, :] + row[:, None])
     if KIND == "w4":
