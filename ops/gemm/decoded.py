@@ -19,7 +19,7 @@ from ops.gemm.dequantize import codes_of, of_groups
 from ops.gemm.from_blocks import BLOCKS, Q4_0, as_codes, as_w4
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
-from ops.stored import DECODED, E2M1, FOUR_BITS, Q4, Q8, Stored, StoredWeight, WeightFormat, parts_of
+from ops.stored import DECODED, FOUR_BITS, Q4, Q8, Stored, StoredWeight, WeightFormat, parts_of
 
 _ROLES = ("scales", "super_scales", "mins", "super_mins")
 _WIDTH = 64  # columns of a tile, of which groups are whole parts or whole times as many
@@ -29,27 +29,26 @@ _HALF_MAX = 60000.0
 # What is quicker than 16 bits; the others become plain numbers. On Hopper all are (tests/ops/bench_decoded.py); elsewhere what
 # becomes w4: Triton's kernel of the others takes some 300 us for a layer of the 8B shape and few rows of an H200, bfloat16 123.
 TAKEN = frozenset(BLOCKS) | DECODED
-TAKEN_EXPERTS = TAKEN - {E2M1, WeightFormat("Q6_K")}  # whose groups of 16 columns no GPU has tried there
 TAKEN_ANYWHERE = frozenset({Q4_0})
 _HOPPER = (9, 0)
 
 
 def supports(case: ShapeClass) -> str | None:
     """Codes of one kind, or blocks that become such."""
-    return _refusal(case, TAKEN, TAKEN_ANYWHERE) or (None if len(case.weight) == 1 else "it reads weights of one kind")
+    return _refusal(case, TAKEN_ANYWHERE) or (None if len(case.weight) == 1 else "it reads weights of one kind")
 
 
 def supports_experts(case: ShapeClass) -> str | None:
     """Codes and blocks of any kinds, in weights of one each."""
-    return _refusal(case, TAKEN_EXPERTS, frozenset())
+    return _refusal(case, frozenset())
 
 
-def _refusal(case: ShapeClass, taken: frozenset[WeightFormat], anywhere: frozenset[WeightFormat]) -> str | None:
+def _refusal(case: ShapeClass, anywhere: frozenset[WeightFormat]) -> str | None:
     if (why := on_cuda_at_any_size(case)) is not None:
         return why
     if case.dtype not in (torch.bfloat16, torch.float16):
         return "it computes in bfloat16 or float16"
-    unread = [each for each in case.weight if each not in taken]
+    unread = [each for each in case.weight if each not in TAKEN]
     if unread or not case.weight:
         return f"it reads no weights in {', '.join(map(str, unread))}"
     if case.capability not in (None, _HOPPER) and not anywhere.issuperset(case.weight):

@@ -39,3 +39,22 @@ def test_matrices_and_experts_may_stay_as_they_are_stored(family, tmp_path):
     logits, expected = Paged(ours, 1, 60).step({0: ids.tolist()})[0], theirs(ids[None]).logits[0]
     # Activations are rounded to eight bits; a token near the edge between two experts may take the other one.
     assert torch.nn.functional.cosine_similarity(logits, expected).median() > 0.999
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_a_gpu_what_stays_in_blocks_loses_no_more_than_numbers_of_16_bits(family, tmp_path):
+    theirs = make(family, tmp_path / "model.gguf")
+    files = resolve(str(tmp_path / "model.gguf"), None, lambda progress: None)
+    options = {"dtype": "bfloat16", "load_format": "auto", "seed": 0, "progress": lambda progress: None}
+    ids = torch.randint(50, (60,), generator=torch.Generator().manual_seed(2))
+    expected, errors = theirs(ids[None]).logits[0].cuda(), []
+    for keep in (True, False):
+        policy = WeightPolicy("bfloat16", keep_quantized=keep)
+        model = load_model(files, **options, device="cuda", weights=policy)
+        with torch.device("cuda"):
+            logits = Paged(model, 1, 80).step({0: ids.tolist()})[0]
+        # Of each token: one near the edge between two experts may take the other.
+        errors.append((logits - expected).norm(dim=1).median() / expected.norm(dim=1).median())
+    assert errors[0] < 1.5 * errors[1] + 1e-3

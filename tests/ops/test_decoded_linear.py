@@ -151,7 +151,7 @@ def test_which_blocks_stay_on_a_gpu(monkeypatch):
         assert ops.linear_refusal([q4_0], torch.bfloat16, cuda) is None
         for kinds in ([q4_k], [q4_0, q4_k], [NF4], [E2M1]):
             assert (ops.linear_refusal(kinds, torch.float16, cuda) is None) == decodes
-        for kind in (q4_0, q4_k, NF4, WeightFormat("MXFP4")):
+        for kind in (q4_0, q4_k, NF4, E2M1):
             assert (ops.moe_refusal([kind], torch.bfloat16, cuda) is None) == decodes
     assert "in Q2_K" in str(ops.linear_refusal([q2_k], torch.bfloat16, cuda))
     assert "in one format" in str(ops.moe_refusal([q4_0, q4_k], torch.bfloat16, cuda))

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import ops
+from ops.cuda.program import missing_for_hopper
 from runtime.config import WeightPolicy
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
@@ -102,3 +103,24 @@ def test_on_a_cpu_the_experts_keep_their_numbers_in_five_bits(theirs, tmp_path):
     ids = torch.randint(50, (40,), generator=torch.Generator().manual_seed(2))
     logits, expected = Paged(ours, 1, 40).step({0: ids.tolist()})[0], theirs(ids[None]).logits[0]
     assert torch.nn.functional.cosine_similarity(logits, expected).median() > 0.999
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(missing_for_hopper() is not None, reason=str(missing_for_hopper()))
+@torch.inference_mode()
+def test_on_hopper_the_experts_stay_in_four_bits(theirs, tmp_path):
+    files = resolve(str(tmp_path), None, lambda progress: None)
+    options = {"dtype": "bfloat16", "load_format": "auto", "seed": 0, "progress": lambda progress: None}
+    ids = torch.randint(50, (40,), generator=torch.Generator().manual_seed(2)).tolist()
+    found, sizes = [], []
+    for keep in (True, False):
+        policy = WeightPolicy("bfloat16", keep_quantized=keep)
+        model = load_model(files, **options, device="cuda", weights=policy)
+        sizes.append(model.weights_bytes)
+        with torch.device("cuda"):
+            paged = Paged(model, 1, 64)
+            found.append([paged.step({0: part})[0].float() for part in (ids, ids[:1])])
+    assert sizes[0] < sizes[1]  # by little: a piece has 128 columns
+    # A router's choice between two that are nearly as good may be the other.
+    for ours, wide in zip(*found, strict=True):
+        assert torch.nn.functional.cosine_similarity(ours, wide).median() > 0.999
