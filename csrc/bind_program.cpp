@@ -44,7 +44,16 @@ public:
         expect(x, linear->k(), "x"), expect(out, linear->n(), "out"), apart(x, out);
         keep_.push_back(linear_);
         const int64_t k = linear->k(), n = linear->n();
-        program_.add([=](const Program::Frame& f) { linear->matmul(f[x], f.inputs.tokens, k, f[out], n); }, {x, out});
+        added_ = std::make_shared<Added>(out);
+        program_.add(
+            [=, added = added_](const Program::Frame& f) {
+                if (added->slots && f.inputs.adapters) {
+                    const Upcoming then = added->slots->upcoming(f.inputs.tokens, f.inputs.adapters);
+                    return linear->matmul(f[x], f.inputs.tokens, k, f[out], n, &then);
+                }
+                linear->matmul(f[x], f.inputs.tokens, k, f[out], n);
+            },
+            {x, out});
     }
 
     // out += what the adapters of a step add to a layer of x.
@@ -54,6 +63,7 @@ public:
         expect(x, k, "x"), expect(out, n, "out"), apart(x, out);
         keep_.push_back(slots_);
         num_adapters_ = std::min(num_adapters_, slots->num_slots());
+        if (added_ && added_->out == out) added_->slots = slots;
         program_.add(
             [=](const Program::Frame& f) {
                 if (f.inputs.adapters) slots->add(f[x], f.inputs.tokens, k, f.inputs.adapters, f[out], n);
@@ -296,6 +306,13 @@ private:
     }
 
     Program program_;
+    // What comes behind a linear layer; `slots` is null where no adapters do.
+    struct Added {
+        explicit Added(int to) : out(to) {}
+        int out;
+        const LoraSlots* slots = nullptr;
+    };
+    std::shared_ptr<Added> added_;  // of the last linear layer
     std::vector<nb::object> keep_;
     std::vector<std::optional<CacheShape>> caches_;  // by table
     int64_t max_positions_ = INT64_MAX, num_adapters_ = INT64_MAX;

@@ -4,8 +4,8 @@ Weights are drawn unless the model is a file; the adapters are random, of every 
 size: milliseconds a step with no adapter, and with so many different ones as times that. `--gaps`: the longest pause between tokens
 of that many streams while further adapters are loaded and join them, as times the median. Not a test: figures are for people.
 
-On a busy machine `--batch 1 4 --cpu-time --rounds 3`, and the same with `--rank 8 --only q_proj v_proj`: that is what
-runtime/lora/README.md tells."""
+On a busy machine `--batch 1 4 --cpu-time --rounds 7`, and the same with `--rank 8 --only q_proj v_proj`: that is what
+runtime/lora/README.md tells. With --cpu-time a figure is the lower quartile of all steps, since what others do only adds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,8 +54,8 @@ def write_adapter(folder: Path, config: object, rank: int, dtype: torch.dtype, o
 
 async def decode_ms(
     engine: Engine, batch: int, adapters: list[Adapter | None], tokens: int, clock: Callable[[], float]
-) -> float:
-    """Milliseconds of a step of `batch` rows that all decode; rows take the adapters in turn."""
+) -> list[float]:
+    """Milliseconds of each step of `batch` rows that all decode; rows take the adapters in turn."""
     times: list[float] = []
     params = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
     requests = [
@@ -68,7 +68,7 @@ async def decode_ms(
             if left == batch:
                 times.append(clock())
     settled = times[len(times) // 4 :]
-    return 1000 * median(b - a for a, b in pairwise(settled))
+    return [1000 * (b - a) for a, b in pairwise(settled)]
 
 
 async def gaps(
@@ -113,6 +113,7 @@ async def run(args: argparse.Namespace) -> None:
     files = resolve(args.model, None, lambda progress: None, load_format=args.load_format)
     most = max(args.adapters)
     clock = time.process_time if args.cpu_time else time.perf_counter
+    typical: Callable[[list[float]], float] = (lambda ms: quantiles(ms)[0]) if args.cpu_time else median
     options = {
         "device": args.device, "dtype": args.dtype, "load_format": args.load_format, "max_num_seqs": max(args.batch) + 1,
         "max_model_len": 2048, "num_threads": 1 if args.cpu_time else None,
@@ -120,9 +121,8 @@ async def run(args: argparse.Namespace) -> None:
     if args.plain:
         engine = await start_engine(EngineConfig(**options), files, lambda progress: None)
         for batch in args.batch:
-            print(
-                f"batch {batch}: {await decode_ms(engine, batch, [None], args.tokens, clock):.3f} ms without --enable-lora"
-            )
+            ms = typical(await decode_ms(engine, batch, [None], args.tokens, clock))
+            print(f"batch {batch}: {ms:.3f} ms without --enable-lora")
         await engine.close()
         del engine
         gc.collect()  # it is in a circle with its task
@@ -147,8 +147,8 @@ async def run(args: argparse.Namespace) -> None:
             taken: list[list[float]] = [[] for _ in kinds]
             for _ in range(args.rounds):
                 for found, kind in zip(taken, kinds, strict=True):
-                    found.append(await decode_ms(engine, batch, kind, args.tokens, clock))
-            none, *with_some = map(median, taken)
+                    found += await decode_ms(engine, batch, kind, args.tokens, clock)
+            none, *with_some = map(typical, taken)
             told = ", ".join(
                 f"{len(kind)} adapters {ms / none:.3f}x" for kind, ms in zip(kinds[1:], with_some, strict=True)
             )

@@ -11,13 +11,27 @@
 
 namespace oneloop {
 
+// Memory that will be read soon, piece behind piece. To ask for it while something else is multiplied costs next to nothing.
+struct Upcoming {
+    struct Piece {
+        const char* at;
+        int64_t bytes;
+    };
+    std::vector<Piece> pieces;
+
+    // Asks for share `i` of `count` equal ones. On any thread.
+    void fetch(int64_t i, int64_t count) const;
+};
+
 // A linear layer, whatever its weight [N, K] is kept as.
 class Linear {
 public:
     virtual ~Linear() = default;
 
-    // out [m, n] = x [m, k] @ weight.T + bias; row strides given, columns contiguous.
-    virtual void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const = 0;
+    // out [m, n] = x [m, k] @ weight.T + bias; row strides given, columns contiguous. `then`, or null: what is read after it, which
+    // a kernel that waits less for memory than it computes asks for meanwhile.
+    virtual void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out,
+                        const Upcoming* then = nullptr) const = 0;
     // out [count, k] contiguous = rows of the weight; ids in [0, n).
     virtual void rows(const int64_t* ids, int64_t count, float* out) const = 0;
 
@@ -33,7 +47,8 @@ public:
     // weight [n, k] of `element` with strides; bias [n] contiguous or null.
     PackedLinear(const void* weight, Element element, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, const float* bias);
 
-    void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const override;
+    void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out,
+                const Upcoming* then = nullptr) const override;
     void rows(const int64_t* ids, int64_t count, float* out) const override;
 
     int64_t n() const override { return n_; }
@@ -61,7 +76,8 @@ public:
     // infinities, numbers over 127 * 65504.
     QuantLinear(const void* weight, Element element, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, const float* bias);
 
-    void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const override;
+    void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out,
+                const Upcoming* then = nullptr) const override;
     void rows(const int64_t* ids, int64_t count, float* out) const override;
 
     int64_t n() const override { return n_; }
@@ -70,7 +86,7 @@ public:
 
 private:
     QuantLinear(QuantType type, int64_t n, int64_t k, const float* bias);
-    void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;
+    void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out, const Upcoming* then) const;
     uint8_t* panel(int64_t index) const { return weight_.as<uint8_t>() + index * panel_bytes_; }
 
     QuantType type_;
@@ -84,7 +100,8 @@ public:
     // Throws std::invalid_argument where there are none, or their inputs differ.
     explicit StackedLinear(std::vector<std::shared_ptr<Linear>> parts);
 
-    void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const override;
+    void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out,
+                const Upcoming* then = nullptr) const override;
     void rows(const int64_t* ids, int64_t count, float* out) const override;
 
     int64_t n() const override { return starts_.back(); }

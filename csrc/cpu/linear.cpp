@@ -57,7 +57,18 @@ PackedLinear::PackedLinear(const void* weight, Element element, int64_t n, int64
     }
 }
 
-void PackedLinear::matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const {
+void Upcoming::fetch(int64_t i, int64_t count) const {
+    int64_t lines = 0;
+    for (const Piece& piece : pieces) lines += (piece.bytes + 63) / 64;
+    int64_t first = lines * i / count, left = lines * (i + 1) / count - first;
+    for (const Piece& piece : pieces) {
+        const int64_t here = (piece.bytes + 63) / 64;
+        for (int64_t line = first; line < here && left > 0; line++, left--) __builtin_prefetch(piece.at + line * 64, 0, 2);
+        first = std::max<int64_t>(0, first - here);
+    }
+}
+
+void PackedLinear::matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out, const Upcoming*) const {
     // Blocks of equal size, rounded up to whole tiles so that no extra narrow tile is left in each.
     const int64_t tile = kernels().max_tile_rows;
     const int64_t fit = kRowBytes / static_cast<int64_t>(sizeof(float)) / std::max<int64_t>(k_, 1) / tile;

@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kChunkPanels = 32;      // of what is expanded, that one task adds: its sums stay in the nearest cache
 constexpr int64_t kTogether = 8;          // chains of shrinking, that one task takes
 constexpr int kElements = 4;
+constexpr int64_t kFewRows = 32, kCacheBytes = 512 << 10;  // of what is asked for early
 constexpr int64_t kSerialWork = 1 << 15;  // multiply-adds that are not worth waking another thread for
 
 // Rows [row, row + rows) of a step, all of one adapter; what they shrink to begins at `h`.
@@ -119,6 +120,24 @@ void LoraSlots::put(int64_t slot, std::shared_ptr<LoraShare> share) {
     if (slot < 0 || slot >= num_slots()) throw std::invalid_argument("there is no such slot");
     if (share && (share->n() != n_ || share->shrink().k() != k_)) throw std::invalid_argument("the share is of another layer");
     shares_[slot] = std::move(share);
+}
+
+Upcoming LoraSlots::upcoming(int64_t m, const int32_t* slots) const {
+    Upcoming found;
+    if (m > kFewRows) return found;
+    int64_t bytes = 0;
+    auto take = [&](const PackedLinear& matrix) {
+        found.pieces.push_back({static_cast<const char*>(matrix.args({}, nullptr, 0).w), matrix.nbytes()});
+        bytes += matrix.nbytes();
+    };
+    for (int64_t row = 0; row < m; row++) {
+        const LoraShare* share = slots[row] < 0 ? nullptr : shares_[slots[row]].get();
+        if (!share || std::find(slots, slots + row, slots[row]) != slots + row) continue;
+        take(share->shrink());
+        for (const LoraShare::Part& part : share->parts()) take(*part.expand);
+        if (bytes > kCacheBytes) return {};
+    }
+    return found;
 }
 
 void LoraSlots::add(const float* x, int64_t m, int64_t stride_x, const int32_t* slots, float* out, int64_t stride_out) const {

@@ -48,6 +48,9 @@ public:
     // out [m, n] += what the share in slots[i] adds for row i of x [m, k]; nothing where that is -1 or the slot has none.
     void add(const float* x, int64_t m, int64_t stride_x, const int32_t* slots, float* out, int64_t stride_out) const;
 
+    // What `add` will read for so many rows; nothing where they are many, or the shares more than a cache holds.
+    Upcoming upcoming(int64_t m, const int32_t* slots) const;
+
     int64_t n() const { return n_; }
     int64_t k() const { return k_; }
     int64_t num_slots() const { return static_cast<int64_t>(shares_.size()); }

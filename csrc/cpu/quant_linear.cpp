@@ -81,17 +81,18 @@ QuantLinear::QuantLinear(const void* weight, Element element, int64_t n, int64_t
     if (!fits) throw std::invalid_argument("weight has numbers that cannot be rounded to eight bits: NaN, infinite or over 8e6");
 }
 
-void QuantLinear::matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const {
+void QuantLinear::matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out, const Upcoming* then) const {
     const int64_t tile = quant_kernels().max_tile_rows;
     const int64_t largest = tile * std::max<int64_t>(1, kRowBytes / (blocks_ * kRowBlockBytes) / tile);
     const int64_t pieces = std::max<int64_t>(1, (m + largest - 1) / largest);
     for (int64_t p = 0; p < pieces; p++) {
         const int64_t begin = m * p / pieces, end = m * (p + 1) / pieces;
-        matmul_rows(x + begin * stride_x, end - begin, stride_x, out + begin * stride_out, stride_out);
+        matmul_rows(x + begin * stride_x, end - begin, stride_x, out + begin * stride_out, stride_out, p == 0 ? then : nullptr);
     }
 }
 
-void QuantLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const {
+void QuantLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out,
+                              const Upcoming* then) const {
     if (m == 0) return;
     const QuantKernels& set = quant_kernels();
     const int64_t most = set.max_tile_rows, num_tiles = (m + most - 1) / most;
@@ -128,7 +129,10 @@ void QuantLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, float
     const int64_t fit = std::clamp<int64_t>(kTaskBytes / (panel_bytes_ * std::min<int64_t>(m, 8)), 1,
                                             std::max<int64_t>(1, panels_ / (4 * num_threads())));
     const int64_t tasks = (panels_ + fit - 1) / fit;
-    parallel_for(tasks, [&](int64_t i) { multiply(panels_ * i / tasks, panels_ * (i + 1) / tasks); });
+    parallel_for(tasks, [&](int64_t i) {
+        if (then) then->fetch(i, tasks);
+        multiply(panels_ * i / tasks, panels_ * (i + 1) / tasks);
+    });
 }
 
 void QuantLinear::rows(const int64_t* ids, int64_t count, float* out) const {
@@ -149,8 +153,10 @@ StackedLinear::StackedLinear(std::vector<std::shared_ptr<Linear>> parts) : parts
     }
 }
 
-void StackedLinear::matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const {
-    for (size_t i = 0; i < parts_.size(); i++) parts_[i]->matmul(x, m, stride_x, out + starts_[i], stride_out);
+void StackedLinear::matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out,
+                           const Upcoming* then) const {
+    for (size_t i = 0; i < parts_.size(); i++)
+        parts_[i]->matmul(x, m, stride_x, out + starts_[i], stride_out, i == 0 ? then : nullptr);
 }
 
 void StackedLinear::rows(const int64_t* ids, int64_t count, float* out) const {
