@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from ops import tuning
 from ops.cuda.program import missing, missing_for_hopper
-from ops.gemm import few_rows, reference, tiled
+from ops.gemm import few_rows, reference, tiled, tiled_plus
+from ops.gemm.low_rank import LowRank
 from ops.gemm.weight import LinearWeight, overwrite
 from ops.registry import ShapeClass
 from ops.stored import Stored, only_dense
@@ -64,6 +65,12 @@ class CudaLinearWeight(LinearWeight):
         # two kernels 92.
         return torch._addmm_activation(self._bias, x, self._weight.T, use_gelu=True)
 
+    def takes_low_rank(self, num_rows: int, *, gated: bool) -> bool:
+        return self._tiled and tiled_plus_wins(num_rows, self._tuning)
+
+    def matmul_plus(self, x: Tensor, low: LowRank, *, gated: bool) -> Tensor:
+        return tiled_plus.tiled_plus(x, self._weight, self._bias, low, gated=gated)
+
     def _own(self, num_rows: int, *, gated: bool) -> Callable[..., Tensor] | None:
         """The kernel of ours that beats cuBLAS at so many rows."""
         if num_rows == 0:
@@ -104,3 +111,8 @@ def tiled_wins(num_rows: int, in_features: int, out_features: int, gated: bool, 
         max_rows = 0
     shallow = small and not gated and in_features < by.shallow_in_features and num_rows <= by.max_shallow_rows
     return num_rows <= max_rows and not shallow
+
+
+def tiled_plus_wins(num_rows: int, by: LinearTuning) -> bool:
+    """Whether tiled.cu with what adapters add beats a product and what they add behind it."""
+    return by.max_streamed_rows < num_rows <= by.max_tiled_rows_plus

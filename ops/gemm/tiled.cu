@@ -4,6 +4,8 @@
 // way, the first of the weight before the kernel that computes x has ended; two warpgroups multiply. The `splits` blocks of a
 // cluster share K, and at the end each adds up its part of the tile, always in the same order.
 //
+// RANK: of what adapters add, whose own warp gathers it meanwhile (low_rank.cuh); 0: nothing is added.
+//
 // The weight comes as pairs of eight rows (tile_end.cuh), n and n + 8, or gate and up, so that a thread holds both.
 
 constexpr int TILE_ROWS = 128, TILE_BYTES = TILE_ROWS * 128, CONSUMERS = 256;
@@ -13,12 +15,13 @@ struct Products {  // sums += weight[64, 16] x[ROWS, 16]^T; see warpgroups.py
   static __device__ void add(float (&sums)[ROWS / 2], u64 weight, u64 x, int begun);
 };
 
-template <int ROWS, int STAGES, bool GATED>
+template <int ROWS, int STAGES, bool GATED, int RANK>
 __device__ __forceinline__ void tiled(const TensorMap* weight_map, const TensorMap* x_map, const u16* bias, u16* out, int M, int N,
-                                      int K, int splits) {
+                                      int K, int splits, const LowRank& low) {
   constexpr int STAGE_BYTES = TILE_BYTES + ROWS * 128;
   extern __shared__ unsigned char unaligned[];
   __shared__ u64 full[STAGES], empty[STAGES];
+  __shared__ Gathered<ROWS, RANK, GATED ? 2 : 1> added;
   unsigned char* stages = unaligned + (1024 - address_of(unaligned) % 1024) % 1024;
   const int warp = threadIdx.x / 32, split = blockIdx.x % splits, tile = blockIdx.x / splits;
   const int units = (K + 63) / 64, first = units * split / splits, count = units * (split + 1) / splits - first;
@@ -28,6 +31,7 @@ __device__ __forceinline__ void tiled(const TensorMap* weight_map, const TensorM
       make_barrier(full + i, 1);
       make_barrier(empty + i, CONSUMERS / 32);
     }
+    added.make();
     barriers_are_made();
   }
   __syncthreads();
@@ -56,6 +60,12 @@ __device__ __forceinline__ void tiled(const TensorMap* weight_map, const TensorM
     return;
   }
 
+  if (warp > CONSUMERS / 32) {
+    if (split == 0) added.gather(low, tile, M, N);
+    if (splits > 1) meet_cluster(), meet_cluster();
+    return;
+  }
+
   float sums[ROWS / 2] = {};
   for (int i = 0; i < count; i++) {
     const unsigned char* stage = stages + i % STAGES * STAGE_BYTES;
@@ -69,6 +79,7 @@ __device__ __forceinline__ void tiled(const TensorMap* weight_map, const TensorM
     if (i > 0 && threadIdx.x % 32 == 0) arrive(empty + (i - 1) % STAGES);
   }
   wait_for_products<0>();
+  if (split == 0) added.add(sums, low, tile, warp, N);
   write_tile<ROWS, CONSUMERS, GATED>(sums, stages, tile * (TILE_ROWS / 16) + warp, N, bias, Rows{M, out}, split, splits);
 }
 
@@ -76,5 +87,15 @@ __device__ __forceinline__ void tiled(const TensorMap* weight_map, const TensorM
   extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 2)                                                        \
       NAME(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x, const u16* bias, u16* out,     \
            int M, int N, int K, int splits) {                                                                            \
-    tiled<ROWS, STAGES, GATED>(&weight, &x, bias, out, M, N, K, splits);                                                 \
+    tiled<ROWS, STAGES, GATED, 0>(&weight, &x, bias, out, M, N, K, splits, LowRank{});                                   \
+  }
+
+#define TILED_PLUS(NAME, ROWS, STAGES, GATED, RANK)                                                                      \
+  extern "C" __global__ void __launch_bounds__(CONSUMERS + 64, 2)                                                        \
+      NAME(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x, const u16* bias, u16* out,     \
+           int M, int N, int K, int splits, const float* h, const u16* b, const float* scales, const int* order,         \
+           const int* slots, const int* tiles, const int* used, const int* parts, int stride, int stride_scale,          \
+           int row_size, int pieces) {                                                                                   \
+    const LowRank low = {h, b, scales, order, slots, tiles, used, parts, stride, stride_scale, row_size, pieces};        \
+    tiled<ROWS, STAGES, GATED, RANK>(&weight, &x, bias, out, M, N, K, splits, low);                                      \
   }

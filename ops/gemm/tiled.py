@@ -20,7 +20,7 @@ from ops.gemm import warpgroups
 
 _HERE = Path(__file__).parent
 _TILE_ROWS = 128  # of the weight, in one block
-_COLUMNS = 64  # of one stage
+DEPTH = 64  # of one stage
 _THREADS = 288
 _ALIGNMENT = 1024
 
@@ -39,7 +39,7 @@ class Tile:
 
     @property
     def shared_bytes(self) -> int:
-        return self.stages * (_TILE_ROWS + self.rows) * _COLUMNS * 2 + _ALIGNMENT
+        return self.stages * (_TILE_ROWS + self.rows) * DEPTH * 2 + _ALIGNMENT
 
 
 # Two blocks find room on a multiprocessor, or one with twice as much under way.
@@ -48,8 +48,12 @@ TILES = [Tile(rows, stages, gated) for rows, both in STAGES.items() for stages i
 MAX_ROWS = max(STAGES)
 
 
+SOURCES = [
+    _HERE.parent / "cuda" / "hopper.cuh",
+    *(_HERE / name for name in ("tile_end.cuh", "low_rank.cuh", "tiled.cu")),
+]
 _PROGRAM = Program(
-    [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tile_end.cuh", _HERE / "tiled.cu"],
+    SOURCES,
     {tile.name: f"TILED({tile.name}, {tile.rows}, {tile.stages}, {tile.gated:d})" for tile in TILES},
     prelude=warpgroups.products(tile.rows for tile in TILES),
     architecture="sm_90a",
@@ -83,7 +87,7 @@ def tiled(
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
     _kernel(tile, x.dtype, x.device).launch(
         (num_blocks, 1, 1), _THREADS, tile.shared_bytes,
-        pairs_map(weight, _COLUMNS, _TILE_ROWS, gated=gated), _x_map(x, tile.rows), bias, out,
+        pairs_map(weight, DEPTH, _TILE_ROWS, gated=gated), rows_map(x, tile.rows), bias, out,
         num_rows, out_features, in_features, splits, cluster=splits,
     )  # fmt: skip
     return out
@@ -111,8 +115,8 @@ def pairs_map(weight: Tensor, columns: int, rows: int, *, gated: bool) -> Tensor
     return tensor_map(weight, sizes, strides, (columns, 8, 2, rows // 16))
 
 
-def _x_map(x: Tensor, rows: int) -> TensorMap:
-    return tensor_map(x, (x.shape[1], x.shape[0]), (1, x.shape[1]), (_COLUMNS, rows))
+def rows_map(x: Tensor, rows: int) -> TensorMap:
+    return tensor_map(x, (x.shape[1], x.shape[0]), (1, x.shape[1]), (DEPTH, rows))
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ops import tuning
 from ops.activation import silu_mul
+from ops.gemm.low_rank import LowRank
 from ops.stored import Stored
 
 
@@ -35,6 +36,14 @@ class LinearWeight(ABC):
     def activated_matmul(self, x: Tensor, activation: str) -> Tensor | None:
         """`activation` of x @ weight.T + bias, [T, out_features], if that is one kernel; no further off than two would be."""
         return None
+
+    def takes_low_rank(self, num_rows: int, *, gated: bool) -> bool:
+        """Whether `matmul_plus` is there, and the quickest, for so many rows."""
+        return False
+
+    def matmul_plus(self, x: Tensor, low: LowRank, *, gated: bool) -> Tensor:
+        """`matmul`, or `gated_matmul`, of x with what `low` adds to each row, before anything is rounded."""
+        raise NotImplementedError
 
     def matmul_of_gated(self, gate_up: Tensor) -> Tensor:
         """`matmul` of silu of the first half of gate_up [T, 2 * in_features] times the second."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ops.gemm.low_rank import LowRank
 from ops.symbols import NotTraceable, Symbol
 
 
@@ -87,6 +88,11 @@ class LoraSlots(ABC):
     def begin(self, x: Tensor, adapters: TokenAdapters) -> Any:
         """Enqueue what hangs on x alone, before the weight's own product or beside it: `begun` of what comes behind that. None
         where nothing is gained by it."""
+        return None
+
+    def low_rank(self, x: Tensor, adapters: TokenAdapters, *, gated: bool) -> LowRank | None:
+        """Enqueue what hangs on x alone, for a product that adds the rest where it ends. None, and nothing enqueued, where there
+        is no such product of this layer."""
         return None
 
     @abstractmethod

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ops.activation.triton_activation import activated
+from ops.gemm import low_rank, tiled_plus
 from ops.launch import overlap, wait_for_previous
 from ops.lora import few_tokens
 from ops.lora.few_tokens import Sorted
@@ -174,6 +175,11 @@ class TritonLoraSlots(SlotMemory):
         self._few = few_tokens.fits(shape, self._rank, dtype, device)
         if self._few:
             few_tokens.compile_ahead(self._rank, dtype, device)
+        self._ends = {
+            gated: self._few and tiled_plus.fits(shape.parts, self._rank, gated=gated) for gated in (False, True)
+        }
+        if any(self._ends.values()):
+            tiled_plus.compile_ahead(self._rank, dtype, device)
         self._blocks = self._cut(self._columns)
         self._few_blocks = {columns: self._cut(columns) for columns in few_tokens.COLUMNS} if self._few else {}
         self._is_pair = len(shape.parts) == 2 and shape.parts[0] == shape.parts[1]
@@ -191,6 +197,14 @@ class TritonLoraSlots(SlotMemory):
     def begin(self, x: Tensor, adapters: TokenAdapters) -> few_tokens.Shrunk | None:
         """What the weight gives must be as x is, which it is in models: of the same type, in memory of its own."""
         return few_tokens.begin(x, self.slots, _known(adapters)) if self._takes_few(x) else None
+
+    def low_rank(self, x: Tensor, adapters: TokenAdapters, *, gated: bool) -> low_rank.LowRank | None:
+        if not (self._ends[gated] and self._takes_few(x)):
+            return None
+        (order, tiles, used), (_, b, scale) = _known(adapters), self.slots
+        h = few_tokens.shrunk(x, self.slots, _known(adapters)).h
+        parts = self._few_blocks[low_rank.COLUMNS][0]
+        return low_rank.LowRank(h, b, scale, adapters.slots, order, tiles, used, parts)
 
     def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: few_tokens.Shrunk | None = None) -> None:
         """Rows of x and out contiguous; x may be of a wider type than the adapters."""

@@ -26,6 +26,9 @@ class LinearTuning:
     shallow_in_features: int  # in features below which cuBLAS wins back small weights ...
     max_shallow_rows: int  # ... up to so many rows
     max_ahead_bytes: int | None  # read next that a kernel of few rows brings into the second-level cache; None: none
+    max_tiled_rows_plus: (
+        int  # rows up to which tiled.cu adds what adapters add where it ends, instead of kernels behind it
+    )
     max_split_blocks: int  # blocks of tiled.cu up to which K is cut in two: a cluster's barriers cost more beyond
 
 

@@ -15,30 +15,33 @@ from triton.testing import do_bench
 
 import ops
 from ops.compiling import compile_together
+from ops.gemm import tiled_plus
 from ops.lora import few_tokens
 from ops.lora.triton_index import index
 from ops.lora.triton_lora import TritonLoraSlots
 
-NUM_LAYERS, NUM_SLOTS, RANK, HIDDEN, INNER = 8, 65, 16, 4096, 12288
+NUM_LAYERS, NUM_SLOTS, RANK, HIDDEN, INNER = 8, 65, 16, 4096, 14336
 PARTS = {"qkv": (4096, 1024, 1024), "o": (HIDDEN,), "gate_up": (INNER, INNER), "down": (HIDDEN,)}
 DEVICE = torch.device("cuda", 0)
 
 
 class Way(NamedTuple):
     """How. `few`: tokens up to which few_tokens.cu computes, with `twice` tokens or more by programs of twice as many columns;
-    `beside`: tokens up to which it shrinks beside the weight's product; `adds`: else nothing is added, and gate and up are gated by
-    a kernel of their own."""
+    `beside`: tokens up to which it shrinks beside the weight's product; `ends`: up to which tiled.cu adds where it ends; `adds`:
+    else nothing is added, and gate and up are gated by a kernel of their own."""
 
     name: str
     few: int = few_tokens.MAX_TOKENS
     twice: int = few_tokens._FEWEST_TOKENS
     beside: int = few_tokens.MAX_BESIDE
     adds: bool = True
+    ends: int = 0
 
 
 WAYS = (
     Way("as it is"), Way("in Triton", few=0), Way("shrinks behind", beside=0), Way("shrinks beside", beside=1 << 20),
     Way("twice", twice=1), Way("never twice", twice=1 << 20), Way("nothing is added", adds=False),
+    Way("at the end", ends=tiled_plus.MAX_ROWS),
 )  # fmt: skip
 
 
@@ -58,6 +61,8 @@ class Layer:
         weight, slots = self.weights[name], self.slots[name]
         if adapters is None:
             return ops.gated_linear(x, weight) if name == "gate_up" else ops.linear(x, weight)
+        if len(x) <= way.ends:
+            return weight.matmul_plus(x, slots.low_rank(x, adapters, gated=name == "gate_up"), gated=name == "gate_up")
         begun = slots.begin(x, adapters) if way.adds else None
         out = weight.matmul(x)
         if not way.adds:

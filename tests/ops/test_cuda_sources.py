@@ -9,7 +9,8 @@ from ops.attention import cuda as decode
 from ops.attention import prefill
 from ops.collective import peer_memory
 from ops.cuda.program import Program, machine_code
-from ops.gemm import few_rows, few_rows_coded, tiled, tiled_fp8, tiled_w4
+from ops.gemm import few_rows, few_rows_coded, tiled, tiled_fp8, tiled_plus, tiled_w4
+from ops.lora import few_tokens
 from ops.moe import experts_coded
 from ops.stored import E2M1, FP8, NF4, Q4, Q8, W4, W8
 from ops.tuning.files import read
@@ -22,6 +23,8 @@ PROGRAMS = {
     "few_rows_w8": few_rows_coded.program(W8),
     "few_rows_w4": few_rows_coded.program(W4),
     "tiled": tiled._PROGRAM,
+    "tiled_plus": tiled_plus._PROGRAM,
+    "few_tokens": few_tokens._PROGRAM,
     "tiled_w4": tiled_w4.program(),
     **{f"tiled_{codes}": tiled_w4.program(codes) for codes in (E2M1, NF4, Q4, Q8)},
     "tiled_fp8": tiled_fp8.program(),

@@ -17,7 +17,7 @@ import torch
 from ops import tuning
 from ops.attention import cuda as decode
 from ops.gemm import cuda as linear
-from ops.gemm import few_rows, tiled
+from ops.gemm import few_rows, tiled, tiled_plus
 from ops.tuning import files
 from ops.tuning.files import FOLDER, parse
 from ops.tuning.numbers import DecodeBlock, ExpertTiles, LatentTiles, ProductTiles, QueryTiles
@@ -186,6 +186,21 @@ def test_tiles_of_a_weight(num_rows: int, num_blocks: int, rows: int, stages: in
 )  # fmt: skip
 def test_splits_of_a_weight(in_features: int, out_features: int, splits: int) -> None:
     assert tiled.choose_splits(in_features, out_features, H200.linear.max_split_blocks) == splits
+
+
+@pytest.mark.parametrize(("num_rows", "wins"), [(8, False), (9, True), (32, True), (33, False), (512, False)])
+def test_rows_whose_products_add_adapters_where_they_end(num_rows: int, wins: bool) -> None:
+    assert linear.tiled_plus_wins(num_rows, H200.linear) == wins
+
+
+@pytest.mark.parametrize(
+    ("parts", "gated", "fits"),
+    [((4096, 1024, 1024), False, True), ((4096,), False, True), ((4096, 64), False, False), ((14336, 14336), True, True),
+     ((64, 64), True, True), ((32, 32), True, False), ((128, 64), True, False), ((128,), True, False)],
+)  # fmt: skip
+def test_parts_whose_adapters_a_product_adds_where_it_ends(parts: tuple[int, ...], gated: bool, fits: bool) -> None:
+    assert tiled_plus.fits(parts, 16, gated=gated) == fits
+    assert not tiled_plus.fits(parts, 64, gated=gated)
 
 
 @pytest.mark.parametrize(

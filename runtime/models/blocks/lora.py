@@ -42,6 +42,8 @@ class LoraLinear(ops.LinearWeight):
             return out
         if adapters is None:
             return self._weight.matmul(x)
+        if (whole := self._plus(x, adapters, gated=False)) is not None:
+            return whole
         begun = self.slots.begin(x, adapters)
         out = self._weight.matmul(x)
         self.slots.add(x, adapters, out, begun)
@@ -53,6 +55,8 @@ class LoraLinear(ops.LinearWeight):
             return None
         if adapters is None:
             return self._weight.gated_matmul(x)
+        if (whole := self._plus(x, adapters, gated=True)) is not None:
+            return whole
         begun = self.slots.begin(x, adapters)
         gate_up = self._weight.matmul(x)
         gated = self.slots.gated(x, adapters, gate_up, begun)
@@ -60,6 +64,13 @@ class LoraLinear(ops.LinearWeight):
             self.slots.add(x, adapters, gate_up, begun)
             gated = ops.silu_mul(gate_up)
         return gated
+
+    def _plus(self, x: Tensor, adapters: ops.TokenAdapters, *, gated: bool) -> Tensor | None:
+        """By a product that adds what adapters do where it ends, if there is one."""
+        if not self._weight.takes_low_rank(len(x), gated=gated):
+            return None
+        low = self.slots.low_rank(x, adapters, gated=gated)
+        return None if low is None else self._weight.matmul_plus(x, low, gated=gated)
 
     def refill(self, stored: ops.Stored) -> bool:
         return self._weight.refill(stored)
