@@ -1,8 +1,10 @@
-"""Importing torch without parts of it that no step needs: `torch.export`, and kernels in Python for tensors that have no memory.
+"""Importing torch without parts of it that no step needs: `torch.export`, kernels in Python for tensors that have no memory,
+operators that take functions, optimisers, and its own ways to quantise.
 
-They are for compilers, and for describing modules without computing them, and a fifth of torch's import. Deferred, they are empty
-modules: whoever looks into one finds it whole, and whoever imports what works with tensors without memory (`NEEDS_ALL`) has both
-before it begins. Nothing of torch is changed. Standard library only, and little of it: every command comes this way."""
+They are for compilers, for training, and for describing modules without computing them, and a quarter of torch's import. Deferred,
+they are empty modules: whoever looks into one finds it whole, and whoever imports what works with tensors without memory
+(`NEEDS_ALL`) has all before it begins. Nothing of torch is changed. Standard library only, and little of it: every command comes
+this way."""
 
 from __future__ import annotations
 
@@ -11,15 +13,23 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
-from typing import TYPE_CHECKING
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 else:  # which would cost what is saved in `--help`
     Loader = MetaPathFinder = object
 
-DEFERRED = ("torch._meta_registrations", "torch.export")
+# And since which torch they may be: how its parts import each other is its own affair, and these have been tried.
+DEFERRED = dict.fromkeys(("torch._meta_registrations", "torch.export"), (2, 11)) | dict.fromkeys(
+    (
+        "torch._higher_order_ops", "torch.ao", "torch.nn.intrinsic", "torch.nn.qat", "torch.nn.quantizable",
+        "torch.nn.quantized", "torch.optim", "torch.quantization",
+    ),
+    (2, 13),
+)  # fmt: skip
+TORCH_S_OWN = {"torch._higher_order_ops": ("cond", "while_loop")}  # functions that torch takes from them to be its own
 NEEDS_ALL = ("torch._dynamo", "torch._export", "torch._inductor", "torch.onnx", "accelerate", "transformers")
 
 
@@ -44,7 +54,7 @@ class _Deferring(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name in NEEDS_ALL:
             self.end()
-        elif name in DEFERRED:
+        elif name in DEFERRED and _torch_version() >= DEFERRED[name]:
             spec = PathFinder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
                 self._deferred.append(_WhenAsked(spec.loader))
@@ -59,12 +69,18 @@ class _Deferring(MetaPathFinder):
             loader.fill()
 
 
+def _torch_version() -> tuple[int, ...]:
+    """While it is being imported: one of the first things that it says."""
+    return tuple(map(int, str(sys.modules["torch"].__version__).split(".")[:2]))
+
+
 class _WhenAsked(Loader):
     """Gives an empty module, which is filled by the first who asks for a name in it. One thread fills, others wait."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self._module: ModuleType | None = None
+        self._given: dict[str, object] = {}  # to torch, in the place of its functions
         self._filling = threading.RLock()
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -75,15 +91,29 @@ class _WhenAsked(Loader):
         vars(module)["__getattr__"] = partial(self._first, module)
 
     def _first(self, module: ModuleType, name: str) -> object:
+        if self._module is not None and name in TORCH_S_OWN.get(module.__name__, ()):
+            return self._given.setdefault(name, partial(self._call, module, name))
         # Who goes through all modules, as `inspect` and `warnings` do, wants nothing of this one.
         if not name.startswith("__") or name == "__all__":
             self.fill()
+        its_own = vars(module)["__getattr__"]
+        if name not in vars(module) and isinstance(
+            its_own, FunctionType
+        ):  # it finds some of its parts as they are asked for
+            return its_own(name)
         if name not in vars(module):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         return vars(module)[name]
+
+    def _call(self, module: ModuleType, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        self.fill()
+        return vars(module)[name](*args, **kwargs)
 
     def fill(self) -> None:
         with self._filling:
             module, self._module = self._module, None
             if module is not None:
                 self._loader.exec_module(module)
+                for name, given in self._given.items():
+                    if vars(torch := sys.modules["torch"]).get(name) is given:
+                        setattr(torch, name, vars(module)[name])

@@ -69,6 +69,8 @@ def main() -> int:
         if command == "doctor":
             return examine(argv)
         config = parse(argv, os.environ)
+        # Hundreds of modules that stay would be gone through again and again; `Process` turns it on once the model is there.
+        gc.disable()
         check_early(config)
         if config.dry_run:
             if config.embedding_model is not None:
@@ -232,8 +234,6 @@ def examine(argv: list[str]) -> int:
 
 def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
     """Serves on `sock` until a signal; the exit code. `started_s`: `time.monotonic()` when the process began."""
-    # Hundreds of modules that stay would be gone through again and again; `Process` turns it on once the model is there.
-    gc.disable()
     import asyncio
 
     import uvloop

@@ -101,6 +101,14 @@ try:
 except NotImplementedError:
     print("WITHOUT")
 assert not hasattr(torch.export, "__wrapped__") and "torch._export" not in sys.modules
+defers_more = (*map(int, torch.__version__.split(".")[:2]),) >= (2, 13)
+assert ("torch._higher_order_ops.scan" in sys.modules) != defers_more != ("torch.optim.sgd" in sys.modules)
+try:
+    torch.cond()
+except TypeError as error:
+    assert "cond() missing" in str(error)
+assert torch.cond is torch._higher_order_ops.cond and torch.while_loop is torch._higher_order_ops.while_loop
+assert torch.optim.SGD.__name__ == "SGD" and torch.ao.quantization.QConfig and torch.nn.quantized.Linear
 assert torch.export.Dim("n").__name__ == "n" and not hasattr(torch.export, "Dimension")
 import_all_of_torch()
 assert looked_up().shape == (3, 2)

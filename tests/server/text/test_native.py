@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 
 import orjson
 import pytest
@@ -105,6 +107,16 @@ def test_where_a_connection_is_not_free_nothing_happens_until_the_writer_is_open
     writer.is_open = True
     assert writer.write_all(work[:1]) == []
     assert connection.chunks == other.chunks == [chunk("漢")]
+
+
+def test_a_writer_that_its_connection_knows_is_collected_with_it():
+    connection = Connection()
+    connection.writer = writer_of(TokenTable(made("byte level")).detokenizer(), connection)
+    write(connection.writer, 40)
+    left = weakref.ref(connection)
+    del connection
+    gc.collect()
+    assert left() is None
 
 
 def test_what_one_writer_raises_is_told_and_the_others_write():
