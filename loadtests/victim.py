@@ -37,6 +37,7 @@ from loadtests.servers import Server
 SUMMARY = "a stream's longest gap beside requests that cost much, and the memory after each"
 EVENTS_BEFORE, EVENTS_AFTER = 30, 10
 ATTACKER = "127.0.0.2"
+OURS = (sys.executable, "-m", "server", "--port")
 TARGET = 3.0  # times its median that a stream should wait at most
 
 
@@ -184,7 +185,7 @@ def of_ours(args: argparse.Namespace, log: Path) -> dict[str, dict[str, Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "server", "--port", str(port), *args.server_options]
+    command = [*OURS, str(port), *args.server_options]
     server = Server("oneloop", port=port, command=command)
     with ServerProcess(command, log) as process:
         wait_until_healthy(server, process)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
+from loadtests import victim
 from loadtests.__main__ import main
 from loadtests.hostile import ATTACKS
 from loadtests.processes import ServerProcess
@@ -51,3 +54,21 @@ def test_a_stream_that_ends_before_its_attack_is_told(tmp_path, capsys):
     assert found["answers"] == {"200": 1}
     assert found["rss_before_mib"] > 0
     assert "(the stream ended first)" in out
+
+
+@pytest.mark.slow
+def test_without_a_url_a_server_is_started_and_ended(monkeypatch, capsys):
+    processes: list[ServerProcess] = []
+
+    class Noted(ServerProcess):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            processes.append(self)
+
+    monkeypatch.setattr(victim, "ServerProcess", Noted)
+    monkeypatch.setattr(victim, "OURS", (sys.executable, "-m", "tests.loadtests.toy_server"))
+    assert main(["victim", "--attack", "nothing", "--max-tokens", "40"]) == 1  # a short stream
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["nothing"]["rss_before_mib"] > 0
+    assert not any(Path(f"/proc/{process.pid}").exists() for process in processes)
+    assert main(["victim", "--attack", "nothing", "--", "dies"]) == 2
+    assert "loadtests victim:" in capsys.readouterr().err
