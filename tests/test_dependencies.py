@@ -57,7 +57,8 @@ def test_ci_runs_every_client_that_has_a_test_at_a_release():
     """Without them tests/e2e/clients collects nothing, which pytest ends with an error."""
     tested = {plain(path.stem.removeprefix("test_")) for path in (ROOT / "tests/e2e/clients").glob("test_*.py")}
     assert tested
-    assert {"langchain-openai" if name == "langchain" else name for name in tested} <= releases("clients.txt").keys()
+    packages = {"langchain": "langchain-openai", "llama-index": "llama-index-embeddings-openai"}
+    assert {packages.get(name, name) for name in tested} <= releases("clients.txt").keys()
     run = (ROOT / ".ci/run").read_text()
     assert re.search(r"pip install .*--no-deps .*-r \S*/requirements/clients\.txt", run)
     assert re.search(r"pytest .*tests/e2e/clients\S*\)$", run, re.MULTILINE)

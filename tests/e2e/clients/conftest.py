@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-CLIENTS = {"cohere", "guidance", "instructor", "langchain_openai", "litellm", "lm_eval"}
+CLIENTS = {"cohere", "guidance", "instructor", "langchain_openai", "litellm", "llama_index", "lm_eval"}
 collect_ignore_glob = ["test_*.py"] if any(find_spec(name) is None for name in CLIENTS) else []
 
 
