@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         default=[],
         metavar="AxT",
-        help="A texts of T ids to a vector each, in one submit",
+        help="A texts of T ids to a vector each, some at a time as routes hand them in",
     )
     add("--throughput", action="store_true", help="the workload of many requests of mixed lengths")
     add(

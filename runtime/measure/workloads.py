@@ -1,7 +1,8 @@
-"""Workloads: prompts, requests, and one submit of them that is read to its end on the clock."""
+"""Workloads: prompts, requests, and submits of them that are read to their end on the clock."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 import time
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from runtime.engine import Engine
 
 Prompts = Sequence[Sequence[int]]
+POOLED_TOGETHER, POOL_LANES = 32, 8  # as server/pooling/run.py has them
 
 
 class MeasureError(Exception):
@@ -102,12 +104,30 @@ def _num_steps(engine: Engine) -> int:
 
 
 async def pool(engine: Engine, prompts: Prompts) -> float:
-    """A vector for each of them, all in one submit; seconds until the last one.
+    """A vector for each of them; seconds until the last one. They are handed in as a server hands in those of a long request: some
+    at a time, and others while these are computed.
 
     Raises MeasureError."""
+    spans = iter([prompts[first : first + POOLED_TOGETHER] for first in range(0, len(prompts), POOLED_TOGETHER)])
+
+    async def lane() -> None:
+        for span in spans:
+            await _pool(engine, span)
+
+    started_s = time.perf_counter()
+    try:
+        async with asyncio.TaskGroup() as lanes:
+            for _ in range(POOL_LANES):
+                lanes.create_task(lane())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return time.perf_counter() - started_s
+
+
+async def _pool(engine: Engine, prompts: Prompts) -> None:
     params = PoolingParams(pooling=engine.model.pooler.pooling, use_activation=True)
     requests = [Request(f"measure-{index}", prompt, params) for index, prompt in enumerate(prompts)]
-    num_vectors, started_s = 0, time.perf_counter()
+    num_vectors = 0
     async with engine.submit(requests) as stream:
         async for outputs in stream:
             for output in outputs:
@@ -116,7 +136,6 @@ async def pool(engine: Engine, prompts: Prompts) -> float:
                 num_vectors += output.pooled is not None
     if num_vectors != len(prompts):
         raise MeasureError(f"{num_vectors} vectors came of {len(prompts)}")
-    return time.perf_counter() - started_s
 
 
 @dataclass(slots=True)
