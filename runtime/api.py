@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from runtime.media import EMBEDS as EMBEDS
 from runtime.media import MediaItem as MediaItem
+from runtime.media import beside_pictures as beside_pictures
 from runtime.media import check_media
 
 # --- requests -----------------------------------------------------------------------------------------------------

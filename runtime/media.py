@@ -5,7 +5,7 @@ Knows neither files nor formats: what was sent has been decoded and processed be
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 EMBEDS: Final = "embeds"
+BESIDE_PICTURES: Final = "beside_pictures"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +33,21 @@ class MediaItem:
     digest: bytes
     positions: Int32s
     inputs: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]
+
+
+def beside_pictures(media: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
+    """The same, where sounds that pictures are beside are other items than alone: BESIDE_PICTURES is among their inputs."""
+    if not {"image", "audio"} <= {item.modality for item in media}:
+        return tuple(media)
+    import numpy as np
+
+    mark = {BESIDE_PICTURES: np.ones(1, np.int64)}
+    return tuple(
+        replace(item, digest=sha256(item.digest + b"beside pictures").digest(), inputs={**item.inputs, **mark})
+        if item.modality == "audio"
+        else item
+        for item in media
+    )
 
 
 def check_media(media: Sequence[MediaItem], modalities: frozenset[str], num_tokens: int, architecture: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from runtime.api import Request
 from runtime.batch import EncoderWork, MediaSpan, RowMedia
 from runtime.encode.cache import EncoderCache, Holder
-from runtime.media import EMBEDS, MediaItem
+from runtime.media import BESIDE_PICTURES, EMBEDS, MediaItem
 from runtime.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class EncoderLimits:
     """`max_num_encoder_tokens`: outputs that a step has encoders begin with, unless a single item has more. `cache_size`: outputs
     that are kept. `max_model_len`: positions that there are. `whole_items`: an item is never cut, since its tokens see each other
     all. `width`: of an output. `rope_positions`: where a prompt's tokens stand for a rotary embedding of three axes, if the model
-    has one. `whole_prompts`: nor is a prompt, with items or without. `apart`: a prompt has items of one modality."""
+    has one. `whole_prompts`: nor is a prompt, with items or without. `apart`: sounds beside pictures are items of their own."""
 
     max_num_encoder_tokens: int
     cache_size: int
@@ -74,8 +74,10 @@ class EncoderScheduling:
                     f"the {item.modality} has {span} tokens, and a step holds {max_num_batched_tokens} (--max-num-batched-tokens)"
                 )
 
-        if self.limits.apart and len(modalities := {item.modality for item in request.media}) > 1:
-            raise ValueError(f"this model takes {' or '.join(sorted(modalities))} in a prompt, not both")
+        if self.limits.apart:
+            told = {BESIDE_PICTURES in item.inputs for item in request.media if item.modality == "audio"}
+            if told and told != {any(item.modality == "image" for item in request.media)}:
+                raise ValueError("to this model sounds beside pictures are others than alone: see `beside_pictures`")
         num_outputs = sum(len(item.positions) for item in {item.digest: item for item in request.media}.values())
         if self.limits.whole_prompts and num_outputs > self.cache.capacity:
             raise ValueError(

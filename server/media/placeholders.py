@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from runtime.api import MediaItem
+from runtime.api import MediaItem, beside_pictures
 from server.media.part import Modality
 
 _NAMES: Final = {"image": "pictures", "audio": "sounds", "video": "videos"}
@@ -65,12 +65,13 @@ class ReadMedia:
 class PromptMedia:
     """Those of one prompt, as they were given. `tokens`: the placeholder of each modality in the text that a template writes;
     `output_ids`: the tokens that take its encoder's outputs. `layout`: how a text that no template wrote is put for the model,
-    special tokens and all, where its processor does that."""
+    special tokens and all, where its processor does that. `tells_apart`: sounds beside pictures are others than alone."""
 
     read: Sequence[ReadMedia]
     tokens: Mapping[Modality, str]
     output_ids: Mapping[Modality, int]
     layout: Callable[[str], str] | None = None
+    tells_apart: bool = False
 
     def written(self, text: str, spelled: Callable[[str], str] = str) -> tuple[str, list[ReadMedia]]:
         """`text` with what stands for each item in place of its placeholder, and the items in the order in which they stand there.
@@ -105,7 +106,7 @@ class PromptMedia:
         lengths[places] = [length for each in ordered for length in each.expansion.runs]
         starts = iter((np.cumsum(lengths) - lengths)[places].tolist())
         items = tuple(_placed(each, starts) for each in ordered)
-        return np.repeat(found, lengths).tolist(), items
+        return np.repeat(found, lengths).tolist(), beside_pictures(items) if self.tells_apart else items
 
 
 def _placed(read: ReadMedia, starts: Iterator[int]) -> MediaItem:

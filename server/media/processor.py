@@ -98,6 +98,11 @@ class Processor:
         """See `PromptMedia.layout`."""
         return self._pictures_first if type(self._processor).__name__ == "PaliGemmaProcessor" else None
 
+    @property
+    def tells_apart(self) -> bool:
+        """See `PromptMedia.tells_apart`."""
+        return type(self._processor).__name__ == "Phi4MultimodalProcessor"
+
     def _pictures_first(self, text: str) -> str:
         """As PaliGemma was trained: what is asked begins behind the last picture, and ends with a line."""
         head, token, asked = text.rpartition(self.tokens["image"])

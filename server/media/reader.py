@@ -97,7 +97,8 @@ class MediaReader:
         finally:
             for task in tasks:
                 task.cancel()
-        return PromptMedia(read, self.processor.tokens, self.processor.output_ids, self.processor.layout)
+        made = self.processor
+        return PromptMedia(read, made.tokens, made.output_ids, made.layout, made.tells_apart)
 
     def _check(self, parts: Sequence[MediaPart]) -> None:
         counts = Counter[str]()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from runtime.api import beside_pictures
 from runtime.config import EngineConfig
 from runtime.models.through_transformers import tower
 from tests.equality.greedy import compare
@@ -289,3 +290,25 @@ def test_they_are_computed_as_transformers_does(case, tmp_path, monkeypatch):
     assert compare(seen.outcome, told) <= 1
     assert seen.num_encoded == 2
     assert seen.outcome.num_cached_tokens
+
+
+def test_sounds_beside_pictures_go_through_another_projection(tmp_path):
+    theirs = phi4_multimodal()
+    theirs.save_pretrained(tmp_path)
+    rng = np.random.default_rng(3)
+    picture, heard = crops(rng, 1), frames_of_sound(rng, 1)
+    text = [int(each) for each in rng.integers(3, 90, 30)]
+    prompts = [
+        Prompt.of(text[:20], heard, text[:4], picture, text[:3]),
+        Prompt.of(text[:20], heard, text[:4]),
+        Prompt.of(picture, heard, text[:5]),
+    ]
+    told = [
+        transformers_greedy(theirs, each, MAX_TOKENS, never=NEVER, attention_mask=torch.ones_like) for each in prompts
+    ]
+    marked = [replace(each, media=beside_pictures(each.media)) for each in prompts]
+    options = EngineConfig(num_kv_blocks=64, max_model_len=256, max_num_batched_tokens=13, max_num_seqs=3)
+    seen = run(load(tmp_path), options, marked, PARAMS, together=False, rounds=2)
+    assert compare(seen.outcome, told) == 0
+    assert seen.num_encoded == 3  # the picture, and the sound twice
+    assert told[0].token_ids != told[1].token_ids

@@ -1,4 +1,5 @@
-"""Phi-4 multimodal, as transformers writes it: pictures in crops, and sounds, before Phi-4 mini.
+"""Phi-4 multimodal, as transformers writes it: pictures in crops, and sounds, before Phi-4 mini. Sounds beside pictures go through
+another projection than alone.
 
 What it sees and hears it understands by adapters (LoRA), one for each, which are served as any others are;
 `--default-mm-loras` says which one to take where there are pictures, or sounds."""

@@ -18,7 +18,7 @@ class EncoderSpec:
     `num_deepstack`: vectors beside an embedding, which the first layers add to their outputs, one each (Qwen3-VL, 2025).
     `is_packed`: it takes patches of several items side by side, each item told by its grid. `rope_positions`: where tokens stand
     for a rotary embedding of three axes, if the decoder has one. `multiplier`: of the outputs, where the decoder multiplies them as
-    it does embeddings. `apart`: a prompt has items of one modality, since beside others they would be encoded otherwise."""
+    it does embeddings. `apart`: sounds beside pictures are encoded otherwise than alone, as `media.beside_pictures` tells them."""
 
     architecture: str
     modalities: frozenset[str]

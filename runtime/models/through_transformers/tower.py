@@ -223,13 +223,14 @@ def _phi4_pictures(
 
 def _phi4_sounds(
     embed: Any, audio_input_features: Tensor, audio_embed_sizes: Tensor, audio_attention_mask: Tensor | None = None,
-    return_dict: bool = True,
+    beside_pictures: Tensor | None = None, return_dict: bool = True,
 ) -> BaseModelOutputWithPooling:  # fmt: skip
-    """audio_input_features [n, T, mels], audio_embed_sizes [n]: outputs that each has. Of a prompt without pictures: beside these
-    another projection is meant, which is not served (`EncoderSpec.apart`)."""
+    """audio_input_features [n, T, mels], audio_embed_sizes [n]: outputs that each has. `beside_pictures`: given where their prompt
+    has some, for which there is another projection."""
     part = embed.audio_embed
     ids, nothing = _of_outputs(int(audio_embed_sizes.sum()), embed.audio_token_id, part.down_proj_for_speech)
-    outputs = part(ids, nothing, audio_input_features, audio_embed_sizes.tolist(), audio_attention_mask)
+    mode = "speech" if beside_pictures is None else "vision"
+    outputs = part(ids, nothing, audio_input_features, audio_embed_sizes.tolist(), audio_attention_mask, mode)
     return BaseModelOutputWithPooling(pooler_output=outputs)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.api import FinishReason, MediaItem, Request, SamplingParams
+from runtime.api import FinishReason, MediaItem, Request, SamplingParams, beside_pictures
 from runtime.batch import EncoderWork, ScheduledBatch, ScheduledRow
 from runtime.encode.cache import EncoderCache
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
@@ -242,8 +242,10 @@ def test_what_no_step_could_hold_is_refused():
         whole.check(wide, 8)
     make(cache_size=10).encoding.check(wide, 8)
     sounds = replace(large, media=(*large.media, MediaItem("audio", b"s", np.array([20], np.int32), {})))
-    with pytest.raises(ValueError, match="takes audio or image in a prompt, not both"):
+    with pytest.raises(ValueError, match="sounds beside pictures are others than alone"):
         make(apart=True).encoding.check(sounds, 32)
+    make(apart=True).encoding.check(replace(sounds, media=beside_pictures(sounds.media)), 32)
+    make(apart=True).encoding.check(replace(sounds, media=sounds.media[1:]), 32)
     make().encoding.check(sounds, 32)
     several = sequence(1, (b"a", 6), (b"b", 6), (b"a", 6)).request
     make(cache_size=12, whole_prompts=True).encoding.check(several, 32)
