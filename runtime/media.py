@@ -51,9 +51,10 @@ def beside_pictures(media: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
 
 
 def check_media(media: Sequence[MediaItem], modalities: frozenset[str], num_tokens: int, architecture: str) -> None:
-    """Raises ValueError, whose message is for people, for items that a model of these `modalities` does not take, or that do not
-    stand one behind another in a prompt of `num_tokens`."""
-    last = -1
+    """Raises ValueError, whose message is for people, for items that a model of these `modalities` does not take, or that are not
+    in the order in which they begin in a prompt of `num_tokens`. Positions of one may stand between another's, as those of a
+    video's sound do, and none is two items'."""
+    first, taken = -1, set[int]()
     for item in media:
         if item.modality not in modalities:
             takes = f"it takes {', '.join(sorted(modalities))} beside text" if modalities else "it takes text alone"
@@ -63,10 +64,11 @@ def check_media(media: Sequence[MediaItem], modalities: frozenset[str], num_toke
             raise ValueError(f"{item.modality} without a position in the prompt")
         if sorted(set(positions)) != positions:
             raise ValueError(f"positions of the {item.modality} are not ascending")
-        if positions[0] <= last:
+        if positions[0] <= first or not taken.isdisjoint(positions):
             raise ValueError(f"the {item.modality} does not stand behind what is given before it")
-        last = positions[-1]
-        if last >= num_tokens:
+        first = positions[0]
+        taken.update(positions)
+        if positions[-1] >= num_tokens:
             raise ValueError(f"the {item.modality} ends behind the prompt's {num_tokens} tokens")
 
 

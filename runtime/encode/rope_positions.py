@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -19,37 +20,63 @@ if TYPE_CHECKING:
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 
+class _Grid(NamedTuple):
+    """`places`: the positions of its tokens. `times`: where its steps in time are. `sound`: positions of what is heard to it."""
+
+    places: Int32s
+    sizes: tuple[int, int, int]
+    times: Any
+    sound: Int32s | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class VisionPositions:
     """`merge_size`: patches of a grid, in height and in width, that are one token. `tokens_per_second`: of a video's time axis,
     whose items say how many seconds a step of their grid takes; None: a position a step. `by_frame`: each frame of a video is a
     grid of its own, with text between them. `behind_time`: what comes behind a grid goes on behind its time, too, where that goes
-    further than its sides."""
+    further than its sides. `whole_times`: of times between two positions a model would have both, which is not served.
+
+    A video's sound may stand among its tokens (Qwen2.5-Omni, 2025), or directly behind them: both begin at one position.
+    `shares_ends`: so do the two tokens before them, which say that a video and its sound begin, and the two behind."""
 
     merge_size: int
     tokens_per_second: float | None = None
     by_frame: bool = False
     behind_time: bool = False
+    whole_times: bool = False
+    shares_ends: bool = False
 
     def __call__(self, media: Sequence[MediaItem], num_tokens: int) -> Int32s:
         """[3, num_tokens]. Raises ValueError for a grid of another number of tokens than its item has positions."""
         positions = np.empty((3, num_tokens), np.int32)
         done = following = 0  # tokens that are placed, and where the next one stands
-        for start, grid, times in self._grids(media):
+        for grid in self._grids(media):
+            start, stop = int(grid.places[0]), int(grid.places[-1]) + 1
             text = start - done
             positions[:, done:start] = np.arange(following, following + text)
             following += text
-            axes = [times, *(np.arange(size) for size in grid[1:])]
-            done = start + int(np.prod(grid))
-            positions[:, start:done] = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(3, -1) + following
-            furthest = (axes[0][-1] + 1, *grid[1:]) if self.behind_time else grid[1:]
-            following += int(max(furthest))
+            if grid.sound is not None and self.shares_ends and text > 1:
+                following -= 1
+                positions[:, start - 1] -= 1
+            axes = [grid.times, *(np.arange(size) for size in grid.sizes[1:])]
+            positions[:, grid.places] = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(3, -1) + following
+            if grid.sound is None:
+                furthest = (axes[0][-1] + 1, *grid.sizes[1:]) if self.behind_time else grid.sizes[1:]
+                done, following = stop, following + int(max(furthest))
+                continue
+            positions[:, grid.sound] = np.arange(following, following + len(grid.sound))
+            seen, heard = stop, int(grid.sound[-1]) + 1
+            done = max(seen, heard)
+            following = int(positions[:, min(seen, heard) : done].max()) + 1  # behind what ends last
+            if self.shares_ends and done < num_tokens:
+                positions[:, done] = following
+                done += 1
         positions[:, done:] = np.arange(following, following + num_tokens - done)
         return positions
 
-    def _grids(self, media: Sequence[MediaItem]) -> Iterator[tuple[int, tuple[int, int, int], Any]]:
-        """Each grid of tokens: where its first one is, its sizes, and where its steps in time are."""
-        for item in media:
+    def _grids(self, media: Sequence[MediaItem]) -> Iterator[_Grid]:
+        """Each grid of tokens, in their order."""
+        for item, behind in zip_longest(media, media[1:]):
             if item.modality not in _GRIDS:  # a sound's tokens stand like a text's
                 continue
             grid = item.inputs.get(_GRIDS[item.modality])
@@ -65,11 +92,11 @@ class VisionPositions:
                 raise ValueError(
                     f"{len(item.positions)} positions for the {steps * height * width} tokens of the {item.modality}'s grid"
                 )
+            sound = behind.positions if _is_sound_of(behind, item) else None
             frames = steps if self.by_frame and item.modality == "video" else 1
-            for starts in item.positions.reshape(frames, -1):
-                if int(starts[-1] - starts[0]) + 1 != len(starts):
-                    raise ValueError(f"the {item.modality}'s tokens do not stand side by side")
-                yield int(starts[0]), (steps // frames, height, width), self._times(item, steps // frames)
+            for places in item.positions.reshape(frames, -1):
+                _check_side_by_side(item.modality, places, sound)
+                yield _Grid(places, (steps // frames, height, width), self._times(item, steps // frames), sound)
 
     def _times(self, item: MediaItem, steps: int) -> Any:
         """[steps] int64."""
@@ -78,5 +105,27 @@ class VisionPositions:
         given = item.inputs.get("second_per_grid_ts", item.inputs.get("video_second_per_grid"))
         seconds = np.float32(1.0 if given is None else given.reshape(-1)[0])
         if self.behind_time:  # rounded as it was when it was trained
-            return (np.arange(steps, dtype=np.float32) * seconds * np.float32(self.tokens_per_second)).astype(np.int64)
+            times = np.arange(steps, dtype=np.float32) * seconds * np.float32(self.tokens_per_second)
+            if self.whole_times and (times != times.round()).any():
+                raise ValueError(
+                    f"a video's frames, two of which take {seconds:g} s, would stand between whole positions: it can be shown with "
+                    "two a second"
+                )
+            return times.astype(np.int64)
         return (np.arange(steps) * (self.tokens_per_second * float(seconds))).astype(np.int64)
+
+
+def _is_sound_of(behind: MediaItem | None, video: MediaItem) -> TypeGuard[MediaItem]:
+    """Whether what comes next is heard to a video: nothing stands between them that would end it."""
+    if behind is None or (video.modality, behind.modality) != ("video", "audio"):
+        return False
+    return bool(behind.positions[0] <= video.positions[-1] + 1)
+
+
+def _check_side_by_side(modality: str, places: Int32s, sound: Int32s | None) -> None:
+    """Raises ValueError."""
+    num, last = len(places), int(places[-1])
+    if sound is not None:
+        num, last = num + len(sound), max(last, int(sound[-1]))
+    if last - int(places[0]) + 1 != num:
+        raise ValueError(f"the {modality}'s tokens do not stand side by side")

@@ -117,10 +117,11 @@ class EncoderScheduling:
                 continue
             if self.limits.whole_items and last >= end:
                 if last + 1 - start > most:
-                    return begins - start
+                    end = begins
+                    continue
                 end = last + 1
             if not self._provide(item, sequence):
-                return begins - start
+                end = begins  # of another, among whose positions this one's are, some may stand before
         return end - start
 
     def _reach_whole(self, sequence: Sequence, num_tokens: int, most: int) -> int:

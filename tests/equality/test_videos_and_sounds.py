@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from runtime.api import beside_pictures
+from runtime.api import MediaItem, beside_pictures
 from runtime.config import EngineConfig
 from runtime.models.through_transformers import tower
 from tests.equality.greedy import compare
@@ -200,6 +200,11 @@ def frames_in_seconds(rng: np.random.Generator, steps: int) -> Medium:
     return Medium(inputs | {"video_second_per_grid": np.array([0.7], np.float32)}, medium.ids, VIDEO, "video")
 
 
+def frames_of_two_a_second(rng: np.random.Generator, steps: int) -> Medium:
+    medium = frames_in_seconds(rng, steps)
+    return Medium(medium.inputs | {"video_second_per_grid": np.array([1.0], np.float32)}, medium.ids, VIDEO, "video")
+
+
 def omni_picture(rng: np.random.Generator, larger: int) -> Medium:
     return Medium(on_a_grid(rng, larger > 1), (START, *(IMAGE,) * (6 if larger > 1 else 8), END), IMAGE)
 
@@ -256,6 +261,7 @@ CASES = {
     "qwen 2.5 omni, videos": Case(qwen2_5_omni, frames_in_seconds),
     "qwen 2.5 omni, pictures": Case(qwen2_5_omni, omni_picture),
     "qwen 3 omni, pictures": Case(qwen3_omni, omni_picture),
+    "qwen 3 omni, videos": Case(qwen3_omni, frames_of_two_a_second),
     "qwen 3 omni, sounds": Case(qwen3_omni, omni_3_sound),
     "voxtral": Case(voxtral, sound),
     "phi 4 multimodal, pictures": Case(phi4_multimodal, crops),
@@ -312,3 +318,62 @@ def test_sounds_beside_pictures_go_through_another_projection(tmp_path):
     assert compare(seen.outcome, told) == 0
     assert seen.num_encoded == 3  # the picture, and the sound twice
     assert told[0].token_ids != told[1].token_ids
+
+
+def with_sound(
+    video: Medium, heard: Medium, before: list[int], behind: list[int], parts: list[tuple[int, int]]
+) -> Prompt:
+    """A video whose sound stands among its tokens: of each so many, in turns."""
+    ids = [*before, START, 98]
+    for seen, tokens in parts:
+        ids += [VIDEO] * seen + [99] * tokens
+    ids += [97, END, *behind]
+    media = [
+        MediaItem(each.modality, each.digest, np.flatnonzero(np.array(ids) == token).astype(np.int32), each.inputs)
+        for each, token in ((video, VIDEO), (heard, 99))
+    ]
+    return Prompt(ids, tuple(media))
+
+
+# Which model, how long its sound is, positions a second, and how transformers' processors have tokens of three frames and of the
+# sound take turns: at every second, or, Qwen3's, as each is seen and heard.
+HEARD = {
+    "qwen 2.5 omni": (qwen2_5_omni, frames_in_seconds, omni_sound, 3, 5, [(16, 5), (8, 4)]),
+    "qwen 2.5 omni, the sound goes on": (qwen2_5_omni, frames_in_seconds, omni_sound, 2, 2, [(16, 2), (8, 2), (0, 2)]),
+    "qwen 2.5 omni, the video goes on": (qwen2_5_omni, frames_in_seconds, omni_sound, 2, 20, [(16, 6), (8, 0)]),
+    "qwen 2.5 omni, one behind the other": (qwen2_5_omni, frames_in_seconds, omni_sound, 2, 2, [(24, 6)]),
+    "qwen 3 omni": (qwen3_omni, frames_of_two_a_second, omni_3_sound, 2, 5, [(8, 5), (8, 5), (8, 20)]),
+}
+
+
+@pytest.mark.parametrize("name", HEARD)
+def test_a_video_is_heard_as_transformers_hears_it(name, tmp_path):
+    model, seen, heard, pieces, rate, parts = HEARD[name]
+    theirs = model()
+    theirs.config.video_token_id = VIDEO
+    theirs.config.position_id_per_seconds, theirs.config.seconds_per_chunk = rate, 10 if len(parts) == 1 else 1
+    theirs.save_pretrained(tmp_path)
+    rng = np.random.default_rng(3)
+    video, sound = seen(rng, 3), heard(rng, pieces)
+    num_heard = len(sound.ids) - 2
+    assert [sum(each) for each in zip(*parts, strict=True)] == [24, num_heard]
+    text = [int(each) for each in rng.integers(3, 90, 30)]
+    prompts = [
+        with_sound(video, sound, text[:5], text[:9], parts),
+        with_sound(video, sound, text[:20], text[5:8], parts),
+    ]
+    never = (*NEVER, 97, 98, 99)
+    told = [
+        transformers_greedy(
+            theirs, each, MAX_TOKENS, never=never, attention_mask=torch.ones_like, use_audio_in_video=lambda _: True
+        )
+        for each in prompts
+    ]
+    ours = load(tmp_path)
+    params = replace(PARAMS, logit_bias=dict.fromkeys(never, -1e6))
+    for budget in (13, 200):
+        options = EngineConfig(num_kv_blocks=64, max_model_len=256, max_num_batched_tokens=budget, max_num_seqs=3)
+        found = run(ours, options, prompts, params, rounds=2)
+        assert compare(found.outcome, told) <= 1
+        assert found.num_encoded == 2
+        assert found.outcome.num_cached_tokens

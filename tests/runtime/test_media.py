@@ -41,7 +41,8 @@ async def test_a_model_of_text_refuses_a_picture_by_name():
         ([item(2, 1)], "not ascending"),
         ([item(1, 1)], "not ascending"),
         ([item(-1, 1)], "behind what is given before"),
-        ([item(1, 4), item(3, 5)], "behind what is given before"),
+        ([item(1, 4), item(4, 5)], "behind what is given before"),
+        ([item(3, 5), item(1, 4)], "behind what is given before"),
         ([item(11, 12)], "ends behind the prompt's 12 tokens"),
     ],
 )
@@ -52,6 +53,7 @@ def test_what_does_not_stand_in_the_prompt_is_refused(media, complaint):
 
 def test_what_stands_there_is_taken():
     SEES.check(request(item(0, 1, 3), item(4), item(11)))
+    SEES.check(request(item(1, 4), item(3, 5)))  # as the tokens of a video and of its sound
 
 
 async def test_a_prompt_prepared_with_other_media_is_refused():

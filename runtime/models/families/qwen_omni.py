@@ -1,5 +1,5 @@
-"""The thinkers of Qwen2.5-Omni and Qwen3-Omni: pictures, sounds, and videos without their sound, to text. What speaks is left
-out."""
+"""The thinkers of Qwen2.5-Omni and Qwen3-Omni: pictures, sounds, and videos with their sound among them or without, to text. What
+speaks is left out."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def qwen2_5_omni(config: HfConfig) -> DecoderSpec:
         config.section("vision_config").count("spatial_merge_size", 2),
         float(config.number("position_id_per_seconds", 25.0)),
         behind_time=True,
+        shares_ends=True,
     )
     return seeing(spec, config, "image", "video", "audio", rope_positions=positions, is_packed=True)
 
 
 def qwen3_omni_moe(config: HfConfig) -> DecoderSpec:
-    """No videos: transformers has their frames stand between whole positions, which our tables do not know."""
+    """Videos whose frames stand at whole positions, as those of two frames a second do: our tables know no others."""
     config = _thinker(config, "qwen3_omni_moe_thinker")
     vision = config.section("vision_config").with_defaults(deepstack_visual_indexes=[8, 16, 24])
     depths = vision.get("deepstack_visual_indexes")
@@ -49,8 +50,15 @@ def qwen3_omni_moe(config: HfConfig) -> DecoderSpec:
     if not isinstance(depths, list) or len(depths) > len(spec.layers):
         raise UnsupportedModel(f"config: deepstack_visual_indexes are {depths!r}, for {len(spec.layers)} layers")
     spec = with_axes(spec, interleaved(config.section("text_config"), (24, 20, 20), spec))
-    positions = VisionPositions(vision.count("spatial_merge_size", 2))
-    return seeing(spec, config, "image", "audio", rope_positions=positions, is_packed=True, num_deepstack=len(depths))
+    positions = VisionPositions(
+        vision.count("spatial_merge_size", 2),
+        float(config.number("position_id_per_seconds", 25.0)),
+        behind_time=True,
+        whole_times=True,
+    )
+    return seeing(
+        spec, config, "image", "video", "audio", rope_positions=positions, is_packed=True, num_deepstack=len(depths)
+    )
 
 
 def _thinker(config: HfConfig, model_type: str) -> HfConfig:

@@ -233,6 +233,24 @@ def test_what_was_encoded_for_nobody_is_not_taken_for_what_comes_later():
     assert scheduler.schedule() is not None
 
 
+def test_of_items_that_take_turns_a_chunk_ends_before_the_first_that_is_missing():
+    """A prompt may go on in the middle of both: behind a prefix that was found."""
+    seen, heard = ([2, 3, 6, 7], [4, 5, 8, 9])
+    media = tuple(
+        MediaItem(modality, modality.encode(), np.array(places, np.int32), {})
+        for modality, places in (("video", seen), ("audio", heard))
+    )
+    one = Sequence(Request("1", [TEXT] * 12, SamplingParams(2), media=media), number=1, max_model_len=256, seed=0)
+    encoding = make().encoding
+    assert encoding.reach(one, 12, 16) == 2
+    encoding = make().encoding
+    one.num_computed_tokens = 4
+    assert encoding.reach(one, 8, 16) == 0
+    for work in encoding.take()[0]:
+        encoding.encoded(work)
+    assert encoding.reach(one, 8, 16) == 8
+
+
 def test_what_no_step_could_hold_is_refused():
     whole = make(budget=8, cache_size=10, whole_items=True).encoding
     large, wide = (sequence(1, (b"a", num)).request for num in (11, 8))
