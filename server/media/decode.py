@@ -15,16 +15,19 @@ from server.wire.errors import InvalidMedia
 
 
 class Decoded(NamedTuple):
-    """`options`: what a processor has to be told of `value`."""
+    """`options`: what a processor has to be told of `value`. `sound`: samples of a video's."""
 
     value: Any
     options: Mapping[str, Any] = {}
+    sound: Any = None
 
 
 def decode(
-    part: MediaPart, value: Any, limits: MediaLimits, io_kwargs: Mapping[str, Any], sampling_rate: int
-) -> Pieces[Decoded]:
-    """Piece by piece. Raises InvalidMedia."""
+    part: MediaPart, value: Any, limits: MediaLimits, io_kwargs: Mapping[str, Any], sampling_rate: int, *, by_time: bool = False,
+    with_sound: bool = False,
+) -> Pieces[Decoded]:  # fmt: skip
+    """Piece by piece. `by_time`: of videos two frames a second are shown, where nobody says otherwise, and the processor is told
+    how many. `with_sound`: a file's sound is read, if it has one, beside its pictures. Raises InvalidMedia."""
     where = part.where
     if part.modality == "image":
         return Decoded(_image(value, where, limits, io_kwargs))
@@ -39,7 +42,15 @@ def decode(
         found = video.given_frames(value, where, max_frames=limits.max_frames)
         images.check_size((found.frames.shape[2], found.frames.shape[1]), limits.max_pixels, where)
         return _video(found)
-    return _video((yield from video.read_video(value, where, limits, io_kwargs)))
+    if not by_time:
+        return _video((yield from video.read_video(value, where, limits, io_kwargs)))
+    found = yield from video.read_video(value, where, limits, io_kwargs or {"fps": video.GIVEN_FPS})
+    shown = _video(found)
+    options = {**shown.options, "fps": found.shown_fps}
+    if not with_sound or not sound.has_sound(value, where):
+        return Decoded(shown.value, options)
+    heard = yield from sound.read_sound(value, where, rate=sampling_rate, max_seconds=limits.max_seconds)
+    return Decoded(shown.value, options, heard)
 
 
 def _video(found: video.Video) -> Decoded:

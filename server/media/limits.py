@@ -104,13 +104,14 @@ def _up_to(most: int) -> Callable[[str, Any], None]:
     return check
 
 
+USE_SOUND: Final = "use_audio_in_video"  # vLLM's and transformers' name: a video is heard, too
 MAX_KWARGS_PIXELS: Final = 1 << 24  # a small picture may be made so large: 200 MB of numbers
 MAX_KWARGS_TILES: Final = 64
 # By name, what refuses a value of a request: pixels of pictures that know several sizes, tiles of those that are cut.
 PROCESSOR_KWARGS: Final = MappingProxyType({
     **dict.fromkeys(("min_pixels", "max_pixels"), _up_to(MAX_KWARGS_PIXELS)),
     **dict.fromkeys(("min_patches", "max_patches", "max_image_tiles", "pan_and_scan_max_num_crops"), _up_to(MAX_KWARGS_TILES)),
-    **dict.fromkeys(("do_pan_and_scan", "do_image_splitting", "crop_to_patches"), _switch),
+    **dict.fromkeys(("do_pan_and_scan", "do_image_splitting", "crop_to_patches", USE_SOUND), _switch),
 })  # fmt: skip
 # By modality and name, what refuses a value: vLLM's names.
 IO_KWARGS: Final = MappingProxyType({

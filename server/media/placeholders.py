@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from hashlib import sha256
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from runtime.api import MediaItem, beside_pictures
 from server.media.part import Modality
 
+Tensors: TypeAlias = Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]
 _NAMES: Final = {"image": "pictures", "audio": "sounds", "video": "videos"}
 
 
@@ -25,22 +27,28 @@ class PlaceholderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """What stands for one item in a prompt: `text`, in which a run of the token that takes the encoder's outputs is one such token;
-    and the lengths of these runs."""
+    """What stands for one item in a prompt: `text`, in which a run of a token that takes an encoder's outputs is one such token;
+    the lengths of these runs, and which of them are of a video's sound."""
 
     text: str
     runs: tuple[int, ...]
+    heard: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, text: str, token: str) -> Expansion:
+    def of(cls, text: str, token: str, sound_token: str | None = None) -> Expansion:
         runs: list[int] = []
+        heard: set[int] = set()
 
         def one(found: re.Match[str]) -> str:
+            token = found[1]
+            if token == sound_token:
+                heard.add(len(runs))
             runs.append(len(found[0]) // len(token))
             return token
 
-        text = re.sub(f"(?:{re.escape(token)})+", one, text)
-        return cls(text, tuple(runs))
+        tokens = "|".join(re.escape(each) for each in (token, sound_token) if each is not None)
+        text = re.sub(rf"({tokens})(?:\1)*", one, text)
+        return cls(text, tuple(runs), frozenset(heard))
 
     @property
     def num_outputs(self) -> int:
@@ -49,16 +57,30 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class ReadMedia:
-    """One picture, sound or video, processed: an item but for its place. See `MediaItem`."""
+    """One picture, sound or video, processed: an item but for its place. See `MediaItem`. `sound`: the tensors of a video's, which
+    is an item of its own."""
 
     modality: Modality
     digest: bytes
     expansion: Expansion
-    inputs: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]
+    inputs: Tensors
+    sound: Tensors | None = None
+
+    @property
+    def arrays(self) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+        yield from self.inputs.values()
+        yield from (self.sound or {}).values()
+
+    @property
+    def takers(self) -> list[Modality]:
+        """Whose outputs each run takes."""
+        return [
+            "audio" if index in self.expansion.heard else self.modality for index in range(len(self.expansion.runs))
+        ]
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self.inputs.values())
+        return sum(array.nbytes for array in self.arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +120,25 @@ class PromptMedia:
 
         Raises PlaceholderError where tokens that take an encoder's outputs stand there and belong to no item."""
         found = np.asarray(ids, dtype=np.int64)
-        takers = [self.output_ids[each.modality] for each in ordered for _ in each.expansion.runs]
+        takers = [self.output_ids[taker] for each in ordered for taker in each.takers]
         places = np.flatnonzero(np.isin(found, list(self.output_ids.values())))
         if found[places].tolist() != takers:
             raise PlaceholderError("the prompt has placeholders that no picture, sound or video was given for")
         lengths = np.ones(len(found), dtype=np.int64)
         lengths[places] = [length for each in ordered for length in each.expansion.runs]
         starts = iter((np.cumsum(lengths) - lengths)[places].tolist())
-        items = tuple(_placed(each, starts) for each in ordered)
+        items = tuple(item for each in ordered for item in _placed(each, starts))
         return np.repeat(found, lengths).tolist(), beside_pictures(items) if self.tells_apart else items
 
 
-def _placed(read: ReadMedia, starts: Iterator[int]) -> MediaItem:
-    spans = [np.arange(start, start + length) for length, start in zip(read.expansion.runs, starts, strict=False)]
-    return MediaItem(read.modality, read.digest, np.concatenate(spans).astype(np.int32), read.inputs)
+def _placed(read: ReadMedia, starts: Iterator[int]) -> Iterator[MediaItem]:
+    """The item, and behind it the sound of a video, which begins later."""
+    seen: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+    heard: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+    for index, length in enumerate(read.expansion.runs):
+        start = next(starts)
+        (heard if index in read.expansion.heard else seen).append(np.arange(start, start + length))
+    yield MediaItem(read.modality, read.digest, np.concatenate(seen).astype(np.int32), read.inputs)
+    if read.sound is not None:
+        digest = sha256(read.digest + b"sound").digest()
+        yield MediaItem("audio", digest, np.concatenate(heard).astype(np.int32), read.sound)

@@ -27,6 +27,7 @@ _FILES: Final = ("processor_config.json", "preprocessor_config.json", "video_pre
 _PARTS: Final[Mapping[Modality, tuple[str, ...]]] = MappingProxyType(
     {"image": ("image_processor",), "audio": ("audio_processor", "feature_extractor"), "video": ("video_processor",)}
 )
+_HEARD: Final = MappingProxyType({"load_audio_from_video": True, "audio_from_video_indices": [0]})
 _ARGUMENTS: Final[Mapping[Modality, str]] = MappingProxyType({"image": "images", "audio": "audio", "video": "videos"})
 # Of what a processor gives, that is about its text and not about the item.
 _OF_TEXT: Final = frozenset(
@@ -109,6 +110,11 @@ class Processor:
         return f"{head}{token}{self._processor.tokenizer.bos_token}{asked}\n"
 
     @property
+    def hears_videos(self) -> bool:
+        """Whether it puts a video's sound among its tokens, and wants to know how many frames it is shown in a second."""
+        return hasattr(self._processor, "load_audio_from_video") and {"audio", "video"} <= self.modalities
+
+    @property
     def modalities(self) -> frozenset[Modality]:
         return frozenset(self.tokens)
 
@@ -118,12 +124,14 @@ class Processor:
         return int(getattr(self._part("audio"), "sampling_rate", 16_000))
 
     def process(
-        self, modality: Modality, value: Any, options: Mapping[str, Any]
+        self, modality: Modality, value: Any, options: Mapping[str, Any], sound: Any = None
     ) -> tuple[Expansion, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]]:
         """What stands for `value` in a prompt, and its tensors. `options`: mm_processor_kwargs, and what goes with this value.
+        `sound`: samples of what is heard to a video, whose tensors have no "video" in their names.
 
         Raises Refused."""
         token = self.tokens[modality]
+        heard = {} if sound is None else {**_HEARD, "audio": [sound], "sampling_rate": self.sampling_rate}
         try:
             made = self._processor(
                 text=[token],
@@ -131,15 +139,17 @@ class Processor:
                 return_tensors="pt",
                 return_text_replacement_offsets=True,
                 **options,
+                **heard,
             )
         except (ValueError, TypeError, LookupError, AttributeError, ZeroDivisionError, RuntimeError) as error:
             raise Refused(str(error) or type(error).__name__) from error
-        if modality == "audio":
-            self._check_heard(made, len(value))
+        if modality == "audio" or sound is not None:
+            self._check_heard(made, len(value if sound is None else sound))
         replaced = made["text_replacement_offsets"][0][0]["replacement"]
         tokenizer = self._processor.tokenizer
         output_token = tokenizer.convert_ids_to_tokens(self.output_ids[modality])
-        expansion = Expansion.of(replaced, output_token)
+        sound_token = None if sound is None else tokenizer.convert_ids_to_tokens(self.output_ids["audio"])
+        expansion = Expansion.of(replaced, output_token, sound_token)
         if not expansion.num_outputs:
             raise Refused("it is so small that nothing of it is left for the model")
         return expansion, {name: _array(tensor) for name, tensor in made.items() if name not in _OF_TEXT}

@@ -20,7 +20,7 @@ from server.context.arrival import TENANT
 from server.context.offload import RETRY_AFTER_S, Offload, Pieces
 from server.media.decode import Decoded, decode, fingerprint, sample
 from server.media.embeds import read_embeds
-from server.media.limits import MODALITIES, MediaLimits, check_processor_kwargs
+from server.media.limits import MODALITIES, USE_SOUND, MediaLimits, check_processor_kwargs
 from server.media.part import Given, MediaPart
 from server.media.placeholders import Expansion, PromptMedia, ReadMedia
 from server.media.processor import Processor, Refused
@@ -91,6 +91,10 @@ class MediaReader:
         except ValueError as error:
             raise InvalidRequest(f"mm_processor_kwargs: {clip(error)}", param="mm_processor_kwargs") from None
         options = {**self._processor_kwargs, **(processor_kwargs or {})}
+        if options.get(USE_SOUND) and not (self.processor.hears_videos and {"audio", "video"} <= self.modalities):
+            raise InvalidRequest(
+                f"mm_processor_kwargs: {USE_SOUND}: this model hears no videos", param="mm_processor_kwargs"
+            )
         tasks = [asyncio.ensure_future(self._read(part, options)) for part in parts]
         try:
             read = list(await asyncio.gather(*tasks))
@@ -128,10 +132,10 @@ class MediaReader:
         for modality in MODALITIES:
             if modality not in self.modalities:
                 continue
-            value, options = sample(modality, self.processor.sampling_rate)
+            tried = sample(modality, self.processor.sampling_rate)
             try:
                 self._around[modality], _ = self.processor.process(
-                    modality, value, {**self._processor_kwargs, **options}
+                    modality, tried.value, {**_without_sound(self._processor_kwargs), **tried.options}
                 )
             except Refused as error:
                 refused[modality] = str(error)
@@ -161,14 +165,20 @@ class MediaReader:
             self._cache.keep(key, read)
             return read
         decoded: Decoded = yield from decode(
-            part, value, self._limits, self._io_kwargs.get(part.modality, {}), processor.sampling_rate
-        )
+            part, value, self._limits, self._io_kwargs.get(part.modality, {}), processor.sampling_rate,
+            by_time=processor.hears_videos, with_sound=bool(options.get(USE_SOUND)),
+        )  # fmt: skip
         yield
         try:
-            expansion, inputs = processor.process(part.modality, decoded.value, {**options, **decoded.options})
+            expansion, tensors = processor.process(
+                part.modality, decoded.value, {**_without_sound(options), **decoded.options}, decoded.sound
+            )
         except Refused as error:
             raise InvalidMedia(f"the model's processor does not take it: {clip(error)}", part.where) from None
-        read = ReadMedia(part.modality, digest, expansion, inputs)
+        sound = None
+        if decoded.sound is not None:
+            sound = {name: tensors.pop(name) for name in [*tensors] if "video" not in name}
+        read = ReadMedia(part.modality, digest, expansion, tensors, sound)
         self._held.note(read)
         self._cache.keep(key, read)
         return read
@@ -189,6 +199,11 @@ class MediaReader:
         return found.digest()
 
 
+def _without_sound(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a processor is to know of them."""
+    return {name: value for name, value in options.items() if name != USE_SOUND}
+
+
 class _Held:
     """Bytes of what was processed and is still held by somebody: a prompt that is put together, or a request until its encoder has
     run. On any thread."""
@@ -207,7 +222,7 @@ class _Held:
             )
 
     def note(self, read: ReadMedia) -> None:
-        for array in read.inputs.values():
+        for array in read.arrays:
             self._count(array.nbytes)
             weakref.finalize(array, self._count, -array.nbytes).atexit = False
 

@@ -91,6 +91,12 @@ def read_sound(data: bytes, where: str, *, rate: int, max_seconds: float) -> Pie
     return samples
 
 
+def has_sound(data: bytes, where: str) -> bool:
+    """Raises InvalidMedia."""
+    with opened(data, where) as container:
+        return bool(container.streams.audio)
+
+
 def given_samples(value: Any, where: str, *, rate: int, max_seconds: float) -> Samples:
     """Those that a program gives: an array [N] or [channels, N], or a pair of one and its rate. Raises InvalidMedia."""
     array, given_rate = value if isinstance(value, tuple) else (value, rate)

@@ -25,12 +25,19 @@ Frames = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
 class Video(NamedTuple):
-    """`frames` [T, H, W, 3]; `indices`: which of the video's they are. `fps`: of the video; `num_frames` of it."""
+    """`frames` [T, H, W, 3]; `indices`: which of the video's they are. `fps`: of the video; `num_frames` of it. `wanted_fps`: so
+    many were to be shown in a second, and are."""
 
     frames: Frames
     indices: list[int]
     fps: float
     num_frames: int
+    wanted_fps: float | None = None
+
+    @property
+    def shown_fps(self) -> float:
+        """Frames that are shown of a second."""
+        return self.wanted_fps or len(self.indices) * self.fps / self.num_frames
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -60,7 +67,10 @@ def read_video(data: bytes, where: str, limits: MediaLimits, io_kwargs: Mapping[
                 yield
     if not found or len({frame.shape for frame in found}) > 1:
         raise InvalidMedia("its frames are of different sizes" if found else "there is no picture in it", where)
-    return Video(np.stack(found), indices[: len(found)], fps, num_frames)
+    wanted_fps = io_kwargs.get("fps")
+    if wanted_fps is not None and len(indices) != _at_rate(num_frames, fps, wanted_fps):
+        wanted_fps = None
+    return Video(np.stack(found), indices[: len(found)], fps, num_frames, wanted_fps)
 
 
 def _measured(data: bytes, where: str, max_pixels: int, max_seconds: float) -> Pieces[tuple[int, float]]:
@@ -92,10 +102,14 @@ def chosen(num_frames: int, fps: float, max_frames: int, io_kwargs: Mapping[str,
     """Which frames are shown: the first, the last, and evenly between."""
     wanted = io_kwargs.get("num_frames", NUM_FRAMES)
     if "fps" in io_kwargs:
-        at_rate = max(1, round(num_frames / fps * io_kwargs["fps"]))
+        at_rate = _at_rate(num_frames, fps, io_kwargs["fps"])
         wanted = min(at_rate, io_kwargs.get("num_frames", at_rate))
     count = max(1, min(wanted, max_frames, num_frames))
     return [int(index) for index in np.linspace(0, num_frames - 1, count).round()]
+
+
+def _at_rate(num_frames: int, fps: float, wanted_fps: float) -> int:
+    return max(1, round(num_frames / fps * wanted_fps))
 
 
 def given_frames(frames: Any, where: str, *, max_frames: int) -> Video:

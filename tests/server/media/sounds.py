@@ -52,3 +52,19 @@ def video(
             out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         out.mux(stream.encode(None))
     return file.getvalue()
+
+
+def video_with_sound(num_frames: int, samples: np.ndarray, *, fps: int = 8, rate: int = 16_000) -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as out:
+        pictures, heard = out.add_stream("mpeg4", rate=fps), out.add_stream("aac", rate=rate, layout="mono")
+        pictures.width, pictures.height, pictures.pix_fmt = 32, 16, "yuv420p"
+        for number in range(num_frames):
+            picture = np.full((16, 32, 3), min(255, 8 * number), dtype=np.uint8)
+            out.mux(pictures.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        out.mux(pictures.encode(None))
+        frame = av.AudioFrame.from_ndarray(samples[None].astype(np.float32), format="fltp", layout="mono")
+        frame.sample_rate = rate
+        for each in (frame, None):
+            out.mux(heard.encode(each))
+    return file.getvalue()

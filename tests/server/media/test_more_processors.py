@@ -11,11 +11,18 @@ import numpy as np
 import pytest
 import transformers
 
+from server.config.server_config import ServerConfig
+from server.context.offload import to_the_end
+from server.media.limits import MediaLimits
+from server.media.media_options import MediaOptions
+from server.media.part import Given, MediaPart
 from server.media.placeholders import PromptMedia, ReadMedia
 from server.media.processor import Processor
+from server.media.sound import read_sound
+from server.media.video import read_video
 from tests.server.media.pictures import drawn
 from tests.server.media.processors import tokenizer
-from tests.server.media.sounds import sine
+from tests.server.media.sounds import sine, video_with_sound
 
 PICTURES = [drawn(24, 16, 1), drawn(40, 70, 2), drawn(64, 20, 3)]
 SOUNDS = [sine(0.4), sine(1.1, pitch=700.0)]
@@ -105,3 +112,46 @@ def test_items_stand_in_a_prompt_as_those_of_a_whole_conversation(name, tmp_path
     for name in kind.joined:
         joined = np.concatenate([item.inputs[name] for item in items])
         assert np.allclose(joined, expected[name].float().numpy(), rtol=0, atol=1e-5), name
+
+
+def omni() -> tuple[Any, dict[str, str]]:
+    named = {
+        "image_token": "<|IMAGE|>", "audio_token": "<|AUDIO|>", "video_token": "<|VIDEO|>", "vision_bos_token": "<|vision_bos|>",
+        "vision_eos_token": "<|vision_eos|>", "audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>",
+    }  # fmt: skip
+    sizes = {"patch_size": 4, "min_pixels": 64, "max_pixels": 1024}
+    processor = transformers.Qwen2_5OmniProcessor(
+        transformers.Qwen2VLImageProcessor(**sizes), transformers.Qwen2VLVideoProcessor(**sizes),
+        transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=20), tokenizer([*named.values()], **named),
+    )  # fmt: skip
+    return processor, {f"{name}_token_id": named[f"{name}_token"] for name in ("image", "audio", "video")}
+
+
+async def test_a_video_that_is_heard_stands_in_a_prompt_as_transformers_has_it(tmp_path):
+    pytest.importorskip("torchvision")
+    theirs, named = omni()
+    theirs.save_pretrained(tmp_path)
+    ids = {key: theirs.tokenizer.convert_tokens_to_ids(token) for key, token in named.items()}
+    options = MediaOptions.of(ServerConfig(mm_processor_kwargs='{"use_audio_in_video": true}'))
+    reader = options.reader_of(Processor.load(tmp_path, ids), frozenset({"image", "audio", "video"}), None)
+    assert reader.probe() == {}
+    data = video_with_sound(40, sine(5.0))
+    media = await reader.read([MediaPart("video", Given(data), "where", "video_url")])
+    text, ordered = media.written("see <|vision_bos|><|VIDEO|><|vision_eos|>!")
+    found, (seen, heard) = media.placed(theirs.tokenizer(text)["input_ids"], ordered)
+    shown = to_the_end(read_video(data, "x", MediaLimits(), {"fps": 2.0}))
+    samples = to_the_end(read_sound(data, "x", rate=16_000, max_seconds=60))
+    expected = theirs(
+        text=["see <|vision_bos|><|VIDEO|><|vision_eos|>!"], videos=[shown.frames], audio=[samples], audio_from_video_indices=[0],
+        load_audio_from_video=True, video_metadata=[shown.metadata], do_sample_frames=False, fps=2.0, return_tensors="pt",
+        sampling_rate=16_000,
+    )  # fmt: skip
+    assert found == expected["input_ids"][0].tolist()
+    for item, names in (
+        (seen, ("pixel_values_videos", "video_grid_thw")),
+        (heard, ("input_features", "feature_attention_mask")),
+    ):
+        for name in names:
+            assert np.array_equal(item.inputs[name], expected[name].numpy()), name
+    assert float(seen.inputs["video_second_per_grid"][0]) == 1.0
+    assert int(heard.positions[0]) < int(seen.positions[-1])  # they take turns
