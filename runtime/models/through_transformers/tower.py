@@ -71,18 +71,18 @@ class Tower:
 
     def _encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
         first, sizes = items[0], [len(item.positions) for item in items]
-        inputs = {name: np.concatenate([item.inputs[name] for item in items]) for name in first.inputs}
-        features = self._outputs(first.modality, inputs)
+        features = self._outputs(first.modality, [item.inputs for item in items])
         if len(features) != sum(sizes):
             raise ValueError(f"{sum(sizes)} positions for {len(features)} outputs of the {first.modality}")
         return list(features.split_with_sizes(sizes))
 
-    def _outputs(self, modality: str, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Tensor:
-        """[N, W] of what a processor made, or several side by side."""
-        taken = {name: torch.from_numpy(each) for name, each in inputs.items() if name in self._takes[modality]}
-        grids = taken.get(_GRIDS.get(modality, ""))
-        if grids is None or self._grids is None:
+    def _outputs(self, modality: str, given: Sequence[made_up.Inputs]) -> Tensor:
+        """[N, W] of what a processor made of items, side by side."""
+        taken = {name: [each[name] for each in given] for name in given[0] if name in self._takes[modality]}
+        known = taken.get(_GRIDS.get(modality, ""))
+        if known is None or self._grids is None:
             return self._computed(modality, {name: self._placed(each) for name, each in taken.items()})
+        grids = torch.from_numpy(np.concatenate(known))
         beside = self._grids.of(grids, self._device)
         if self._grids.on_device:
             return self._computed(modality, {name: self._placed(each) for name, each in taken.items()}, beside)
@@ -143,15 +143,18 @@ class Tower:
         why: Exception = ValueError(f"it takes no {modality}")
         for inputs in possible:
             try:
-                num = len(self._outputs(modality, inputs))
+                num = len(self._outputs(modality, [inputs]))
             except _REFUSALS as error:
                 why = error
             else:
                 return MediaItem(modality, b"sample " + modality.encode(), np.arange(num, dtype=np.int32), inputs)
         raise why
 
-    def _placed(self, values: Tensor) -> Tensor:
-        return values.to(self._device, self._dtype if values.is_floating_point() else None)
+    def _placed(self, arrays: Sequence[np.ndarray[Any, Any]]) -> Tensor:
+        """Side by side where the tower is: put together there, since the host would take as long again to do it."""
+        placed = [torch.from_numpy(each) for each in arrays]
+        placed = [each.to(self._device, self._dtype if each.is_floating_point() else None) for each in placed]
+        return placed[0] if len(placed) == 1 else torch.cat(placed)
 
 
 def _own_blocks(model: nn.Module) -> Grids | None:
