@@ -135,7 +135,7 @@ QWEN_TOWER = {
 ON_A_GRID = {"image_token_id": IMAGE, "video_token_id": 101, "vision_start_token_id": 102, "vision_end_token_id": 103}
 QWEN2_VL = QWEN_TOWER | {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
 QWEN2_5_VL = QWEN_TOWER | {
-    "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 40, "window_size": 16, "fullatt_block_indexes": [1],
+    "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 42, "window_size": 16, "fullatt_block_indexes": [1],
 }  # fmt: skip
 QWEN3_VL = QWEN_TOWER | {
     "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 40, "num_position_embeddings": 36, "depth": 3,

@@ -277,10 +277,13 @@ def test_they_are_computed_as_transformers_does(case, tmp_path, monkeypatch):
         theirs.config.video_token_id = VIDEO
     theirs.save_pretrained(tmp_path)
     rng = np.random.default_rng(3)
-    short, long = (case.medium(rng, steps) for steps in case.steps)
+    short, long, other = (case.medium(rng, steps) for steps in (*case.steps, case.steps[1]))
     text = [int(each) for each in rng.integers(3, 90, 30)]
     # Text goes on behind a video's last frame, and answers behind all: with text between, transformers tells them apart no more.
-    prompts = [Prompt.of(text[:5], long, text[:9]), Prompt.of(short, text[:4], long, text[:6]), Prompt.of(text[:7])]
+    prompts = [Prompt.of(text[:20], long, text[:9]), Prompt.of(short, text[:4], long, text[:6]), Prompt.of(text[:7])]
+    prompts.append(Prompt.of(text[:20], other, text[:9]))  # of the same ids as the first
+    if short.modality != "video":
+        prompts.append(Prompt.of(text[:6], short))
     name, kind = case.types or ("", 0)
     types = {name: lambda ids: (ids == case.token).int() * kind} if name else {"attention_mask": torch.ones_like}
     told = [transformers_greedy(theirs, prompt, MAX_TOKENS, never=NEVER, **types) for prompt in prompts]
@@ -294,8 +297,11 @@ def test_they_are_computed_as_transformers_does(case, tmp_path, monkeypatch):
     options = EngineConfig(num_kv_blocks=64, max_model_len=256, max_num_batched_tokens=13, max_num_seqs=3)
     seen = run(ours, options, prompts, PARAMS, rounds=2)
     assert compare(seen.outcome, told) <= 1
-    assert seen.num_encoded == 2
+    assert seen.num_encoded == 3
     assert seen.outcome.num_cached_tokens
+    again = run(ours, replace(options, max_num_batched_tokens=64), prompts, PARAMS, preempting=True)
+    assert compare(again.outcome, told) <= 1
+    assert (again.outcome.num_preemptions > 2, again.num_encoded) == (True, 3)
 
 
 def test_sounds_beside_pictures_go_through_another_projection(tmp_path):
