@@ -25,6 +25,8 @@ from server.config.server_options import DEFAULT_HOST, ConfigError
 if TYPE_CHECKING:
     from server.loaded.lifecycle import Load
 
+CLUSTER_LIMIT_S = 10.0  # for Ray's processes to end
+
 
 def main() -> int:
     """The exit code: 0 after a drain, 1 where nothing can be served, 2 for options that cannot be honoured; see `ending.py`."""
@@ -239,20 +241,24 @@ def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
     import uvloop
 
     from server.context import logs
+    from server.process.ending import leave_within
     from server.process.load import load
     from server.process.serve import Process
 
     logs.begin(config.log_level, config.log_format)
     loading: Load = load
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as cluster:
         if config.distributed_executor_backend == "ray":
             from server.ray.stages import StageCluster  # ray, which is an extra
 
-            loading = stack.enter_context(StageCluster(config)).load
-        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        process = Process(config, sock, loading, started_s)
-        code = runner.run(process.run())
-        process.end(code)
+            loading = cluster.enter_context(StageCluster(config)).load
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            process = Process(config, sock, loading, started_s)
+            code = runner.run(process.run())
+            if config.distributed_executor_backend == "ray":
+                leave_within(CLUSTER_LIMIT_S, code)
+                cluster.close()  # or agents of a cluster that is ours outlive this process by a minute
+            process.end(code)
     return code
 
 
