@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.equality.devices import NATIVE, check
+from tests.equality.test_families import EXPERTS, FAMILIES, SMALL, row
 
 FOUR_RANKS = ("llama, biases, tied", "deepseek v3")
 
@@ -14,6 +15,22 @@ FOUR_RANKS = ("llama, biases, tied", "deepseek v3")
 @pytest.mark.parametrize(("name", "size"), [(name, 2) for name in NATIVE] + [(name, 4) for name in FOUR_RANKS])
 def test_ranks_together_generate_what_transformers_does(name, size, tmp_path):
     check(name, tmp_path, "cpu", tensor_parallel_size=size)
+
+
+@pytest.mark.parametrize(
+    "eight",
+    [
+        row("LlamaConfig", SMALL, attention_bias=True, mlp_bias=True, num_attention_heads=8, num_key_value_heads=2),
+        row(
+            "Qwen3MoeConfig", EXPERTS, num_experts=9, head_dim=24, num_attention_heads=8, num_key_value_heads=4,
+            moe_intermediate_size=24,
+        ),
+    ],
+    ids=["llama", "qwen 3 moe"],
+)  # fmt: skip
+def test_eight_ranks_generate_what_transformers_does(eight, tmp_path, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "eight heads", eight)
+    check("eight heads", tmp_path, "cpu", tensor_parallel_size=8)
 
 
 @pytest.mark.gpu

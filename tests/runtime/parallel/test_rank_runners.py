@@ -16,7 +16,10 @@ from runtime.parallel.runners import EveryEvent
 from runtime.runner.runner import ModelRunner
 from runtime.runner.worker import _Job
 from runtime.start import plan_engine, start_engine
-from tests.runtime.parallel.conftest import quiet
+from tests.fake_runner import LateMasks, Rule
+from tests.runtime.parallel.conftest import SIZES, quiet
+
+VOCAB = SIZES["vocab_size"]
 
 
 def options(**more) -> EngineConfig:
@@ -49,6 +52,27 @@ async def test_draws_log_probabilities_and_facts_are_those_of_one_device(files):
     finally:
         await alone.close()
         await ranks.close()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_constrained_answers_are_those_of_one_device_whenever_their_masks_come(files, late):
+    def next_up(ids):
+        return {(ids[-1] + step) % VOCAB for step in (3, 4)} if ids else {50, 60}
+
+    answers = []
+    for size in (1, 2):
+        engine = await start_engine(options(tensor_parallel_size=size), files, quiet)
+        makers = LateMasks(engine._scheduler)
+        make = makers.rule("r", next_up, VOCAB) if late else lambda: Rule(next_up, VOCAB)
+        try:
+            others = [asyncio.create_task(answer(engine, [number, 8], temperature=0.0)) for number in range(3)]
+            answers.append(await answer(engine, [3, 4, 5], temperature=0.7, seed=3, matchers=(make,)))
+            answers.append([await other for other in others])
+        finally:
+            await engine.close()
+    assert answers[:2] == answers[2:]
+    assert answers[0][0][0] in {50, 60}
+    assert answers[0][2] is None
 
 
 async def test_a_step_that_fails_on_one_rank_ends_its_requests_and_no_others(files, monkeypatch):
