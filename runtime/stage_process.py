@@ -65,7 +65,7 @@ class _StageProcess:
         """Needs the running loop."""
         self._join = join
         self._loop = asyncio.get_running_loop()
-        self._connection = Connection(join.secret, self._heard, self._lost)
+        self._connection = Connection(join.secret, self._heard, self._lost, connects=True)
         self._build: asyncio.Future[Build] = self._loop.create_future()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._serving: _Serving | None = None

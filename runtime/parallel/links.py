@@ -23,7 +23,8 @@ from runtime.parallel.group import Apart, Gone, Group, HostRank
 _GIVEN, _LEFT = b"\1", b"\0"
 _HELLO = struct.Struct("<HHH")  # from which stage, of which kind, of which line
 SECRET_BYTES = 32
-CONNECT_LIMIT_S = 60.0
+CONNECT_LIMIT_S = 60.0  # to a port that is open
+HELLO_LIMIT_S = 5.0  # for who has connected to say the secret
 _FIRST_BYTES = SECRET_BYTES + _HELLO.size
 _FAR_LEFT = "another stage has failed in this step"
 
@@ -173,13 +174,14 @@ class LinkPort:
         return StageLinks(ways, Agreement(not stage, told, heard))
 
     def _awaited(self, hello: tuple[int, int, int]) -> socket.socket:
-        self._socket.settimeout(CONNECT_LIMIT_S)
+        """Waits until that has been said, or this port is closed: another process may have to fetch its files first."""
         while hello not in self._came:
             connection, _ = self._socket.accept()
-            connection.settimeout(CONNECT_LIMIT_S)
+            connection.settimeout(HELLO_LIMIT_S)
             said = b""
-            while len(said) < _FIRST_BYTES and (piece := connection.recv(_FIRST_BYTES - len(said))):
-                said += piece
+            with suppress(OSError):
+                while len(said) < _FIRST_BYTES and (piece := connection.recv(_FIRST_BYTES - len(said))):
+                    said += piece
             if len(said) < _FIRST_BYTES or not hmac.compare_digest(said[:SECRET_BYTES], self._secret):
                 connection.close()
                 continue
@@ -187,10 +189,9 @@ class LinkPort:
         return self._came[hello]
 
     def close(self) -> None:
-        """Whoever waits at either end of a way fails."""
-        self._socket.close()
-        for each in (*self._came.values(), *self._made):
-            with suppress(OSError):  # it has ended
+        """Whoever waits here, or at either end of a way, fails."""
+        for each in (self._socket, *self._came.values(), *self._made):
+            with suppress(OSError):  # it has ended; and who waits in another thread only learns of this, not of a close
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 

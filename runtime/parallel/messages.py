@@ -172,12 +172,14 @@ class Failed:
 
 
 class Connection(asyncio.Protocol):
-    """One end of it, on the loop. `heard`: called with each message; `lost`: once, when nothing more will come."""
+    """One end of it, on the loop. `heard`: called with each message; `lost`: once, when nothing more will come. Who has connected
+    says the secret first, and only then the other one."""
 
     def __init__(
-        self, secret: bytes, heard: Callable[[Connection, Any], None], lost: Callable[[Connection], None]
-    ) -> None:
-        self._secret = secret
+        self, secret: bytes, heard: Callable[[Connection, Any], None], lost: Callable[[Connection], None], *,
+        connects: bool,
+    ) -> None:  # fmt: skip
+        self._secret, self._connects = secret, connects
         self._heard, self._lost = heard, lost
         self._unread = bytearray()
         self._is_known = False
@@ -185,7 +187,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._secret)
+        if self._connects:
+            self._transport.write(self._secret)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost(self)
@@ -201,6 +204,8 @@ class Connection(asyncio.Protocol):
                 self.abort()
                 return
             self._is_known = True
+            if not self._connects and self._transport is not None:
+                self._transport.write(self._secret)
         while len(self._unread) - start >= _SIZE.size:
             end = start + _SIZE.size + _SIZE.unpack_from(self._unread, start)[0]
             if end > len(self._unread):

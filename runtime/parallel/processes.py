@@ -82,7 +82,7 @@ class StageProcesses:
         self._far = [_Far(stage, num_stages) for stage in range(1, num_stages)]
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self.secret, self._heard, self._disconnected), self.host, 0
+            lambda: Connection(self.secret, self._heard, self._disconnected, connects=False), self.host, 0
         )
         port = self._server.sockets[0].getsockname()[1]
         self._launcher.begin([Join(each.stage, self.host, port, self.secret) for each in self._far], self._ended)

@@ -15,6 +15,7 @@ from runtime.config import PlanError
 from runtime.models.decoder import Decoder
 from runtime.parallel.group import Apart, Gone
 from runtime.parallel.links import HostLink, LinkPort
+from runtime.parallel.messages import Connection
 from runtime.runner.runner import ModelRunner
 from runtime.start import start_engine
 from runtime.weights.rules import WeightsError
@@ -207,3 +208,45 @@ def test_who_does_not_know_the_secret_is_not_connected():
     assert room.item() == 7
     for port in ports:
         port.close()
+
+
+def test_a_port_that_is_closed_keeps_nobody_waiting_for_the_others():
+    port = LinkPort("127.0.0.1", b"s" * 32)
+    raised = []
+
+    def wait() -> None:
+        try:
+            port.connected(1, 2, 1, [port.address, port.address])
+        except OSError as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    port.close()
+    waiting.join()
+    assert raised
+
+
+async def test_nobody_is_told_the_secret_who_does_not_say_it():
+    heard, lost = asyncio.Queue(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def accepted() -> Connection:
+        return Connection(b"s" * 32, lambda _, message: heard.put_nowait(message), lambda _: lost.set(), connects=False)
+
+    server = await loop.create_server(accepted, "127.0.0.1", 0)
+    where = server.sockets[0].getsockname()
+    reader, writer = await asyncio.open_connection(*where)
+    writer.write(b"x" * 32 + b"more")
+    assert await reader.read() == b""  # the end
+    await lost.wait()
+    writer.close()
+    _, known = await loop.create_connection(
+        lambda: Connection(b"s" * 32, lambda _, message: None, lambda _: None, connects=True),
+        *where,
+    )
+    known.send({"a": MappingProxyType({1: 2.0})})
+    assert await heard.get() == {"a": {1: 2.0}}
+    assert heard.empty()
+    known.close()
+    server.close()
