@@ -68,6 +68,7 @@ class _StageProcess:
         self._connection = Connection(join.secret, self._heard, self._lost, connects=True)
         self._build: asyncio.Future[Build] = self._loop.create_future()
         self._over: asyncio.Future[None] = self._loop.create_future()
+        self._port: LinkPort | None = None
         self._serving: _Serving | None = None
         self._outputs: dict[int, ForwardOutput | BaseException] = {}
         self._telling: set[asyncio.Task[None]] = set()
@@ -76,7 +77,7 @@ class _StageProcess:
         join = self._join
         transport, _ = await self._loop.create_connection(lambda: self._connection, join.host, join.port)
         host = transport.get_extra_info("sockname")[0]
-        port = LinkPort(host, join.secret)
+        port = self._port = LinkPort(host, join.secret)
         self._connection.send(
             Joined(join.stage, port.address, f"process {os.getpid()} on {socket.gethostname()} ({host})")
         )
@@ -126,6 +127,8 @@ class _StageProcess:
     def _lost(self, connection: Connection) -> None:
         if not self._over.done():
             self._over.set_result(None)
+        if self._port is not None and self._serving is None:
+            self._port.close()  # who builds need not wait for others any more
 
     def _heard(self, connection: Connection, message: Any) -> None:
         match message:

@@ -15,8 +15,9 @@ from runtime.config import PlanError
 from runtime.models.decoder import Decoder
 from runtime.parallel.group import Apart, Gone
 from runtime.parallel.links import HostLink, LinkPort
-from runtime.parallel.messages import Connection
+from runtime.parallel.messages import Build, Connection, Join, Joined, ModelName
 from runtime.runner.runner import ModelRunner
+from runtime.stage_process import compute_stage
 from runtime.start import start_engine
 from runtime.weights.rules import WeightsError
 from tests.fake_runner import LateMasks, Rule
@@ -249,4 +250,25 @@ async def test_nobody_is_told_the_secret_who_does_not_say_it():
     assert await heard.get() == {"a": {1: 2.0}}
     assert heard.empty()
     known.close()
+    server.close()
+
+
+async def test_a_stage_that_waits_for_others_ends_with_the_process_in_charge(files):
+    """It is told to build, and the first stage never connects."""
+    loop, accepted = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def joined(connection: Connection, message: Joined) -> None:
+        links = (message.links, message.links)
+        connection.send(Build(options(**APART), ModelName(str(files.path), None), links))
+        accepted.set_result(connection)
+
+    def connection() -> Connection:
+        return Connection(
+            b"s" * 32, lambda *came: None if accepted.done() else joined(*came), lambda _: None, connects=False
+        )
+
+    server = await loop.create_server(connection, "127.0.0.1", 0)
+    stage = asyncio.create_task(compute_stage(Join(1, *server.sockets[0].getsockname(), b"s" * 32)))
+    (await accepted).abort()
+    await stage
     server.close()
