@@ -200,7 +200,7 @@ class Engine:
             raise self._stopped()
         known_ids: Several[int] | None = None
         for request in requests:
-            self._check(request, knows_ids=continues or request.prompt_ids is known_ids)
+            self._check(request, knows_ids=request.prompt_ids is known_ids)
             known_ids = request.prompt_ids
         if not continues:
             with self._counting_refusals():
@@ -632,7 +632,7 @@ class Engine:
     # --- one sequence ---------------------------------------------------------------------------------------------
 
     def _check(self, request: Request, *, knows_ids: bool) -> None:
-        """`knows_ids`: those of its prompt have been looked at, or sampled."""
+        """`knows_ids`: those of its prompt have been looked at."""
         self._model.check(request)
         if request.media and self._scheduler.encoding is not None:
             self._scheduler.encoding.check(request, self._scheduler.limits.max_num_batched_tokens)

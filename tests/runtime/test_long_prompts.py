@@ -76,17 +76,19 @@ async def test_a_long_prompt_that_was_prepared_costs_the_loop_a_look_at_each_id_
     assert hashed[here] == 0
 
 
-async def test_ids_of_many_answers_to_one_prompt_are_looked_at_once_and_those_of_beams_not_again():
-    ids, others = Watched([5] * 40), Watched([6] * 40)
-    here = threading.current_thread()
-    async with engine_on(FakeRunner(manual=True), num_blocks=1000) as engine:
-        stream = engine.submit([Request(str(number), ids, SamplingParams(3)) for number in range(30)])
-        assert ids.looks[here] == 2 * 40  # the least, and the largest
-        goes_on = engine.submit([Request("beam", others, SamplingParams(1))], continues=True)
-        assert others.looks[here] == 0
-        for each in (stream, goes_on):
-            async with each:
-                pass
+async def test_ids_of_many_answers_to_one_prompt_are_looked_at_once():
+    ids = Watched([5] * 40)
+    requests = [Request(str(number), ids, SamplingParams(3)) for number in range(30)]
+    async with engine_on(FakeRunner(manual=True), num_blocks=1000) as engine, engine.submit(requests):
+        assert ids.looks[threading.current_thread()] == 2 * 40  # the least, and the largest
+
+
+@pytest.mark.parametrize("continues", [False, True])
+async def test_ids_are_looked_at_whatever_was_asked_before(continues):
+    async with engine_on(FakeRunner()) as engine:
+        requests = [Request(str(number), [number], SamplingParams(1)) for number in (5, 10_000)]
+        with pytest.raises(ValueError, match="go from 0 to"):
+            engine.submit(requests, continues=continues)
 
 
 async def test_a_prompt_that_was_not_prepared_is_hashed_once_by_whoever_asks_first(hashed):
