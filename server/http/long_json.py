@@ -50,7 +50,9 @@ def _piece_of(value: Any) -> int:
         return RECORDS
     if type(value) is not list or not value:
         return 0
-    return RECORDS if _has_objects(value) else NUMBERS
+    if _has_objects(value):
+        return RECORDS
+    return NUMBERS if len(value) > NUMBERS else 0
 
 
 def _has_objects(value: list[Any]) -> bool:

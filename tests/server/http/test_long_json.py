@@ -44,6 +44,9 @@ def test_no_piece_of_an_answer_has_many_log_probabilities_or_tokens(monkeypatch)
     assert max(sizes) == RECORDS
     written({"tokens": [1] * (2 * NUMBERS)})
     assert max(sizes) == NUMBERS
+    sizes.clear()
+    written({"tokens": [1] * NUMBERS})
+    assert sorted(sizes) == [1, NUMBERS]  # the name, and all of them
 
 
 class Entry(dict):
