@@ -28,11 +28,13 @@ from ops.gemm import (
     linear,
     linear_by_head,
     linear_refusal,
+    normed_for,
     prepare_heads,
     prepare_linear,
 )
 from ops.gemm.by_head import HeadsWeight
 from ops.gemm.dequantize import apart, dequantize, round_to_fp8, round_to_w4
+from ops.gemm.rounded import RoundedRows
 from ops.gemm.weight import LinearWeight, read_in_turn
 from ops.inputs import place_behind, place_tokens, unpack
 from ops.inputs.tensors import StepTensors
@@ -72,6 +74,7 @@ __all__ = [
     "LoraSlots",
     "NotTraceable",
     "PreparedLora",
+    "RoundedRows",
     "Routing",
     "ScanHeads",
     "StepSymbols",
@@ -119,6 +122,7 @@ __all__ = [
     "moe",
     "moe_refusal",
     "native_isa",
+    "normed_for",
     "paged_attention",
     "place_behind",
     "place_tokens",

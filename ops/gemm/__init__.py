@@ -11,6 +11,7 @@ from ops import backends
 from ops.activation import activate, gated, silu_mul
 from ops.gemm import coded, cuda, decoded, native, reference
 from ops.gemm.by_head import HeadsWeight, NativeHeadsWeight, ReferenceHeadsWeight
+from ops.gemm.rounded import RoundedRows
 from ops.gemm.side_by_side import SideBySide
 from ops.gemm.weight import LinearWeight
 from ops.registry import USUAL, Kernel, Op, ShapeClass, capability
@@ -82,9 +83,18 @@ def embedding_refusal(formats: Iterable[WeightFormat], activations: torch.dtype,
     return linear_refusal(formats, activations, device)
 
 
-def linear(x: Tensor, w: LinearWeight) -> Tensor:
-    """x [T, K] -> x @ weight.T + bias, [T, N], in the dtype the weight was prepared for. T may be 0."""
-    return w.matmul(x)
+def linear(x: Tensor | RoundedRows, w: LinearWeight) -> Tensor:
+    """x [T, K] -> x @ weight.T + bias, [T, N], in the dtype the weight was prepared for. T may be 0. Rounded rows are those of
+    `normed_for(..., w)`."""
+    return w.matmul_rounded(x) if isinstance(x, RoundedRows) else w.matmul(x)
+
+
+def normed_for(
+    w: LinearWeight, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float
+) -> Tensor | RoundedRows:  # fmt: skip
+    """`rms_norm(residual, weight, eps)`, or with an x `add_rms_norm(x, residual, weight, eps)`, to be given to a linear layer of
+    `w` and to nothing else: in one pass rounded, where that layer would round it."""
+    return w.normed(x, residual, weight, eps)
 
 
 def activated_linear(x: Tensor, w: LinearWeight, activation: str) -> Tensor:
@@ -101,12 +111,12 @@ def gated_linear(x: Tensor, w: LinearWeight, activation: str = "silu") -> Tensor
     return silu_mul(w.matmul(x)) if out is None else out
 
 
-def gated_mlp(x: Tensor, gate_up: LinearWeight, down: LinearWeight, activation: str = "silu") -> Tensor:
+def gated_mlp(x: Tensor | RoundedRows, gate_up: LinearWeight, down: LinearWeight, activation: str = "silu") -> Tensor:
     """linear(gated_linear(x, gate_up, activation), down), x [T, K] -> [T, down's N]."""
     if activation != "silu":
-        return down.matmul(gated(gate_up.matmul(x), activation))
-    inner = gate_up.gated_matmul(x)
-    return down.matmul_of_gated(gate_up.matmul(x)) if inner is None else down.matmul(inner)
+        return down.matmul(gated(linear(x, gate_up), activation))
+    inner = gate_up.gated_matmul_rounded(x) if isinstance(x, RoundedRows) else gate_up.gated_matmul(x)
+    return down.matmul_of_gated(linear(x, gate_up)) if inner is None else down.matmul(inner)
 
 
 def prepare_heads(weight: Tensor) -> HeadsWeight:

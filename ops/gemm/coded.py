@@ -18,9 +18,10 @@ from torch.nn import functional
 from ops import tuning
 from ops.backends import on_cuda_at_any_size
 from ops.cuda.program import missing, missing_for_hopper
-from ops.gemm import few_rows_coded, pieces, tiled_fp8, tiled_w4
+from ops.gemm import few_rows_coded, pieces, rounded, tiled_fp8, tiled_w4
 from ops.gemm.dequantize import apart, codes_of
 from ops.gemm.from_blocks import as_w4
+from ops.gemm.rounded import RoundedRows
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
 from ops.stored import CODED, DECODED, FP8, W4, W8, Stored, StoredWeight, formats_of, parts_of
@@ -173,6 +174,7 @@ class CodedLinearWeight(StackedCodes):
             and missing() is None
             and few_rows_coded.fits(self.codes, self.out_features, self.in_features, self.groups)
         )
+        self._rounds_norms = self._in_tiles and self._order is None and rounded.fits(self.in_features, self.groups)
         self._by_cublas = (
             self.codes == FP8 and self.groups == 1 and not (self.out_features % _ALIGNED or self.in_features % _ALIGNED)
         )
@@ -196,7 +198,7 @@ class CodedLinearWeight(StackedCodes):
     def gated_matmul(self, x: Tensor) -> Tensor | None:
         if self._may_stream(x.shape[0]):
             return self.stream(self._ordered(x), gated=True)
-        if x.shape[0] > few_rows_coded.MAX_ROWS and self._is_tiled(x):
+        if x.shape[0] > few_rows_coded.MAX_ROWS and self._is_tiled(x.shape[0], x.dtype):
             return self.in_tiles(self._ordered(x), gated=True)
         return None
 
@@ -234,35 +236,53 @@ class CodedLinearWeight(StackedCodes):
         """`of_gated`: x is gates and ups, and silu of the one times the other is what is rounded and multiplied."""
         from ops.gemm.triton_coded import linear, round_rows
 
-        if self._is_tiled(x):
+        if self._is_tiled(x.shape[0], x.dtype):
             return self.in_tiles(x, of_gated=of_gated)
         if self._by_cublas and x.dtype == torch.bfloat16:
             return self.by_cublas(x, of_gated=of_gated)
         codes, scales = round_rows(x, self.codes, self.groups, gated=of_gated)
         return linear(codes, self.codes, self._weight, self._scales, self._bias, x.dtype, scales)
 
-    def _is_tiled(self, x: Tensor) -> bool:
+    def normed(self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor | RoundedRows:
+        if not self._rounds_norms or len(residual) <= few_rows_coded.MAX_ROWS:
+            return super().normed(x, residual, weight, eps)
+        from ops.gemm.triton_normed import rms_norm
+
+        return rms_norm(x, residual, weight, eps, self.groups, tiled_fp8.SLACK)
+
+    def matmul_rounded(self, x: RoundedRows) -> Tensor:
+        return self.in_tiles(x) if self._is_tiled(x.num_rows, x.dtype) else self.by_cublas(x)
+
+    def gated_matmul_rounded(self, x: RoundedRows) -> Tensor | None:
+        return self.in_tiles(x, gated=True) if self._is_tiled(x.num_rows, x.dtype) else None
+
+    def _is_tiled(self, num_rows: int, dtype: torch.dtype) -> bool:
         if not self._in_tiles:
             return False
-        by, num_rows = self._tuning, x.shape[0]
+        by = self._tuning
         narrow = self.out_features <= by.narrow_out_features and num_rows <= by.max_narrow_rows
-        return narrow or num_rows <= by.max_rounded_rows or not self._by_cublas or x.dtype != torch.bfloat16
+        return narrow or num_rows <= by.max_rounded_rows or not self._by_cublas or dtype != torch.bfloat16
 
-    def by_cublas(self, x: Tensor, *, of_gated: bool = False) -> Tensor:
+    def _rounded(self, x: Tensor | RoundedRows, of_gated: bool) -> RoundedRows:
+        if isinstance(x, RoundedRows):
+            return x
         from ops.gemm.triton_coded import round_rows
 
-        codes, scales = round_rows(x, FP8, gated=of_gated)
+        return RoundedRows(*round_rows(x, FP8, self.groups, tiled_fp8.SLACK, gated=of_gated), x.dtype)
+
+    def by_cublas(self, x: Tensor | RoundedRows, *, of_gated: bool = False) -> Tensor:
+        codes, scales, dtype = self._rounded(x, of_gated)
         return torch._scaled_mm(
             codes.view(torch.float8_e4m3fn), self._weight.view(torch.float8_e4m3fn).t(), scales.view(-1, 1), self._scales,
-            bias=self._bias, out_dtype=x.dtype, use_fast_accum=True,
+            bias=self._bias, out_dtype=dtype, use_fast_accum=True,
         )  # fmt: skip
 
-    def in_tiles(self, x: Tensor, *, gated: bool = False, of_gated: bool = False, **how: Any) -> Tensor:
-        """x in the order of the codes, rounded to fp8; `of_gated` as of `by_rounded`. `how`: as of `tiled_fp8.tiled_fp8`."""
-        from ops.gemm.triton_coded import round_rows
-
-        codes, x_scales = round_rows(x, FP8, self.groups, tiled_fp8.SLACK, gated=of_gated)
-        return tiled_fp8.tiled_fp8(codes, x_scales, self._weight, self._scales, self._bias, x.dtype, gated=gated, **how)
+    def in_tiles(
+        self, x: Tensor | RoundedRows, *, gated: bool = False, of_gated: bool = False, **how: Any
+    ) -> Tensor:  # fmt: skip
+        """x in the order of the codes, to be rounded to fp8; `of_gated` as of `by_rounded`. `how`: as of `tiled_fp8.tiled_fp8`."""
+        codes, x_scales, dtype = self._rounded(x, of_gated)
+        return tiled_fp8.tiled_fp8(codes, x_scales, self._weight, self._scales, self._bias, dtype, gated=gated, **how)
 
 
 class Stack(NamedTuple):

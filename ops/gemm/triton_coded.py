@@ -161,7 +161,7 @@ def _round(x_ptr, out_ptr, scale_ptr, IN: tl.constexpr, LANES: tl.constexpr, MOS
         x = _taken(x_at + lane, lane < IN, IN, GATED)
         largest = tl.max(tl.abs(x), 0)
         scale = tl.where(largest > 0.0, largest, 1.0) / MOST
-        tl.store(out_ptr + row * IN + lane, _codes(x / scale, MOST, KIND), mask=lane < IN)
+        tl.store(out_ptr + row * IN + lane, rounded_to(x / scale, MOST, KIND), mask=lane < IN)
     else:
         largest = 0.0
         for begin in range(0, IN, LANES):
@@ -170,7 +170,7 @@ def _round(x_ptr, out_ptr, scale_ptr, IN: tl.constexpr, LANES: tl.constexpr, MOS
         scale = tl.where(largest > 0.0, largest, 1.0) / MOST
         for begin in range(0, IN, LANES):
             x = _taken(x_at + begin + lane, begin + lane < IN, IN, GATED) / scale
-            tl.store(out_ptr + row * IN + begin + lane, _codes(x, MOST, KIND), mask=begin + lane < IN)
+            tl.store(out_ptr + row * IN + begin + lane, rounded_to(x, MOST, KIND), mask=begin + lane < IN)
     tl.store(scale_ptr + row, scale)
 
 
@@ -189,17 +189,24 @@ def _round_groups(x_ptr, out_ptr, scale_ptr, stride, IN: tl.constexpr, GROUP: tl
     largest = tl.max(tl.abs(x), 1)
     scale = tl.where(largest > 0.0, largest, 1.0) / MOST
     tl.store(scale_ptr + group * stride + row, scale, mask=group < IN // GROUP)
-    tl.store(out_ptr + row * IN + at, _codes(x / scale[:, None], MOST, KIND), mask=inside)
+    tl.store(out_ptr + row * IN + at, rounded_to(x / scale[:, None], MOST, KIND), mask=inside)
 
 
 @triton.jit
-def _codes(x, MOST: tl.constexpr, KIND: tl.constexpr):
+def rounded_to(x, MOST: tl.constexpr, KIND: tl.constexpr):
     x = tl.minimum(tl.maximum(x, -MOST), MOST)
     if KIND == "fp8":
         codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
         codes = tl.floor(x + 0.5).to(tl.int8).to(tl.uint8, bitcast=True)
     return codes
+
+
+def scales_of_rows(num_rows: int, groups: int, slack: int, device: torch.device) -> Tensor:
+    """Room for scales [groups, rows] float32; see `round_rows`."""
+    stride = num_rows + (-num_rows % 4 if slack else 0)
+    room = torch.empty(groups * stride + slack, dtype=torch.float32, device=device)
+    return room[: groups * stride].view(groups, stride)[:, :num_rows]
 
 
 def round_rows(
@@ -209,10 +216,8 @@ def round_rows(
     scales may be read behind the last; the rows of scales then begin at multiples of 4. `gated`: x [M, 2 * K] is gates and ups,
     and silu of the one times the other is rounded."""
     num_rows, in_features = x.shape[0], x.shape[1] // (2 if gated else 1)
-    stride = num_rows + (-num_rows % 4 if slack else 0)
     out = torch.empty((num_rows, in_features), dtype=torch.uint8, device=x.device)
-    room = torch.empty(groups * stride + slack, dtype=torch.float32, device=x.device)
-    scales = room[: groups * stride].view(groups, stride)[:, :num_rows]
+    scales = scales_of_rows(num_rows, groups, slack, x.device)
     group = in_features // groups
     lanes = triton.next_power_of_2(group)
     how = {"MOST": MAX_FP8 if codes == FP8 else 127.0, "KIND": codes.name, "GATED": gated, **overlap(x.device)}
@@ -225,7 +230,7 @@ def round_rows(
         return out, scales
     together = max(1, min(_MAX_LANES // lanes, triton.next_power_of_2(groups)))
     _round_groups[(num_rows, triton.cdiv(groups, together))](
-        x.contiguous(), out, scales, stride, IN=in_features, GROUP=group, GROUPS=together, LANES=lanes,
+        x.contiguous(), out, scales, scales.stride(0), IN=in_features, GROUP=group, GROUPS=together, LANES=lanes,
         num_warps=min(8, max(1, together * lanes // 512)), **how,
     )  # fmt: skip
     return out, scales

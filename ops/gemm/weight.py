@@ -13,6 +13,8 @@ from torch import Tensor
 from ops import tuning
 from ops.activation import silu_mul
 from ops.gemm.low_rank import LowRank
+from ops.gemm.rounded import RoundedRows
+from ops.norm import add_rms_norm, rms_norm
 from ops.stored import Stored
 
 
@@ -52,6 +54,19 @@ class LinearWeight(ABC):
     def first_bytes(self) -> Tensor | None:
         """What kernels of few rows read, contiguous, if that is worth to be brought nearer before they start."""
         return None
+
+    def normed(self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor | RoundedRows:
+        """residual [T, in_features] += x in place, where there is an x -> its RMS norm by `weight`, for this layer alone, in
+        whatever form it multiplies."""
+        return rms_norm(residual, weight, eps) if x is None else add_rms_norm(x, residual, weight, eps)
+
+    def matmul_rounded(self, x: RoundedRows) -> Tensor:
+        """`matmul` of what `normed` gave."""
+        raise TypeError("this layer rounds nothing")
+
+    def gated_matmul_rounded(self, x: RoundedRows) -> Tensor | None:
+        """`gated_matmul` of what `normed` gave."""
+        raise TypeError("this layer rounds nothing")
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:

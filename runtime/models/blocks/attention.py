@@ -23,7 +23,7 @@ class AttentionBlock:
     ) -> None:
         self._cache_index = cache_index
         qkv, output = attention.linears(layer, hidden_size)
-        self._qkv, self._output = weights.linears[qkv.name], weights.linears[output.name]
+        self.qkv, self._output = weights.linears[qkv.name], weights.linears[output.name]
         self._clip = attention.clip
         self._query_factors: Tensor | None = None
         if attention.growth is not None:
@@ -51,9 +51,9 @@ class AttentionBlock:
             weights.kv_scales.get(layer, (1.0, 1.0)),
         )  # fmt: skip
 
-    def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
+    def forward(self, x: Tensor | ops.RoundedRows, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' keys and values are stored in their slots first."""
-        qkv, gate = ops.linear(x, self._qkv), None
+        qkv, gate = ops.linear(x, self.qkv), None
         if self._has_gate:
             size = self._query_size
             q, gate, kv_rows = qkv.split_with_sizes([size, size, qkv.shape[1] - 2 * size], dim=1)

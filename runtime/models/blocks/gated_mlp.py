@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 import ops
+from runtime.models.blocks.norm import NormBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.mlp import GatedMLP
@@ -17,7 +18,10 @@ class GatedMLPBlock:
         self._activation, self._size = mlp.activation.value, mlp.intermediate_size
         self._multipliers = mlp.gate_multiplier, mlp.down_multiplier
 
-    def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
+    def forward_normed(self, norm: NormBlock, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
+        return self.forward(norm.add_for(self._gate_up, delta, residual), step)
+
+    def forward(self, x: Tensor | ops.RoundedRows, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]."""
         of_gate, of_down = self._multipliers
         if of_gate == 1.0:

@@ -58,14 +58,12 @@ class SequentialBlock:
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
     def forward(self, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
-        x = self._before_mixer.add(delta, residual)
-        x = self._mixers.forward(x, step)
+        x = self._mixers.forward_normed(self._before_mixer, delta, residual, step)
         if self._after is not None:
             x = self._after[0].forward(x)
         if self._multiplier != 1.0:
             x *= self._multiplier
-        x = self._before_mlp.add(x, residual)
-        x = self._mlp.forward(x, step)
+        x = self._mlp.forward_normed(self._before_mlp, x, residual, step)
         if self._after is not None:
             x = self._after[1].forward(x)
         if self._multiplier != 1.0:

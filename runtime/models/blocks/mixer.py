@@ -12,6 +12,7 @@ from runtime.models.blocks.gated_delta_net import GatedDeltaNetBlock
 from runtime.models.blocks.latent_attention import LatentAttentionBlock
 from runtime.models.blocks.mamba import MambaBlock
 from runtime.models.blocks.mamba2 import Mamba2Block
+from runtime.models.blocks.norm import NormBlock
 from runtime.models.blocks.short_conv import ShortConvBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
@@ -48,6 +49,17 @@ class Mixers:
             (build_mixer(branch.mixer, name, hidden_size, weights, tables, index), branch)
             for index, branch in enumerate(branches(mixer), start=first_cache)
         ]
+
+    def forward_normed(self, norm: NormBlock, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
+        """residual [T, H] += delta, where there is one -> `forward` of its norm. Attention by itself reads that by one linear
+        layer, for which the norm may round it."""
+        block, branch = self._branches[0]
+        if len(self._branches) > 1 or branch.input_multiplier != 1.0 or not isinstance(block, AttentionBlock):
+            return self.forward(norm.add(delta, residual), step)
+        mixed = block.forward(norm.add_for(block.qkv, delta, residual), step)
+        if branch.output_multiplier != 1.0:
+            mixed *= branch.output_multiplier
+        return mixed
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H], a fresh tensor."""

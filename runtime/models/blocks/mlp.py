@@ -8,6 +8,7 @@ from torch import Tensor
 
 from runtime.models.blocks.gated_mlp import GatedMLPBlock
 from runtime.models.blocks.moe import MoEBlock
+from runtime.models.blocks.norm import NormBlock
 from runtime.models.blocks.plain_mlp import PlainMLPBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
@@ -19,6 +20,10 @@ from runtime.models.spec.moe import MoE
 class MLPBlock(Protocol):
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H], left as it is -> [T, H], a fresh tensor."""
+        ...
+
+    def forward_normed(self, norm: NormBlock, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
+        """residual [T, H] += delta, where there is one -> `forward` of its norm."""
         ...
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 import ops
 from ops.symbols import NotTraceable, Symbol
 from runtime.models.blocks.gated_mlp import GatedMLPBlock
+from runtime.models.blocks.norm import NormBlock
 from runtime.models.blocks.plain_mlp import PlainMLPBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
@@ -29,6 +30,9 @@ class MoEBlock:
         self._shared_gate = (
             weights.linears[moe.shared_gate_linear(layer, hidden_size).name] if moe.shared_gate else None
         )
+
+    def forward_normed(self, norm: NormBlock, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
+        return self.forward(norm.add(delta, residual), step)
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]."""

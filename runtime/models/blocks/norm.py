@@ -26,6 +26,20 @@ class NormBlock(Protocol):
         """The norm of x + y [T, H], where nobody wants the sum: y may be overwritten."""
         ...
 
+    def add_for(self, linear: ops.LinearWeight, x: Tensor | None, residual: Tensor) -> Tensor | ops.RoundedRows:
+        """`add`, to be given to that linear layer and to nothing else."""
+        ...
+
+
+class _ForAll:
+    """Norms that are the same whoever reads what they give."""
+
+    def add(self, x: Tensor | None, residual: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def add_for(self, linear: ops.LinearWeight, x: Tensor | None, residual: Tensor) -> Tensor | ops.RoundedRows:
+        return self.add(x, residual)
+
 
 class RMSNormBlock:
     def __init__(self, weight: Tensor, eps: float) -> None:
@@ -42,8 +56,11 @@ class RMSNormBlock:
     def of_sum(self, x: Tensor, y: Tensor) -> Tensor:
         return self.add(x, y)
 
+    def add_for(self, linear: ops.LinearWeight, x: Tensor | None, residual: Tensor) -> Tensor | ops.RoundedRows:
+        return ops.normed_for(linear, x, residual, self._weight, self._eps)
 
-class LayerNormBlock:
+
+class LayerNormBlock(_ForAll):
     def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
         self._weight, self._bias, self._eps = weight, bias, eps
 
@@ -59,7 +76,7 @@ class LayerNormBlock:
         return ops.layer_norm_of_sum(x, y, self._weight, self._bias, self._eps)
 
 
-class NoNormBlock:
+class NoNormBlock(_ForAll):
     """Only adds: `forward` and `add` may return what they were given."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,8 +104,11 @@ class SummedRMSNormBlock(RMSNormBlock):
         _refuse_trace(x)
         return self._peers.add_rms_norm(x, residual, self._weight, self._eps)
 
+    def add_for(self, linear: ops.LinearWeight, x: Tensor | None, residual: Tensor) -> Tensor | ops.RoundedRows:
+        return self.add(x, residual)
 
-class SummedNormBlock:
+
+class SummedNormBlock(_ForAll):
     """The same for other norms."""
 
     def __init__(self, norm: NormBlock, peers: Peers) -> None:

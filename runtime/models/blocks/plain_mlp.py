@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 import ops
+from runtime.models.blocks.norm import NormBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.mlp import PlainMLP
@@ -15,6 +16,9 @@ class PlainMLPBlock:
         up, down = mlp.linears(layer, hidden_size)
         self._up, self._down = weights.linears[up.name], weights.linears[down.name]
         self._activation = mlp.activation.value
+
+    def forward_normed(self, norm: NormBlock, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
+        return self.forward(norm.add(delta, residual), step)
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]."""

@@ -1,0 +1,28 @@
+"""Rows of activations in codes and scales, as a linear layer of eight bits multiplies them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_MAX_COLUMNS = 16384  # of a row that stays in registers
+
+
+class RoundedRows(NamedTuple):
+    """codes [T, K] uint8 times scales [groups, T] float32, of what was in `dtype`."""
+
+    codes: Tensor
+    scales: Tensor
+    dtype: torch.dtype
+
+    @property
+    def num_rows(self) -> int:
+        return self.codes.shape[0]
+
+
+def fits(in_features: int, groups: int) -> bool:
+    """Whether triton_normed.py rounds such rows: each is read at once, in groups of a power of two of columns."""
+    group = in_features // groups
+    return in_features <= _MAX_COLUMNS and (groups == 1 or group & (group - 1) == 0)
