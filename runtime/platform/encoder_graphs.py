@@ -24,9 +24,12 @@ class Graph(Protocol):
 
 
 class _Captured(NamedTuple):
+    """`compute`: kept for the tensors that it holds, whose addresses the graph knows."""
+
     graph: Graph
     inputs: Mapping[str, Tensor]
     outputs: Tensor
+    compute: Compute
 
 
 class EncoderGraphs:
@@ -75,7 +78,7 @@ class EncoderGraphs:
             return None
         if len(self._captured) >= self._max_graphs:
             self._captured.popitem(last=False)
-        found = self._captured[key] = _Captured(graph, static, outputs)
+        found = self._captured[key] = _Captured(graph, static, outputs, compute)
         return found
 
     def _record(self, key: bytes, inputs: Mapping[str, Tensor], compute: Compute) -> tuple[Graph, Tensor]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +22,7 @@ class Replayed:
 
     def __init__(self, captured: list[bytes], key: bytes, inputs, compute) -> None:
         captured.append(key)
-        self._inputs, self._compute = inputs, compute
+        self._inputs, self._compute = inputs, doubled
         self.outputs = compute(inputs)
 
     def replay(self) -> None:
@@ -60,6 +63,23 @@ def test_what_was_given_stays_as_it_is():
     kept = [graphs.run(b"a", 3, x, doubled) for _ in range(3)]
     graphs.run(b"a", 3, {"x": torch.zeros(3, 1)}, doubled)
     assert all(float(each.sum()) == 6 for each in kept)
+
+
+def test_what_a_pass_hangs_on_is_kept_as_long_as_its_graph():
+    """A graph knows addresses alone."""
+
+    class Beside: ...
+
+    beside = Beside()
+    there = weakref.ref(beside)
+    graphs = Graphs(max_graphs=1)
+    for _ in range(2):
+        graphs.run(b"a", 3, {"x": torch.ones(3, 1)}, partial(lambda inputs, beside: doubled(inputs), beside=beside))
+    del beside
+    assert there() is not None
+    run(graphs, b"b", 1)
+    run(graphs, b"b", 1)
+    assert there() is None
 
 
 def test_few_are_kept_and_none_of_large_passes():
