@@ -213,8 +213,12 @@ def step(paged: Paged, spans: dict[int, list[int]], slots: list[int]) -> dict[in
     return {row: logits[end - len(span) : end] for (row, span), end in zip(spans.items(), ends, strict=True)}
 
 
-@pytest.mark.parametrize("case", ["llama, biases, tied", "qwen 3 moe", "jamba"], indirect=True)
-@pytest.mark.parametrize("speculative", [False, True])
+@pytest.mark.parametrize(
+    ("case", "speculative"),
+    [(name, speculative) for name in ("llama, biases, tied", "qwen 3 moe", "jamba") for speculative in (False, True)]
+    + [(name, False) for name in ("gemma 2", "phi-3", "deepseek v3", "granite 4, moe", "falcon, new")],
+    indirect=["case"],
+)
 async def test_the_engine_says_what_each_merged_model_would(case, speculative):
     """Three adapters and none over two slots: in chunks, with prefix hits, preemption and guesses; one adapter is loaded again
     under its name while its requests run, and all have to make room for others."""
