@@ -479,7 +479,7 @@ class ModelInfo:
             raise ValueError(f"{self.architecture} generates no tokens; it can {', '.join(self.pooler.tasks)}")
 
     def resolve(self, params: PoolingParams, num_tokens: int) -> PoolingParams:
-        """`params` with nothing left open, for a prompt of `num_tokens`.
+        """`params` with nothing left open, for a prompt of `num_tokens`; themselves where nothing was.
 
         Raises ValueError, whose message is for people, where this model cannot do what is asked."""
         pooler, task, pooling = self.pooler, params.task, params.pooling
@@ -504,13 +504,13 @@ class ModelInfo:
                 raise ValueError(f"there are {len(types)} token_type_ids for {num_tokens} tokens")
             if types and not 0 <= min(types) <= max(types) < max(1, pooler.num_token_types):
                 raise ValueError(f"token_type_ids go from 0 to {max(1, pooler.num_token_types) - 1}")
-        return replace(
-            params,
-            pooling="last" if by_tokens else pooling or pooler.pooling,
-            use_activation=(pooler.normalize if embeds else True)
-            if params.use_activation is None
-            else params.use_activation,
-        )
+        pooling = "last" if by_tokens else pooling or pooler.pooling
+        activates = params.use_activation
+        if activates is None:
+            activates = pooler.normalize if embeds else True
+        if pooling == params.pooling and activates is params.use_activation:
+            return params
+        return replace(params, pooling=pooling, use_activation=activates)
 
 
 class SleepLevel(IntEnum):

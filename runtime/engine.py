@@ -660,7 +660,7 @@ class Engine:
         if isinstance(params, PoolingParams):
             resolved = self._model.resolve(params, len(request.prompt_ids))
             return Sequence(
-                replace(request, params=resolved),
+                request if resolved is params else replace(request, params=resolved),
                 number=self._num_requests,
                 max_model_len=self._model.max_model_len,
                 seed=0,

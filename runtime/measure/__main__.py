@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import sys
 import time
@@ -29,6 +30,8 @@ from runtime.measure.workloads import MeasureError, Prompter
 
 if TYPE_CHECKING:
     from runtime.engine import Engine
+
+_OBJECTS_A_COLLECTION = 25_000  # of server/process/serve.py
 
 Job = tuple[str, dict[str, int], Coroutine[Any, Any, None]]  # figure, what it is of, how to take it
 
@@ -63,6 +66,8 @@ async def start(args: argparse.Namespace) -> Engine:
     begun_s = time.perf_counter()
     engine = await start_engine(config, files, note, draft)
     ready_s = time.perf_counter()
+    gc.freeze()  # as a server has it: what is loaded stays, and is not gone through again
+    gc.set_threshold(_OBJECTS_A_COLLECTION, *gc.get_threshold()[1:])
     model = engine.model
     facts = {name: getattr(model, name) for name in (
         "dtype", "num_parameters", "weights_bytes", "num_kv_blocks", "kv_block_size", "kv_cache_bytes", "max_num_seqs",

@@ -34,6 +34,11 @@ def test_what_a_request_leaves_open_is_as_the_models_files_say(model, asked, res
     assert model.resolve(asked, 3) == resolved
 
 
+def test_a_request_that_leaves_nothing_open_is_not_written_anew():
+    asked = PoolingParams(pooling="mean", use_activation=False)
+    assert CHAT.resolve(asked, 3) is asked
+
+
 @pytest.mark.parametrize(
     ("model", "asked", "message"),
     [
