@@ -194,6 +194,9 @@ def test_on_a_gpu_it_computes_what_its_numbers_say(written, dialect, tmp_path):
         with torch.device("cuda"):
             paged = Paged(model, 1, 64)
             found.append([paged.step({0: list(range(count))})[0].float() for count in (8, 1, 40)])
-    # Up to 16 tokens only the order of sums differs; of more, activations are rounded to eight bits where weights have as many.
-    for bound, ours, theirs in zip((0.02, 0.02, 0.15), *found, strict=True):
+    # Up to 16 tokens only the order of sums differs, and a zero point between codes, 7 to 9 here, is rounded to a 32nd of a step,
+    # where numbers are four on average: 1 % of each product at most. Of more, activations are rounded to eight bits where weights
+    # have as many.
+    few = 0.04 if dialect.format == "q4" else 0.02
+    for bound, ours, theirs in zip((few, few, 0.15), *found, strict=True):
         assert (ours - theirs).norm() < bound * theirs.norm()
