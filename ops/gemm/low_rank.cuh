@@ -3,7 +3,7 @@
 //
 // h [pieces, M as sorted, PARTS * RANK] float32, whose pieces are added up here; b [N, RANK] and scale [PARTS] of each slot, `stride`
 // times 16 bytes apart (of scale: 4); order [M]: the rows as sorted; slots [M]: of each row, -1 for none; tiles [num_tiles]: slots in
-// that order, of which `used` are some row's, each once or more often; parts: that each tile of the weight is of, one.
+// that order, of which `used` are some row's, each once or more often; parts: of each tile of the weight, what part it is of.
 
 struct LowRank {
   const float* h;
@@ -18,7 +18,6 @@ __device__ __forceinline__ void fetch_line(const void* from) { asm volatile("pre
 // Up to ROWS rows of x, HALVES parts of the tile: one, or gate and up. In shared memory.
 template <int ROWS, int RANK, int HALVES>
 struct Gathered {
-  static constexpr int WARPS = 1;
   uint2 h[HALVES][ROWS][RANK / 4];  // scaled, in 16 bits
   int row[ROWS];                    // in sorted order
   int slot[ROWS];                   // of each row, -1 for none
@@ -28,7 +27,7 @@ struct Gathered {
 
   __device__ __forceinline__ void make() { make_barrier(&is_there, 1); }
 
-  // The first row of the slot's B for half `half` of pair g of the warp's: the warp's pairs are n and n + 8, or gate and up.
+  // Where the slot's B begins for one half of the tile's pairs, which are rows n and n + 8, or gate and up.
   static __device__ __forceinline__ const u16* matrix(const LowRank& low, int slot, int tile, int N, int half) {
     const int first = HALVES == 2 ? half * (N / 2) + tile * 64 : tile * 128 + half * 8;
     return low.b + long(slot) * low.stride * 8 + long(first) * RANK;
@@ -122,7 +121,6 @@ struct Gathered {
 
 template <int ROWS, int HALVES>
 struct Gathered<ROWS, 0, HALVES> {
-  static constexpr int WARPS = 0;
   __device__ __forceinline__ void make() {}
   __device__ __forceinline__ void gather(const LowRank&, int, int, int) {}
   __device__ __forceinline__ void add(float (&)[ROWS / 2], const LowRank&, int, int, int) {}
