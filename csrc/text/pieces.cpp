@@ -89,7 +89,7 @@ const BytePieces::Piece* ByteDetokenizer::whole(PyObject* ids) {
 nb::object ByteDetokenizer::decoded(PyObject* ids) {
     std::string data = pending_;
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(ids); i++) data += pieces_->piece(id_at(ids, i)).bytes;
-    Py_ssize_t used;
+    auto used = static_cast<Py_ssize_t>(data.size());  // Python 3.11.2 does not say it of ASCII
     nb::object text = checked(PyUnicode_DecodeUTF8Stateful(data.data(), data.size(), "replace", &used));
     pending_ = data.substr(used);
     return text;

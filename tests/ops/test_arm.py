@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 # check_kernels, as csrc/check/CMakeLists.txt makes it for aarch64
-PROGRAM = Path(os.environ.get("ONELOOP_CHECK_ARM", ""))
+PROGRAM = Path(os.environ.get("CHECK_ARM_KERNELS", ""))
 
 pytestmark = [
-    pytest.mark.skipif(not PROGRAM.is_file(), reason="no program for ARM (ONELOOP_CHECK_ARM, see .ci/run)"),
+    pytest.mark.skipif(not PROGRAM.is_file(), reason="no program for ARM (CHECK_ARM_KERNELS, see .ci/run)"),
     pytest.mark.skipif(shutil.which("qemu-aarch64") is None, reason="no qemu-aarch64"),
 ]
 
