@@ -53,7 +53,7 @@ async def test_grammars_are_warmed_while_weights_are_read_and_not_before(load):
     with_engine, phases, warmed = load
     engine = FakeEngine(lambda request: [EOS], model=fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS})))
 
-    async def start(config, files, report, *others):
+    async def start(config, files, report, *others, **more):
         await asyncio.to_thread(report, LoadProgress("import"))
         await asyncio.sleep(0)
         await asyncio.to_thread(report, LoadProgress("weights"))
@@ -69,7 +69,7 @@ async def test_grammars_are_warmed_while_weights_are_read_and_not_before(load):
 async def test_grammars_are_warm_where_no_weights_were_read(load):
     with_engine, phases, _ = load
 
-    async def start(config, files, report, *others):
+    async def start(config, files, report, *others, **more):
         return FakeEngine(lambda request: [EOS], model=fake_model(vocab_size=VOCAB_SIZE))
 
     await with_engine(start)
@@ -79,7 +79,7 @@ async def test_grammars_are_warm_where_no_weights_were_read(load):
 async def test_an_engine_that_does_not_start_leaves_nobody_waiting(load):
     with_engine, phases, _ = load
 
-    async def start(config, files, report, *others):
+    async def start(config, files, report, *others, **more):
         raise PlanError("no room")
 
     before = asyncio.all_tasks()
