@@ -83,6 +83,21 @@ void compare(const std::string& what, const std::function<Floats()>& run, const 
 // Stability of Numerical Algorithms, section 3.1).
 constexpr double kRounding = 1.0 / (1 << 24);
 
+// A layer's product with the rows of x beside what it should be.
+void compare_product(const std::string& what, const Linear& linear, const Floats& x, const Doubles& wanted,
+                     const Doubles& tolerance) {
+    const int64_t n = linear.n(), k = linear.k(), m = static_cast<int64_t>(x.size()) / k;
+    const std::string sizes = std::to_string(m) + " x " + std::to_string(n) + " x " + std::to_string(k);
+    compare(
+        what + ", " + sizes,
+        [&] {
+            Floats out(m * n);
+            linear.matmul(x.data(), m, k, out.data(), n);
+            return out;
+        },
+        wanted, tolerance);
+}
+
 void check_linear(Element element, int64_t m, int64_t n, int64_t k) {
     const Floats x = normals(m * k), bias = normals(n);
     Floats plain(n * k);
@@ -109,16 +124,7 @@ void check_linear(Element element, int64_t m, int64_t n, int64_t k) {
             wanted[i * n + j] = sum, tolerance[i * n + j] = (k + 2) * kRounding * magnitude;
         }
     }
-    const std::string what = "linear of element " + std::to_string(static_cast<int>(element)) + ", " + std::to_string(m) + " x " +
-                             std::to_string(n) + " x " + std::to_string(k);
-    compare(
-        what,
-        [&] {
-            Floats out(m * n);
-            linear.matmul(x.data(), m, k, out.data(), n);
-            return out;
-        },
-        wanted, tolerance);
+    compare_product("linear of element " + std::to_string(static_cast<int>(element)), linear, x, wanted, tolerance);
 }
 
 struct Block {
@@ -176,16 +182,7 @@ void check_quants(const Block& block, int64_t m, int64_t n, int64_t k) {
             wanted[i * n + j] = sum, tolerance[i * n + j] = (3 * k / kBlock + 8) * kRounding * magnitude * 4;
         }
     }
-    const std::string what = "quants of type " + std::to_string(static_cast<int>(block.type)) + ", " + std::to_string(m) + " x " +
-                             std::to_string(n) + " x " + std::to_string(k);
-    compare(
-        what,
-        [&] {
-            Floats out(m * n);
-            linear.matmul(x.data(), m, k, out.data(), n);
-            return out;
-        },
-        wanted, tolerance);
+    compare_product("quants of type " + std::to_string(static_cast<int>(block.type)), linear, x, wanted, tolerance);
 }
 
 // ---- one token at a time ------------------------------------------------------------------------------------------------
