@@ -117,39 +117,29 @@ def test_nvfp4_of_compressed_tensors(tmp_path):
     assert (ours - expected).norm() < 1e-2 * expected.norm()  # their numbers are rounded to 16 bits
 
 
-def test_mxfp4_of_compressed_tensors(tmp_path):
-    base = pytest.importorskip("compressed_tensors.compressors.mxfp4.base")
+@pytest.mark.parametrize(
+    ("name", "compressor", "bits", "exponent", "format"),
+    [
+        ("mxfp4", "MXFP4PackedCompressor", 4, 2, "mxfp4-pack-quantized"),
+        ("mxfp8", "MXFP8QuantizationCompressor", 8, 8, "mxfp8-quantized"),
+    ],
+)
+def test_mx_of_compressed_tensors(tmp_path, name, compressor, bits, exponent, format):
+    """`exponent`: of the largest of a group in its type, once it is scaled."""
+    base = pytest.importorskip(f"compressed_tensors.compressors.{name}.base")
     quantization = pytest.importorskip("compressed_tensors.quantization")
-    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    weights = {"num_bits": bits, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
     args = quantization.QuantizationArgs(**weights, scale_dtype=torch.uint8)
     scheme = quantization.QuantizationScheme(targets=["Linear"], weights=args)
+    theirs = getattr(base, compressor)
 
     def quantise(name, layer):
         weight = layer.weight.data
-        scales = torch.exp2(torch.floor(torch.log2(weight.unflatten(1, (-1, 32)).abs().amax(2))) - 2)
-        made = base.MXFP4PackedCompressor.compress({"weight": weight, "weight_scale": scales}, scheme)
-        numbers = base.MXFP4PackedCompressor.decompress(made, scheme)["weight"]
+        scales = torch.exp2(torch.floor(torch.log2(weight.unflatten(1, (-1, 32)).abs().amax(2))) - exponent)
+        made = theirs.compress({"weight": weight, "weight_scale": scales}, scheme)
+        numbers = theirs.decompress(made, scheme)["weight"]
         return {f"{name}.{role}": each for role, each in made.items()}, {}, numbers
 
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    section = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": groups}
-    agree(tmp_path, written(tmp_path, section, quantise))
-
-
-def test_mxfp8_of_compressed_tensors(tmp_path):
-    base = pytest.importorskip("compressed_tensors.compressors.mxfp8.base")
-    quantization = pytest.importorskip("compressed_tensors.quantization")
-    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
-    args = quantization.QuantizationArgs(**weights, scale_dtype=torch.uint8)
-    scheme = quantization.QuantizationScheme(targets=["Linear"], weights=args)
-
-    def quantise(name, layer):
-        weight = layer.weight.data
-        scales = torch.exp2(torch.floor(torch.log2(weight.unflatten(1, (-1, 32)).abs().amax(2))) - 8)
-        made = base.MXFP8QuantizationCompressor.compress({"weight": weight, "weight_scale": scales}, scheme)
-        numbers = base.MXFP8QuantizationCompressor.decompress(made, scheme)["weight"]
-        return {f"{name}.{role}": each for role, each in made.items()}, {}, numbers
-
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    section = {"quant_method": "compressed-tensors", "format": "mxfp8-quantized", "config_groups": groups}
+    section = {"quant_method": "compressed-tensors", "format": format, "config_groups": groups}
     agree(tmp_path, written(tmp_path, section, quantise))
