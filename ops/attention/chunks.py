@@ -58,11 +58,12 @@ def in_chunks(
 
 
 def _cut(meta: AttentionMeta, positions: Tensor, chunk: int, num_pieces: int) -> tuple[Tensor, Tensor]:
-    """Where pieces begin and the last ends, [num_pieces + 1] int32; and the request of each token, [T]."""
+    """Where pieces begin and the last ends, [num_pieces + 1] int32; and the request of each token, [T]. Positions that make more
+    pieces than that come where kernels are still compiled, and nothing has been written: those behind begin nowhere."""
     starts, tokens = meta.query_start_loc, torch.arange(len(positions), dtype=torch.int32, device=positions.device)
     end = starts[-1]
     request_of_token = (torch.searchsorted(starts, tokens, right=True) - 1).clamp(max=len(starts) - 2)
     begins = ((tokens == starts[request_of_token]) | (positions % chunk == 0)) & (tokens < end)
     nowhere = num_pieces + 1
-    places = torch.where(begins, begins.cumsum(0) - 1, nowhere)
+    places = torch.where(begins, begins.cumsum(0) - 1, nowhere).clamp(max=nowhere)
     return end.repeat(nowhere + 1).scatter(0, places, tokens)[:-1], request_of_token

@@ -70,6 +70,19 @@ def test_a_query_sees_its_own_chunk_up_to_itself(device, step, padding):
         first += length
 
 
+def test_positions_that_nobody_has_written_yet_do_no_harm():
+    """What `ops.compile_together` runs where another model has compiled the kernel of the rows, and none that of the positions."""
+    num_tokens, num_rows = 640, 8
+    starts = torch.arange(0, num_tokens + 1, num_tokens // num_rows).int()
+    tables = torch.zeros(num_rows, 8, dtype=torch.int32)
+    rows = torch.arange(num_rows, dtype=torch.int32)
+    meta = ops.AttentionMeta(starts, starts[1:], tables, num_tokens, 128, rows)
+    most = ops.max_pieces(num_tokens, num_rows, CHUNK)
+    (pieces,) = ops.in_chunks([meta], torch.zeros(num_tokens, dtype=torch.int64), CHUNK, BLOCK, most)
+    assert pieces.query_start_loc.shape == (most + 1,)
+    assert (pieces.query_start_loc.diff() >= 0).all()
+
+
 def _on(meta: ops.AttentionMeta, device: str) -> ops.AttentionMeta:
     return ops.AttentionMeta(
         *(each.to(device) for each in (meta.query_start_loc, meta.seq_lens, meta.block_tables)), meta.max_query_len,
