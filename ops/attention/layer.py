@@ -25,7 +25,6 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """See `ops.attend`. Padding tokens get anything."""
     out = torch.empty((qkv.shape[0], heads.num_heads, heads.head_size), dtype=qkv.dtype, device=qkv.device)
-    halves = qkv.dtype in HALVES and k_cache.dtype == qkv.dtype
     own = (
         qkv.dtype in HALVES
         and (k_cache.dtype == qkv.dtype or k_cache.dtype in cuda.NUMBERS)
@@ -39,7 +38,7 @@ def attend(
         qkv, heads.num_heads, heads.num_kv_heads, heads.head_size, heads.norms, heads.norm_eps, positions, heads.cos_sin,
         k_cache, v_cache, slot_mapping, heads.kv_scales,
     )  # fmt: skip
-    min_queries = _min_prefill_queries(qkv, heads, k_cache, meta) if halves else triton_paged.NEVER
+    min_queries = _min_prefill_queries(qkv, heads, k_cache, meta)
     if min_queries <= meta.max_query_len:
         prefill.prefill(qkv, heads, k_cache, v_cache, meta, out, min_queries)
     if own and (meta.spans is None or any(end - start == 1 for start, end, _ in meta.spans)):
@@ -67,6 +66,8 @@ def _min_prefill_queries(qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, me
     """Queries from which a row is prefill.cu's. Where lengths are not known, in a captured step, it takes all but single queries: a
     second kernel would be launched for rows that may not be there."""
     min_queries = tuning.of(qkv.device).attention.min_prefill_queries
-    if meta.max_query_len < min_queries or program.missing_for_hopper() or prefill.refusal(heads, k_cache, meta):
+    if meta.max_query_len < min_queries or program.missing_for_hopper():
+        return triton_paged.NEVER
+    if prefill.refusal(heads, k_cache, qkv.dtype, meta):
         return triton_paged.NEVER
     return 2 if meta.spans is None else min_queries

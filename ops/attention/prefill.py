@@ -106,8 +106,12 @@ def coded_program() -> Program:
     return _program(CODED_TILES, listed=False)
 
 
-def refusal(heads: AttentionHeads, k_cache: Tensor, meta: AttentionMeta) -> str | None:
-    """Why such a step cannot be served, None if it can."""
+def refusal(heads: AttentionHeads, k_cache: Tensor, dtype: torch.dtype, meta: AttentionMeta) -> str | None:
+    """Why such a step, computed in `dtype`, cannot be served, None if it can."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in 16 bits, not in {dtype}"
+    if k_cache.dtype not in (dtype, FP8):
+        return f"it reads no cache of {k_cache.dtype}"
     if heads.head_size > TILES[-1].lanes or heads.head_size % 8:
         return f"head size {heads.head_size} is not a multiple of 8 up to {TILES[-1].lanes}"
     if heads.alibi is not None:

@@ -10,7 +10,16 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 import ops
-from ops.attention import _attend_in_parts, _attend_latent_in_parts, cuda, layer, reference, triton_latent, triton_paged
+from ops.attention import (
+    _attend_in_parts,
+    _attend_latent_in_parts,
+    cuda,
+    layer,
+    prefill,
+    reference,
+    triton_latent,
+    triton_paged,
+)
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
 from ops.kv.fp8_numbers import FP8, LARGEST, to_fp8
@@ -193,6 +202,17 @@ def test_blocks_of_tokens_that_see_each_other_read_scaled_numbers():
     one = ops.TokenBlock(int(meta.rows[0]), 2, 3, 19)
     got = ops.attend_blocks(qkv, heads, positions, *caches, slots, meta, [one])
     torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_prompts_on_hopper_read_fp8_beside_their_own_numbers(dtype):
+    _, k, _, meta = paged.case("cpu", [(3, 20)], 4, 2, 64, torch.float32)
+    heads = AttentionHeads(4, 2, 64, 0.125, torch.empty(30, 0))
+    for cache in (k.to(dtype), eight_bits("fp8", k.nan_to_num())):
+        assert prefill.refusal(heads, cache, dtype, meta) is None
+    for cache in (k, eight_bits("int8", k.nan_to_num())):
+        assert "reads no cache" in str(prefill.refusal(heads, cache, dtype, meta))
+    assert "computes in 16 bits" in str(prefill.refusal(heads, k, torch.float32, meta))
 
 
 @pytest.mark.gpu
