@@ -2,7 +2,8 @@
 
 A model folder is written from a shape (its config.json with the vocabulary cut to the tokenizer's; weights are drawn). The server
 starts twice: with kernel caches empty (the variables of --cache-env point to new folders), then again with what that start left
-there; the second one is measured: idle CPU, memory, the workloads. Options after `--` go to the server and win over ours."""
+there; the second one is measured: idle CPU, memory, the workloads, and then, where asked for, a ladder: Poisson arrivals at shares
+of the requests a second that one of the workloads was answered. Options after `--` go to the server and win over ours."""
 
 from __future__ import annotations
 
@@ -14,34 +15,47 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from loadtests import processes
 from loadtests.compare import ServerFailed, wait_until_healthy
 from loadtests.load import Limits
+from loadtests.made_tokenizer import check_size, write_tokenizer
 from loadtests.processes import CannotStart, ServerProcess
 from loadtests.report import serve_remarks, serve_table
 from loadtests.results import add_to_file, figures_table, new_record
 from loadtests.serve import run_workload
 from loadtests.servers import Server
+from loadtests.sweep import at_rate
 from loadtests.workloads import Workload, find_workloads
 
 SUMMARY = "start our server with dummy weights and measure it (the HTTP rows of the GPU)"
 NAME = "m"  # of the model in requests
 OPTIONS = ["--load-format", "dummy", "--max-model-len", "16384", "--max-num-seqs", "512", "--dtype", "bfloat16"]
 CACHES = ["TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH"]
-WANTED = ("wall_s", "out_tok_per_s", "ttft_ms_p50", "tpot_ms_p50", "server_cpu_us_per_token", "loop_lag_ms_p99")
+TIMES = tuple(f"{name}_ms_p{percent}" for name in ("ttft", "tpot", "itl", "e2e") for percent in (50, 99))
+WANTED = ("wall_s", "req_per_s", "out_tok_per_s", *TIMES, "server_cpu_us_per_token", "loop_lag_ms_p99")
+SHARES = [50, 70, 90, 110]  # of saturation, percent
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model-shape", type=Path, required=True, metavar="FOLDER", help="its config.json is the model's shape")
-    add("--tokenizer", type=Path, required=True, metavar="PATH", help="folder or .gguf file")
+    add("--tokenizer", type=Path, metavar="PATH", help="folder or .gguf file (default: one that is made up)")
     add(
         "--workload", nargs="+", default=["gpu"], metavar="NAME", help="as in serve (default gpu, the rows of the page)"
     )
+    add(
+        "--ladder",
+        metavar="NAME",
+        help="then requests of that workload at shares of the rate at which they were answered",
+    )
+    add("--shares", type=int, nargs="+", default=SHARES, metavar="PERCENT", help="of the ladder (default 50 70 90 110)")
+    add("--ladder-seconds", type=float, default=12.0, metavar="S", help="of arrivals at each share (default 12)")
+    add("--begin-within", type=float, metavar="S", help="no workload begins later than so long after the command")
     add("--vocab-size", type=int, default=49_152, metavar="N", help="of the model that is written (default 49152)")
     add("--cache-env", nargs="*", default=CACHES, metavar="NAME", help=f"kernel caches: {' '.join(CACHES)}")
     add("--no-cold", action="store_true", help="no start with empty caches: use those that are there")
@@ -61,13 +75,13 @@ def write_model(shape: Path, vocab_size: int, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def our_server(args: argparse.Namespace, model: Path, env: Mapping[str, str]) -> Server:
+def our_server(args: argparse.Namespace, model: Path, tokenizer: Path, env: Mapping[str, str]) -> Server:
     """A free port, our options, then the user's."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        sys.executable, "-m", "server", "--model", str(model), "--tokenizer", str(args.tokenizer), "--port", str(port),
+        sys.executable, "-m", "server", "--model", str(model), "--tokenizer", str(tokenizer), "--port", str(port),
         "--served-model-name", NAME, *OPTIONS, *args.server_options,
     ]  # fmt: skip
     return Server("oneloop", port=port, command=command, env=dict(env), start_limit_s=args.start_limit, model=NAME)
@@ -81,20 +95,23 @@ class Session:
         self.figures: dict[str, float] = {}
         self.runs: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
+        self._begun_s = time.monotonic()
 
     def run(self, folder: Path) -> None:
         """Raises ServerFailed, CannotStart, OSError, ValueError."""
         args = self._args
         write_model(args.model_shape, args.vocab_size, model := folder / args.model_shape.resolve().name)
+        if (tokenizer := args.tokenizer) is None:
+            write_tokenizer(tokenizer := folder / "tokenizer", args.vocab_size)
         args.logs.mkdir(parents=True, exist_ok=True)
         env = {} if args.no_cold else {name: str(folder / "caches" / name) for name in args.cache_env}
         for path in env.values():
             Path(path).mkdir(parents=True)
         if not args.no_cold:
-            server = our_server(args, model, env)
+            server = our_server(args, model, tokenizer, env)
             with ServerProcess(server.command, args.logs / "gpu-cold.log", env) as process:
                 self._note("start_cold_s", wait_until_healthy(server, process))
-        server = our_server(args, model, env)
+        server = our_server(args, model, tokenizer, env)
         with ServerProcess(server.command, args.logs / "gpu.log", env) as process:
             self._note("start_warm_s", wait_until_healthy(server, process))
             self._measure(server, process)
@@ -104,19 +121,33 @@ class Session:
         self.facts["num_processes"] = len(processes.family(pid))
         resident_mib = [processes.resident_mib(pid)]
         self._note("idle_cpu_percent", processes.cpu_percent(pid, self._args.idle_seconds))
-        for workload in self._workloads:
+        for title, workload in self._all_workloads():
             if process.has_ended():
-                raise ServerFailed(f"ended before {workload.name}: {process.log_tail()}")
+                raise ServerFailed(f"ended before {title}: {process.log_tail()}")
+            limit_s = self._args.begin_within
+            if limit_s is not None and time.monotonic() - self._begun_s > limit_s:
+                self.facts.setdefault("left_out", []).append(title)
+                continue
             request_options, clients = server.request_options(NAME), self._args.clients
             _, record = run_workload(server.address, workload, request_options, Limits(), pid=pid, clients=clients)
-            self.runs.append(record)
+            self.runs.append(record | {"workload": title})
             resident_mib.append(processes.resident_mib(pid))
             if record["errors"] == 0:
                 for key in WANTED:
                     if record.get(key) is not None:
-                        self._note(f"{workload.name}.{key}", record[key])
+                        self._note(f"{title}.{key}", record[key])
         self._note("host_memory_gib", max(resident_mib) / 1024)
         self.facts["peak_host_memory_gib"] = round(processes.peak_resident_mib(pid) / 1024, 3)
+
+    def _all_workloads(self) -> Iterator[tuple[str, Workload]]:
+        """Those that were asked for, then the steps of the ladder, once it is known what its workload comes to."""
+        yield from ((workload.name, workload) for workload in self._workloads)
+        for workload in self._workloads:
+            rate = self.figures.get(f"{workload.name}.req_per_s")
+            if workload.name == self._args.ladder and rate is not None:
+                for number, share in enumerate(self._args.shares, 1):
+                    step = at_rate(workload, rate * share / 100, self._args.ladder_seconds, number)
+                    yield f"{workload.name}@{share}%", step
 
     def _note(self, key: str, value: float) -> None:
         self.figures[key] = value
@@ -137,7 +168,13 @@ def main(args: argparse.Namespace) -> int:
     """0 when the server started and every request was answered whole; 2 when it could not begin."""
     try:
         workloads = find_workloads(args.workload, args.vocab_size)
-        if not args.tokenizer.exists():
+        if args.ladder is not None and args.ladder not in {workload.name for workload in workloads}:
+            raise ValueError(
+                f"--ladder {args.ladder}: that is none of the workloads, so nobody knows what saturates the server"
+            )
+        if args.tokenizer is None:
+            check_size(args.vocab_size)
+        elif not args.tokenizer.exists():
             raise ValueError(f"--tokenizer {args.tokenizer}: no such file or folder")
         if args.clients is not None and args.clients < 1:
             raise ValueError("--clients must be at least 1")

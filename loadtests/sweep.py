@@ -49,7 +49,7 @@ def levels_of(args: argparse.Namespace) -> Iterator[Workload]:
         raise ValueError("--requests-per-stream and --seconds must be positive")
     shaped = replace(workload, **shape_of(args))
     if args.rates:
-        return iter([_at_rate(shaped, rate, args.seconds, index) for index, rate in enumerate(_rising(args.rates))])
+        return iter([at_rate(shaped, rate, args.seconds, index) for index, rate in enumerate(_rising(args.rates))])
     given = _rising(args.concurrency) if args.concurrency else [2**power for power in range(11)]
     return iter([_with_streams(shaped, num, args.requests_per_stream, index) for index, num in enumerate(given)])
 
@@ -63,7 +63,8 @@ def _with_streams(workload: Workload, num: int, each: int, index: int) -> Worklo
     return replace(workload, concurrency=num, num_requests=arrivals * workload.num_turns, arrivals=None).repeated(index)
 
 
-def _at_rate(workload: Workload, rate: float, seconds: float, index: int) -> Workload:
+def at_rate(workload: Workload, rate: float, seconds: float, index: int) -> Workload:
+    """Its requests as a Poisson process at `rate` a second, for so many seconds; the `index`-th one against a server."""
     arrivals = max(round(rate * seconds), -(-12 // workload.num_turns))
     return replace(
         workload, concurrency=MAX_CONCURRENCY, num_requests=arrivals * workload.num_turns, arrivals=Poisson(rate)
