@@ -19,13 +19,13 @@ from runtime.config import PlanError
 from runtime.fault import RowFailed
 from runtime.gpu_event import GpuEvent, SharedEvent
 from runtime.models.spec.model import UnsupportedModel
+from runtime.parallel.connection import Connection
 from runtime.parallel.group import Apart
 from runtime.parallel.links import LinkPort
 from runtime.parallel.messages import (
     Await,
     Build,
     Close,
-    Connection,
     Done,
     Failed,
     Forget,
@@ -35,7 +35,7 @@ from runtime.parallel.messages import (
     PromptLogprobs,
     TurnSaid,
     Work,
-    packed,
+    with_arrays,
 )
 from runtime.parallel.stages import HostStage, Line, Turn
 from runtime.start import SharedDevice, build_stage, built_stage
@@ -192,7 +192,7 @@ class _StageProcess:
 
     def _done(self, number: int, step: Step) -> None:
         try:
-            done = Done(number, packed(step.read()), step.idle_before_s(), step.was_captured())
+            done = Done(number, with_arrays(step.read()), step.idle_before_s(), step.was_captured())
         except Exception as error:
             self._failed(number, error)
             return

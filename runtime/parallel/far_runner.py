@@ -17,18 +17,18 @@ from runtime.batch import ScheduledBatch
 from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault, RowFailed, WorkerGone
 from runtime.gpu_event import GpuEvent, WorkerEvent
+from runtime.parallel.connection import Connection
 from runtime.parallel.group import Apart
 from runtime.parallel.messages import (
     Await,
     Close,
-    Connection,
     Done,
     Failed,
     Forget,
     PromptLogprobs,
     TurnSaid,
     Work,
-    unpacked,
+    with_views,
 )
 from runtime.parallel.stages import Turn
 from runtime.step import ForwardOutput, Runner, Step, StepResult
@@ -65,7 +65,7 @@ class _Pending:
 
     def result(self) -> StepResult:
         result = self.ended.result().result
-        return StepResult([]) if result is None else unpacked(result)
+        return StepResult([]) if result is None else with_views(result)
 
 
 class _Kept:

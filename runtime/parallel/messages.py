@@ -1,18 +1,11 @@
 """Messages between the process whose loop is in charge of a model and those that compute its other stages.
 
-Plain data, by pickle, on a connection that only who knows the model's secret may open: one to each process. Steps go out as they
-are launched, and each one's end comes back."""
+Plain data (`plain_data.py`), on a connection to each of them (`connection.py`). Steps go out as they are launched, and each one's
+end comes back."""
 
 from __future__ import annotations
 
-import asyncio
-import hmac
-import pickle
-import struct
-from collections.abc import Callable
 from dataclasses import dataclass
-from io import BytesIO
-from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -25,8 +18,6 @@ from runtime.fault import Fault
 from runtime.parallel.stages import Turn
 from runtime.step import StepResult
 
-_SIZE = struct.Struct("<Q")
-_REDUCED: dict[type, Callable[[Any], Any]] = {MappingProxyType: lambda mapping: (dict, (dict(mapping),))}
 Rows = tuple[int, ...]
 
 
@@ -171,73 +162,7 @@ class Failed:
     is_apart: bool = False
 
 
-class Connection(asyncio.Protocol):
-    """One end of it, on the loop. `heard`: called with each message; `lost`: once, when nothing more will come. Who has connected
-    says the secret first, and only then the other one."""
-
-    def __init__(
-        self, secret: bytes, heard: Callable[[Connection, Any], None], lost: Callable[[Connection], None], *,
-        connects: bool,
-    ) -> None:  # fmt: skip
-        self._secret, self._connects = secret, connects
-        self._heard, self._lost = heard, lost
-        self._unread = bytearray()
-        self._is_known = False
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        if self._connects:
-            self._transport.write(self._secret)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._lost(self)
-
-    def data_received(self, data: bytes) -> None:
-        self._unread += data
-        start = 0
-        if not self._is_known:
-            start = len(self._secret)
-            if len(self._unread) < start:
-                return
-            if not hmac.compare_digest(bytes(self._unread[:start]), self._secret):
-                self.abort()
-                return
-            self._is_known = True
-            if not self._connects and self._transport is not None:
-                self._transport.write(self._secret)
-        while len(self._unread) - start >= _SIZE.size:
-            end = start + _SIZE.size + _SIZE.unpack_from(self._unread, start)[0]
-            if end > len(self._unread):
-                break
-            with memoryview(self._unread)[start + _SIZE.size : end] as frame:
-                message = pickle.loads(frame)  # of a process of ours: it has said the secret
-            start = end
-            self._heard(self, message)
-        del self._unread[:start]
-
-    def send(self, message: object) -> None:
-        assert self._transport is not None, "it is connected"
-        data = BytesIO()
-        data.write(bytes(_SIZE.size))
-        pickler = pickle.Pickler(data, protocol=pickle.HIGHEST_PROTOCOL)
-        pickler.dispatch_table = _REDUCED
-        pickler.dump(message)
-        frame = data.getbuffer()
-        _SIZE.pack_into(frame, 0, len(frame) - _SIZE.size)
-        self._transport.write(frame)
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def close(self) -> None:
-        """Behind what was sent."""
-        if self._transport is not None:
-            self._transport.close()
-
-
-def packed(result: StepResult) -> StepResult:
+def with_arrays(result: StepResult) -> StepResult:
     """With vectors that can be sent."""
     return StepResult(
         result.tokens,
@@ -246,7 +171,7 @@ def packed(result: StepResult) -> StepResult:
     )
 
 
-def unpacked(result: StepResult) -> StepResult:
+def with_views(result: StepResult) -> StepResult:
     return StepResult(
         result.tokens, result.logprobs, [None if each is None else memoryview(each) for each in result.pooled]
     )

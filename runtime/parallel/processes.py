@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from runtime.config import EngineConfig
+from runtime.parallel.connection import Connection
 from runtime.parallel.far_runner import FarRunner, ProcessGone
 from runtime.parallel.links import SECRET_BYTES
-from runtime.parallel.messages import Build, Built, Connection, Join, Joined, ModelName, NotBuilt
+from runtime.parallel.messages import Build, Built, Join, Joined, ModelName, NotBuilt
 from runtime.parallel.stage_runners import StageRunners
 from runtime.step import Runner
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from runtime.parallel.messages import Join, ModelName
+from runtime.parallel.plain_data import packed
 from runtime.parallel.processes import StageProcesses
 from runtime.stage_process import compute_stage
 
@@ -35,10 +35,11 @@ class ThreadLauncher:
 
 
 _STAGE = """
-import asyncio, pickle, sys
+import asyncio, sys
+from runtime.parallel.plain_data import unpacked
 from runtime.stage_process import compute_stage
 
-asyncio.run(compute_stage(pickle.load(sys.stdin.buffer)))
+asyncio.run(compute_stage(unpacked(sys.stdin.buffer.read())))
 """
 
 
@@ -57,7 +58,7 @@ class ProcessLauncher:
                 [sys.executable, "-c", _STAGE], stdin=subprocess.PIPE, env={**os.environ, **self._environ(join.stage)}
             )
             assert process.stdin is not None
-            process.stdin.write(pickle.dumps(join))
+            process.stdin.write(packed(join))
             process.stdin.close()
             self._processes.append(process)
 

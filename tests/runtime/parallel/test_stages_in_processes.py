@@ -13,9 +13,10 @@ import torch
 
 from runtime.config import PlanError
 from runtime.models.decoder import Decoder
+from runtime.parallel.connection import Connection
 from runtime.parallel.group import Apart, Gone
 from runtime.parallel.links import HostLink, LinkPort
-from runtime.parallel.messages import Build, Connection, Join, Joined, ModelName
+from runtime.parallel.messages import Build, Join, Joined, ModelName
 from runtime.runner.runner import ModelRunner
 from runtime.stage_process import compute_stage
 from runtime.start import start_engine
