@@ -1,7 +1,8 @@
 """Importing torch without parts of it that no step needs: `torch.export`, kernels in Python for tensors that have no memory,
-operators that take functions, optimisers, and its own ways to quantise.
+operators that take and transform functions, its compiler's door, data loaders, optimisers, its own ways to quantise, and NVIDIA's
+bindings.
 
-They are for compilers, for training, and for describing modules without computing them, and a quarter of torch's import. Deferred,
+They are for compilers, for training, and for describing modules without computing them, and two fifths of torch's import. Deferred,
 they are empty modules: whoever looks into one finds it whole, and whoever imports what works with tensors without memory
 (`NEEDS_ALL`) has all before it begins. Nothing of torch is changed. Standard library only, and little of it: every command comes
 this way."""
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
@@ -24,13 +25,20 @@ else:  # which would cost what is saved in `--help`
 # And since which torch they may be: how its parts import each other is its own affair, and these have been tried.
 DEFERRED = dict.fromkeys(("torch._meta_registrations", "torch.export"), (2, 11)) | dict.fromkeys(
     (
-        "torch._higher_order_ops", "torch.ao", "torch.nn.intrinsic", "torch.nn.qat", "torch.nn.quantizable",
-        "torch.nn.quantized", "torch.optim", "torch.quantization",
+        "cuda.bindings.driver", "cuda.bindings.runtime", "torch._higher_order_ops", "torch.ao", "torch.compiler", "torch.func",
+        "torch.nn.intrinsic", "torch.nn.qat", "torch.nn.quantizable", "torch.nn.quantized", "torch.optim", "torch.quantization",
+        "torch.utils.data",
     ),
     (2, 13),
 )  # fmt: skip
-TORCH_S_OWN = {"torch._higher_order_ops": ("cond", "while_loop")}  # functions that torch takes from them to be its own
-NEEDS_ALL = ("torch._dynamo", "torch._export", "torch._inductor", "torch.onnx", "accelerate", "transformers")
+# Functions that torch takes from them to be its own.
+TORCH_S_OWN = {"torch._higher_order_ops": ("cond", "while_loop"), "torch.func": ("vmap",)}
+BEHIND = dict.fromkeys(
+    ("torch.compiler", "torch._higher_order_ops"), "torch.func"
+)  # else they would import it in a circle
+NEEDS_ALL = (
+    "torch._dynamo", "torch._export", "torch._inductor", "torch.distributed.tensor", "torch.onnx", "accelerate", "transformers",
+)  # fmt: skip
 
 
 def defer_parts_of_torch() -> None:
@@ -49,7 +57,7 @@ class _Deferring(MetaPathFinder):
     """Finds what is deferred, and notices what needs it."""
 
     def __init__(self) -> None:
-        self._deferred: list[_WhenAsked] = []
+        self._deferred: dict[str, _WhenAsked] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name in NEEDS_ALL:
@@ -57,28 +65,33 @@ class _Deferring(MetaPathFinder):
         elif name in DEFERRED and _torch_version() >= DEFERRED[name]:
             spec = PathFinder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
-                self._deferred.append(_WhenAsked(spec.loader))
-                spec.loader = self._deferred[-1]
+                spec.loader = self._deferred[name] = _WhenAsked(spec.loader, partial(self._fill, BEHIND.get(name)))
             return spec
         return None
+
+    def _fill(self, name: str | None) -> None:
+        if name in self._deferred:
+            self._deferred[name].fill()
 
     def end(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        for loader in self._deferred:
+        for loader in list(self._deferred.values()):
             loader.fill()
 
 
 def _torch_version() -> tuple[int, ...]:
-    """While it is being imported: one of the first things that it says."""
-    return tuple(map(int, str(sys.modules["torch"].__version__).split(".")[:2]))
+    """While it is being imported: one of the first things that it says; nothing before that."""
+    said = getattr(sys.modules.get("torch"), "__version__", "0")
+    return tuple(map(int, str(said).split(".")[:2]))
 
 
 class _WhenAsked(Loader):
     """Gives an empty module, which is filled by the first who asks for a name in it. One thread fills, others wait."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: Loader, prepare: Callable[[], None]) -> None:
+        """`prepare` is called before it is filled."""
+        self._loader, self._prepare = loader, prepare
         self._module: ModuleType | None = None
         self._given: dict[str, object] = {}  # to torch, in the place of its functions
         self._filling = threading.RLock()
@@ -113,6 +126,7 @@ class _WhenAsked(Loader):
         with self._filling:
             module, self._module = self._module, None
             if module is not None:
+                self._prepare()
                 self._loader.exec_module(module)
                 for name, given in self._given.items():
                     if vars(torch := sys.modules["torch"]).get(name) is given:

@@ -102,12 +102,15 @@ except NotImplementedError:
     print("WITHOUT")
 assert not hasattr(torch.export, "__wrapped__") and "torch._export" not in sys.modules
 defers_more = (*map(int, torch.__version__.split(".")[:2]),) >= (2, 13)
-assert ("torch._higher_order_ops.scan" in sys.modules) != defers_more != ("torch.optim.sgd" in sys.modules)
+for name in ("torch._higher_order_ops.scan", "torch.optim.sgd", "torch._subclasses", "torch.utils.data.dataloader"):
+    assert (name in sys.modules) != defers_more, name
 try:
     torch.cond()
 except TypeError as error:
     assert "cond() missing" in str(error)
 assert torch.cond is torch._higher_order_ops.cond and torch.while_loop is torch._higher_order_ops.while_loop
+assert torch.vmap(lambda x: x + 1)(torch.zeros(2)).tolist() == [1.0, 1.0] and torch.vmap is torch.func.vmap
+assert not torch.compiler.is_compiling() and torch.utils.data.DataLoader
 assert torch.optim.SGD.__name__ == "SGD" and torch.ao.quantization.QConfig and torch.nn.quantized.Linear
 assert torch.export.Dim("n").__name__ == "n" and not hasattr(torch.export, "Dimension")
 import_all_of_torch()
@@ -130,6 +133,19 @@ assert "torch._prims" not in sys.modules
 import accelerate
 assert "torch._prims" in sys.modules
 """
+
+
+ASKED_FIRST = """
+from runtime.torch_import import defer_parts_of_torch
+defer_parts_of_torch()
+import torch
+assert not torch.compiler.is_compiling()
+"""
+
+
+def test_the_first_who_asks_for_the_compiler_finds_it_in_torch_s_own_order():
+    done = subprocess.run([sys.executable, "-c", ASKED_FIRST], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_describes_models_without_memory_has_all_of_torch():
