@@ -5,16 +5,18 @@ A colour is a server, a line style a workload or a percentile: two servers lie s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from loadtests.knee import knee_of
 from loadtests.saved import Record
+from loadtests.targets import PEER
+from loadtests.traffic import METRICS, TRAFFIC, VLLM, Figures, Metric, of_workload
 
 _COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#dc2626", "#525252")
 _STYLES = ("-", "--", ":", "-.")
@@ -87,6 +89,41 @@ def draw_levels(path: Path, levels: Sequence[Record]) -> None:
             load.xaxis.set_major_formatter(_PLAIN)
         _legend(figure, load)
         _save(figure, path)
+
+
+def draw_traffic(path: Path, figures: Mapping[str, Figures]) -> None:
+    """A line of panels for each model, a row in it for each workload: p50 is a dot, p99 a ring, of us and of vLLM."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(14, 1.2 + 2.9 * len(figures)), layout="constrained")
+        panels = figure.subplots(len(figures), len(METRICS), squeeze=False)
+        for line, (model, found) in zip(panels, figures.items(), strict=True):
+            measured = [each for each in TRAFFIC if of_workload(found, each)]
+            for axes, metric in zip(line, METRICS, strict=True):
+                _draw_metric(axes, metric, measured, {"oneloop": found, PEER: _prefixed(VLLM.get(model, {}))})
+                axes.set(title=f"{model}: {metric.title}", ylim=(len(measured) - 0.5, -0.5))
+                axes.set_yticks(range(len(measured)), [TRAFFIC[each] if axes is line[0] else "" for each in measured])
+        _legend(figure, panels[0, 1])
+        _save(figure, path)
+
+
+def _prefixed(figures: Mapping[str, Figures]) -> dict[str, float]:
+    return {f"{workload}.{key}": value for workload, found in figures.items() for key, value in found.items()}
+
+
+def _draw_metric(axes: Axes, metric: Metric, workloads: Sequence[str], servers: Mapping[str, Figures]) -> None:
+    for (server, figures), colour in zip(servers.items(), _COLOURS, strict=False):
+        for key, fill in zip(metric.keys, ("full", "none"), strict=False):
+            values = [_known(of_workload(figures, each).get(key)) for each in workloads]
+            label = f"{server}, {key[-3:]}" if len(metric.keys) > 1 else server
+            axes.plot(values, range(len(values)), "o", color=colour, fillstyle=fill, label=label)
+    if len(metric.keys) > 1:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(_PLAIN)
+        axes.xaxis.set_minor_formatter(_FEW)
+        axes.tick_params(axis="x", which="both", labelsize=7)
+    else:
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
 
 
 def _draw_server(panels: Sequence[Axes], name: str, levels: Sequence[Record], colour: str) -> None:

@@ -3,7 +3,7 @@ asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from loadtests.saved import Record
@@ -37,3 +37,10 @@ def draw(path: Path, records: Sequence[Record]) -> None:
         draw_levels(path, levels)
     else:
         draw_runs(path, records)
+
+
+def draw_traffic(path: Path, figures: Mapping[str, Mapping[str, float]]) -> None:
+    """Figures of `gpu` by model, beside vLLM's."""
+    from loadtests.charts import draw_traffic as charted
+
+    charted(path, figures)

@@ -16,10 +16,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from loadtests.pictures import CannotDraw, check_pictures, draw_traffic
 from loadtests.targets import MODELS, PEER, ROWS, Row
+from loadtests.traffic import table as traffic_table
 
 SUMMARY = "write RESULTS.md from the records of steps and gpu"
 RECORDS, RESULTS = Path(__file__).with_name("results.jsonl"), Path(__file__).with_name("RESULTS.md")
+PICTURE = Path(__file__).with_name("traffic.png")
 NOTES = "\n## Notes\n"
 Record = Mapping[str, Any]
 
@@ -28,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("records", type=Path, nargs="*", default=[RECORDS], metavar="JSONL", help="default: loadtests/results.jsonl")
     add("--out", type=Path, default=RESULTS, metavar="MD", help="default: loadtests/RESULTS.md")
+    add("--plot", type=Path, metavar="FILE", help="traffic as one picture, .svg or .png; needs matplotlib")
 
 
 def new_record(command: str, model: str, device: str, figures: Mapping[str, float]) -> dict[str, Any]:
@@ -104,6 +108,10 @@ def notes_of(page: str) -> str:
     return page.partition(NOTES)[2].strip() or "None yet."
 
 
+def _markdown(lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def results_page(records: Sequence[Record], notes: str) -> str:
     """The whole of RESULTS.md."""
     parts = [
@@ -121,7 +129,14 @@ def results_page(records: Sequence[Record], notes: str) -> str:
             rows = [row for row in ROWS if row.group == group and model in row.target]
             cells = [_cells(row, model, figures.get(row.key)) for row in rows]
             lines = [[group, *HEADER[1:]], ["---", *["---:"] * len(HEADER[1:])], *cells]
-            parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+            parts.append(_markdown(lines))
+        if traffic := traffic_table(model, figures):
+            header, *rows = traffic
+            parts.append(_markdown([header, ["---", *["---:"] * len(header[1:])], *rows]))
+    if PICTURE.exists():
+        parts.append(
+            f'<img src="{PICTURE.name}" width="100%" alt="Traffic: throughput and times, p50 and p99, of both models">'
+        )
     return "\n\n".join([*parts, NOTES.strip(), notes]) + "\n"
 
 
@@ -142,9 +157,12 @@ def read_records(paths: Iterable[Path]) -> list[Record]:
 def main(args: argparse.Namespace) -> int:
     try:
         records = read_records(args.records)
+        if args.plot is not None:
+            check_pictures([args.plot])
+            draw_traffic(args.plot, {model: latest(records, model)[0] for model in MODELS})
         notes = notes_of(args.out.read_text() if args.out.exists() else "")
         args.out.write_text(results_page(records, notes))
-    except (OSError, ValueError) as error:
+    except (CannotDraw, OSError, ValueError) as error:
         print(f"loadtests results: {error}", file=sys.stderr)
         return 2
     summary = {"command": "results", "file": str(args.out), "records": len(records)}

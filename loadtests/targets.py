@@ -52,6 +52,11 @@ def _workload(name: str, *figures: float) -> list[Row]:
     ]
 
 
+def _large(key: str, title: str, vllm: float, target: float) -> Row:
+    """Of the large model alone, milliseconds over HTTP."""
+    return Row(key, title, HTTP, 1, vllm={LARGE: vllm}, target={LARGE: target})
+
+
 ROWS: tuple[Row, ...] = (
     _row("decode_ms.1", "decode, batch 1, ms", STEPS, 3, (1.659, 0.60), (4.960, 4.0)),
     _row("decode_ms.8", "decode, batch 8, ms", STEPS, 3, (1.915, 0.80), (5.229, 4.3)),
@@ -69,6 +74,10 @@ ROWS: tuple[Row, ...] = (
     *_workload("c256_256_256", 16_851, 405, 13.6, 34_000, 200, 6.6, 13_698, 1_043, 14.7, 14_800, 400, 14.5),
     *_workload("c32_2048+128_64", 4_707, 122, 4.7, 11_000, 40, 2.3, 3_630, 67, 7.3, 4_700, 55, 5.6),
     _row("b512_1000-4000_64-256.wall_s", "burst of 512, 1,000-4,000 in, 64-256 out, s", HTTP, 1, (11.5, 9), (42.7, 38)),
+    _large("c128_512_128.ttft_ms_p99", "c128_512_128 TTFT p99, ms", 1_651, 1_651),
+    _large("c256_256_256.ttft_ms_p99", "c256_256_256 TTFT p99, ms", 1_747, 1_747),
+    _large("c256_256_256.e2e_ms_p99", "c256_256_256 whole request p99, ms", 4_880, 4_880),
+    _large("c256_256_256@70%.ttft_ms_p99", "Poisson at 70 % of that, TTFT p99, ms", 273, 45),
     _row("start_warm_s", "start to /health 200, kernel caches full, s", COSTS, 1, (70, 7), (70, 7)),
     _row("start_cold_s", "start to /health 200, kernel caches empty, s", COSTS, 1, (114, 14), (103, 14)),
     _row("host_memory_gib", "host memory of all processes, GiB", COSTS, 2, (3.2, 1.3), (3.3, 1.3)),

@@ -12,7 +12,11 @@ import pytest
 from loadtests.__main__ import main
 from loadtests.answers import Answer
 from loadtests.figures import Run
+from loadtests.gpu import WANTED
+from loadtests.pictures import draw_traffic
 from loadtests.saved import NUM_BINS, read_records, shape_of_run
+from loadtests.targets import LARGE, PEER
+from loadtests.traffic import METRICS, TRAFFIC
 from tests.loadtests.test_commands import last_json
 
 pytest.importorskip("matplotlib")
@@ -127,3 +131,12 @@ def test_without_matplotlib_a_picture_is_refused_before_anything_is_measured(cap
     monkeypatch.delitem(sys.modules, "loadtests.charts", raising=False)
     assert main(["serve", "--plot", "x.png"]) == 2
     assert "pip install 'oneloop[bench]'" in capsys.readouterr().err
+
+
+def test_traffic_is_drawn_beside_what_the_peer_took(tmp_path):
+    figures = {f"{name}.{key}": 7.0 for name in TRAFFIC for key in WANTED}
+    draw_traffic(tmp_path / "traffic.svg", {LARGE: figures})
+    said = texts(tmp_path / "traffic.svg")
+    assert all(title in said for title in TRAFFIC.values())
+    assert all(f"{LARGE}: {metric.title}" in said for metric in METRICS)
+    assert f"{PEER}, p99" in said
