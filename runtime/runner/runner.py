@@ -181,18 +181,29 @@ class ModelRunner:
         hidden = self._model.forward(step.forward)
         kept = self.drafter.keep(hidden) if follows else None
         device = step.forward.positions.device
-        prompt_logprobs = PromptLogprobs.compute(
-            rows, self._model.spec.vocab_size, device, lambda tokens: self._model.compute_logits(hidden, tokens)
-        )
-        pooled = self._pooling.compute(rows, hidden, device)
         samples = any(isinstance(row.work, Sample) for row in rows)
-        sampled = self._sampled(step, hidden) if samples else self._nothing_sampled(step)
+        logits: Tensor | None = None  # of what is sampled
+
+        def logits_of(tokens: Tensor) -> Tensor:
+            """Beside the first of them those of what is sampled: reading the head's weights takes as long as both."""
+            nonlocal logits
+            if logits is not None or not samples or step.logit_tokens is None:
+                return self._model.compute_logits(hidden, tokens)
+            both = self._model.compute_logits(hidden, torch.cat([tokens, step.logit_tokens]))
+            logits = both[len(tokens) :]
+            return both[: len(tokens)]
+
+        prompt_logprobs = PromptLogprobs.compute(rows, self._model.spec.vocab_size, device, logits_of)
+        pooled = self._pooling.compute(rows, hidden, device)
+        sampled = self._sampled(step, hidden, logits) if samples else self._nothing_sampled(step)
         if follows:
             self.drafter.follow(step, kept)
         return Computed.of(step.logits_of if samples else (), sampled, prompt_logprobs, pooled)
 
-    def _sampled(self, step: StepInputs, hidden: Any) -> Sampled:
-        logits = self._model.compute_logits(hidden, step.logit_tokens)
+    def _sampled(self, step: StepInputs, hidden: Any, logits: Tensor | None = None) -> Sampled:
+        """`logits`: if they have been computed."""
+        if logits is None:
+            logits = self._model.compute_logits(hidden, step.logit_tokens)
         ids = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._inputs.last_ids, step.drafts)
         return Sampled(ids, logits, step.sample_positions, step.drafts)
 

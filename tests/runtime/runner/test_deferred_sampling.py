@@ -91,3 +91,20 @@ async def test_a_step_whose_every_mask_is_late_draws_nothing(make):
     assert await sampled(forward.sample(rest, masks({}))) == ([], [], [])
     assert (await sampled(snapshot.sample(draws, masks({1: {12}, 2: {5, 39}}))))[0] == [12, 39]
     await runner.close()
+
+
+async def test_what_is_sampled_has_its_logits_beside_those_of_a_prompt_that_is_scored(make, monkeypatch):
+    """Reading the head's weights twice would take as long as a decode."""
+    runner, sizes = make(), []
+    compute_logits = Successor.compute_logits
+
+    def noted(model, hidden, tokens=None):
+        sizes.append(len(tokens))
+        return compute_logits(model, hidden, tokens)
+
+    monkeypatch.setattr(Successor, "compute_logits", noted)
+    scored = prompt(0, 20, 21, 22, 24, span=PromptLogprobsSpan(1, (21, 22, 24), 0))
+    ids, _, ranks = await sampled(runner.launch(batch_of(scored)))
+    assert sizes == [3 + 1]
+    assert ids == [25]
+    assert [len(each) for each in ranks] == [3]
