@@ -19,10 +19,11 @@ from typing import NamedTuple, Protocol
 from runtime.batch import ScheduledBatch
 from runtime.step_cost import LearnedCost, StepCost
 
-_LEAST_OF_MEASURED = (
-    2 / 3
-)  # which a token of a prompt took at the start: small steps make it look cheaper than in large ones
+# Which a token of a prompt took at the start: small steps make it look cheaper than in large ones. Where a step is bounded by what
+# rows take alone it is all of it: kernels that serve a dozen rows in one pass over the weights need two for one row more.
+_LEAST_OF_MEASURED = 2 / 3
 _BESIDE_PROMPTS = 1.5  # times what decodes take, at least, where prompts wait
+_FIRST_ROWS, _GROWTH = 4, 2  # of decodes that have turns: at first, and how many times as many as any step had
 WORTHWHILE_TOKENS, SHORTEST_ITL_S, TTFT_PER_ITL = 3072, 0.02, 5.0
 
 
@@ -140,7 +141,7 @@ class TimedBudget:
 
     def __init__(self, cost: StepCost, goals: Goals, *, least: int = 1) -> None:
         self.goals = goals
-        self.learned = LearnedCost(cost)
+        self.learned = LearnedCost(cost) if goals.slowdown is None else LearnedCost(cost, every=1)
         self._least = least
 
     @property
@@ -152,6 +153,8 @@ class TimedBudget:
         goals, decode_s = self.goals, self.learned.decode_s(load.num_decodes, load.num_context_tokens)
         waiting_s = load.num_waiting_tokens * self.learned.cost.token_s
         in_time_s = 0.5 * goals.max_itl_s * max(1.0, waiting_s / goals.target_ttft_s)
+        if load.narrowest is not None and load.num_decodes <= load.narrowest.num_rows:
+            decode_s = min(decode_s, self.learned.alone.seconds(load.num_decodes, load.num_context_tokens))
         return max(min(in_time_s, goals.max_itl_s, self._slowed_s(load)), _BESIDE_PROMPTS * decode_s)
 
     def num_decodes(self, most: Load) -> int:
@@ -160,7 +163,8 @@ class TimedBudget:
         if most.num_waiting_tokens:
             step_s /= _BESIDE_PROMPTS
         row_s = cost.row_s + cost.context_s * most.num_context_tokens / max(1, num_rows)
-        return min(num_rows, int((step_s - cost.base_s) / row_s))
+        known = max(_FIRST_ROWS, _GROWTH * self.learned.most_rows)
+        return min(num_rows, known, int((step_s - cost.base_s) / row_s))
 
     def ending_cost(self) -> int:
         cost = self.learned.cost
@@ -171,7 +175,8 @@ class TimedBudget:
         if slowdown is None:
             return math.inf
         narrowest = load.narrowest or Decodes(load.num_decodes, load.num_context_tokens)
-        return (slowdown.by_many if load.num_asking > 1 else slowdown.by_one) * self.learned.decode_s(*narrowest)
+        alone_s = self.learned.alone.seconds(*narrowest)
+        return (slowdown.by_many if load.num_asking > 1 else slowdown.by_one) * alone_s
 
     def prompt_tokens(self, load: Load) -> int | None:
         least = (
@@ -181,13 +186,21 @@ class TimedBudget:
 
     def _tokens(self, load: Load, step_s: float) -> int:
         """How many tokens of prompts fit a step of `step_s` seconds."""
-        cost, measured_s = self.learned.cost, self.learned.assumed.token_s
-        token_s = max(cost.token_s, _LEAST_OF_MEASURED * measured_s) + load.depth * cost.pair_s
+        cost = self.learned.cost
+        token_s = max(cost.token_s, self._least_token_s()) + load.depth * cost.pair_s
         return int(self.learned.prompts_within(step_s, load.num_decodes, load.num_context_tokens) / token_s)
+
+    def _least_token_s(self) -> float:
+        """Less where rows take less than at the start, when others may have had the cores, too."""
+        assumed = self.learned.assumed
+        if self.goals.slowdown is None:
+            return _LEAST_OF_MEASURED * assumed.token_s
+        return assumed.token_s * min(1.0, self.learned.alone.seconds(1, 0) / assumed.decode_s(1, 0))
 
     def scored_cost(self) -> int:
         cost = self.learned.cost
-        return max(1, round(1 + cost.scored_s / cost.token_s))
+        token_s = cost.token_s if self.goals.slowdown is None else max(cost.token_s, self._least_token_s())
+        return max(1, round(1 + cost.scored_s / token_s))
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
         self.learned.settled(batch, took_s)

@@ -1,12 +1,15 @@
 """Step cost: how long a step takes, from what is in it; and how that is learned from the steps that were. No clock of its own.
 
-A step's time is a sum over what is in it, each with a cost; but reading the weights goes on beside computing what prompts have, so
-of these two the sum is one of powers (`_OVERLAP`: 1 would be one after the other; fits 0.6B and 8B on an H200 from 1 row to 8,192
-tokens within 6 %). What it takes without prompts (the weights are read once, then each row and each token of its context) and what
-prompts add (each token, each pair of a token and one before it, each token that is scored) are learned apart: steps without
-prompts, of which there are many, say nothing of the others and make nobody forget them. What is learned of a cost is a factor on
-what was assumed at the start, by least squares of relative errors, in which late steps count more than early ones and what was
-assumed counts as a few: so a cost of which steps say nothing stays what it was, and one odd step moves little."""
+A step's time is a sum over what is in it, each with a cost; but a GPU reads the weights while it computes what prompts have, so
+of these two the sum is one of powers (`overlap`: 1 is one after the other, as on a few cores; 1.3 fits 0.6B and 8B on an H200 from
+1 row to 8,192 tokens within 6 %). What it takes without prompts (the weights are read once, then each row and each token of its
+context) and what prompts add (each token, each pair of a token and one before it, each token that is scored) are learned apart:
+steps without prompts, of which there are many, say nothing of the others and make nobody forget them. What is learned of a cost is
+a factor on what was assumed at the start, by least squares of relative errors, in which late steps count more than early ones and
+what was assumed counts as a few: so a cost of which steps say nothing stays what it was, and one odd step moves little.
+
+Errors of what a mixed step is expected to take are shared out among costs as well as can be; they must not come back as more time
+for such a step. So what rows take that have steps for themselves is kept beside these costs, by their number (`StepsAlone`)."""
 
 from __future__ import annotations
 
@@ -21,11 +24,16 @@ SCORED_COST = 3.0
 _PAIRS_PER_TOKEN = (
     16_384.0  # of a token and one before it, which take as long as a token: 5,200 for 0.6B on an H200, 23,000 for 8B
 )
-_OVERLAP = 1.3
+_PAIRS_PER_CONTEXT = 0.6  # on cores, of what a decode takes for a token before it: 0.63 for SmolLM2
 _KEPT = 0.99  # of what is known, from step to step
 _ASSUMED = 0.05  # what the assumptions count, in steps
 _MOST = 20.0  # by which what is learned differs at most from what was assumed, either way
 _OFF = 0.1  # of what was expected: less is no reason to doubt what decodes cost, where there are prompts, too
+_EVERY = 8  # of steps without prompts that are alike, one is looked at
+_SLOW, _QUICK = (
+    0.2,
+    1.25,
+)  # of what a step alone took, in what is known; and how much longer or shorter it counts as, at most
 _ODD = 3.0  # a step that takes so many times what was expected, or that part of it, counts as one at this border
 
 
@@ -47,7 +55,7 @@ class TimedSteps(NamedTuple):
 class StepCost:
     """Seconds. `base_s`: of a step, whatever is in it. `row_s`, `context_s`: of each row that decodes, and each token before its
     own. `token_s`, `pair_s`, `scored_s`: of each token of a prompt, each pair of one and one before it, and what scoring it
-    adds."""
+    adds. `overlap`: of computing prompts and the rest."""
 
     base_s: float
     token_s: float
@@ -55,14 +63,23 @@ class StepCost:
     context_s: float
     pair_s: float
     scored_s: float
+    overlap: float = 1.3
 
     @classmethod
     def assumed(cls, timed: TimedSteps, kv_share: float = 0.0) -> StepCost:
-        """`kv_share`: bytes that the KV cache has for a token, in those of the weights: they come through the same memory."""
+        """`kv_share`: bytes that the KV cache has for a token, in those of the weights: they come through the same memory. Where a
+        row was timed, each costs what it costs alone, and so does whatever a step has."""
         base_s, token_s, row_s = timed
         context_s = base_s * max(kv_share, 1e-7)
         pair_s, scored_s = token_s / _PAIRS_PER_TOKEN, (SCORED_COST - 1) * token_s
-        return cls(base_s, token_s, token_s if row_s is None else row_s, context_s, pair_s, scored_s)
+        if row_s is None:
+            return cls(base_s, token_s, token_s, context_s, pair_s, scored_s)
+        pair_s = max(pair_s, _PAIRS_PER_CONTEXT * context_s)
+        return cls(base_s, token_s, row_s, context_s, pair_s, scored_s, overlap=1.0)
+
+    def decode_s(self, num_rows: int, num_context: int) -> float:
+        """What a step takes without prompts."""
+        return self.base_s + self.row_s * num_rows + self.context_s * num_context
 
 
 class _Factors:
@@ -81,9 +98,15 @@ class _Factors:
         """`assumed_s`: what each thing in a step was assumed to take; together they took `took_s`."""
         expected_s = self.expected(assumed_s)
         took_s = min(max(took_s, expected_s / _ODD), expected_s * _ODD)
-        shares, squares, sums = [each / took_s for each in assumed_s], self._squares, self._sums
+        # Relative to what was expected: relative to what they took, steps that scatter would seem shorter than they are.
+        shares, ratio, squares, sums = (
+            [each / expected_s for each in assumed_s],
+            took_s / expected_s,
+            self._squares,
+            self._sums,
+        )
         for i, share in enumerate(shares):
-            sums[i] = _KEPT * sums[i] + share
+            sums[i] = _KEPT * sums[i] + share * ratio
             line = squares[i]
             for j, other in enumerate(shares):
                 line[j] = _KEPT * line[j] + share * other
@@ -107,27 +130,63 @@ class _Factors:
         return values
 
 
+class StepsAlone:
+    """How long so many rows lately took that decode with nothing beside them. One odd step moves little."""
+
+    def __init__(self, assumed: StepCost) -> None:
+        self._assumed = assumed
+        self._known: dict[int, tuple[float, float]] = {}  # by the number of rows: seconds, and tokens before theirs
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def settled(self, num_rows: int, num_context: int, took_s: float) -> None:
+        known_s, known_context = self._known.get(num_rows, (took_s, num_context))
+        took_s = min(max(took_s, known_s / _QUICK), known_s * _QUICK)
+        self._known[num_rows] = (
+            known_s + _SLOW * (took_s - known_s), known_context + _SLOW * (num_context - known_context)
+        )  # fmt: skip
+
+    def seconds(self, num_rows: int, num_context: int) -> float:
+        """Of a step with these. Where no such step was seen, what was assumed says how much longer or shorter it is than one with
+        fewer rows, or else with more."""
+        expected_s = self._assumed.decode_s(num_rows, num_context)
+        if not self._known:
+            return expected_s
+        like = max((num for num in self._known if num <= num_rows), default=min(self._known))
+        known_s, known_context = self._known[like]
+        return known_s * expected_s / self._assumed.decode_s(like, round(known_context))
+
+    def ends(self) -> list[tuple[int, float, float]]:
+        """The fewest rows that were seen, the tokens before theirs, and seconds; and of the most."""
+        return [(num, self._known[num][1], self._known[num][0]) for num in (min(self._known), max(self._known))]
+
+
 class LearnedCost:
     """A StepCost that follows the steps that it is shown."""
 
-    def __init__(self, assumed: StepCost) -> None:
+    def __init__(self, assumed: StepCost, *, every: int = _EVERY) -> None:
+        """`every`: of so many steps without prompts that are alike, one is looked at."""
         self.assumed = assumed
+        self.alone = StepsAlone(assumed)
+        self._every = every
         self._decode, self._prompt = _Factors(3), _Factors(3)
         self._num_decodes = self._last_rows = 0
+        self.most_rows = 0  # in any step that was looked at
 
     @property
     def cost(self) -> StepCost:
         one, decode, prompt = self.assumed, self._decode.values, self._prompt.values
         return StepCost(
             one.base_s * decode[0], one.token_s * prompt[0], one.row_s * decode[1], one.context_s * decode[2],
-            one.pair_s * prompt[1], one.scored_s * prompt[2],
+            one.pair_s * prompt[1], one.scored_s * prompt[2], one.overlap,
         )  # fmt: skip
 
     def prompts_within(self, step_s: float, num_rows: int, num_context: int) -> float:
         """Seconds' worth of prompts that keep a step with so many decodes within `step_s`."""
         base_s = self._decode.values[0] * self.assumed.base_s
         left_s = step_s - (self.decode_s(num_rows, num_context) - base_s)
-        return _difference(left_s, base_s)
+        return _difference(left_s, base_s, self.assumed.overlap)
 
     def decode_s(self, num_rows: int, num_context: int) -> float:
         """What a step takes without prompts."""
@@ -135,13 +194,14 @@ class LearnedCost:
         return factors[0] * one.base_s + factors[1] * one.row_s * num_rows + factors[2] * one.context_s * num_context
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
-        """A step with `batch` took `took_s`. Of steps without prompts every eighth is looked at, and those of a quarter more or
+        """A step with `batch` took `took_s`. Of steps without prompts one in some is looked at, and those of a quarter more or
         fewer rows than the last of these; and none that waits for masks."""
         num_drafts = sum([len(row.draft_ids) for row in batch.rows]) if batch.num_tokens > len(batch.rows) else 0
-        only_decodes = batch.num_tokens == len(batch.rows) + num_drafts
+        only_decodes = batch.num_tokens == len(batch.rows) + num_drafts and not batch.prompt_logprobs_rows
         if only_decodes:
             self._num_decodes += 1
-            if self._num_decodes % 8 != 1 and 3 * self._last_rows < 4 * len(batch.rows) < 5 * self._last_rows:
+            alike = 3 * self._last_rows < 4 * len(batch.rows) < 5 * self._last_rows
+            if alike and self._num_decodes % self._every != 1 % self._every:
                 return
             self._last_rows = len(batch.rows)
         num_rows = num_context = num_tokens = num_scored = 0
@@ -149,7 +209,7 @@ class LearnedCost:
         for row in batch.rows:
             if row.masked:
                 return
-            if row.num_tokens == 1 + len(row.draft_ids):
+            if row.num_tokens == 1 + len(row.draft_ids) and row.prompt_logprobs is None:
                 num_rows += row.num_tokens  # a draft takes about what a row does
                 num_context += row.start
             else:
@@ -159,27 +219,38 @@ class LearnedCost:
                 if row.prompt_logprobs is not None:
                     num_scored += row.num_tokens
         one = self.assumed
+        self.most_rows = max(self.most_rows, num_rows)
         if only_decodes:
             if num_rows:
-                self._decode.learn([one.base_s, one.row_s * num_rows, one.context_s * num_context], took_s)
+                self._settled_alone(num_rows, num_context, took_s)
             return
         prompts = [one.token_s * num_tokens, one.pair_s * num_pairs, one.scored_s * num_scored]
         decode_s, base_s = self.decode_s(num_rows, num_context), self._decode.values[0] * one.base_s
-        expected_s = decode_s - base_s + _sum(base_s, self._prompt.expected(prompts))
+        expected_s = decode_s - base_s + _sum(base_s, self._prompt.expected(prompts), one.overlap)
         prompts_s = max(self.prompts_within(took_s, num_rows, num_context), took_s / 100)
-        if 2 * decode_s > expected_s and abs(took_s - expected_s) > _OFF * expected_s:
+        is_wider = num_rows > 2 * self._last_rows  # than any without prompts lately, which say what fewer take
+        if is_wider and 2 * decode_s > expected_s and abs(took_s - expected_s) > _OFF * expected_s:
             # Most of it is decodes: as likely as not what was wrong is what they cost.
             self._decode.learn(
                 [one.base_s, one.row_s * num_rows, one.context_s * num_context], decode_s * took_s / expected_s
             )
         self._prompt.learn(prompts, prompts_s)
 
+    def _settled_alone(self, num_rows: int, num_context: int, took_s: float) -> None:
+        """Many rows make nobody forget what few take, nor few what many do: what a row adds follows from both."""
+        one = self.assumed
+        self.alone.settled(num_rows, num_context, took_s)
+        self._decode.learn([one.base_s, one.row_s * num_rows, one.context_s * num_context], took_s)
+        for num, context, known_s in self.alone.ends():
+            if num != num_rows:
+                self._decode.learn([one.base_s, one.row_s * num, one.context_s * context], known_s)
 
-def _difference(sum_s: float, one_s: float) -> float:
+
+def _difference(sum_s: float, one_s: float, overlap: float) -> float:
     """What makes `sum_s` of `one_s`, where they go on beside each other; 0 where nothing is left."""
-    return (sum_s**_OVERLAP - one_s**_OVERLAP) ** (1 / _OVERLAP) if sum_s > one_s else 0.0
+    return (sum_s**overlap - one_s**overlap) ** (1 / overlap) if sum_s > one_s else 0.0
 
 
-def _sum(one_s: float, other_s: float) -> float:
+def _sum(one_s: float, other_s: float, overlap: float) -> float:
     """What two take that go on beside each other."""
-    return float((one_s**_OVERLAP + other_s**_OVERLAP) ** (1 / _OVERLAP))
+    return float((one_s**overlap + other_s**overlap) ** (1 / overlap))

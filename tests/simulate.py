@@ -27,7 +27,7 @@ from runtime.step_budget import FixedBudget, Goals, PlatformSteps, Slowdown, Ste
 from runtime.step_cost import StepCost, TimedSteps
 
 STEPS_IN_FLIGHT = 2
-ON_CPU, ON_CUDA = PlatformSteps(0.2, 16, Slowdown(2.4, 5.0)), PlatformSteps(0.07, 256)  # as the platforms have them
+ON_CPU, ON_CUDA = PlatformSteps(0.2, 16, Slowdown(2.0, 5.0)), PlatformSteps(0.07, 256)  # as the platforms have them
 THINK_S = 0.0005  # a closed loop's client, between two requests
 
 

@@ -45,9 +45,8 @@ from runtime.step_cost import TimedSteps
 
 _TIMED_ROWS = 4
 _TIMED_TIMES, _TIMED_S = 3, 0.1  # steps of a kind at most, and seconds after which there is no further one
-# Beside one request a stream waits three times as long at most as alone, with all that scatters, and beside several five times. At
-# 2.4 for any number four clients of long prompts would have a fifth less.
-STEPS = PlatformSteps(longest_itl_s=0.2, least_tokens=16, slowdown=Slowdown(2.4, 5.0))
+# Beside one request a stream waits three times as long at most as alone, with all that scatters, and beside several five times.
+STEPS = PlatformSteps(longest_itl_s=0.2, least_tokens=16, slowdown=Slowdown(2.0, 5.0))
 
 # A step on a CPU should not hold up its decodes for seconds, and above some hundred tokens a bigger one is no faster.
 DEFAULTS = DeviceDefaults("float32", 64, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.batch import SAMPLE, SAMPLE_MASKED, PromptLogprobsSpan, ScheduledBatch, ScheduledRow
-from runtime.step_cost import LearnedCost, StepCost, TimedSteps
+from runtime.step_cost import LearnedCost, StepCost, StepsAlone, TimedSteps
 from tests.simulate import DEVICES, Device
 
 
@@ -106,3 +106,64 @@ def test_what_scoring_adds_is_learned():
         learned.settled(plain, device.seconds(plain))
         learned.settled(scored, device.seconds(scored) + 64 * 0.005)
     assert learned.cost.scored_s == pytest.approx(0.005, rel=0.15)
+
+
+def test_what_a_row_takes_alone_is_not_learned_from_steps_with_prompts():
+    """Prompts that cost more the deeper they are, and scatter: errors of what is expected must not lengthen what is allowed."""
+    device, learned, rng = (
+        DEVICES["smollm2-cpu"],
+        LearnedCost(DEVICES["smollm2-cpu"].assumed(), every=1),
+        random.Random(7),
+    )
+    show(learned, device, step(1, context=50), times=20)
+    known_s = learned.alone.seconds(1, 50)
+    assert known_s == pytest.approx(device.seconds(step(1, context=50)))
+    for number in range(400):
+        mixed = step(1, context=50, prompts=[8], start=10 * number)
+        learned.settled(mixed, device.seconds(mixed) * rng.lognormvariate(0.2, 0.4))
+    assert learned.alone.seconds(1, 50) == known_s
+    assert learned.decode_s(1, 50) == pytest.approx(known_s, rel=0.05)
+
+
+def test_steps_that_scatter_are_expected_to_take_no_less_than_they_do():
+    device, learned, rng = (
+        DEVICES["smollm2-cpu"],
+        LearnedCost(DEVICES["smollm2-cpu"].assumed(), every=1),
+        random.Random(7),
+    )
+    factors = [rng.choice([0.6, 1.0, 1.0, 1.8]) for _ in range(400)]  # 1.1 in the middle
+    for factor in factors:
+        learned.settled(step(2), factor * device.seconds(step(2)))
+    assert learned.decode_s(2, 1000) > 1.03 * device.seconds(step(2))
+
+
+def test_many_rows_make_nobody_forget_what_one_takes():
+    device, learned = DEVICES["smollm2-cpu"], LearnedCost(DEVICES["smollm2-cpu"].assumed(), every=1)
+    costly = replace(device, row=8.0)
+    show(learned, device, step(1), times=20)
+    show(learned, costly, step(12), times=1000)
+    assert learned.decode_s(12, 6000) == pytest.approx(costly.seconds(step(12)), rel=0.05)
+    assert learned.decode_s(1, 500) == pytest.approx(device.seconds(step(1)), rel=0.1)
+    assert learned.alone.seconds(1, 500) == pytest.approx(device.seconds(step(1)))
+
+
+def test_of_rows_that_were_never_alone_fewer_say_what_they_would_take():
+    alone = StepsAlone(StepCost(0.010, 0.001, 0.002, 1e-6, 0.0, 0.0))
+    assert alone.seconds(3, 1000) == pytest.approx(0.017)  # as assumed
+    alone.settled(2, 0, 0.028)  # twice as long
+    assert alone.seconds(2, 0) == pytest.approx(0.028)
+    assert alone.seconds(2, 1000) == pytest.approx(0.030)
+    assert alone.seconds(4, 0) == pytest.approx(0.036)
+    assert alone.seconds(1, 0) == pytest.approx(0.024)
+    alone.settled(2, 0, 5.0)  # the host was away
+    assert alone.seconds(2, 0) < 1.06 * 0.028
+
+
+def test_a_prompt_that_is_scored_a_token_at_a_time_is_no_decode():
+    device, learned = DEVICES["smollm2-cpu"], LearnedCost(DEVICES["smollm2-cpu"].assumed(), every=1)
+    show(learned, device, step(1), times=20)
+    known_s, one = learned.decode_s(2, 1000), step(1, prompts=[1], scored=True)
+    for _ in range(100):
+        learned.settled(one, device.seconds(one) + 0.010)
+    assert learned.decode_s(2, 1000) == known_s
+    assert learned.cost.scored_s + learned.cost.token_s == pytest.approx(0.010, rel=0.25)
