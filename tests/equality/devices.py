@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ WAYS = {
 }
 
 
-def check(name: str, folder: Path, device: str, **options: Any) -> None:
-    """`name`: of a family; `options`: of the engine, how many devices there are."""
+def check(name: str, folder: Path, device: str, *, ways: Iterable[str] = WAYS, **options: Any) -> None:
+    """`name`: of a family; `ways`: of `WAYS`; `options`: of the engine, how many devices there are."""
     family = FAMILIES[name]
     theirs = drawn(family)
     theirs.config.eos_token_id = theirs.generation_config.eos_token_id = None  # answers are all of a length
@@ -44,7 +45,7 @@ def check(name: str, folder: Path, device: str, **options: Any) -> None:
     prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in family.lengths if length < 50]
     prompts.append(prompts[-1][:-1])
     expected = []
-    for limits, how in WAYS.values():
+    for limits, how in (WAYS[way] for way in ways):
         config = EngineConfig(
             device=device, dtype="float32", max_num_seqs=16, num_kv_blocks=64, max_model_len=64, **limits
         )

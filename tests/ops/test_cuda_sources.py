@@ -41,7 +41,9 @@ PROGRAMS = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_compiles(name, dtype):
+    """The smallest and the largest of its kernels in one type, one between them in the other."""
     program: Program = PROGRAMS[name]
     instances = list(program.instances)
-    for instance in {instances[0], instances[len(instances) // 2], instances[-1]}:
+    ends = {instances[0], instances[-1]}
+    for instance in ends if dtype == torch.bfloat16 else {instances[len(instances) // 2]}:
         assert len(machine_code(program.source(instance), dtype, "sm_90a")) > 1000

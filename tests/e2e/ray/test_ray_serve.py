@@ -36,7 +36,9 @@ REFUSED = re.compile('"code":"replica_lost"|"type":"overloaded_error"')  # befor
 @pytest.fixture(scope="module")
 def served(start_for_module) -> Any:
     server = start_for_module(
-        "--replicas", "2", "--max-num-seqs", "16", "--api-key", KEY, "--log-level", "info", command=["ray"],
+        "--replicas", "2", "--max-num-seqs", "16", "--api-key", KEY, "--log-level", "info",
+        "--drain-timeout", "3600",  # however slow the machine is
+        command=["ray"],
     )  # fmt: skip
     server.wait_until_said("oneloop serves on")
     return server
@@ -71,7 +73,7 @@ def test_keys_and_streams_survive_the_proxy(served):
         stream = client.chat.completions.create(model=MODEL, max_tokens=8, **CHAT_OF_OPENAI)
         chunks = [chunk.choices[0].delta.content for chunk in stream if chunk.choices]
         raw = client.models.with_raw_response.list()
-    assert len(chunks) >= 8  # a token at a time, not all at once
+    assert len(chunks) > 3  # as it comes, not all at once; on a machine that is busy a chunk may have several tokens
     assert len(raw.headers.get_list("x-request-id")) == len(raw.headers.get_list("date")) == 1
 
 
