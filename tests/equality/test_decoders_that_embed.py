@@ -28,9 +28,9 @@ CONFIG = {
 CHUNKS = EngineConfig(max_num_batched_tokens=40, max_num_seqs=8)
 
 
-def written(name: str, folder, **config):
+def written(name: str, folder, kind=transformers.Qwen3Config, **config):
     torch.manual_seed(5)
-    theirs = getattr(transformers, name)(transformers.Qwen3Config(**CONFIG | config)).eval()
+    theirs = getattr(transformers, name)(kind(**CONFIG | config)).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             if parameter.dim() > 1:
@@ -51,6 +51,30 @@ def states_of(base, ids) -> torch.Tensor:
     return base(input_ids=torch.tensor([ids])).last_hidden_state[0]
 
 
+@torch.inference_mode()
+def states_both_ways(base, ids) -> torch.Tensor:
+    seen = torch.zeros(1, 1, len(ids), len(ids))  # added to all scores
+    return base(input_ids=torch.tensor([ids]), attention_mask=seen).last_hidden_state[0]
+
+
+def with_modules(folder, pooling: str):
+    """The model in `folder`, whose texts sentence-transformers would pool so, and normalise."""
+    modules = [
+        {"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}": True}))
+    files = resolve(str(folder), None, lambda progress: None)
+    spec = implementation.describe(files.config, "native", files.modules)
+    return implementation.load(
+        spec, files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, device="cpu",
+        max_model_len=256, weights=implementation.WeightPolicy("float32"),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["Qwen3Model", "Qwen3ForCausalLM"])
 async def test_the_last_token_of_a_text_is_its_embedding(name, tmp_path):
     theirs = written(name, tmp_path)
@@ -68,23 +92,31 @@ async def test_a_model_without_its_head_is_read_under_either_name(tmp_path):
     theirs = written("Qwen3ForCausalLM", tmp_path, tie_word_embeddings=True)
     path = tmp_path / "model.safetensors"
     save_file({name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}, path)
-    modules = [
-        {"path": "", "type": "sentence_transformers.models.Transformer"},
-        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-        {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
-    ]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
-    files = resolve(str(tmp_path), None, lambda progress: None)
-    spec = implementation.describe(files.config, "native", files.modules)
-    model = implementation.load(
-        spec, files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, device="cpu",
-        max_model_len=256, weights=implementation.WeightPolicy("float32"),
-    )  # fmt: skip
-    (found,) = await pooled(model, texts(), [PoolingParams()])
+    (found,) = await pooled(with_modules(tmp_path, "lasttoken"), texts(), [PoolingParams()])
     for vector, (ids, _) in zip(found, texts(), strict=True):
         same(vector, normalize(states_of(theirs.base_model, ids)[-1], dim=0))
+
+
+async def test_e5_mistral_is_the_last_token_seen_through_windows(tmp_path):
+    """A bare Mistral whose windows are shorter than its texts, whole, in pieces and behind a prefix that is there."""
+    theirs = written("MistralModel", tmp_path, transformers.MistralConfig, sliding_window=48)
+    model = with_modules(tmp_path, "lasttoken")
+    for config in (None, CHUNKS):
+        (found,) = await pooled(model, texts() * 2, [PoolingParams()], config)
+        for vector, (ids, _) in zip(found, texts() * 2, strict=True):
+            same(vector, normalize(states_of(theirs, ids)[-1], dim=0))
+
+
+@pytest.mark.parametrize(("pooling", "is_causal"), [("lasttoken", True), ("mean_tokens", False)])
+async def test_gritlm_embeds_with_a_causal_models_weights(pooling, is_causal, tmp_path):
+    """By the last token of what a causal model sees, and as GritLM itself: by the mean of what sees both ways."""
+    theirs = written("MistralForCausalLM", tmp_path, transformers.MistralConfig, sliding_window=None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"is_causal": is_causal}))
+    (found,) = await pooled(with_modules(tmp_path, pooling), texts() * 2, [PoolingParams()])
+    for vector, (ids, _) in zip(found, texts() * 2, strict=True):
+        states = states_of(theirs.base_model, ids) if is_causal else states_both_ways(theirs.base_model, ids)
+        same(vector, normalize(states[-1] if is_causal else states.mean(dim=0), dim=0))
 
 
 @pytest.mark.parametrize("num_labels", [1, 3])
@@ -145,7 +177,4 @@ async def test_a_causal_model_may_be_trained_to_see_both_ways(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"is_causal": False}))
     (found,) = await pooled(ours_of(tmp_path), texts(), [PoolingParams("token_embed", None, False)])
     for vectors, (ids, _) in zip(found, texts(), strict=True):
-        with torch.inference_mode():
-            seen = torch.zeros(1, 1, len(ids), len(ids))  # added to all scores
-            wanted = theirs(input_ids=torch.tensor([ids]), attention_mask=seen).last_hidden_state[0]
-        same(vectors, wanted)
+        same(vectors, states_both_ways(theirs, ids))
