@@ -17,8 +17,8 @@ class EncoderPasses(Protocol):
     """Who runs an encoder's passes, and may do so by a captured graph."""
 
     def run(self, key: bytes, num_outputs: int, inputs: Mapping[str, Tensor], compute: Compute) -> Tensor:
-        """What `compute` makes of `inputs`, all on the device: [num_outputs, W]. `key`: of whatever else it hangs on, and of their
-        shapes."""
+        """What `compute` makes of `inputs`, all on the device. `key`: of whatever else it hangs on, and of their shapes.
+        `num_outputs`: that come of it, or as many as are as much work."""
         ...
 
 

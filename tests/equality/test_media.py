@@ -19,6 +19,7 @@ from runtime.config import EngineConfig
 from runtime.encode.first_items import encode_first
 from runtime.models import implementation
 from runtime.models.through_transformers import tower
+from runtime.models.through_transformers.vision_blocks import Block
 from runtime.runner.warmup import prompts
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import Reference, compare, engine_parts
@@ -45,7 +46,8 @@ Inputs = dict[str, np.ndarray]
 class Row:
     """A family. `config`: of the whole model; `draw`: a picture's tensors, the second of another size if it knows several.
     `whole_items`: they are never cut. `types`: what transformers calls which tokens are a picture's, where it wants to be told.
-    `whole_prompts`: their tokens see each other all. `has_prefixes`: whether its prompts may be found in the prefix cache."""
+    `whole_prompts`: their tokens see each other all. `has_prefixes`: whether its prompts may be found in the prefix cache.
+    `own_blocks`: whether our ops compute those of its tower."""
 
     config: Callable[[], transformers.PretrainedConfig]
     draw: Callable[[np.random.Generator, bool], Inputs]
@@ -54,6 +56,7 @@ class Row:
     whole_prompts: bool = False
     types: str = ""
     has_prefixes: bool = True
+    own_blocks: bool = True
 
     def reference(self, theirs: transformers.PreTrainedModel, prompt: Prompt) -> Reference:
         types = {self.types: lambda ids: (ids == IMAGE).int()} if self.types else {}
@@ -246,7 +249,7 @@ FAMILIES = {
             },
             vision_config=LLAMA4, image_token_index=IMAGE,
         ),
-        tiles,
+        tiles, own_blocks=False,
     ),
     "paligemma": Row(
         of(
@@ -362,6 +365,16 @@ def test_pictures_matter(case, told):
     """Else the others would show nothing."""
     (_, _), (_, _), (_, one), _, (_, other) = told
     assert one.token_ids != other.token_ids
+
+
+def test_blocks_are_computed_by_ops(case):
+    names = [type(each).__name__ for each in case.ours.encoder._model.modules()]
+    blocks = sum(isinstance(each, Block) for each in case.ours.encoder._model.modules())
+    if case.family.own_blocks:
+        assert blocks > 1
+        assert not [name for name in names if name.endswith(("Attention", "VisionMLP"))]
+    else:
+        assert not blocks
 
 
 def test_loading_draws_no_numbers(case):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import transformers
 from runtime.api import MediaItem, beside_pictures
 from runtime.config import EngineConfig
 from runtime.models.through_transformers import tower
-from tests.equality.greedy import compare
+from tests.equality.greedy import Reference, compare
 from tests.equality.media import Medium, Prompt, run, transformers_greedy
 from tests.equality.test_media import (
     END,
@@ -270,12 +271,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_they_are_computed_as_transformers_does(case, tmp_path, monkeypatch):
+def asked(case: Case, folder: Path) -> tuple[list[Prompt], list[Reference]]:
+    """Prompts of three different items, and what transformers generates, whose model is saved in `folder`."""
     theirs = case.model()
     if hasattr(theirs.config, "video_token_id"):
         theirs.config.video_token_id = VIDEO
-    theirs.save_pretrained(tmp_path)
+    theirs.save_pretrained(folder)
     rng = np.random.default_rng(3)
     short, long, other = (case.medium(rng, steps) for steps in (*case.steps, case.steps[1]))
     text = [int(each) for each in rng.integers(3, 90, 30)]
@@ -286,7 +287,12 @@ def test_they_are_computed_as_transformers_does(case, tmp_path, monkeypatch):
         prompts.append(Prompt.of(text[:6], short))
     name, kind = case.types or ("", 0)
     types = {name: lambda ids: (ids == case.token).int() * kind} if name else {"attention_mask": torch.ones_like}
-    told = [transformers_greedy(theirs, prompt, MAX_TOKENS, never=NEVER, **types) for prompt in prompts]
+    return prompts, [transformers_greedy(theirs, prompt, MAX_TOKENS, never=NEVER, **types) for prompt in prompts]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_they_are_computed_as_transformers_does(case, tmp_path, monkeypatch):
+    prompts, told = asked(case, tmp_path)
     ours = load(tmp_path)
     encoder = ours.encoder
     monkeypatch.setattr(tower, "_SAMPLE_SIDES", (2, 3))
@@ -304,9 +310,10 @@ def test_they_are_computed_as_transformers_does(case, tmp_path, monkeypatch):
     assert (again.outcome.num_preemptions > 2, again.num_encoded) == (True, 3)
 
 
-def test_sounds_beside_pictures_go_through_another_projection(tmp_path):
+def heard_beside_pictures(folder: Path) -> tuple[list[Prompt], list[Reference]]:
+    """Prompts of a picture and a sound, marked as it is beside a picture, of which one is alone; as `asked`."""
     theirs = phi4_multimodal()
-    theirs.save_pretrained(tmp_path)
+    theirs.save_pretrained(folder)
     rng = np.random.default_rng(3)
     picture, heard = crops(rng, 1), frames_of_sound(rng, 1)
     text = [int(each) for each in rng.integers(3, 90, 30)]
@@ -318,9 +325,13 @@ def test_sounds_beside_pictures_go_through_another_projection(tmp_path):
     told = [
         transformers_greedy(theirs, each, MAX_TOKENS, never=NEVER, attention_mask=torch.ones_like) for each in prompts
     ]
-    marked = [replace(each, media=beside_pictures(each.media)) for each in prompts]
+    return [replace(each, media=beside_pictures(each.media)) for each in prompts], told
+
+
+def test_sounds_beside_pictures_go_through_another_projection(tmp_path):
+    prompts, told = heard_beside_pictures(tmp_path)
     options = EngineConfig(num_kv_blocks=64, max_model_len=256, max_num_batched_tokens=13, max_num_seqs=3)
-    seen = run(load(tmp_path), options, marked, PARAMS, together=False, rounds=2)
+    seen = run(load(tmp_path), options, prompts, PARAMS, together=False, rounds=2)
     assert compare(seen.outcome, told) == 0
     assert seen.num_encoded == 3  # the picture, and the sound twice
     assert told[0].token_ids != told[1].token_ids

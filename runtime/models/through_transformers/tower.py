@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from types import MappingProxyType
@@ -32,16 +32,19 @@ from runtime.models.through_transformers import made_up
 from runtime.models.through_transformers.describe import VERSION, said, without_code
 from runtime.models.through_transformers.grids import Grids
 from runtime.models.through_transformers.load import lazily, read_when_needed, state_shapes
-from runtime.models.through_transformers.vision_blocks import take_over, towers
+from runtime.models.through_transformers.tower_passes import run_by
+from runtime.models.through_transformers.vision_blocks import take_over, take_over_layers, towers
 from runtime.weights.rules import Checkpoint, Report, WeightsError, refuse_misfit, shape_text
 
 log = logging.getLogger("oneloop.models")
 
 _FEATURES = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
+_LOOKED_AT = ("image_sizes",)  # stay on the host, where modules look at them
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
 _SAMPLE_SIDES = (8, 16, 37)  # tokens: of pictures of 224, 448 and 1,036 pixels, where a token stands for 28
+_PIXEL_BYTES = 40 << 20  # of a pass: four pictures of 896 x 896, which keep a GPU as busy as more do
 _WITHIN = "thinker."  # of a model that also speaks, which has another class
 # Of the decoder, which goes, no more is asked than every class has.
 _ATTENTION = {"": "sdpa", "text_config": "eager"}
@@ -58,16 +61,36 @@ class Tower:
         self.num_parameters = sum(each.numel() for each in model.parameters())
         self.weights_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
         self._grids = _own_blocks(model) if spec.is_packed else None
+        if not spec.is_packed:
+            take_over_layers(model)
+            run_by(lambda: self.passes, model)
         base = getattr(model, "model", model)  # below its head, whose own methods may only pass on what they are given
         self._features = {each: _features(base, each) for each in spec.modalities}
         self._takes = {each: _parameters(features) for each, features in self._features.items()}
 
     @torch.inference_mode()
     def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
-        """See `Encoder`. One by one, where they do not stand side by side as they are: that differs from class to class."""
+        """See `Encoder`. Together where patches stand side by side, or where pictures are pixels of one size and nothing else; else
+        one by one: how items go together differs from class to class."""
         if self.spec.is_packed and items[0].modality != "audio":
             return self._encode(items)
-        return [self._encode([item])[0] for item in items]
+        return [outputs for group in self._groups(items) for outputs in self._encode(group)]
+
+    def _groups(self, items: Sequence[MediaItem]) -> Iterator[list[MediaItem]]:
+        group: list[MediaItem] = []
+        for item in items:
+            if group and not self._goes_with(group, item):
+                yield group
+                group = []
+            group.append(item)
+        yield group
+
+    def _goes_with(self, group: Sequence[MediaItem], item: MediaItem) -> bool:
+        taken = [name for name in item.inputs if name in self._takes[item.modality]]
+        first, pixels = group[0].inputs.get("pixel_values"), item.inputs.get("pixel_values")
+        if taken != ["pixel_values"] or first is None or pixels is None or first.shape[1:] != pixels.shape[1:]:
+            return False
+        return pixels.nbytes + sum(each.inputs["pixel_values"].nbytes for each in group) <= _PIXEL_BYTES
 
     def _encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
         first, sizes = items[0], [len(item.positions) for item in items]
@@ -81,7 +104,8 @@ class Tower:
         taken = {name: [each[name] for each in given] for name in given[0] if name in self._takes[modality]}
         known = taken.get(_GRIDS.get(modality, ""))
         if known is None or self._grids is None:
-            return self._computed(modality, {name: self._placed(each) for name, each in taken.items()})
+            sizes = {name: torch.from_numpy(np.concatenate(taken.pop(name))) for name in _LOOKED_AT if name in taken}
+            return self._computed(modality, {name: self._placed(each) for name, each in taken.items()}, sizes)
         grids = torch.from_numpy(np.concatenate(known))
         beside = self._grids.of(grids, self._device)
         if self._grids.on_device:

@@ -1,14 +1,15 @@
 """Blocks of vision transformers, computed by our ops in the place of transformers' own modules, whose weights they take.
 
-Of towers that take patches of several pictures side by side. What stands around the blocks stays transformers': patches, positions,
-windows, and what makes outputs of patches."""
+Of towers that take patches of several pictures side by side (Qwen's, GLM's), of those that take pictures of one size (SigLIP's,
+CLIP's, Idefics 3's, InternVL's), and of Pixtral's, which takes one picture at a time. What a block is made of says a function by
+kind. What stands around the blocks stays transformers': patches, positions, windows, and what makes outputs of patches."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ class _Pass:
     def __init__(self) -> None:
         self._cos: Tensor | None = None
         self._starts: dict[int, tuple[Tensor, ops.AttentionMeta]] = {}
+        self._pictures: ops.AttentionMeta | None = None
         self.cos_sin = torch.empty(0)
         self.positions = torch.empty(0)
 
@@ -42,6 +44,21 @@ class _Pass:
         self.cos_sin = torch.cat([cos[:, :half], sin[:, :half]], dim=1).float()
         self.positions = torch.arange(len(cos), device=cos.device)
         self._starts.clear()
+
+    def begin(self) -> None:
+        """Another pass."""
+        self._pictures = None
+
+    def pictures(self, num_pictures: int, num_patches: int, like: Tensor) -> ops.AttentionMeta:
+        """Of pictures of as many patches each."""
+        if self._pictures is None:
+            num = num_pictures * num_patches
+            starts = torch.arange(0, num + 1, num_patches, dtype=torch.int32, device=like.device)
+            self._pictures = ops.AttentionMeta(starts, starts[1:], starts[:0, None], num_patches, num_patches)
+            if self._cos is None:  # nothing is turned
+                self.positions = starts
+                self.cos_sin = torch.empty((0, 0), device=like.device)
+        return self._pictures
 
     def meta(self, starts: Tensor) -> ops.AttentionMeta:
         """`starts` [R + 1]: where patches begin that see each other."""
@@ -79,66 +96,155 @@ class _Norm:
         return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
 
-def _linear(*parts: Any, more_rows: int = 0, more_columns: int = 0) -> ops.LinearWeight:
-    """Of modules whose outputs stand side by side, each with so many rows and columns of zeros more."""
+def _linear(
+    *parts: Any, more_rows: int = 0, more_columns: int = 0, factors: Tensor | None = None
+) -> ops.LinearWeight:  # fmt: skip
+    """Of modules whose outputs stand side by side, each with so many rows and columns of zeros more, and multiplied by
+    `factors` [H], if there are any."""
     stored = []
     for part in parts:
-        weight = nn.functional.pad(part.weight.data, (0, more_columns, 0, more_rows))
-        bias = None if part.bias is None else nn.functional.pad(part.bias.data, (0, more_rows))
+        weight, bias = part.weight.data, None if part.bias is None else part.bias.data
+        if factors is not None:
+            weight, bias = weight * factors[:, None], None if bias is None else bias * factors
+        weight = nn.functional.pad(weight, (0, more_columns, 0, more_rows))
+        bias = None if bias is None else nn.functional.pad(bias, (0, more_rows))
         stored.append(ops.StoredWeight.dense(weight, bias))
     return ops.prepare_linear(stored if len(stored) > 1 else stored[0])
 
 
-class VisionBlock(nn.Module):
-    """A block in the place of transformers' `block`: attention among patches, then an MLP, a norm before either."""
+class _Parts(NamedTuple):
+    """What a block is made of: transformers' modules, and by what features of attention's and the MLP's outputs are multiplied."""
 
-    def __init__(self, block: Any, shared: _Pass) -> None:
-        """Raises AttributeError where `block` is built otherwise."""
+    norms: tuple[Any, Any]
+    attention: Any
+    scale: float
+    qkv: Sequence[Any]
+    output: Any
+    mlp: Any
+    factors: tuple[Tensor, Tensor] | None = None
+
+
+def _packed(block: Any) -> _Parts:
+    """Qwen's and GLM's."""
+    attention = block.attn
+    qkv = [attention.qkv] if hasattr(attention, "qkv") else [attention.q, attention.k, attention.v]
+    return _Parts((block.norm1, block.norm2), attention, attention.scaling, qkv, attention.proj, block.mlp)
+
+
+def _siglip(layer: Any) -> _Parts:
+    """SigLIP's, CLIP's and Idefics 3's."""
+    attention = layer.self_attn
+    scale = attention.scale if hasattr(attention, "scale") else attention.scaling
+    norms = layer.layer_norm1, layer.layer_norm2
+    return _Parts(norms, attention, scale, _projections(attention), attention.out_proj, layer.mlp)
+
+
+def _internvl(layer: Any) -> _Parts:
+    attention = layer.attention
+    norms = layer.layernorm_before, layer.layernorm_after
+    if not isinstance(attention.q_norm, nn.Identity):
+        raise AttributeError("queries and keys are normed")
+    factors = layer.lambda_1.data, layer.lambda_2.data
+    output = attention.projection_layer
+    return _Parts(norms, attention, attention.scale, _projections(attention), output, layer.mlp, factors)
+
+
+def _pixtral(layer: Any) -> _Parts:
+    attention = layer.attention
+    norms = layer.attention_norm, layer.ffn_norm
+    return _Parts(norms, attention, attention.scaling, _projections(attention), attention.o_proj, layer.feed_forward)
+
+
+def _projections(attention: Any) -> list[Any]:
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
+
+
+class Block(nn.Module):
+    """Attention among patches, then an MLP, a norm before either."""
+
+    def __init__(self, parts: _Parts, shared: _Pass) -> None:
+        """Raises AttributeError or KeyError where modules are built otherwise."""
         super().__init__()
-        attention, mlp = block.attn, block.mlp
-        parts = [attention.qkv] if hasattr(attention, "qkv") else [attention.q, attention.k, attention.v]
+        first, second = parts.factors or (None, None)
         self._shared = shared
-        self._norms = _Norm.of(block.norm1), _Norm.of(block.norm2)
-        self._num_heads, self._scale = attention.num_heads, attention.scaling
-        self._qkv, self._output = _linear(*parts), _linear(attention.proj)
-        self._mlp = _mlp(mlp, attention.config.hidden_act)
+        self._norms = _Norm.of(parts.norms[0]), _Norm.of(parts.norms[1])
+        self._num_heads, self._scale = parts.attention.num_heads, parts.scale
+        self._qkv, self._output = _linear(*parts.qkv), _linear(parts.output, factors=first)
+        self._mlp = _mlp(parts.mlp, parts.attention.config.hidden_act, second)
+
+    def _attended(self, qkv: Tensor, meta: ops.AttentionMeta) -> Tensor:
+        """qkv [T, 3 * H] -> [T, H]; `meta`: whose patches see each other."""
+        size = qkv.shape[1] // (3 * self._num_heads)
+        cos_sin = self._shared.cos_sin
+        heads = ops.AttentionHeads(self._num_heads, self._num_heads, size, self._scale, cos_sin, mask="full")
+        return ops.attend_packed(qkv, heads, self._shared.positions, meta)
+
+    def _computed(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """x [T, H] -> [T, H], beside x: whoever wants what is between blocks finds it as it was."""
+        mixed = attend(ops.linear(self._norms[0](x), self._qkv))
+        residual = ops.linear(mixed, self._output)
+        residual += self._mlp(self._norms[1].add(x, residual))
+        return residual
+
+
+class VisionBlock(Block):
+    """A block among patches of several pictures, of windows of theirs, or of frames."""
 
     def forward(
         self, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> Tensor:
-        """As transformers calls it. hidden_states [T, H], changed in place; cu_seqlens [R + 1]; position_embeddings [T, D] each."""
+        """As transformers calls it. hidden_states [T, H]; cu_seqlens [R + 1]; position_embeddings [T, D] each."""
         self._shared.turn(*position_embeddings)
-        qkv = ops.linear(self._norms[0](hidden_states), self._qkv)
-        heads = ops.AttentionHeads(
-            self._num_heads,
-            self._num_heads,
-            qkv.shape[1] // (3 * self._num_heads),
-            self._scale,
-            self._shared.cos_sin,
-            mask="full",
-        )
-        mixed = ops.attend_packed(qkv, heads, self._shared.positions, self._shared.meta(cu_seqlens))
-        x = self._norms[1].add(ops.linear(mixed, self._output), hidden_states)
-        hidden_states += self._mlp(x)
-        return hidden_states
+        return self._computed(hidden_states, lambda qkv: self._attended(qkv, self._shared.meta(cu_seqlens)))
 
 
-def _mlp(mlp: Any, activation: str) -> Callable[[Tensor], Tensor]:
+class PictureBlock(Block):
+    """A block among patches of pictures that have as many each."""
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Tensor:
+        """As transformers calls it. hidden_states [B, N, H]; attention_mask [B, 1, 1 or N, N]: where some patches are padding."""
+        num_pictures, num_patches, _width = hidden_states.shape
+        meta = self._shared.pictures(num_pictures, num_patches, hidden_states)
+
+        def attend(qkv: Tensor) -> Tensor:
+            if attention_mask is None:
+                return self._attended(qkv, meta)
+            q, k, v = qkv.view(num_pictures, num_patches, 3, self._num_heads, -1).permute(2, 0, 3, 1, 4)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, attention_mask, scale=self._scale)
+            return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
+
+        return self._computed(hidden_states.flatten(0, 1).contiguous(), attend).view(hidden_states.shape)
+
+
+class TurnedBlock(Block):
+    """A block among patches of one picture, which it turns by where they stand."""
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
+    ) -> Tensor:
+        """As transformers calls it. hidden_states [1, T, H]; position_embeddings [T, D] each. The mask hides other pictures, of
+        which there are none."""
+        self._shared.turn(*position_embeddings)
+        meta = self._shared.pictures(1, hidden_states.shape[1], hidden_states)
+        return self._computed(hidden_states[0].contiguous(), lambda qkv: self._attended(qkv, meta))[None]
+
+
+def _mlp(mlp: Any, activation: str, factors: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """What is between its linear layers has a multiple of eight features: Qwen2.5-VL's 3,420 are no whole number of the 16 bytes
     that a GPU's matrix units read at once, and took three times as long."""
     if hasattr(mlp, "gate_proj"):
         more = -mlp.gate_proj.out_features % 8
         gate_up = _linear(mlp.gate_proj, mlp.up_proj, more_rows=more)
-        down = _linear(mlp.down_proj, more_columns=more)
+        down = _linear(mlp.down_proj, more_columns=more, factors=factors)
         name = _GATED[activation]
         return lambda x: ops.linear(ops.gated(ops.linear(x, gate_up), name), down)
     first, second = (mlp.fc1, mlp.fc2) if hasattr(mlp, "fc1") else (mlp.linear_fc1, mlp.linear_fc2)
     more = -first.out_features % 8
-    up, down = _linear(first, more_rows=more), _linear(second, more_columns=more)
+    up, down = _linear(first, more_rows=more), _linear(second, more_columns=more, factors=factors)
     if activation in _GATED:
         name = _GATED[activation]
         return lambda x: ops.linear(ops.activate(ops.linear(x, up), name), down)
-    act = mlp.act if hasattr(mlp, "act") else mlp.act_fn
+    act = next(getattr(mlp, name) for name in ("act", "act_fn", "activation_fn") if hasattr(mlp, name))
     return lambda x: ops.linear(act(ops.linear(x, up)), down)
 
 
@@ -161,7 +267,7 @@ def take_over(tower: Any) -> bool:
     """Have the blocks of transformers' `tower` computed here. False where it is built otherwise, and stays as it is."""
     shared = _Pass()
     try:
-        blocks = [VisionBlock(block, shared) for block in tower.blocks]
+        blocks = [VisionBlock(_packed(block), shared) for block in tower.blocks]
     except (AttributeError, KeyError) as error:
         log.debug("%s is computed by its own modules: %s", type(tower).__name__, error)
         return False
@@ -170,6 +276,34 @@ def take_over(tower: Any) -> bool:
     if isinstance(conv, nn.Conv3d) and conv.stride == conv.kernel_size:
         tower.patch_embed.proj = PatchProjection(conv)
     return True
+
+
+_KINDS: Sequence[tuple[Callable[[Any], _Parts], type[Block]]] = (
+    (_siglip, PictureBlock), (_internvl, PictureBlock), (_pixtral, TurnedBlock),
+)  # fmt: skip
+
+
+def take_over_layers(model: nn.Module) -> int:
+    """Have all layers of `model` that are of a kind known here computed here; how many. Each stays where it is, and of its
+    class, by which transformers finds what it is to record."""
+    num = 0
+    for stack in [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each)]:
+        parent = next(each for each in model.modules() if stack in each.children())
+        for parts_of, kind in _KINDS:
+            shared = _Pass()
+            try:
+                blocks = [kind(parts_of(layer), shared) for layer in stack]
+            except (AttributeError, KeyError):
+                continue
+            parent.register_forward_pre_hook(lambda *_, shared=shared: shared.begin())
+            for layer, block in zip(stack, blocks, strict=True):
+                layer._modules.clear()
+                layer._parameters.clear()
+                layer.ours = block
+                layer.forward = block.forward
+            num += len(blocks)
+            break
+    return num
 
 
 def towers(model: nn.Module) -> Sequence[Any]:

@@ -70,6 +70,14 @@ REQUESTS = {
             "messages": user({"type": "image", "source": {"type": "url", "url": URL}}, TEXT),
         },
     ),
+    "messages, in a document": (
+        "/v1/messages",
+        {
+            "model": "tiny",
+            "max_tokens": 9,
+            "messages": user({"type": "document", "source": {"type": "content", "content": [ANTHROPIC]}}, TEXT),
+        },
+    ),
     "ollama's chat": (
         "/api/chat",
         {"model": "tiny", "messages": [{"role": "user", "content": "What?", "images": [BASE64]}]},
