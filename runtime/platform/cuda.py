@@ -47,7 +47,7 @@ from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.drafter import Drafter
 from runtime.runner.rank_worker import RankWorker
 from runtime.runner.runner import ModelRunner
-from runtime.runner.warmup import adapter_slots_of, next_tokens, prompts, work_of
+from runtime.runner.warmup import adapter_slots_of, next_tokens, prompts, with_a_short_one, work_of
 from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
@@ -340,6 +340,8 @@ def _measure_step(
         if not isinstance(worker, RankWorker) or (worker.rank.number == 0 and worker.number == stage):
             with nullcontext() if rank is None else rank.by_itself(), ops.compile_together(_current()):
                 runner.run(batch)
+                if beside := with_a_short_one(lengths, plan.max_num_seqs):
+                    runner.run(prompts(beside, plan.layout, num_blocks, work, adapter_slots_of(model)[-1]))
                 _run_each_kind(runner, plan, num_blocks, model, pools=pools)
         if rank is not None:
             rank.least(0)  # the others wait for what one compiles, and find it on the disk

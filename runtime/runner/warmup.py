@@ -43,6 +43,13 @@ def prompts(
     return ScheduledBatch(tuple(rows), sum(lengths), 0)
 
 
+def with_a_short_one(lengths: list[int], max_num_seqs: int) -> list[int]:
+    """Prompts of as many tokens, or one prompt's fewer, the last of two tokens: a kernel of its own may take such a row of a large
+    step that no graph serves, as those with pictures. Nothing where there is no room for it."""
+    first, *others = lengths
+    return [first - 2, *others[: max_num_seqs - 2], 2] if first > 3 and max_num_seqs > 1 else []
+
+
 def next_tokens(batch: ScheduledBatch, num_drafts: int = 0) -> ScheduledBatch:
     """The step after `batch`: one token for each of its rows, the one it sampled, and so many guesses. Nothing of it outlives the
     step: tables and blocks are written anew by whoever gets them next. Rows of which nothing is wanted go on so."""
