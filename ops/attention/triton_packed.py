@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from ops import tuning
 from ops.attention.heads import AttentionHeads
@@ -128,6 +129,8 @@ def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: A
             qkv, heads.num_heads, heads.num_kv_heads, heads.head_size, heads.norms, heads.norm_eps, positions, heads.cos_sin
         )  # fmt: skip
     lanes = max(64, triton.next_power_of_2(heads.head_size))
+    if (length := _one_length(qkv, heads, meta, lanes)) is not None:
+        return _attend_by_torch(qkv, heads, length)
     by, bias = tuning.of(qkv.device), heads.relative_bias
     how = _tiles(qkv.dtype, lanes, num_tokens * heads.num_heads, by, is_biased=bias is not None)
     if meta.spans is None:  # each request has at most one tile that is not full
@@ -143,6 +146,25 @@ def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: A
         num_stages=how.stages, **overlap(qkv.device),
     )  # fmt: skip
     return out
+
+
+def _one_length(qkv: Tensor, heads: AttentionHeads, meta: AttentionMeta, lanes: int) -> int | None:
+    """Of all requests, where the host knows it and torch's kernel is the faster: on an H200 it takes 0.24 ms for 4,096 patches of
+    SigLIP (16 heads of 72) and ours, which fills lanes up to 128, 0.52. None elsewhere."""
+    if not meta.spans or qkv.dtype == torch.float32 or lanes == heads.head_size or heads.head_size < 64:
+        return None
+    if heads.window or heads.softcap or heads.sinks is not None or heads.relative_bias is not None:
+        return None
+    lengths = {end - start for start, end, _ in meta.spans}
+    length = lengths.pop()
+    return length if not lengths and length * len(meta.spans) == len(qkv) else None
+
+
+def _attend_by_torch(qkv: Tensor, heads: AttentionHeads, length: int) -> Tensor:
+    q, k, v = (each.unflatten(0, (-1, length)).transpose(1, 2) for each in heads.split(qkv))
+    grouped = heads.num_heads != heads.num_kv_heads
+    mixed = scaled_dot_product_attention(q, k, v, scale=heads.scale, enable_gqa=grouped)
+    return mixed.transpose(1, 2).reshape(len(qkv), -1)
 
 
 def _tiles(dtype: torch.dtype, lanes: int, num_rows: int, by: Tuning, *, is_biased: bool) -> QueryTiles:

@@ -52,6 +52,20 @@ def check(qkv, heads, positions, meta, tolerance):
     assert ((got - wanted).norm() / wanted.norm()) < tolerance
 
 
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("lengths", [[33, 33, 33], [33, 12], [70]], ids=str)
+def test_rows_whose_lengths_the_host_knows(device, lengths, kv_heads, dtype, tolerance):
+    """Of one length and 16 bits they are torch's, where a head fills half of its lanes."""
+    qkv, heads, positions, meta = case(device, lengths, 2, kv_heads, 72, dtype, turned=24)
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    spans = tuple((end - length, end, length) for end, length in zip(ends, lengths, strict=True))
+    check(qkv, heads, positions, replace(meta, spans=spans), tolerance)
+    alike = len(set(lengths)) == 1 and dtype != torch.float32
+    known = triton_packed._one_length(qkv, heads, replace(meta, spans=spans), 128)
+    assert known == (lengths[0] if alike else None)
+
+
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(PLACES))
 @pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(3, 3, 64), (4, 2, 32), (2, 1, 96), (2, 2, 128)])
 @pytest.mark.parametrize("lengths", MIXES.values(), ids=MIXES)

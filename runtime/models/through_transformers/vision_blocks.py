@@ -54,7 +54,10 @@ class _Pass:
         if self._pictures is None:
             num = num_pictures * num_patches
             starts = torch.arange(0, num + 1, num_patches, dtype=torch.int32, device=like.device)
-            self._pictures = ops.AttentionMeta(starts, starts[1:], starts[:0, None], num_patches, num_patches)
+            spans = tuple((at, at + num_patches, num_patches) for at in range(0, num, num_patches))
+            self._pictures = ops.AttentionMeta(
+                starts, starts[1:], starts[:0, None], num_patches, num_patches, spans=spans
+            )
             if self._cos is None:  # nothing is turned
                 self.positions = starts
                 self.cos_sin = torch.empty((0, 0), device=like.device)
