@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from server.config.server_config import ServerConfig
 from server.context.arrival import CURRENT_ID
+from server.context.heap import touch_heap
 from server.context.offload import Offload
 from server.http.admission import check_head
 from server.http.json_values import Excess, excess
@@ -73,6 +74,7 @@ def joined(chunks: list[bytes]) -> bytes:
     """The body of `chunks`, of which nothing is left. Whatever its size, what is done here takes others no time beside a thread.
 
     Raises TooManyValues or NameTooLong for one that would take them much of it to decode."""
+    touch_heap(2 * sum(map(len, chunks)))  # the body, and what is decoded
     body = b"".join(chunks)
     chunks.clear()
     found = excess(body, MAX_VALUES, MAX_NAME_BYTES) if len(body) > UNCOUNTED_BYTES else None

@@ -1,4 +1,4 @@
-"""The C heap: how many arenas a server's threads share."""
+"""The C heap: how many arenas a server's threads share, and memory that is there before a call wants it."""
 
 from __future__ import annotations
 
@@ -51,3 +51,33 @@ def num_arenas(**environ: str) -> int:
 )
 def test_threads_share_few_arenas_unless_it_is_said_how_many(environ, num):
     assert num_arenas(**environ) == num
+
+
+FAULTS = """
+import resource, threading
+import msgspec
+from server.http.body import joined
+
+chunks = [b'"', *[b"a" * 65536] * 128, b'"']
+
+def num_faults():
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+def work():
+    body = joined(chunks)
+    before = num_faults()
+    decoded = msgspec.json.decode(body)
+    print(num_faults() - before, len(decoded))
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not HAS_GLIBC, reason="of glibc's heap")
+def test_memory_for_a_large_body_is_there_before_the_interpreter_is_kept_for_it():
+    found = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    faults, num_chars = map(int, found.stdout.split())
+    assert num_chars == 128 * 65536
+    assert faults < 200  # of 2,048 pages
