@@ -10,6 +10,7 @@ import pytest
 
 from loadtests import victim
 from loadtests.__main__ import main
+from loadtests.address import Address
 from loadtests.hostile import ATTACKS
 from loadtests.processes import ServerProcess
 from loadtests.victim import gaps_ms, row
@@ -36,9 +37,25 @@ def test_all_of_an_attack_is_told_in_a_row():
     result = {
         "answers": {"200": 1, "429": 2}, "attack_s": 1.5, "median_ms": 10.0, "longest_ms": 25.0, "ratio": 2.5, "gaps": 40,
         "over_target": 0, "outlasted": True,
-        "rss_before_mib": 100.4, "rss_after_mib": 101.2,
+        "rss_before_mib": 100.4, "rss_after_mib": 101.2, "memory_kept": True,
     }  # fmt: skip
     assert row("x", result) == "| x | 1 × 200, 2 × 429 | 1.5 | 10.0 | 25.0 | 2.5 | 0 of 40 | 100 → 101 |"
+    grown = row("x", result | {"rss_after_mib": 120.0, "memory_kept": False})
+    assert grown.endswith("| 100 → 120 (over a tenth more) |")
+
+
+async def test_prompts_that_nobody_sent_before_fill_a_cache_until_memory_does_not_grow(monkeypatch):
+    sent, resident = [], [400.0]
+
+    async def exchanged(address, request, timeout_s, clock):
+        sent.append(json.loads(request.partition(b"\r\n\r\n")[2])["prompt"])
+        resident[0] += 300.0 if len(sent) < 4 else 2.0
+
+    monkeypatch.setattr(victim, "exchange", exchanged)
+    address = Address.parse("http://127.0.0.1:1")
+    assert await victim.fill_cache(address, lambda: resident[0], timeout_s=1.0) == 4
+    prompts = [tuple(prompt) for each in sent for prompt in each]
+    assert len({*prompts}) == len(prompts) == 4 * victim.FILLING_PROMPTS
 
 
 @pytest.mark.slow
@@ -53,6 +70,7 @@ def test_a_stream_that_ends_before_its_attack_is_told(tmp_path, capsys):
     found = json.loads(out.splitlines()[-1])["nothing"]
     assert found["answers"] == {"200": 1}
     assert found["rss_before_mib"] > 0
+    assert found["memory_kept"]
     assert "(the stream ended first)" in out
 
 
