@@ -51,13 +51,33 @@ struct Cached<u16> {  // the model's own
   }
 };
 
+// Eight numbers of eight bits, four of which NUMBERS::widen makes float16.
+struct alignas(8) EightBytes {
+  u32 word[2];
+};
+template <typename NUMBERS>
+struct Widening {
+  typedef EightBytes Eight;
+  static __device__ __forceinline__ Vec widened(const Eight& eight) {
+    Vec wide;
+#pragma unroll
+    for (int i = 0; i < 2; i++) NUMBERS::widen(eight.word[i], wide.word[2 * i], wide.word[2 * i + 1]);
+    return wide;
+  }
+  static __device__ __forceinline__ void pair(const Eight& one, const Eight& other, u32 (&dims)[8]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      NUMBERS::widen(__byte_perm(one.word[i], other.word[i], 0x5140), dims[4 * i], dims[4 * i + 1]);
+      NUMBERS::widen(__byte_perm(one.word[i], other.word[i], 0x7362), dims[4 * i + 2], dims[4 * i + 3]);
+    }
+  }
+};
+
 template <>
-struct Cached<u8> {  // as many bytes at once as of 16 bits, and half the arithmetic for each key but for their products
+struct Cached<u8> : Widening<Cached<u8>> {
+  // As many bytes at once as of 16 bits, and half the arithmetic for each key but for their products.
   static constexpr int AT_ONCE = 2, BEHIND = 0;
   static constexpr bool SCALED = false;
-  struct alignas(8) Eight {
-    u32 word[2];
-  };
   template <int LANES>
   static __device__ __forceinline__ int first(int lane) { return lane * 8; }
   template <int LANES>
@@ -70,19 +90,6 @@ struct Cached<u8> {  // as many bytes at once as of 16 bits, and half the arithm
                  : "=r"(eight.word[0]), "=r"(eight.word[1])
                  : "l"(from));
     return eight;
-  }
-  static __device__ __forceinline__ Vec widened(const Eight& eight) {
-    Vec wide;
-#pragma unroll
-    for (int i = 0; i < 2; i++) widen(eight.word[i], wide.word[2 * i], wide.word[2 * i + 1]);
-    return wide;
-  }
-  static __device__ __forceinline__ void pair(const Eight& one, const Eight& other, u32 (&dims)[8]) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      widen(__byte_perm(one.word[i], other.word[i], 0x5140), dims[4 * i], dims[4 * i + 1]);
-      widen(__byte_perm(one.word[i], other.word[i], 0x7362), dims[4 * i + 2], dims[4 * i + 3]);
-    }
   }
   static __device__ __forceinline__ void widen(u32 four, u32& low, u32& high) {
     asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
@@ -112,10 +119,9 @@ struct Cached<u8> {  // as many bytes at once as of 16 bits, and half the arithm
 // Rows of such entries lie on words only. So that lanes read words side by side, a lane's eight dims are four of the first half of
 // those of all lanes and four of the other; each word finds its neighbours' in the first-level cache.
 template <>
-struct Cached<s8> {
+struct Cached<s8> : Widening<Cached<s8>> {
   static constexpr int AT_ONCE = 2, BEHIND = 4;
   static constexpr bool SCALED = true;
-  typedef Cached<u8>::Eight Eight;
   template <int LANES>
   static __device__ __forceinline__ int first(int lane) { return lane * 4; }
   template <int LANES>
@@ -131,19 +137,6 @@ struct Cached<s8> {
     u32 word;
     asm volatile("ld.global.L2::128B.u32 %0, [%1];" : "=r"(word) : "l"(from));
     return word;
-  }
-  static __device__ __forceinline__ Vec widened(const Eight& eight) {
-    Vec wide;
-#pragma unroll
-    for (int i = 0; i < 2; i++) widen(eight.word[i], wide.word[2 * i], wide.word[2 * i + 1]);
-    return wide;
-  }
-  static __device__ __forceinline__ void pair(const Eight& one, const Eight& other, u32 (&dims)[8]) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      widen(__byte_perm(one.word[i], other.word[i], 0x5140), dims[4 * i], dims[4 * i + 1]);
-      widen(__byte_perm(one.word[i], other.word[i], 0x7362), dims[4 * i + 2], dims[4 * i + 3]);
-    }
   }
   // Bytes that are 128 too large are the end of a mantissa whose last bit is worth 1: 1024 and 128 are taken off.
   static __device__ __forceinline__ void widen(u32 four, u32& low, u32& high) {
