@@ -14,7 +14,7 @@ from ops.cuda.program import CompiledKernel, Program
 from ops.cuda.tensor_map import tensor_map
 from ops.gemm import warpgroups
 from ops.gemm.pieces import CHUNK, FINEST, SOURCES, Tile, group_counts, groups_of, tables, tile_of
-from ops.stored import W4, WeightFormat
+from ops.stored import FOUR_BITS, W4, WeightFormat
 
 _HERE = Path(__file__).parent
 _KERNEL = "tiled_w4"
@@ -79,6 +79,13 @@ def choose(
             rows = 256
         row_tiles, most = -(-num_rows // rows), 4 if scaled and rows == 128 else 2
         wgs = next(wgs for wgs in (1, 2, 4) if -(-of_weight // wgs) * row_tiles <= multiprocessors or wgs == most)
+        if (
+            rows == 256
+            and wgs == most
+            and codes not in FOUR_BITS
+            and -(-of_weight // wgs) * row_tiles > multiprocessors
+        ):
+            rows, wgs = 128, 4  # of 256 rows beside bytes shared memory has two stages only
         blocks = 1
     num_tiles = -(-out_features // (64 * wgs)) * -(-num_rows // rows)
     splits = warpgroups.splits(num_tiles, multiprocessors * blocks, -(-in_features // CHUNK))

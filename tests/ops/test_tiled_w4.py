@@ -10,7 +10,7 @@ from ops.cuda.program import missing_for_hopper
 from ops.gemm import pieces, tiled_w4, triton_widen
 from ops.gemm.coded import TiledLinearWeight, prepare, stacked
 from ops.gemm.dequantize import codes_of, dequantize
-from ops.stored import FP8, W4, StoredWeight
+from ops.stored import FP8, Q8, W4, StoredWeight
 from tests.ops.places import DEVICES
 from tests.ops.test_coded_linear import TOLERANCE, drawn, error, exact, to
 
@@ -80,6 +80,15 @@ def test_every_shape_has_an_instance_or_says_that_it_has_none():
                 tile, splits = tiled_w4.choose(num_rows, in_features, out_features, groups, True, 132)
                 assert tile in known
                 assert splits == 1 or in_features >= 128 * splits
+
+
+def test_bytes_have_three_stages_where_tiles_are_many():
+    for codes, rows, wgs in ((W4, 256, 2), (Q8, 128, 4)):
+        tile, splits = tiled_w4.choose(256, 4096, 28672, 4, True, 132, torch.bfloat16, codes)
+        assert (tile.rows, tile.wgs, splits) == (rows, wgs, 1)
+        assert tile in tiled_w4.tiles(4, True, codes)
+        assert tile.stages == 3
+    assert tiled_w4.choose(256, 14336, 4096, 4, False, 132, torch.bfloat16, Q8)[0].rows == 256
 
 
 @ON_HOPPER
