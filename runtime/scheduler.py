@@ -49,6 +49,7 @@ from runtime.decode_turns import DecodeTurns, Turns, asking, num_asking
 from runtime.encode.scheduling import EncoderScheduling
 from runtime.kv.block_pool import BlockIds, BlockPool
 from runtime.kv.block_table import BlockTable, NewBlocks
+from runtime.kv.kinds import Nothing
 from runtime.kv.prefix_cache import NO_EXTRAS, Match, PrefixCache
 from runtime.lora.slots import AdapterSlots
 from runtime.media import media_of_blocks
@@ -151,6 +152,11 @@ class Scheduler:
         self._has_windows = any(group.window is not None for group in cache.groups)
         self._widths = [group.width for group in cache.groups]
         self._blocks_per_entry = sum(group.width for group in cache.groups if group.kind.grows)
+        # Of an encoder's sequences, whose layers keep nothing: these stay empty, so all may have the same.
+        keeps_nothing = all(isinstance(group.kind, Nothing) for group in cache.groups)
+        self._empty_tables = (
+            tuple(BlockTable(cache.block_size, group) for group in cache.groups) if keeps_nothing else ()
+        )
         self._sequences: dict[int, Sequence] = {}  # by number: those that have not finished
         self.waiting: list[Sequence] = []  # both lists in policy order
         self.running: list[Sequence] = []
@@ -893,7 +899,8 @@ class Scheduler:
         sequence.needs_bind = True
         insort(self.running, sequence, key=self.policy.order)
         num_tokens = self._encoded(rows, sequence, min(sequence.num_tokens - sequence.num_computed_tokens, most))
-        self._extend(sequence, sequence.num_computed_tokens + num_tokens)
+        if not self._empty_tables:
+            self._extend(sequence, sequence.num_computed_tokens + num_tokens)
         if not num_tokens:
             return 0  # it has its row, and goes on when what comes first can be encoded
         rows.append(self._advance(sequence, num_tokens))
@@ -905,6 +912,9 @@ class Scheduler:
         Reserving the whole of it means that a prompt which starts can finish; one spare entry for each running sequence keeps it
         from being preempted at once."""
         cache, size, num_tokens = self.cache, self.cache.block_size, sequence.num_tokens
+        if self._empty_tables:
+            sequence.tables, sequence.num_slots = self._empty_tables, self._empty_tables[0].num_slots
+            return True
         if cache.enabled:
             self._extend_block_hashes(sequence)
         match = cache.match(sequence.block_hashes, sequence.num_reusable // size)

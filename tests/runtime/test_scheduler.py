@@ -937,6 +937,21 @@ def test_a_prompt_that_must_be_whole_waits_for_a_step_that_holds_it_and_is_not_o
     assert not scheduler.running
 
 
+def test_where_layers_keep_nothing_nothing_is_looked_for(monkeypatch):
+    """Thousands of short texts: to ask for what cannot be there took a fifth of the host's time for each."""
+    limits = SchedulerLimits(2, 10, frozenset({EOS}), in_one_step=True)
+    scheduler = Scheduler(limits, BlockPool(0), PrefixCache(BLOCK, False, GROUPS["nothing"]), POLICIES["fcfs"]())
+    monkeypatch.setattr(PrefixCache, "match", lambda *asked: pytest.fail("nothing can be found"))
+    for number in (1, 2, 3):
+        scheduler.add(pooling_sequence(number, range(5, 9), params=OF_ALL))
+    for numbers in ([1, 2], [3]):
+        batch = scheduler.schedule()
+        assert [row.number for row in batch.rows] == numbers
+        check_tables(scheduler)
+        scheduler.settle(batch, [], [memoryview(b"....").cast("f")] * len(numbers))
+    check_pool(scheduler)
+
+
 def test_blocks_of_a_prompt_are_promised_at_once_taken_step_by_step_and_nobody_else_s_meanwhile():
     scheduler = make(num_blocks=8, budget=8)
     memory = Memory(scheduler)
