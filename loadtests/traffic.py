@@ -81,8 +81,10 @@ def table(model: str, figures: Figures) -> list[list[str]]:
         ours = of_workload(figures, workload)
         if "e2e_ms_p99" not in ours:
             continue
-        rate = f" ({ours['req_per_s']:.1f}/s)" if "@" in workload else ""
-        rows.append(_cells(title + rate, ours))
+        saturating, _, share = workload.partition("@")
+        if share and (rate := figures.get(f"{saturating}.req_per_s")):
+            title += f" ({rate * float(share.rstrip('%')) / 100:.1f}/s)"
+        rows.append(_cells(title, ours))
         if theirs := VLLM.get(model, {}).get(workload):
             rows.append(_cells(f"— {PEER}" + (" (40/s)" if "@" in workload else ""), theirs))
     if not rows:

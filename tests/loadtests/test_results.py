@@ -62,12 +62,14 @@ def test_every_row_of_both_models_is_on_the_page():
 
 
 def test_traffic_has_a_row_for_each_workload_whose_tails_were_taken_and_theirs_beneath():
-    figures = {f"{name}.{key}": 7.25 for name in ("c32_512_128", "c256_256_256@70%") for key in WANTED}
+    figures = {f"{name}.{key}": 7.25 for name in ("c32_512_128", "c256_256_256@70%") for key in WANTED} | {
+        "c256_256_256.req_per_s": 60.0
+    }
     page = results_page([record("2026-01-01", LARGE, **figures | {"c128_512_128.ttft_ms_p50": 1.0})], "None.")
     assert page.count("| traffic |") == 1
     assert "| 32 streams, 512 in, 128 out | 7 | 7 / 7 | 7.2 / 7.2 | 7.2 / 7.2 | 7 / 7 |" in page
     assert f"| \u2014 {PEER} | 3,769 | 296 / 434 | 6.2 / - | - | - |" in page
-    assert "| Poisson, 70 % of that (7.2/s) |" in page
+    assert "| Poisson, 70 % of that (42.0/s) |" in page
     assert f"| \u2014 {PEER} (40/s) | - | 67 / 273 | 9.6 / - | - | - |" in page
     assert "| 128 streams" not in page
 
