@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from runtime.batch import ScheduledBatch
-from runtime.step_cost import LearnedCost, StepCost
+from runtime.step_cost import LearnedCost, StepCost, StepsAlone
 
 # Which a token of a prompt took at the start: small steps make it look cheaper than in large ones. Where a step is bounded by what
 # rows take alone it is all of it: kernels that serve a dozen rows in one pass over the weights need two for one row more.
@@ -141,7 +141,8 @@ class TimedBudget:
 
     def __init__(self, cost: StepCost, goals: Goals, *, least: int = 1) -> None:
         self.goals = goals
-        self.learned = LearnedCost(cost) if goals.slowdown is None else LearnedCost(cost, every=1)
+        self._alone = StepsAlone(cost)
+        self.learned = LearnedCost(cost, None if goals.slowdown is None else self._alone)
         self._least = least
 
     @property
@@ -154,7 +155,7 @@ class TimedBudget:
         waiting_s = load.num_waiting_tokens * self.learned.cost.token_s
         in_time_s = 0.5 * goals.max_itl_s * max(1.0, waiting_s / goals.target_ttft_s)
         if load.narrowest is not None and load.num_decodes <= load.narrowest.num_rows:
-            decode_s = min(decode_s, self.learned.alone.seconds(load.num_decodes, load.num_context_tokens))
+            decode_s = min(decode_s, self._alone.seconds(load.num_decodes, load.num_context_tokens))
         return max(min(in_time_s, goals.max_itl_s, self._slowed_s(load)), _BESIDE_PROMPTS * decode_s)
 
     def num_decodes(self, most: Load) -> int:
@@ -175,7 +176,7 @@ class TimedBudget:
         if slowdown is None:
             return math.inf
         narrowest = load.narrowest or Decodes(load.num_decodes, load.num_context_tokens)
-        alone_s = self.learned.alone.seconds(*narrowest)
+        alone_s = self._alone.seconds(*narrowest)
         return (slowdown.by_many if load.num_asking > 1 else slowdown.by_one) * alone_s
 
     def prompt_tokens(self, load: Load) -> int | None:
@@ -195,7 +196,7 @@ class TimedBudget:
         assumed = self.learned.assumed
         if self.goals.slowdown is None:
             return _LEAST_OF_MEASURED * assumed.token_s
-        return assumed.token_s * min(1.0, self.learned.alone.seconds(1, 0) / assumed.decode_s(1, 0))
+        return assumed.token_s * min(1.0, self._alone.seconds(1, 0) / assumed.decode_s(1, 0))
 
     def scored_cost(self) -> int:
         cost = self.learned.cost

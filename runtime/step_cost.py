@@ -29,7 +29,7 @@ _KEPT = 0.99  # of what is known, from step to step
 _ASSUMED = 0.05  # what the assumptions count, in steps
 _MOST = 20.0  # by which what is learned differs at most from what was assumed, either way
 _OFF = 0.1  # of what was expected: less is no reason to doubt what decodes cost, where there are prompts, too
-_EVERY = 8  # of steps without prompts that are alike, one is looked at
+_EVERY = 8  # of steps without prompts that are alike, one is looked at, where nobody asks what they take alone
 _SLOW, _QUICK = (
     0.2,
     1.25,
@@ -137,9 +137,6 @@ class StepsAlone:
         self._assumed = assumed
         self._known: dict[int, tuple[float, float]] = {}  # by the number of rows: seconds, and tokens before theirs
 
-    def __bool__(self) -> bool:
-        return bool(self._known)
-
     def settled(self, num_rows: int, num_context: int, took_s: float) -> None:
         known_s, known_context = self._known.get(num_rows, (took_s, num_context))
         took_s = min(max(took_s, known_s / _QUICK), known_s * _QUICK)
@@ -165,11 +162,10 @@ class StepsAlone:
 class LearnedCost:
     """A StepCost that follows the steps that it is shown."""
 
-    def __init__(self, assumed: StepCost, *, every: int = _EVERY) -> None:
-        """`every`: of so many steps without prompts that are alike, one is looked at."""
+    def __init__(self, assumed: StepCost, alone: StepsAlone | None = None) -> None:
+        """`alone`: where what rows take that have steps for themselves is wanted, too; then each of these steps is looked at."""
         self.assumed = assumed
-        self.alone = StepsAlone(assumed)
-        self._every = every
+        self._alone = alone
         self._decode, self._prompt = _Factors(3), _Factors(3)
         self._num_decodes = self._last_rows = 0
         self.most_rows = 0  # in any step that was looked at
@@ -201,7 +197,7 @@ class LearnedCost:
         if only_decodes:
             self._num_decodes += 1
             alike = 3 * self._last_rows < 4 * len(batch.rows) < 5 * self._last_rows
-            if alike and self._num_decodes % self._every != 1 % self._every:
+            if self._alone is None and alike and self._num_decodes % _EVERY != 1:
                 return
             self._last_rows = len(batch.rows)
         num_rows = num_context = num_tokens = num_scored = 0
@@ -239,9 +235,11 @@ class LearnedCost:
     def _settled_alone(self, num_rows: int, num_context: int, took_s: float) -> None:
         """Many rows make nobody forget what few take, nor few what many do: what a row adds follows from both."""
         one = self.assumed
-        self.alone.settled(num_rows, num_context, took_s)
         self._decode.learn([one.base_s, one.row_s * num_rows, one.context_s * num_context], took_s)
-        for num, context, known_s in self.alone.ends():
+        if self._alone is None:
+            return
+        self._alone.settled(num_rows, num_context, took_s)
+        for num, context, known_s in self._alone.ends():
             if num != num_rows:
                 self._decode.learn([one.base_s, one.row_s * num, one.context_s * context], known_s)
 

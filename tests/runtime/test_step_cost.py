@@ -21,6 +21,13 @@ def step(decodes=0, context=500, prompts=(), start=0, scored=False, masked=False
     return ScheduledBatch(tuple(rows), sum(row.num_tokens for row in rows), 0)
 
 
+def cpu() -> tuple[Device, LearnedCost, StepsAlone]:
+    """And what is known of a budget that is bounded by what rows take alone."""
+    device = DEVICES["smollm2-cpu"]
+    alone = StepsAlone(device.assumed())
+    return device, LearnedCost(device.assumed(), alone), alone
+
+
 def show(learned: LearnedCost, device: Device, *batches: ScheduledBatch, times=1) -> None:
     for _ in range(times):
         for batch in batches:
@@ -110,27 +117,19 @@ def test_what_scoring_adds_is_learned():
 
 def test_what_a_row_takes_alone_is_not_learned_from_steps_with_prompts():
     """Prompts that cost more the deeper they are, and scatter: errors of what is expected must not lengthen what is allowed."""
-    device, learned, rng = (
-        DEVICES["smollm2-cpu"],
-        LearnedCost(DEVICES["smollm2-cpu"].assumed(), every=1),
-        random.Random(7),
-    )
+    (device, learned, alone), rng = cpu(), random.Random(7)
     show(learned, device, step(1, context=50), times=20)
-    known_s = learned.alone.seconds(1, 50)
+    known_s = alone.seconds(1, 50)
     assert known_s == pytest.approx(device.seconds(step(1, context=50)))
     for number in range(400):
         mixed = step(1, context=50, prompts=[8], start=10 * number)
         learned.settled(mixed, device.seconds(mixed) * rng.lognormvariate(0.2, 0.4))
-    assert learned.alone.seconds(1, 50) == known_s
+    assert alone.seconds(1, 50) == known_s
     assert learned.decode_s(1, 50) == pytest.approx(known_s, rel=0.05)
 
 
 def test_steps_that_scatter_are_expected_to_take_no_less_than_they_do():
-    device, learned, rng = (
-        DEVICES["smollm2-cpu"],
-        LearnedCost(DEVICES["smollm2-cpu"].assumed(), every=1),
-        random.Random(7),
-    )
+    (device, learned, _), rng = cpu(), random.Random(7)
     factors = [rng.choice([0.6, 1.0, 1.0, 1.8]) for _ in range(400)]  # 1.1 in the middle
     for factor in factors:
         learned.settled(step(2), factor * device.seconds(step(2)))
@@ -138,13 +137,13 @@ def test_steps_that_scatter_are_expected_to_take_no_less_than_they_do():
 
 
 def test_many_rows_make_nobody_forget_what_one_takes():
-    device, learned = DEVICES["smollm2-cpu"], LearnedCost(DEVICES["smollm2-cpu"].assumed(), every=1)
+    device, learned, alone = cpu()
     costly = replace(device, row=8.0)
     show(learned, device, step(1), times=20)
     show(learned, costly, step(12), times=1000)
     assert learned.decode_s(12, 6000) == pytest.approx(costly.seconds(step(12)), rel=0.05)
     assert learned.decode_s(1, 500) == pytest.approx(device.seconds(step(1)), rel=0.1)
-    assert learned.alone.seconds(1, 500) == pytest.approx(device.seconds(step(1)))
+    assert alone.seconds(1, 500) == pytest.approx(device.seconds(step(1)))
 
 
 def test_of_rows_that_were_never_alone_fewer_say_what_they_would_take():
@@ -160,7 +159,7 @@ def test_of_rows_that_were_never_alone_fewer_say_what_they_would_take():
 
 
 def test_a_prompt_that_is_scored_a_token_at_a_time_is_no_decode():
-    device, learned = DEVICES["smollm2-cpu"], LearnedCost(DEVICES["smollm2-cpu"].assumed(), every=1)
+    device, learned, _ = cpu()
     show(learned, device, step(1), times=20)
     known_s, one = learned.decode_s(2, 1000), step(1, prompts=[1], scored=True)
     for _ in range(100):
