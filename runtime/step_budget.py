@@ -168,8 +168,7 @@ class TimedBudget:
         return min(num_rows, known, int((step_s - cost.base_s) / row_s))
 
     def ending_cost(self) -> int:
-        cost = self.learned.cost
-        return round(cost.row_s / cost.token_s) if self.has_turns else 0
+        return round(self.learned.cost.row_s / self._token_s()) if self.has_turns else 0
 
     def _slowed_s(self, load: Load) -> float:
         slowdown = self.goals.slowdown
@@ -187,21 +186,20 @@ class TimedBudget:
 
     def _tokens(self, load: Load, step_s: float) -> int:
         """How many tokens of prompts fit a step of `step_s` seconds."""
-        cost = self.learned.cost
-        token_s = max(cost.token_s, self._least_token_s()) + load.depth * cost.pair_s
+        token_s = self._token_s() + load.depth * self.learned.cost.pair_s
         return int(self.learned.prompts_within(step_s, load.num_decodes, load.num_context_tokens) / token_s)
 
-    def _least_token_s(self) -> float:
-        """Less where rows take less than at the start, when others may have had the cores, too."""
-        assumed = self.learned.assumed
+    def _token_s(self) -> float:
+        """Of a prompt, where none is before it."""
+        assumed, token_s = self.learned.assumed, self.learned.cost.token_s
         if self.goals.slowdown is None:
-            return _LEAST_OF_MEASURED * assumed.token_s
-        return assumed.token_s * min(1.0, self._alone.seconds(1, 0) / assumed.decode_s(1, 0))
+            return max(token_s, _LEAST_OF_MEASURED * assumed.token_s)
+        # Rows take less than at the start where others had the cores then, and tokens do, too.
+        return max(token_s, assumed.token_s * min(1.0, self._alone.seconds(1, 0) / assumed.decode_s(1, 0)))
 
     def scored_cost(self) -> int:
         cost = self.learned.cost
-        token_s = cost.token_s if self.goals.slowdown is None else max(cost.token_s, self._least_token_s())
-        return max(1, round(1 + cost.scored_s / token_s))
+        return max(1, round(1 + cost.scored_s / (self._token_s() if self.has_turns else cost.token_s)))
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
         self.learned.settled(batch, took_s)

@@ -154,6 +154,7 @@ def test_small_steps_never_make_a_token_look_cheaper_than_at_the_start_but_where
         settle(0, 0.014)
         settle(8, 0.015)
     assert one.learned.cost.token_s < 0.0003
+    assert one.ending_cost() == 4  # tokens that are counted so
     assert one.prompt_tokens(Load(1, 0, 5000)) == pytest.approx(before, abs=1)
     for _ in range(50):
         settle(0, 0.007)
