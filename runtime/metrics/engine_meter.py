@@ -224,7 +224,7 @@ def _step_cost(budget: StepBudget) -> list[Metric]:
         return []
     cost = asdict(budget.learned.cost)
     samples: dict[tuple[tuple[str, str], ...], float] = {
-        (("part", part.removesuffix("_s")),): value for part, value in cost.items()
+        (("part", part.removesuffix("_s")),): value for part, value in cost.items() if part.endswith("_s")
     }
     goals = (("max_itl", budget.goals.max_itl_s), ("target_ttft", budget.goals.target_ttft_s))
     return [

@@ -12,11 +12,13 @@ from runtime.api import Request, SamplingParams
 from runtime.batch import SAMPLE, ScheduledBatch, ScheduledRow
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
+from runtime.metrics.engine_meter import EngineMeter
 from runtime.policy import FirstCome
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from runtime.step_budget import Decodes, FixedBudget, Goals, Load, PlatformSteps, Slowdown, StepBudget, TimedBudget
 from runtime.step_cost import StepCost
+from tests.fake_runner import model_info
 from tests.simulate import DEVICES, ON_CPU, Arrival, Traffic, burst, closed, simulate
 
 COST = StepCost(base_s=0.004, token_s=2e-5, row_s=2e-5, context_s=0.0, pair_s=1e-9, scored_s=4e-5)
@@ -178,6 +180,13 @@ def test_steps_beside_prompts_that_scatter_do_not_grow():
         ratios.append(device.seconds(batch) / device.seconds(alone))
         one.settled(batch, device.seconds(batch) * rng.choice([0.9, 1.0, 1.0, 1.2, 2.0]))
     assert max(ratios) < 1.2 * ON_CPU.slowdown.by_one
+
+
+def test_what_a_step_is_expected_to_take_is_told_by_its_parts():
+    limits = SchedulerLimits(8, 4096, frozenset())
+    scheduler = Scheduler(limits, BlockPool(4), PrefixCache(16), FirstCome(), step_budget=slowed())
+    (found,) = [each for each in EngineMeter(model_info(), scheduler).metrics() if each.name == "step_cost_seconds"]
+    assert {dict(labels)["part"] for labels in found.samples} == {"base", "token", "row", "context", "pair", "scored"}
 
 
 def test_the_least_that_pays_is_no_reason_for_a_step_beyond_its_bound():
