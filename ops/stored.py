@@ -124,6 +124,12 @@ def formats_of(parts: Iterable[StoredWeight]) -> tuple[WeightFormat, ...]:
     return tuple(sorted({part.format for part in parts}, key=str))
 
 
+def bias_of(parts: Iterable[StoredWeight]) -> Tensor | None:
+    """Those of all parts that have one, side by side, in memory of its own; None where none has."""
+    biases = [part.bias for part in parts if part.bias is not None]
+    return torch.cat(biases) if biases else None
+
+
 def only_dense(stored: Stored, dtype: torch.dtype | None = None) -> tuple[Tensor | None, Tensor | None]:
     """Weight and bias of a kernel that keeps plain numbers as they come, in one piece; either may be missing of a refill.
 

@@ -24,7 +24,7 @@ from ops.gemm.from_blocks import as_w4
 from ops.gemm.rounded import RoundedRows
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
-from ops.stored import CODED, DECODED, FP8, W4, W8, Stored, StoredWeight, formats_of, parts_of
+from ops.stored import CODED, DECODED, FP8, W4, W8, Stored, StoredWeight, bias_of, formats_of, parts_of
 
 _CHUNK = 128  # columns of w4 whose codes share bytes
 FEW = 64  # rows up to which a product is bound by the weight's bytes
@@ -67,8 +67,7 @@ class StackedCodes(LinearWeight):
         self._order, self.in_features = stack.order, stack.in_features
         self.groups, self.out_features = stack.scales.shape
         self._kept = self._lay(stack)
-        biases = [part.bias for part in parts if part.bias is not None]
-        self._bias = torch.cat(biases).contiguous() if biases else None
+        self._bias = bias_of(parts)
         self.nbytes = sum(each.nbytes for each in (*self._kept, self._order, self._bias) if each is not None)
         self._tuning = tuning.of(self._kept[0].device).coded
 
@@ -88,7 +87,6 @@ class StackedCodes(LinearWeight):
 
     def refill(self, stored: Stored) -> bool:
         parts = tuple(map(as_w4, parts_of(stored)))
-        biases = [part.bias for part in parts if part.bias is not None]
         if all("weight" in part.tensors for part in parts):
             if formats_of(parts) != (self.codes,):
                 written = " and ".join(map(str, formats_of(parts)))
@@ -101,7 +99,7 @@ class StackedCodes(LinearWeight):
             for current, given in zip(self._kept, self._lay(stack), strict=True):
                 overwrite(current, given, "weight")
             overwrite(self._order, stack.order, "order")
-        overwrite(self._bias, torch.cat(biases) if biases else None, "bias")
+        overwrite(self._bias, bias_of(parts), "bias")
         return True
 
 

@@ -19,7 +19,7 @@ from ops.gemm.dequantize import codes_of, of_groups
 from ops.gemm.from_blocks import BLOCKS, Q4_0, as_codes, as_w4
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
-from ops.stored import DECODED, FOUR_BITS, Q4, Q8, Stored, StoredWeight, WeightFormat, parts_of
+from ops.stored import DECODED, FOUR_BITS, Q4, Q8, Stored, StoredWeight, WeightFormat, bias_of, parts_of
 
 _ROLES = ("scales", "super_scales", "mins", "super_mins")
 _WIDTH = 64  # columns of a tile, of which groups are whole parts or whole times as many
@@ -162,8 +162,7 @@ class TiledDecodedWeight(LinearWeight):
         self._format, self._codes = parts[0].format, kind_of(parts[0])
         self.out_features, self.in_features = sum(len(part.weight) for part in parts), in_features_of(parts[0])
         self._kept = in_pieces(parts)
-        biases = [part.bias for part in parts if part.bias is not None]
-        self._bias = torch.cat(biases).contiguous() if biases else None
+        self._bias = bias_of(parts)
         self.nbytes = self._kept.nbytes + (0 if self._bias is None else self._bias.nbytes)
         self._max_rows = tuning.of(self._kept.device).coded.max_tiled_rows
         self._finest = pieces.groups_of(self._codes, self._kept) == pieces.FINEST
@@ -203,7 +202,6 @@ class TiledDecodedWeight(LinearWeight):
 
     def refill(self, stored: Stored) -> bool:
         parts = parts_of(stored)
-        biases = [part.bias for part in parts if part.bias is not None]
         if all("weight" in part.tensors for part in parts):
             check_format(parts, self._format)
             rows, columns = sum(len(part.weight) for part in parts), in_features_of(parts[0])
@@ -211,7 +209,7 @@ class TiledDecodedWeight(LinearWeight):
             if not tiles_fit(parts):
                 raise ValueError(f"rows of {self._format} in other groups than are kept")
             overwrite(self._kept, in_pieces(parts), "weight")
-        overwrite(self._bias, torch.cat(biases) if biases else None, "bias")
+        overwrite(self._bias, bias_of(parts), "bias")
         return True
 
 
@@ -235,8 +233,7 @@ class DecodedLinearWeight(LinearWeight):
         self._kept = kept
         roles = (kept.get(role) for role in ("super_scales", "mins", "super_mins"))
         self._codes = Codes(kind, self.in_features, kept["weight"], kept["scales"], *roles)
-        biases = [part.bias for part in parts if part.bias is not None]
-        self._bias = torch.cat(biases).contiguous() if biases else None
+        self._bias = bias_of(parts)
         self.nbytes = sum(each.nbytes for each in (*kept.values(), self._bias) if each is not None)
         of = tuning.of(kept["weight"].device)
         self._max_rows, self._multiprocessors = of.coded.min_widened_rows, of.multiprocessors
@@ -263,7 +260,6 @@ class DecodedLinearWeight(LinearWeight):
 
     def refill(self, stored: Stored) -> bool:
         parts = parts_of(stored)
-        biases = [part.bias for part in parts if part.bias is not None]
         if all("weight" in part.tensors for part in parts):
             check_format(parts, self._format)
             given = laid(parts)
@@ -273,5 +269,5 @@ class DecodedLinearWeight(LinearWeight):
                 check_refill(role, given[role].shape, current.shape)
             for role, current in self._kept.items():
                 overwrite(current, given[role], role)
-        overwrite(self._bias, torch.cat(biases) if biases else None, "bias")
+        overwrite(self._bias, bias_of(parts), "bias")
         return True

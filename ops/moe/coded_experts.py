@@ -11,7 +11,7 @@ from torch import Tensor
 from ops.gemm.weight import overwrite
 from ops.moe.triton_experts import GroupedExpertWeights, tiles_for
 from ops.moe.weights import ExpertShape, Half
-from ops.stored import Stored, StoredWeight, parts_of
+from ops.stored import Stored, StoredWeight, bias_of, parts_of
 
 
 class CodedGroupedExpertWeights(GroupedExpertWeights):
@@ -29,14 +29,14 @@ class CodedGroupedExpertWeights(GroupedExpertWeights):
         parts = parts_of(stored)
         if all("weight" in part.tensors for part in parts):
             self._fill_weight(half, expert, parts)
-        biases = [part.bias for part in parts if part.bias is not None]
-        if not biases:
+        bias = bias_of(parts)
+        if bias is None:
             return
         if half not in self._biases and self.shape.bias:
             room = (self.shape.num_experts, self.shape.matrix(half)[0])
             self._biases[half] = torch.empty(room, dtype=self._dtype, device=self._device)
             self.nbytes += self._biases[half].nbytes
-        overwrite(self._biases[half][expert] if self.shape.bias else None, torch.cat(biases), "bias")
+        overwrite(self._biases[half][expert] if self.shape.bias else None, bias, "bias")
 
     @abstractmethod
     def _fill_weight(self, half: Half, expert: int, parts: tuple[StoredWeight, ...]) -> None:

@@ -19,7 +19,7 @@ from ops.gemm.weight import check_refill, overwrite
 from ops.launch import overlap, wait_for_previous
 from ops.moe import experts_coded
 from ops.moe.coded_experts import CodedGroupedExpertWeights
-from ops.moe.triton_grouped import Added, find, write
+from ops.moe.triton_grouped import Added, find, rows_of, write
 from ops.moe.triton_route import Routed
 from ops.moe.weights import ExpertShape, Half
 from ops.stored import StoredWeight, WeightFormat, formats_of
@@ -130,12 +130,7 @@ def _product(
     expert, tile = find(starts_ptr, tl.program_id(0) // BLOCKS, EXPERTS, LANES, ROWS)
     if expert >= EXPERTS:
         return
-    start = tl.load(starts_ptr + expert)
-    end = tl.load(starts_ptr + expert + 1)
-    place = start + tile * ROWS + tl.arange(0, ROWS)
-    is_row = place < end
-    place = tl.minimum(place, end - 1)  # rows past the end repeat the last one: loads need no mask
-    pair = tl.load(order_ptr + place).to(tl.int64)
+    place, is_row, pair = rows_of(starts_ptr, order_ptr, expert, tile, ROWS)
     x_at = x_ptr + (pair // TOP_K if FIRST else place.to(tl.int64)) * IN
     ALL: tl.constexpr = 2 * OUT if GATED else OUT
     CHUNKS: tl.constexpr = (IN + 127) // 128

@@ -34,6 +34,18 @@ def find(starts_ptr, tile, EXPERTS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.
 
 
 @triton.jit
+def rows_of(starts_ptr, order_ptr, expert, tile, ROWS: tl.constexpr):
+    # An expert's tile, by row: the place [ROWS] among sorted pairs, whether it is one of the expert's, and the pair. Rows past the
+    # end repeat the last one, so that loads need no mask.
+    start = tl.load(starts_ptr + expert)
+    end = tl.load(starts_ptr + expert + 1)
+    place = start + tile * ROWS + tl.arange(0, ROWS)
+    is_row = place < end
+    place = tl.minimum(place, end - 1)
+    return place, is_row, tl.load(order_ptr + place).to(tl.int64)
+
+
+@triton.jit
 def load_columns(at, offset, DEPTH: tl.constexpr, IN: tl.constexpr):
     # Columns offset .. offset + DEPTH of rows that begin at `at` [rows]; zeros past IN.
     depth = offset + tl.arange(0, DEPTH)
@@ -116,12 +128,7 @@ def _product(
     expert, tile = find(starts_ptr, tl.program_id(0) // BLOCKS, EXPERTS, LANES, ROWS)
     if expert >= EXPERTS:
         return
-    start = tl.load(starts_ptr + expert)
-    end = tl.load(starts_ptr + expert + 1)
-    place = start + tile * ROWS + tl.arange(0, ROWS)
-    is_row = place < end
-    place = tl.minimum(place, end - 1)  # rows past the end repeat the last one: loads need no mask
-    pair = tl.load(order_ptr + place).to(tl.int64)
+    place, is_row, pair = rows_of(starts_ptr, order_ptr, expert, tile, ROWS)
     x_at = x_ptr + (pair // TOP_K if FIRST else place.to(tl.int64)) * IN
     HALVES: tl.constexpr = 2 if GATED else 1
     matrix_row = expert.to(tl.int64) * (HALVES * OUT) + (column if OUT % COLUMNS == 0 else tl.minimum(column, OUT - 1))
