@@ -75,11 +75,11 @@ def check_media(media: Sequence[MediaItem], modalities: frozenset[str], num_toke
 def media_of_blocks(media: Sequence[MediaItem], block_size: int) -> Mapping[int, bytes]:
     """For each block of a prompt that holds positions of items, what its name in a prefix cache has to tell beside its ids: whose
     outputs, which of them, and where. By the block's index."""
-    told: dict[int, bytes] = {}
+    digests: dict[int, bytes] = {}
     for item in media:
         for block, first, places in _places(item, block_size):
-            told[block] = told.get(block, b"") + sha256(item.digest + b"%d:" % first + bytes(places)).digest()
-    return told
+            digests[block] = digests.get(block, b"") + sha256(item.digest + b"%d:" % first + bytes(places)).digest()
+    return digests
 
 
 def _places(item: MediaItem, block_size: int) -> Iterator[tuple[int, int, bytes]]:

@@ -65,7 +65,7 @@ class _StageProcess:
         """Needs the running loop."""
         self._join = join
         self._loop = asyncio.get_running_loop()
-        self._connection = Connection(join.secret, self._heard, self._lost, connects=True)
+        self._connection = Connection(join.secret, self._on_message, self._lost, connects=True)
         self._build: asyncio.Future[Build] = self._loop.create_future()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._port: LinkPort | None = None
@@ -130,7 +130,7 @@ class _StageProcess:
         if self._port is not None and self._serving is None:
             self._port.close()  # who builds need not wait for others any more
 
-    def _heard(self, connection: Connection, message: Any) -> None:
+    def _on_message(self, connection: Connection, message: Any) -> None:
         match message:
             case Build():
                 self._build.set_result(message)

@@ -75,8 +75,8 @@ class EncoderScheduling:
                 )
 
         if self.limits.apart:
-            told = {BESIDE_PICTURES in item.inputs for item in request.media if item.modality == "audio"}
-            if told and told != {any(item.modality == "image" for item in request.media)}:
+            beside = {BESIDE_PICTURES in item.inputs for item in request.media if item.modality == "audio"}
+            if beside and beside != {any(item.modality == "image" for item in request.media)}:
                 raise ValueError("to this model sounds beside pictures are others than alone: see `beside_pictures`")
         num_outputs = sum(len(item.positions) for item in {item.digest: item for item in request.media}.values())
         if self.limits.whole_prompts and num_outputs > self.cache.capacity:

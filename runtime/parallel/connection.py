@@ -16,15 +16,15 @@ _SIZE = struct.Struct("<Q")
 
 
 class Connection(asyncio.Protocol):
-    """One end of it, on the loop. `heard`: called with each message; `lost`: once, when nothing more will come. Who has connected
+    """One end of it, on the loop. `on_message`: called with each; `on_lost`: once, when nothing more will come. Who has connected
     says the secret first, and only then the other one."""
 
     def __init__(
-        self, secret: bytes, heard: Callable[[Connection, Any], None], lost: Callable[[Connection], None], *,
+        self, secret: bytes, on_message: Callable[[Connection, Any], None], on_lost: Callable[[Connection], None], *,
         connects: bool,
     ) -> None:  # fmt: skip
         self._secret, self._connects = secret, connects
-        self._heard, self._lost = heard, lost
+        self._on_message, self._on_lost = on_message, on_lost
         self._unread = bytearray()
         self._is_known = False
         self._transport: asyncio.Transport | None = None
@@ -35,7 +35,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(self._secret)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._lost(self)
+        self._on_lost(self)
 
     def data_received(self, data: bytes) -> None:
         self._unread += data
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
             with memoryview(self._unread)[start + _SIZE.size : end] as frame:
                 message = unpacked(frame)
             start = end
-            self._heard(self, message)
+            self._on_message(self, message)
         del self._unread[:start]
 
     def send(self, message: object) -> None:

@@ -50,18 +50,18 @@ class FarFailure(RuntimeError):
 
 @dataclass(slots=True)
 class _Pending:
-    """A step that is there. `told`: what it `tells` of prompts, which comes behind its end."""
+    """A step that is there. `prompt_logprobs`: where it `has_prompt_logprobs`, which come behind its end."""
 
-    tells: bool
+    has_prompt_logprobs: bool
     ended: asyncio.Future[Done]
-    told: Future[list[list[TokenLogprobs] | None]] = field(default_factory=Future)
+    prompt_logprobs: Future[list[list[TokenLogprobs] | None]] = field(default_factory=Future)
 
     def fail(self, error: BaseException) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
             self.ended.exception()  # seen: an engine that has died does not wait for it
-        if not self.told.done():
-            self.told.set_exception(error)
+        if not self.prompt_logprobs.done():
+            self.prompt_logprobs.set_exception(error)
 
     def result(self) -> StepResult:
         result = self.ended.result().result
@@ -119,15 +119,15 @@ class FarRunner:
 
     # --- what comes -----------------------------------------------------------------------------------------------
 
-    def heard(self, message: object) -> None:
+    def on_message(self, message: object) -> None:
         match message:
             case Done(number):
                 pending = self._pending[number]
                 pending.ended.set_result(message)
-                if not pending.tells:
+                if not pending.has_prompt_logprobs:
                     del self._pending[number]
             case PromptLogprobs(number, entries):
-                self._pending.pop(number).told.set_result(entries)
+                self._pending.pop(number).prompt_logprobs.set_result(entries)
             case Failed(number):
                 self._pending.pop(number).fail(_as_raised(message))
 
@@ -150,18 +150,18 @@ class FarRunner:
     ) -> tuple[int, _Pending]:
         """Of what is `to_sample` no end is told but by what samples it. Raises ProcessGone."""
         turn, self.stage.next = self.stage.next, Turn()
-        number, pending = self._awaited(tells=bool(batch.prompt_logprobs_rows))
+        number, pending = self._awaited(has_prompt_logprobs=bool(batch.prompt_logprobs_rows))
         if to_sample:
             del self._pending[number]
         self._connection.send(Work(number, batch, TurnSaid.of(turn), to_sample, of, masks))
         return number, pending
 
-    def _awaited(self, *, tells: bool = False) -> tuple[int, _Pending]:
+    def _awaited(self, *, has_prompt_logprobs: bool = False) -> tuple[int, _Pending]:
         """Raises ProcessGone."""
         if self._gone is not None:
             raise self._gone
         self._num_sent += 1
-        pending = self._pending[self._num_sent] = _Pending(tells, self._loop.create_future())
+        pending = self._pending[self._num_sent] = _Pending(has_prompt_logprobs, self._loop.create_future())
         return self._num_sent, pending
 
     def _step(self, batch: ScheduledBatch, pending: _Pending) -> Step:
@@ -169,7 +169,7 @@ class FarRunner:
             batch,
             WorkerEvent(pending.ended),
             pending.result,
-            pending.told.result if pending.tells else None,
+            pending.prompt_logprobs.result if pending.has_prompt_logprobs else None,
             lambda: pending.ended.result().idle_before_s,
             lambda: pending.ended.result().was_captured,
         )

@@ -64,31 +64,31 @@ class HostLink:
         self.connection, self.where = connection, where
 
     def give(self, tensors: Sequence[Tensor]) -> None:
-        self.say(_GIVEN + b"".join(map(_bytes, tensors)) if _are_small(tensors) else _GIVEN)
+        self.send(_GIVEN + b"".join(map(_bytes, tensors)) if _are_small(tensors) else _GIVEN)
         if not _are_small(tensors):
             for tensor in tensors:
-                self.say(_bytes(tensor))
+                self.send(_bytes(tensor))
 
     def leave(self) -> None:
-        self.say(_LEFT)
+        self.send(_LEFT)
 
     def take(self, into: Sequence[Tensor]) -> None:
         self.await_word()
         for tensor in into:
-            self.hear(_bytes(tensor))
+            self.receive(_bytes(tensor))
 
     # --- for those that send tensors by another way ----------------------------------------------------------------
 
-    def say(self, data: bytes | memoryview) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         try:
             self.connection.sendall(data)
         except OSError as error:
             raise Gone(self.where) from error
 
-    def say_given(self) -> None:
-        self.say(_GIVEN)
+    def send_given(self) -> None:
+        self.send(_GIVEN)
 
-    def hear(self, room: memoryview) -> None:
+    def receive(self, room: memoryview) -> None:
         """Fill `room`. Waits."""
         try:
             while room:
@@ -102,7 +102,7 @@ class HostLink:
     def await_word(self) -> None:
         """Waits until something is given. Raises Apart where nothing is, this time."""
         word = bytearray(1)
-        self.hear(memoryview(word))
+        self.receive(memoryview(word))
         if word == _LEFT:
             raise Apart(_FAR_LEFT)
 
@@ -165,13 +165,13 @@ class LinkPort:
             {taker: to(taker, Kind.DRAWS, line) for taker in range(last)} if stage == last else {} for line in lines
         ]
         others = range(1, num_stages) if not stage else (0,)
-        told = [to(other, Kind.UP if stage else Kind.DOWN) for other in others]
+        outgoing = [to(other, Kind.UP if stage else Kind.DOWN) for other in others]
         before = [of(stage - 1, Kind.HIDDEN, line) if stage else None for line in lines]
         drawn = [of(last, Kind.DRAWS, line) if stage < last else None for line in lines]
-        heard = [of(other, Kind.DOWN if stage else Kind.UP) for other in others]
+        incoming = [of(other, Kind.DOWN if stage else Kind.UP) for other in others]
         self._socket.close()
         ways = tuple(Ways(*each) for each in zip(before, behind, drawn, takers, strict=True))
-        return StageLinks(ways, Agreement(not stage, told, heard))
+        return StageLinks(ways, Agreement(not stage, outgoing, incoming))
 
     def _awaited(self, hello: tuple[int, int, int]) -> socket.socket:
         """Waits until that has been said, or this port is closed: another process may have to fetch its files first."""
@@ -197,18 +197,18 @@ class LinkPort:
 
 
 class Agreement:
-    """What the processes of a model agree on at the start. `told`, `heard`: those of the first stage to and from all others, or of
-    another one to and from the first."""
+    """What the processes of a model agree on at the start. `outgoing`, `incoming`: ways of the first stage to and from all others,
+    or of another one to and from the first."""
 
-    def __init__(self, is_first: bool, told: Sequence[HostLink], heard: Sequence[HostLink]) -> None:
-        self._is_first, self._told, self._heard = is_first, told, heard
+    def __init__(self, is_first: bool, outgoing: Sequence[HostLink], incoming: Sequence[HostLink]) -> None:
+        self._is_first, self._outgoing, self._incoming = is_first, outgoing, incoming
 
     def least(self, number: int) -> int:
         """The smallest of what all processes give. Waits for them. Raises Gone."""
         numbers = [torch.tensor([number])]
         if not self._is_first:
             self._give(numbers[0])
-        for each in self._heard:
+        for each in self._incoming:
             numbers.append(torch.empty_like(numbers[0]))
             each.take(numbers[-1:])
         if not self._is_first:
@@ -218,7 +218,7 @@ class Agreement:
         return int(least)
 
     def _give(self, number: Tensor) -> None:
-        for each in self._told:
+        for each in self._outgoing:
             each.give([number])
 
 

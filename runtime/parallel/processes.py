@@ -83,7 +83,7 @@ class StageProcesses:
         self._far = [_Far(stage, num_stages) for stage in range(1, num_stages)]
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self.secret, self._heard, self._disconnected, connects=False), self.host, 0
+            lambda: Connection(self.secret, self._on_message, self._disconnected, connects=False), self.host, 0
         )
         port = self._server.sockets[0].getsockname()[1]
         self._launcher.begin([Join(each.stage, self.host, port, self.secret) for each in self._far], self._ended)
@@ -125,7 +125,7 @@ class StageProcesses:
 
     # --- what comes -----------------------------------------------------------------------------------------------
 
-    def _heard(self, connection: Connection, message: Any) -> None:
+    def _on_message(self, connection: Connection, message: Any) -> None:
         if isinstance(message, Joined):
             far = self._far[message.stage - 1]
             far.connection = connection
@@ -139,7 +139,7 @@ class StageProcesses:
                 far.fail(StageFailed(kind, text))
             case _:
                 assert far.runner is not None
-                far.runner.heard(message)
+                far.runner.on_message(message)
 
     def _disconnected(self, connection: Connection) -> None:
         for far in self._far:

@@ -103,16 +103,16 @@ class EveryEvent:
 
     def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
         """See `SharedEvent`."""
-        left, alone, told = len(self._events), list[BaseException](), False
+        left, alone, has_passed = len(self._events), list[BaseException](), False
 
         def one(number: int, error: BaseException | None) -> None:
-            nonlocal left, told
+            nonlocal left, has_passed
             left -= 1
             if error is not None:
                 blame(error, self._kind, number, len(self._events))
                 alone.append(error)
-            if not told and (not left or not isinstance(error, Apart | None)):
-                told = True
+            if not has_passed and (not left or not isinstance(error, Apart | None)):
+                has_passed = True
                 call(alone[-1] if alone else None)
 
         for number, event in enumerate(self._events):

@@ -96,15 +96,15 @@ class StageRunners:
 
     def _draws(self, batch: ScheduledBatch) -> tuple[Draws, ...]:
         """Those of a step, or of the rest of one: they are under way from here on."""
-        told = [row.row for row in batch.rows if row.samples or row.draft_ids]
-        if not told:
+        drawn = [row.row for row in batch.rows if row.samples or row.draft_ids]
+        if not drawn:
             return ()
         rows = tuple(row.row for row in batch.rows if row.draft_ids)
         takers = range(len(self._runners) - 1) if rows else (0,)
         draws = tuple(line.draws(rows, takers) for line in self._lines)
         self._num_draws += 1
         self._unknown.append(_Drawn(self._num_draws, draws))
-        self._last_draws.update(dict.fromkeys(told, self._num_draws))
+        self._last_draws.update(dict.fromkeys(drawn, self._num_draws))
         return draws
 
     def _output(self, early: Sequence[GpuEvent], output: ForwardOutput) -> ForwardOutput:

@@ -78,14 +78,14 @@ def _joined(link: Link, device: torch.device, *, gives: bool) -> Link:
 
 def _say(link: HostLink, what: object) -> None:
     data = json.dumps(what).encode()
-    link.say(_LENGTH.pack(len(data)) + data)
+    link.send(_LENGTH.pack(len(data)) + data)
 
 
 def _hear(link: HostLink) -> Any:
     length = bytearray(_LENGTH.size)
-    link.hear(memoryview(length))
+    link.receive(memoryview(length))
     data = bytearray(*_LENGTH.unpack(length))
-    link.hear(memoryview(data))
+    link.receive(memoryview(data))
     return json.loads(data)
 
 
@@ -128,7 +128,7 @@ class NcclLink:
                 self._sent.append((self._group.send([copy], self._other, 0), [copy]))
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
-        self._words.say_given()
+        self._words.send_given()
 
     def leave(self) -> None:
         self._words.leave()

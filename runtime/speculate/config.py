@@ -157,10 +157,10 @@ class SpeculativeConfig:
         """The method and its options, in words for the log."""
         length = "up to " if self.adaptive else ""
         by = self.method if self.model is None else f"{self.method} {self.model}"
-        told = f"{by}, {length}{self.num_speculative_tokens} drafts of a sequence in a step"
+        text = f"{by}, {length}{self.num_speculative_tokens} drafts of a sequence in a step"
         if self.synthetic_acceptance is None:
-            return told
-        return f"{told}; SYNTHETIC ACCEPTANCE {self.synthetic_acceptance:g}: ANSWERS ARE NONSENSE"
+            return text
+        return f"{text}; SYNTHETIC ACCEPTANCE {self.synthetic_acceptance:g}: ANSWERS ARE NONSENSE"
 
 
 def _check_method(method: object) -> None:
