@@ -32,8 +32,8 @@ from runtime.parallel.messages import Build, Done, Failed, ModelName, TurnSaid, 
 from runtime.parallel.plain_data import MODULES, packed, unpacked
 from runtime.policy import Fair
 from runtime.step import StepResult
-from runtime.step_budget import PlatformSteps, Slowdown, TimedBudget
-from runtime.step_cost import TimedSteps
+from runtime.step_budget import Goals, PlatformSteps, Slowdown, TimedBudget
+from runtime.step_cost import StepCost, TimedSteps
 
 PARAMS = SamplingParams(
     4, temperature=0.5, seed=-(1 << 63), logit_bias=MappingProxyType({7: -100.0}), stop_token_ids=frozenset({1, 2}),
@@ -106,7 +106,8 @@ def test_what_is_no_plain_data_neither_goes_nor_comes():
     class Row(ScheduledRow):
         pass
 
-    for each in (object(), len, TimedBudget(None, None), {"a": Row(*ROWS[0])}):  # type: ignore[arg-type]
+    budget = TimedBudget(StepCost.assumed(TimedSteps(0.01, 1e-3)), Goals(1.0, 1.0))
+    for each in (object(), len, budget, {"a": Row(*ROWS[0])}):
         with pytest.raises(TypeError, match="is no plain data"):
             packed(each)
     for said in (["Popen", ["rm"]], ["TimedBudget", None], [99], [5, "system"], [8, 1, [[1, 2, 3, 4]]]):
