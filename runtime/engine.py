@@ -161,6 +161,7 @@ class Engine:
             adapters.connect(self.wake, self._end_without_adapter)
         self._idle = asyncio.Event()
         self._idle.set()
+        self._rested = asyncio.Event()
         self._task = asyncio.create_task(self._live(), name="engine")
 
     # --- EngineClient ---------------------------------------------------------------------------------------------
@@ -362,6 +363,8 @@ class Engine:
             if self._sleeping.level and not await self._wake_up():
                 continue
             launched = self._launched(self._masked.sample_deferred()) or await self._launch_next()
+            if (captured := self._runner.capture_next(idle=False)) is not None:
+                await captured
             if self._in_flight and (not launched or len(self._in_flight) >= self._steps_in_flight):
                 await self._settle_oldest()
             elif not launched and self._sinks:
@@ -491,10 +494,27 @@ class Engine:
             if not self._closing:
                 self._work.clear()
                 await self._sleeping.rest(self._take_runner)
+                await self._capture_while_idle()
                 await self._work.wait()
                 self._sleeping.stop_waiting()
                 self._meter.busy()
         return bool(self._sinks or self._in_flight or not self._closing)
+
+    async def _capture_while_idle(self) -> None:
+        """One after another: whoever comes waits for one at most."""
+        while not self._work.is_set() and (captured := self._runner.capture_next(idle=True)) is not None:
+            await captured
+        if not self._work.is_set():
+            self._rested.set()
+
+    async def rested(self) -> None:
+        """Return when there is nothing to do, nor to be prepared, or no step can be computed any more: for whoever measures."""
+        self._rested.clear()
+        self.wake()
+        await asyncio.wait(
+            {self._task, rested := asyncio.ensure_future(self._rested.wait())}, return_when=asyncio.FIRST_COMPLETED
+        )
+        rested.cancel()
 
     def wake(self) -> None:
         """There may be something to do."""

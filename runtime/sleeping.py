@@ -54,6 +54,9 @@ class Asleep:
     def _refuse(self) -> NoReturn:
         raise RuntimeError("the engine sleeps")
 
+    def capture_next(self, *, idle: bool) -> None:
+        return None
+
     def fault(self, error: BaseException) -> Fault:
         return host_fault(error)
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch
@@ -86,6 +86,11 @@ class Runner(Protocol):
 
     def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
         """The same for a batch with masked rows, up to its logits. Whatever other rows sample may be sampled now or later."""
+        ...
+
+    def capture_next(self, *, idle: bool) -> Awaitable[Any] | None:
+        """Begin to prepare one kind of step that has been slower than it could be; nothing may be launched until that is done, but
+        steps may be in flight. Unless it is `idle`, only what many steps went without. None where there is nothing to do, now."""
         ...
 
     def fault(self, error: BaseException) -> Fault:

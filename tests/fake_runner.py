@@ -81,6 +81,9 @@ class FakeRunner:
         assert not batch.encoder_work
         return []
 
+    def capture_next(self, *, idle: bool) -> None:
+        return None
+
     def launch(self, batch: ScheduledBatch) -> Step:
         assert not batch.masked_rows
         self._begin(batch)

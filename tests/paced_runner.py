@@ -72,6 +72,9 @@ class PacedRunner:
             lambda: read_result(batch, rows, spans, ids, None, None, None),
         )
 
+    def capture_next(self, *, idle: bool) -> None:
+        return None
+
     def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
         raise NotImplementedError
 

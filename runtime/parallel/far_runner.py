@@ -103,6 +103,9 @@ class FarRunner:
     def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
         return self._output(batch, self._work(batch, to_sample=True)[0])
 
+    def capture_next(self, *, idle: bool) -> None:
+        return None
+
     def fault(self, error: BaseException) -> Fault:
         if isinstance(error, FarFailure):
             return error.fault

@@ -35,6 +35,9 @@ class RankRunners:
     def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
         return self._output(batch, self._each(self._runners, lambda runner: runner.launch_forward(batch)))
 
+    def capture_next(self, *, idle: bool) -> None:
+        return None
+
     def fault(self, error: BaseException) -> Fault:
         return self._runners[0].fault(error)
 

@@ -58,6 +58,9 @@ class StageRunners:
         passages, early = self._launched_early(batch)
         return self._output(early, self._on_last(passages, (), lambda last: last.launch_forward(batch)))
 
+    def capture_next(self, *, idle: bool) -> None:
+        return None
+
     def fault(self, error: BaseException) -> Fault:
         return self._runners[-1].fault(error)
 

@@ -1,21 +1,60 @@
-"""Captured steps: which steps a graph serves, its inputs uploaded and it replayed; the rest is the runner's."""
+"""Captured steps: which steps a graph serves, its inputs uploaded and it replayed; the rest is the runner's. And what is captured
+late."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from runtime.batch import SAMPLE, Pool, Sample, ScheduledRow, columns
-from runtime.platform.graph_pool import GraphPool
-from runtime.runner.device_inputs import DeviceInputs
-from runtime.runner.runner import Computed
+from runtime.platform.graph_pool import Captured, Follow, GraphPool
+from runtime.platform.uncollected import UNCOLLECTED
+from runtime.runner.device_inputs import DeviceInputs, StepShape
+from runtime.runner.runner import Capturable, Computed
+from runtime.runner.worker import Worker
 from runtime.sample.drafts import num_drafts
+
+log = logging.getLogger("oneloop.start")
 
 
 class CapturedSteps:
-    def __init__(self, inputs: DeviceInputs, pool: GraphPool) -> None:
+    def __init__(self, inputs: DeviceInputs, pool: GraphPool, worker: Worker | None = None) -> None:
+        """`worker`: who captures late: the thread that captures at first."""
         self._inputs = inputs
         self._pool = pool
+        self._worker = worker
+
+    def capture(self, shapes: Iterable[StepShape], capturable: Capturable) -> None:
+        """On the calling thread."""
+        with UNCOLLECTED.after_collecting(), torch.inference_mode():
+            self._pool.capture(shapes, self._computing(capturable))
+
+    def capture_next(self, capturable: Capturable, *, idle: bool) -> asyncio.Future[Any] | None:
+        if self._worker is None or self._worker.is_busy:  # with another model, for long
+            return None
+        shape = self._pool.next_due(idle=idle)
+        return None if shape is None else self._worker.enqueue(lambda: self._capture_late(shape, capturable))
+
+    def _capture_late(self, shape: StepShape, capturable: Capturable) -> None:
+        try:
+            with UNCOLLECTED, torch.inference_mode():
+                self._pool.capture_late(shape, self._computing(capturable))
+        except Exception:
+            log.warning("no more steps are captured as graphs, others run as they are", exc_info=True)
+        if not self._pool.has_more:
+            log.info("captured %d steps in all", self._pool.num_captured)
+
+    def _computing(self, capturable: Capturable) -> Callable[[StepShape], tuple[Captured, Follow | None]]:
+        def compute(shape: StepShape) -> tuple[Captured, Follow | None]:
+            sampled, hidden, follow = capturable(self._inputs.placed(shape, None))
+            return Captured(sampled, hidden), follow
+
+        return compute
 
     def replay(self, rows: tuple[ScheduledRow, ...], *, follows: bool) -> Computed | None:
         pooled = any(type(row.work) is Pool for row in rows)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
-from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +38,7 @@ from runtime.platform.cuda_rank import CudaRank
 from runtime.platform.cuda_stage import CudaStage
 from runtime.platform.cuda_topology import topology
 from runtime.platform.encoder_graphs import EncoderGraphs
-from runtime.platform.graph_pool import Captured, Follow, GraphPool, decode_sizes
+from runtime.platform.graph_pool import GraphPool, decode_sizes
 from runtime.platform.host import num_cores, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.platform.rank_lane import RankLane
@@ -202,7 +201,7 @@ class CudaPlatform:
         captures, graph_bytes = config.captures and model.graph_unsupported_reason is None, 0
         if captures:
             num_rounds = 2 * len(decode_sizes(plan.max_num_seqs)) if plan.max_proposed else 0  # of two kinds at most
-            num_shapes = len(list(graphs.shapes)) * (2 if plan.max_proposed else 1)  # a drafter's part is apart
+            num_shapes = len(graphs.shapes) * (2 if plan.max_proposed else 1)  # a drafter's part is apart
             graph_bytes = step_bytes + _GRAPH_BYTES * (num_shapes + num_rounds)
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
         if isinstance(worker, RankWorker):
@@ -218,7 +217,8 @@ class CudaPlatform:
             if drafts:
                 _run_drafted(parts, final, graphs)
             if captures:
-                self._capture(parts, graphs, report, may_fail=model.may_refuse_capture)
+                together = isinstance(worker, RankWorker)  # what one rank captures waits for the others
+                self._capture(parts, graphs, report, all_now=together, may_fail=model.may_refuse_capture)
                 _capture_proposals(parts.runner.drafter, final, graphs)
                 final = replace(final, max_drafted_tokens=graphs.longest_drafted)
         if config.captures and model.encoder is not None:
@@ -231,22 +231,22 @@ class CudaPlatform:
         """Kernels are compiled or loaded, and memory is allocated, for each shape that is the first of its kind."""
         return encoder.samples(plan.max_num_encoder_tokens)
 
-    def _capture(self, parts: _Parts, graphs: GraphPool, report: Report, *, may_fail: bool) -> None:
-        shapes = list(graphs.shapes)
+    def _capture(
+        self, parts: _Parts, graphs: GraphPool, report: Report, *, all_now: bool, may_fail: bool
+    ) -> None:  # fmt: skip
+        """`all_now`: none is captured while steps run."""
+        every = graphs.shapes
+        shapes = every if all_now else graphs.first
         free_before = self.memory().free
-
-        def compute(shape: StepShape) -> tuple[Captured, Follow | None]:
-            sampled, hidden, follow = parts.runner.capturable(parts.inputs.placed(shape, None))
-            return Captured(sampled, hidden), follow
 
         def reported() -> Iterator[StepShape]:
             for done, shape in enumerate(shapes):
                 report(LoadProgress("graphs", done, len(shapes), "graphs"))
                 yield shape
 
+        torch.cuda.empty_cache()
         try:
-            with _UNCOLLECTED, torch.inference_mode():
-                graphs.capture(reported(), compute)
+            parts.steps.capture(reported(), parts.runner.capturable)
         except RuntimeError as error:
             if not may_fail or isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -255,32 +255,9 @@ class CudaPlatform:
         torch.cuda.synchronize()
         report(LoadProgress("graphs", len(shapes), len(shapes), "graphs"))
         taken = free_before - self.memory().free
-        if graphs.is_captured:
-            log.info("captured %d steps in %.2f GiB", len(shapes), taken / GIB)
-
-
-class _Uncollected:
-    """No collection while anybody is inside: in the middle of a capture it may free what belongs to it. Any number of threads."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._was_enabled = Lock(), 0, False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                gc.collect()
-                self._was_enabled = gc.isenabled()
-                gc.disable()
-            self._inside += 1
-
-    def __exit__(self, *exception: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside and self._was_enabled:
-                gc.enable()
-
-
-_UNCOLLECTED = _Uncollected()
+        if graphs.num_captured:
+            of_all = f" of {len(every)}" if graphs.has_more else ""
+            log.info("captured %d%s steps in %.2f GiB", len(shapes), of_all, taken / GIB)
 
 
 def _capture_proposals(drafter: Drafter, plan: EnginePlan, graphs: GraphPool) -> None:
@@ -372,6 +349,7 @@ def _has_axes(model: Model) -> bool:
 class _Parts(NamedTuple):
     runner: ModelRunner
     inputs: DeviceInputs
+    steps: CapturedSteps
 
 
 def _parts(
@@ -386,6 +364,7 @@ def _parts(
         device, cache.layers, plan.max_proposed, adapters=model.adapters is not None,
         axes=_has_axes(model),
     )  # fmt: skip
+    steps = CapturedSteps(inputs, graphs, worker)
     runner = ModelRunner(
         model,
         cache,
@@ -398,11 +377,11 @@ def _parts(
             SyntheticAcceptance.of(plan.speculative, device),
         ),
         lane(plan.max_num_seqs, plan.steps_in_flight, device, worker),
-        CapturedSteps(inputs, graphs),
+        steps,
         plan.lookup,
         pools=graphs.pools,
     )
-    return _Parts(runner, inputs)
+    return _Parts(runner, inputs, steps)
 
 
 def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int, model: Model, *, pools: bool) -> None:

@@ -5,7 +5,6 @@ for it. Few are kept, and in one memory: they run one behind another."""
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.models.encoder import Compute
+from runtime.platform.uncollected import UNCOLLECTED
 
 log = logging.getLogger("oneloop.engine")
 
@@ -85,16 +85,12 @@ class EncoderGraphs:
         """A graph of what `compute` enqueues, and where it writes."""
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
-        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
-        gc.disable()  # of what is freed in the middle some may belong to the device
-        try:
+        graph = torch.cuda.CUDAGraph()
+        with UNCOLLECTED:
             # Not `torch.cuda.graph`, which waits for all that the device does, steps too.
             graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
             try:
                 outputs = compute(inputs)
             finally:
                 graph.capture_end()
-        finally:
-            if collects:
-                gc.enable()
         return graph, outputs

@@ -4,12 +4,16 @@ Decodes have a ladder of batch sizes; steps with pieces of prompts a ladder of t
 with guesses one of token counts, for as many rows, each token with its logits.
 A step takes the smallest shape it fits, padded; what fits none runs eagerly. All graphs share one pool of memory, the largest
 captured first, since only one runs at a time. What a drafter does behind a step is a graph of its own, without which the step is
-what it would be on a server that guesses nothing. Captures and replays what it is given; knows no model."""
+what it would be on a server that guesses nothing. Captures and replays what it is given; knows no model.
+
+A server begins with a fifth of them (`first`), and captures the others while it serves. Until then a step takes one of up to twice
+its size, or runs eagerly."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,6 +24,7 @@ from runtime.runner.device_inputs import StepShape
 from runtime.runner.runner import Sampled
 
 _TRIED = 32  # guessed tokens
+_STEPS_WITHOUT = 16  # after which a shape is captured though something runs: it saves more than that holds up
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
@@ -92,6 +97,17 @@ def _aliases(hidden: Any) -> Any:
     return hidden
 
 
+@contextmanager
+def _recorded(graph: torch.cuda.CUDAGraph, memory: Any) -> Iterator[None]:
+    """What is enqueued inside is recorded. Not `torch.cuda.graph`, which waits for all that the device does, steps too."""
+    with torch.cuda.stream(capture_stream()):
+        graph.capture_begin(pool=memory, capture_error_mode="thread_local")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+
+
 class Captured(NamedTuple):
     """What a captured step gives: what it samples, and the model's hidden states of all its tokens."""
 
@@ -100,6 +116,7 @@ class Captured(NamedTuple):
 
 
 Follow = Callable[[], None]  # enqueues what a drafter does behind a step, whose tensors it holds
+Compute = Callable[[StepShape], tuple[Captured, Follow | None]]
 
 
 class GraphPool:
@@ -115,10 +132,12 @@ class GraphPool:
         self._with_adapters = (False, True) if adapters else (False,)
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Captured]] = {}
         self._following: dict[StepShape, torch.cuda.CUDAGraph] = {}  # what a drafter does behind these, if there is one
+        self._uncaptured: dict[StepShape, int] = {}  # in what order they will be, and steps that had to go without
+        self._due: list[StepShape] = []  # of these, what too many steps went without
         self.memory: Any = None  # of what is captured, by torch's handle
 
     @property
-    def shapes(self) -> Iterable[StepShape]:
+    def shapes(self) -> list[StepShape]:
         """All that will be captured, largest first."""
         decodes = [StepShape(size, size, True) for size in self._decodes]
         return sorted(
@@ -130,29 +149,72 @@ class GraphPool:
             key=lambda shape: (-shape.num_tokens, -shape.num_rows, shape.uniform),
         )
 
-    def capture(
-        self, shapes: Iterable[StepShape], compute: Callable[[StepShape], tuple[Captured, Follow | None]]
-    ) -> None:
+    @property
+    def first(self) -> list[StepShape]:
+        """Those of `shapes` without which no server begins: so many that a step of any size fits one less than twice as large; all
+        with guesses; and the largest, whose memory is all others' too."""
+        rows_of: dict[int, list[int]] = {}
+        for shape in self._mixed:
+            rows_of.setdefault(shape.num_tokens, []).append(shape.num_rows)
+
+        def is_first(shape: StepShape) -> bool:
+            size = shape.num_tokens
+            largest = size == (self._decodes[-1] if shape.uniform else self._mixed[-1].num_tokens)
+            few_or_all = shape.uniform or shape.num_rows in (rows_of[size][0], rows_of[size][-1])
+            return (largest or size.bit_count() == 1) and few_or_all
+
+        return [shape for shape in self.shapes if shape.drafts or is_first(shape)]
+
+    def capture(self, shapes: Iterable[StepShape], compute: Compute) -> None:
         """Record what `compute` enqueues for each of `shapes`, and what is to follow it. It has run before for one of each kind, so
-        nothing is left to compile or allocate for good."""
-        memory = self.memory = torch.cuda.graph_pool_handle()
-        stream = capture_stream()
+        nothing is left to compile or allocate for good. What is left of `self.shapes` is for `capture_next`."""
+        self.memory = torch.cuda.graph_pool_handle()
         for shape in shapes:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-                (sampled, hidden), follow = compute(shape)
-            if follow is not None:  # while what it reads of the step is there
-                following = self._following[shape] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(following, pool=memory, stream=stream, capture_error_mode="thread_local"):
-                    follow()
-                del follow
-            # Logits and hidden states are large and read, if at all, before the next replay: their memory is the next graph's too.
-            self._graphs[shape] = graph, Captured(sampled._replace(logits=_alias(sampled.logits)), _aliases(hidden))
+            self._capture(shape, compute)
+        left = [shape for shape in reversed(self.shapes) if shape not in self._graphs]
+        self._uncaptured = dict.fromkeys(sorted(left, key=lambda shape: not shape.uniform), 0)  # decodes, then prompts
+
+    def next_due(self, *, idle: bool) -> StepShape | None:
+        """What is to be captured next, and is no longer due; where something runs, only what many steps went without."""
+        if self._due:
+            shape = self._due.pop()
+        elif idle and self._uncaptured:
+            shape = next(iter(self._uncaptured))
+        else:
+            return None
+        del self._uncaptured[shape]
+        return shape
+
+    def capture_late(self, shape: StepShape, compute: Compute) -> None:
+        """As `capture`, for one of `next_due`; no step may be enqueued meanwhile. Where it fails, which raises what failed, nothing
+        more is captured."""
+        try:
+            self._capture(shape, compute)
+        except Exception:
+            self._graphs.pop(shape, None)
+            self._following.pop(shape, None)
+            self._uncaptured.clear()
+            self._due.clear()
+            raise
+
+    def _capture(self, shape: StepShape, compute: Compute) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with _recorded(graph, self.memory):
+            (sampled, hidden), follow = compute(shape)
+        if follow is not None:  # while what it reads of the step is there
+            following = self._following[shape] = torch.cuda.CUDAGraph()
+            with _recorded(following, self.memory):
+                follow()
+            del follow
+        # Logits and hidden states are large and read, if at all, before the next replay: their memory is the next graph's too.
+        self._graphs[shape] = graph, Captured(sampled._replace(logits=_alias(sampled.logits)), _aliases(hidden))
 
     def clear(self) -> None:
-        """Nothing is captured: every step runs eagerly."""
+        """Nothing is captured, nor will be: every step runs eagerly."""
         self._graphs.clear()
         self._following.clear()
+        self._uncaptured.clear()
+        self._due.clear()
         self.memory = None
 
     @property
@@ -161,25 +223,38 @@ class GraphPool:
         return max((shape.num_tokens for shape in self._graphs if shape.drafts), default=None)
 
     @property
-    def is_captured(self) -> bool:
-        return bool(self._graphs)
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something is left to be captured."""
+        return bool(self._uncaptured)
 
     def find(self, wanted: StepShape) -> StepShape | None:
-        """The smallest captured shape that such a step fits."""
+        """The smallest captured shape that such a step fits, if it is no more than twice the smallest that there will be."""
+        fitting = self._fitting(wanted)
+        best = next(fitting, None)
+        if best is None or best in self._graphs:
+            return best
+        self._go_without(best)
+        within = (shape for shape in fitting if shape.num_tokens <= 2 * best.num_tokens)
+        return next((shape for shape in within if shape in self._graphs), None)
+
+    def _fitting(self, wanted: StepShape) -> Iterator[StepShape]:
         if wanted.uniform:
-            index = bisect_left(self._decodes, wanted.num_rows)
-            if index == len(self._decodes):
-                return None
-            size = self._decodes[index]
-            shape = StepShape(size, size, True, adapters=wanted.adapters)
-        else:
-            shapes = self._drafted if wanted.drafts else self._mixed
-            fitting = (s for s in shapes if s.num_tokens >= wanted.num_tokens and s.num_rows >= wanted.num_rows)
-            found = next(fitting, None)
-            if found is None:
-                return None
-            shape = replace(found, adapters=True) if wanted.adapters else found
-        return shape if shape in self._graphs else None
+            for size in self._decodes[bisect_left(self._decodes, wanted.num_rows) :]:
+                yield StepShape(size, size, True, adapters=wanted.adapters)
+            return
+        for shape in self._drafted if wanted.drafts else self._mixed:
+            if shape.num_tokens >= wanted.num_tokens and shape.num_rows >= wanted.num_rows:
+                yield replace(shape, adapters=True) if wanted.adapters else shape
+
+    def _go_without(self, shape: StepShape) -> None:
+        if shape in self._uncaptured:
+            self._uncaptured[shape] += 1
+            if self._uncaptured[shape] == _STEPS_WITHOUT:
+                self._due.append(shape)
 
     def replay(self, shape: StepShape) -> Captured:
         """Enqueue a captured step on the current stream; what it gives is overwritten by the next replay."""

@@ -88,15 +88,25 @@ class Computed(NamedTuple):
         return cls(rows, sampled, starts, stops)
 
 
+Capturable = Callable[[StepInputs], tuple["Sampled", Any, Callable[[], None] | None]]  # `ModelRunner.capturable`
+
+
 class Graphs(Protocol):
     def replay(self, rows: tuple[ScheduledRow, ...], *, follows: bool) -> Computed | None:
         """Enqueue a step of `rows`, arranged, as it was captured, and if it is followed, what a drafter does; None where none was
         captured that serves it. What it gives is overwritten by the next."""
         ...
 
+    def capture_next(self, capturable: Capturable, *, idle: bool) -> asyncio.Future[Any] | None:
+        """See `Runner`."""
+        ...
+
 
 class NoGraphs:
     def replay(self, rows: tuple[ScheduledRow, ...], *, follows: bool) -> Computed | None:
+        return None
+
+    def capture_next(self, capturable: Capturable, *, idle: bool) -> None:
         return None
 
 
@@ -140,6 +150,9 @@ class ModelRunner:
         self._encoding.refuse(batch)
         outputs = self._encoding.outputs(batch)
         return self._forward_output(batch, self._lane.begin(lambda: self._first_part(batch, outputs)))
+
+    def capture_next(self, *, idle: bool) -> asyncio.Future[Any] | None:
+        return self._graphs.capture_next(self.capturable, idle=idle)
 
     def fault(self, error: BaseException) -> Fault:
         return self._lane.fault(error)

@@ -43,6 +43,11 @@ class Worker:
         """One user more: it ends when the last has closed it, and what they submit takes turns as it comes."""
         self.num_users += 1
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being computed or waits for its turn, as far as the event loop knows, which asks."""
+        return any(not job.done.done() for job in tuple(self._untold))
+
     def submit(self, work: Callable[[], None]) -> WorkerEvent:
         """Enqueue and return. Call it on the event loop.
 

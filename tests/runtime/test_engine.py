@@ -481,3 +481,67 @@ async def test_a_prefix_cache_that_was_reset_has_no_hits_and_who_runs_goes_on():
                 ids += outputs[0].token_ids
         assert len(ids) == 30
         check_pool(engine._scheduler)
+
+
+class Capturing(FakeRunner):
+    """Has `late` kinds of steps to capture while idle, and `due` while steps run; each is done when the test says so."""
+
+    def __init__(self, late: int = 0, **options) -> None:
+        super().__init__(**options)
+        self.late, self.due = late, 0
+        self.captures: list[asyncio.Future[None]] = []
+
+    def capture_next(self, *, idle: bool) -> asyncio.Future[None] | None:
+        if self.due:
+            self.due -= 1
+        elif idle and self.late:
+            self.late -= 1
+        else:
+            return None
+        self.captures.append(asyncio.get_running_loop().create_future())
+        return self.captures[-1]
+
+
+async def test_an_idle_engine_captures_one_thing_after_another_and_has_rested_when_nothing_is_left():
+    runner = Capturing(late=3)
+    async with engine_on(runner) as engine:
+        rested = asyncio.ensure_future(engine.rested())
+        for num in (1, 2, 3):
+            await turns(5)
+            assert len(runner.captures) == num
+            assert not rested.done()
+            runner.captures[-1].set_result(None)
+        await rested
+
+
+async def test_who_comes_to_an_engine_that_captures_waits_for_one_capture_and_the_others_wait_for_its_end():
+    runner = Capturing(late=3)
+    async with engine_on(runner) as engine:
+        await turns(5)
+        reading = asyncio.ensure_future(read(engine.submit([request()])))
+        await turns(5)
+        assert not runner.batches  # nothing may be launched meanwhile
+        runner.captures[0].set_result(None)
+        assert await reading == {0: ([3, 4, 5, 6], FinishReason.LENGTH)}
+        await turns(5)
+        assert len(runner.captures) == 2
+        runner.captures[1].set_result(None)
+        await turns(5)
+        runner.captures[2].set_result(None)
+        await engine.rested()
+
+
+async def test_what_many_steps_went_without_is_captured_between_two_of_them():
+    runner = Capturing(manual=True)
+    async with engine_on(runner) as engine:
+        stream = engine.submit([request(max_tokens=9)])
+        runner.due = 1
+        await turns(9)
+        assert len(runner.captures) == len(runner.batches) == 1  # in flight, and the next not launched
+        runner.captures[0].set_result(None)
+        await turns(9)
+        assert len(runner.batches) == 2
+        runner.manual = False
+        for event in runner.events:
+            event.complete()
+        assert (await read(stream))[0][1] is FinishReason.LENGTH

@@ -139,3 +139,105 @@ def test_captures_that_come_and_go_leave_no_memory_behind():
 
     first = taken()
     assert [taken() for _ in range(3)] == [first] * 3
+
+
+class Captures(GraphPool):
+    """Notes what it would capture; `refused` cannot be."""
+
+    refused: StepShape | None = None
+
+    def _capture(self, shape, compute):
+        if shape == self.refused:
+            raise RuntimeError("not this one")
+        self._graphs[shape] = None
+
+
+@pytest.fixture
+def no_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
+
+def serving() -> Captures:
+    pool = Captures(256, 2048)
+    pool.capture(pool.first, None)
+    return pool
+
+
+@pytest.mark.usefixtures("no_device")
+@pytest.mark.parametrize("options", [{}, {"adapters": True, "drafts": True}, {"pools": True}])
+@pytest.mark.parametrize(("seqs", "tokens"), [(1, 2), (7, 33), (256, 2048), (512, 8192)])
+def test_a_server_begins_with_few_graphs_of_which_some_serves_each_step_with_less_than_twice_its_size(
+    seqs, tokens, options
+):
+    pool, every = Captures(seqs, tokens, **options), Captures(seqs, tokens, **options)
+    assert pool.first[0] == pool.shapes[0]  # the largest
+    pool.capture(pool.first, None)
+    every.capture(every.shapes, None)
+    assert every.next_due(idle=True) is None
+    for shape in pool.shapes:
+        best, found = every.find(shape), pool.find(shape)
+        assert found is not None
+        assert best.num_tokens <= found.num_tokens < 2 * best.num_tokens
+    if (seqs, tokens) == (512, 8192) and not options:
+        assert len(pool.first) * 4 < len(pool.shapes)
+
+
+@pytest.mark.usefixtures("no_device")
+def test_what_no_server_begins_with_is_captured_decodes_first_while_it_is_idle():
+    pool = serving()
+    left = [shape for shape in pool.shapes if shape not in pool.first]
+    assert pool.next_due(idle=False) is None
+    order = []
+    while (shape := pool.next_due(idle=True)) is not None:
+        pool.capture_late(shape, None)
+        order.append(shape)
+    assert sorted(map(repr, order)) == sorted(map(repr, left))
+    assert order == sorted(order, key=lambda shape: (not shape.uniform, shape.num_tokens, shape.num_rows))
+    assert not pool.has_more
+    assert pool.find(StepShape(24, 24, True)) == StepShape(24, 24, True)
+
+
+@pytest.mark.usefixtures("no_device")
+def test_a_shape_that_many_steps_went_without_is_captured_before_others_and_while_steps_run():
+    pool, wanted = serving(), StepShape(90, 90, True)
+    for _ in range(graph_pool._STEPS_WITHOUT):
+        assert pool.next_due(idle=False) is None
+        assert pool.find(wanted) == StepShape(128, 128, True)
+    shape = pool.next_due(idle=False)
+    assert shape == StepShape(96, 96, True)
+    assert pool.next_due(idle=False) is None
+    pool.find(wanted)  # as a step does that is launched before it is captured
+    pool.capture_late(shape, None)
+    assert pool.find(wanted) == shape
+    assert pool.next_due(idle=False) is None
+
+
+@pytest.mark.usefixtures("no_device")
+def test_where_a_capture_fails_no_other_is_tried_and_steps_go_on_as_they_did():
+    pool, wanted = serving(), StepShape(90, 90, True)
+    shape = pool.refused = pool.next_due(idle=True)
+    with pytest.raises(RuntimeError, match="not this one"):
+        pool.capture_late(shape, None)
+    assert pool.next_due(idle=True) is None
+    for _ in range(2 * graph_pool._STEPS_WITHOUT):
+        assert pool.find(wanted) == StepShape(128, 128, True)
+    assert pool.next_due(idle=False) is None
+
+
+@pytest.mark.gpu
+def test_what_is_captured_late_lies_in_the_memory_of_those_before_it():
+    pool = GraphPool(64, 512)
+    source = torch.arange(512, dtype=torch.int64, device="cuda")
+
+    def compute(shape: StepShape) -> tuple[Captured, None]:
+        ids = source[: shape.num_rows] + shape.num_tokens
+        logits = ids[:, None].repeat(1, 50_000).to(torch.bfloat16)
+        return Captured(Sampled(ids, logits, ids), Hidden(None, source[: shape.num_tokens] + 1)), None
+
+    pool.capture(pool.first, compute)
+    taken = torch.cuda.memory_reserved()
+    while (shape := pool.next_due(idle=True)) is not None:
+        pool.capture_late(shape, compute)
+    assert torch.cuda.memory_reserved() - taken <= 64 << 20
+    for shape in pool.shapes:
+        assert pool.replay(shape).sampled.ids.tolist() == [i + shape.num_tokens for i in range(shape.num_rows)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 
-from runtime.platform.cuda import _Uncollected
+from runtime.platform.uncollected import Uncollected
 
 
 def test_collections_come_back_with_the_last_that_leaves():
-    block = _Uncollected()
+    block = Uncollected()
     assert gc.isenabled()
     block.__enter__()
     with block:
@@ -21,7 +21,7 @@ def test_collections_come_back_with_the_last_that_leaves():
 def test_who_had_turned_collections_off_finds_them_off():
     gc.disable()
     try:
-        with _Uncollected():
+        with Uncollected():
             assert not gc.isenabled()
         assert not gc.isenabled()
     finally:
