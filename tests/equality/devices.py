@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.config import EngineConfig
+from runtime.models.implementation import describe
 from runtime.start import EngineParts, SharedDevice, _built, _built_over_processes
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import compare, references, run
@@ -32,6 +33,8 @@ def check(name: str, folder: Path, device: str, *, ways: Iterable[str] = WAYS, *
     theirs.config.eos_token_id = theirs.generation_config.eos_token_id = None  # answers are all of a length
     theirs.save_pretrained(folder)
     files = resolve(str(folder), None, lambda progress: None)
+    kinds = describe(files.config, family.model_impl).memory_kinds()
+    keeps_whole = any(kind.no_prefix_reason is not None for kind in kinds)  # of sequences: no prefix is a hit
 
     async def parts(model: None, config: EngineConfig) -> EngineParts:
         of_several = replace(config, max_num_mixed_tokens=config.max_num_batched_tokens, **options)
@@ -53,3 +56,4 @@ def check(name: str, folder: Path, device: str, *, ways: Iterable[str] = WAYS, *
         expected = expected or references(theirs, prompts, MAX_TOKENS, outcome.token_ids)
         compare(outcome, expected)
         assert (outcome.num_preemptions > 0) == ("preempting" in how)
+        assert ("rounds" in how and not keeps_whole) <= (outcome.num_cached_tokens > 0)
