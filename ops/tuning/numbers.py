@@ -62,9 +62,10 @@ class DecodeTuning:
 
     wide: DecodeBlock
     narrow: DecodeBlock
+    narrow_bytes: DecodeBlock  # of caches of eight bits, for any number of pairs from the first on
     head_size_256: DecodeBlock  # at any number of pairs
     min_narrow_pairs: int  # the first number of pairs that narrow blocks take
-    max_narrow_pairs: int  # and the last
+    max_narrow_pairs: int  # and the last, of caches in 16 bits
     clustered_pairs: int  # a pair gets this over the number of pairs, rounded down, blocks, one at least
     max_splits: int  # blocks of a pair
 
@@ -141,6 +142,7 @@ class AttentionTuning:
     are smaller and can hold all the heads of a group. Measured by tests/ops/bench_prefill.py."""
 
     min_prefill_queries: int
+    max_widened_bytes: int | None  # in 16 bits, of what prompts see of a cache of fp8, widened at once; None: none
     max_splits: int  # of one context over Triton's programs: more cost more to join than they save
     programs_per_multiprocessor: int  # that a context is split to reach
     paged: PagedTuning

@@ -223,6 +223,8 @@ def test_every_block_that_decode_may_choose_is_compiled() -> None:
         for size, each in {64: ("8_2", "4_4"), 96: ("8_2", "4_4"), 128: ("8_2", "4_4"), 256: ("4_2",)}.items()
         for blocks in each
     )
+    of_bytes = decode.program_of(torch.device("cpu"), "u8").instances
+    assert {"decode_128_8_2", "decode_128_4_4", "decode_256_4_2"} < of_bytes.keys()
     assert compiled["decode_96_4_4"] == "DECODE(decode_96_4_4, 96, 4, 4, u16)"
 
 
