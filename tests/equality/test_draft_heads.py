@@ -280,8 +280,9 @@ OPTIONS = [{}, {"steps_in_flight": 1}, {"max_num_batched_tokens": 24}]
 BLOCKS = {"num_kv_blocks": 400}
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"), [(name, OPTIONS[way]) for turn, name in enumerate(CASES) for way in (0, 1 + turn % 2)], ids=str
+)
 def test_guesses_change_no_token(loaded, name, options):
     both = loaded(name)
     plain, _ = asyncio.run(generate(both.model, None, **BLOCKS, **options))
@@ -292,8 +293,7 @@ def test_guesses_change_no_token(loaded, name, options):
     assert num_drafted > 40
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize(("name", "adaptive"), [(name, turn % 2 == 0) for turn, name in enumerate(CASES)])
 def test_neither_preemption_nor_a_prefix_found_again_changes_one(loaded, name, adaptive):
     both = loaded(name)
     config = engine_config(
