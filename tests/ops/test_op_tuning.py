@@ -212,7 +212,7 @@ def test_blocks_of_decode(pairs: int, warps: int, num_blocks: int, splits: int) 
     by = H200.attention.decode
     assert decode.choose(pairs, 128, by) == (DecodeBlock(warps, num_blocks), splits)
     assert decode.choose(pairs, 256, by) == (DecodeBlock(4, 2), splits)
-    narrow = DecodeBlock(4, 4) if pairs >= by.min_narrow_pairs else DecodeBlock(8, 2)
+    narrow = DecodeBlock(2, 8) if pairs >= by.min_narrow_pairs else DecodeBlock(8, 2)
     assert decode.choose(pairs, 128, by, eight_bits=True) == (narrow, splits)
 
 
@@ -224,7 +224,7 @@ def test_every_block_that_decode_may_choose_is_compiled() -> None:
         for blocks in each
     )
     of_bytes = decode.program_of(torch.device("cpu"), "u8").instances
-    assert {"decode_128_8_2", "decode_128_4_4", "decode_256_4_2"} < of_bytes.keys()
+    assert {"decode_128_8_2", "decode_128_2_8", "decode_256_4_2"} < of_bytes.keys()
     assert compiled["decode_96_4_4"] == "DECODE(decode_96_4_4, 96, 4, 4, u16)"
 
 
