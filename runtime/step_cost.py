@@ -21,19 +21,16 @@ from runtime.batch import ScheduledBatch
 
 # Of a prompt's token whose logits are wanted, in tokens: 2.2 for SmolLM2 on a CPU, less with more layers.
 SCORED_COST = 3.0
-_PAIRS_PER_TOKEN = (
-    16_384.0  # of a token and one before it, which take as long as a token: 5,200 for 0.6B on an H200, 23,000 for 8B
-)
+# Of a token and one before it, which take as long as a token: 5,200 for 0.6B on an H200, 23,000 for 8B.
+_PAIRS_PER_TOKEN = 16_384.0
 _PAIRS_PER_CONTEXT = 0.6  # on cores, of what a decode takes for a token before it: 0.63 for SmolLM2
 _KEPT = 0.99  # of what is known, from step to step
 _ASSUMED = 0.05  # what the assumptions count, in steps
 _MOST = 20.0  # by which what is learned differs at most from what was assumed, either way
 _OFF = 0.1  # of what was expected: less is no reason to doubt what decodes cost, where there are prompts, too
 _EVERY = 8  # of steps without prompts that are alike, one is looked at, where nobody asks what they take alone
-_SLOW, _QUICK = (
-    0.2,
-    1.25,
-)  # of what a step alone took, in what is known; and how much longer or shorter it counts as, at most
+_SLOW = 0.2  # of what a step alone took, in what is known
+_QUICK = 1.25  # how much longer or shorter than what is known it counts as, at most
 _ODD = 3.0  # a step that takes so many times what was expected, or that part of it, counts as one at this border
 
 
@@ -79,7 +76,11 @@ class StepCost:
 
     def decode_s(self, num_rows: int, num_context: int) -> float:
         """What a step takes without prompts."""
-        return self.base_s + self.row_s * num_rows + self.context_s * num_context
+        return sum(self.decode_parts(num_rows, num_context))
+
+    def decode_parts(self, num_rows: int, num_context: float) -> tuple[float, float, float]:
+        """Of that what any step takes, what the rows add and what the tokens before theirs do."""
+        return self.base_s, self.row_s * num_rows, self.context_s * num_context
 
 
 class _Factors:
@@ -99,15 +100,10 @@ class _Factors:
         expected_s = self.expected(assumed_s)
         took_s = min(max(took_s, expected_s / _ODD), expected_s * _ODD)
         # Relative to what was expected: relative to what they took, steps that scatter would seem shorter than they are.
-        shares, ratio, squares, sums = (
-            [each / expected_s for each in assumed_s],
-            took_s / expected_s,
-            self._squares,
-            self._sums,
-        )
+        shares, ratio = [each / expected_s for each in assumed_s], took_s / expected_s
         for i, share in enumerate(shares):
-            sums[i] = _KEPT * sums[i] + share * ratio
-            line = squares[i]
+            self._sums[i] = _KEPT * self._sums[i] + share * ratio
+            line = self._squares[i]
             for j, other in enumerate(shares):
                 line[j] = _KEPT * line[j] + share * other
         self.values = [min(max(value, 1 / _MOST), _MOST) for value in self._solved()]
@@ -186,8 +182,7 @@ class LearnedCost:
 
     def decode_s(self, num_rows: int, num_context: int) -> float:
         """What a step takes without prompts."""
-        one, factors = self.assumed, self._decode.values
-        return factors[0] * one.base_s + factors[1] * one.row_s * num_rows + factors[2] * one.context_s * num_context
+        return self._decode.expected(self.assumed.decode_parts(num_rows, num_context))
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
         """A step with `batch` took `took_s`. Of steps without prompts one in some is looked at, and those of a quarter more or
@@ -227,21 +222,18 @@ class LearnedCost:
         is_wider = num_rows > 2 * self._last_rows  # than any without prompts lately, which say what fewer take
         if is_wider and 2 * decode_s > expected_s and abs(took_s - expected_s) > _OFF * expected_s:
             # Most of it is decodes: as likely as not what was wrong is what they cost.
-            self._decode.learn(
-                [one.base_s, one.row_s * num_rows, one.context_s * num_context], decode_s * took_s / expected_s
-            )
+            self._decode.learn(one.decode_parts(num_rows, num_context), decode_s * took_s / expected_s)
         self._prompt.learn(prompts, prompts_s)
 
     def _settled_alone(self, num_rows: int, num_context: int, took_s: float) -> None:
         """Many rows make nobody forget what few take, nor few what many do: what a row adds follows from both."""
-        one = self.assumed
-        self._decode.learn([one.base_s, one.row_s * num_rows, one.context_s * num_context], took_s)
+        self._decode.learn(self.assumed.decode_parts(num_rows, num_context), took_s)
         if self._alone is None:
             return
         self._alone.settled(num_rows, num_context, took_s)
         for num, context, known_s in self._alone.ends():
             if num != num_rows:
-                self._decode.learn([one.base_s, one.row_s * num, one.context_s * context], known_s)
+                self._decode.learn(self.assumed.decode_parts(num, context), known_s)
 
 
 def _difference(sum_s: float, one_s: float, overlap: float) -> float:
