@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 SHAPES = Path(__file__).parents[1] / "loadtests/shapes"
-_SILENT = re.compile(
-    r"\{| - |nanobind: |See https://nanobind|.*WARN"
-)  # records for programs, and what Python's end leaves
+# Records for programs, and what Python's end leaves.
+_SILENT = re.compile(r"\{| - |nanobind: |See https://nanobind|.*WARN")
 LEAST_S = 10.0  # for which no step is worth its begin
 SHOWN_LINES, SHOWN_CHARS = 8, 200
 _TINY = {
