@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ops import tuning
-from ops.attention import cuda, prefill, triton_paged, triton_widened
+from ops.attention import cuda, prefill, triton_paged
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.cuda import program
@@ -41,11 +41,7 @@ def attend(
     )  # fmt: skip
     min_queries = _min_prefill_queries(qkv, heads, k_cache, meta)
     if min_queries <= meta.max_query_len:
-        seen = heads, k_cache, v_cache, meta
-        most = tuning.of(qkv.device).attention.max_widened_bytes
-        if most and k_cache.dtype == FP8 and triton_widened.fits(k_cache, meta, min_queries, most):
-            seen = triton_widened.widened(*seen, min_queries, qkv.dtype)
-        prefill.prefill(qkv, *seen, out, min_queries)
+        prefill.prefill(qkv, heads, k_cache, v_cache, meta, out, min_queries)
     if own and (meta.spans is None or any(end - start == 1 for start, end, _ in meta.spans)):
         cuda.decode(qkv, heads, k_cache, v_cache, meta, out, fused=False)
     k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
@@ -69,8 +65,8 @@ def attend(
 
 def _min_prefill_queries(qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, meta: AttentionMeta) -> int:
     """Queries from which a row is prefill.cu's. Where lengths are not known, in a captured step, it takes all but single queries: a
-    second kernel would be launched for rows that may not be there. But not of fp8: there it cannot be told whether that may be
-    widened, and else Triton's kernel is nearly as fast."""
+    second kernel would be launched for rows that may not be there. But not of fp8, where Triton's kernel is nearly as fast for the
+    short prompts that such steps have."""
     min_queries = tuning.of(qkv.device).attention.min_prefill_queries
     if meta.max_query_len < min_queries or program.missing_for_hopper():
         return triton_paged.NEVER

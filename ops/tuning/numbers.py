@@ -142,7 +142,6 @@ class AttentionTuning:
     are smaller and can hold all the heads of a group. Measured by tests/ops/bench_prefill.py."""
 
     min_prefill_queries: int
-    max_widened_bytes: int | None  # in 16 bits, of what prompts see of a cache of fp8, widened at once; None: none
     max_splits: int  # of one context over Triton's programs: more cost more to join than they save
     programs_per_multiprocessor: int  # that a context is split to reach
     paged: PagedTuning
