@@ -208,7 +208,7 @@ class Scheduler:
         ]
         if num_stages > 1:
             self._take_stage_turns(num_wanted, num_stages)
-        turns = self._take_turns(num_wanted) if self.step_budget.has_turns else None
+        turns, alone = self._take_turns(num_wanted) if self.step_budget.has_turns else (None, False)
         decodes, read_again = num_wanted.count(1), 0
         if self._has_states and self.speculation is not None:
             wanting = zip(self.running, num_wanted, strict=True)
@@ -218,7 +218,7 @@ class Scheduler:
         scored_cost, room_for_drafts = 1, budget - decodes - read_again
         if self.waiting or decodes + num_wanted.count(0) < len(num_wanted):
             if decodes or any(map(_is_answering, self.running)):
-                mixed = self.step_budget.prompt_tokens(self._load(num_wanted, turns))
+                mixed = 0 if alone else self.step_budget.prompt_tokens(self._load(num_wanted, turns))
                 if mixed is not None:
                     budget = min(budget, _whole_tiles(decodes, mixed))
                     scored_cost = min(self.step_budget.scored_cost(), mixed)
@@ -507,8 +507,9 @@ class Scheduler:
             else:
                 num_wanted[index] = 0
 
-    def _take_turns(self, num_wanted: list[int]) -> Turns | None:
-        """Whose turn it is to decode, where that is bounded. Who rests in this step has nothing to compute in `num_wanted` then."""
+    def _take_turns(self, num_wanted: list[int]) -> tuple[Turns, bool]:
+        """Whose turn it is to decode, where that is bounded, and whether only those decode that want least, with no prompts beside
+        them. Who rests in this step has nothing to compute in `num_wanted` then."""
         turns = self._turns.shared(
             [
                 sequence
@@ -516,15 +517,20 @@ class Scheduler:
                 if wanted == 1 and sequence.restart < 0 and _is_answering(sequence)
             ]
         )
-        if turns.wide:
-            num = max(turns.num_always, self.step_budget.num_decodes(self._load(num_wanted, turns)))
-            resting = {sequence.number for sequence in turns.order[num:]}
-            if resting:
-                self._turns.took(turns.order[:num])
-                for index, sequence in enumerate(self.running):
-                    if sequence.number in resting:
-                        num_wanted[index] = 0
-        return turns
+        others = turns.wide or self.waiting or any(wanted > 1 for wanted in num_wanted)
+        alone = bool(turns.narrowest and others) and self.step_budget.is_for_narrowest()
+        decoding = turns.order
+        if alone:
+            decoding = turns.narrowest
+        elif turns.wide:
+            decoding = turns.order[: max(turns.num_always, self.step_budget.num_decodes(self._load(num_wanted, turns)))]
+        if len(decoding) < len(turns.order):
+            self._turns.took(decoding)
+            resting = {sequence.number for sequence in turns.order} - {sequence.number for sequence in decoding}
+            for index, sequence in enumerate(self.running):
+                if sequence.number in resting:
+                    num_wanted[index] = 0
+        return turns, alone
 
     def _load(self, num_wanted: Several[int], turns: Turns | None) -> Load:
         """`num_wanted`: tokens that each running sequence has still to compute."""

@@ -23,6 +23,7 @@ from runtime.step_cost import LearnedCost, StepCost, StepsAlone
 # rows take alone it is all of it: kernels that serve a dozen rows in one pass over the weights need two for one row more.
 _LEAST_OF_MEASURED = 2 / 3
 _BESIDE_PROMPTS = 1.5  # times what decodes take, at least, where prompts wait
+_SHARED = 32  # steps, of which one is not, so that what bounds them is what decodes take now
 _FIRST_ROWS, _GROWTH = 4, 2  # of decodes that have turns: at first, and how many times as many as any step had
 WORTHWHILE_TOKENS, SHORTEST_ITL_S, TTFT_PER_ITL = 3072, 0.02, 5.0
 
@@ -58,6 +59,10 @@ class StepBudget(Protocol):
         """How many of `most` a step may hold, of which `narrowest` are some; asked where `has_turns`."""
         ...
 
+    def is_for_narrowest(self) -> bool:
+        """Whether the next step that has more to do is for its narrowest decodes alone; asked where `has_turns`."""
+        ...
+
     def ending_cost(self) -> int:
         """What the end of a prompt, which is sampled, counts as beside its tokens, in tokens."""
         ...
@@ -84,6 +89,9 @@ class FixedBudget:
 
     def num_decodes(self, most: Load) -> int:
         return most.num_decodes
+
+    def is_for_narrowest(self) -> bool:
+        return False
 
     def ending_cost(self) -> int:
         return 0
@@ -144,6 +152,7 @@ class TimedBudget:
         self._alone = StepsAlone(cost)
         self.learned = LearnedCost(cost, None if goals.slowdown is None else self._alone)
         self._least = least
+        self._num_shared = 0
 
     @property
     def has_turns(self) -> bool:
@@ -166,6 +175,10 @@ class TimedBudget:
         row_s = cost.row_s + cost.context_s * most.num_context_tokens / max(1, num_rows)
         known = max(_FIRST_ROWS, _GROWTH * self.learned.most_rows)
         return min(num_rows, known, int((step_s - cost.base_s) / row_s))
+
+    def is_for_narrowest(self) -> bool:
+        self._num_shared = (self._num_shared + 1) % _SHARED
+        return not self._num_shared
 
     def ending_cost(self) -> int:
         return round(self.learned.cost.row_s / self._token_s()) if self.has_turns else 0

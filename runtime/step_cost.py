@@ -13,6 +13,7 @@ for such a step. So what rows take that have steps for themselves is kept beside
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,8 +30,7 @@ _ASSUMED = 0.05  # what the assumptions count, in steps
 _MOST = 20.0  # by which what is learned differs at most from what was assumed, either way
 _OFF = 0.1  # of what was expected: less is no reason to doubt what decodes cost, where there are prompts, too
 _EVERY = 8  # of steps without prompts that are alike, one is looked at, where nobody asks what they take alone
-_SLOW = 0.2  # of what a step alone took, in what is known
-_QUICK = 1.25  # how much longer or shorter than what is known it counts as, at most
+_LATELY = 16  # steps of so many rows alone, of which three in four take longer than these are said to
 _ODD = 3.0  # a step that takes so many times what was expected, or that part of it, counts as one at this border
 
 
@@ -127,18 +127,19 @@ class _Factors:
 
 
 class StepsAlone:
-    """How long so many rows lately took that decode with nothing beside them. One odd step moves little."""
+    """How long so many rows lately took that decode with nothing beside them: the lower quartile of some steps, since whatever else
+    a machine does makes them longer, and most of all what is to be beside them: its texts become tokens at first."""
 
     def __init__(self, assumed: StepCost) -> None:
         self._assumed = assumed
-        self._known: dict[int, tuple[float, float]] = {}  # by the number of rows: seconds, and tokens before theirs
+        # By the number of rows, in times what was assumed with the same context: lately, and what is known, with the last context.
+        self._lately: dict[int, deque[float]] = {}
+        self._known: dict[int, tuple[float, int]] = {}
 
     def settled(self, num_rows: int, num_context: int, took_s: float) -> None:
-        known_s, known_context = self._known.get(num_rows, (took_s, num_context))
-        took_s = min(max(took_s, known_s / _QUICK), known_s * _QUICK)
-        self._known[num_rows] = (
-            known_s + _SLOW * (took_s - known_s), known_context + _SLOW * (num_context - known_context)
-        )  # fmt: skip
+        lately = self._lately.setdefault(num_rows, deque(maxlen=_LATELY))
+        lately.append(took_s / self._assumed.decode_s(num_rows, num_context))
+        self._known[num_rows] = sorted(lately)[len(lately) // 4], num_context
 
     def seconds(self, num_rows: int, num_context: int) -> float:
         """Of a step with these. Where no such step was seen, what was assumed says how much longer or shorter it is than one with
@@ -147,12 +148,12 @@ class StepsAlone:
         if not self._known:
             return expected_s
         like = max((num for num in self._known if num <= num_rows), default=min(self._known))
-        known_s, known_context = self._known[like]
-        return known_s * expected_s / self._assumed.decode_s(like, round(known_context))
+        return self._known[like][0] * expected_s
 
-    def ends(self) -> list[tuple[int, float, float]]:
+    def ends(self) -> list[tuple[int, int, float]]:
         """The fewest rows that were seen, the tokens before theirs, and seconds; and of the most."""
-        return [(num, self._known[num][1], self._known[num][0]) for num in (min(self._known), max(self._known))]
+        ends = [(num, self._known[num][1]) for num in (min(self._known), max(self._known))]
+        return [(num, context, self.seconds(num, context)) for num, context in ends]
 
 
 class LearnedCost:

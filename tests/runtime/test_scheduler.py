@@ -71,10 +71,14 @@ class SomeDecode(FixedBudget):
     """A step has room for so many decodes, as far as it may choose."""
 
     room: Callable[[], int] = lambda: 1
+    for_narrowest: Callable[[], bool] = lambda: False
     has_turns: bool = True
 
     def num_decodes(self, most: Load) -> int:
         return self.room()
+
+    def is_for_narrowest(self) -> bool:
+        return self.for_narrowest()
 
     def ending_cost(self) -> int:
         return 2
@@ -561,7 +565,9 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
     rng = random.Random(seed)
     num_blocks = sum(group.max_blocks(32, budget, BLOCK) for group in groups) + spare_blocks
     proposer = Guesses(rng, drafts) if drafts else None
-    step_budget = SomeDecode(mixed, lambda: rng.randrange(4)) if turns else None
+    step_budget = None
+    if turns:
+        step_budget = SomeDecode(mixed, room=lambda: rng.randrange(4), for_narrowest=lambda: rng.random() < 0.1)
     scheduler = make(num_blocks, seqs, budget, policy, caching, mixed, groups, proposer, step_budget, stages)
     has_states = any(group.state for group in groups)
     memory = Memory(scheduler, lambda: drafts > 0 and not has_states and rng.random() < 0.05)
@@ -792,6 +798,26 @@ def test_drafts_cost_nobody_a_block_and_no_decode_its_turn():
         narrow.add(sequence(number, [10 + number], max_tokens=20))
     narrow.settle(narrow.schedule(), [[40], [41], [42]])
     assert [row.num_tokens for row in narrow.schedule().rows] == [5, 1, 1]
+
+
+def test_a_step_for_the_narrowest_has_neither_prompts_nor_rows_of_others():
+    alone = iter([False, True, True, False])
+    scheduler = make(budget=8, seqs=6, step_budget=SomeDecode(4, room=lambda: 9, for_narrowest=lambda: next(alone)))
+    memory = Memory(scheduler)
+
+    def numbers() -> list[int]:
+        batch = scheduler.schedule()
+        scheduler.settle(batch, *memory.run(batch))
+        return [row.number for row in batch.rows]
+
+    scheduler.add(sequence(1, [10], max_tokens=20, caller=b"one"))
+    assert [numbers(), numbers()] == [[1], [1]]  # nobody is beside it
+    for number in (2, 3):
+        scheduler.add(sequence(number, [10 + number], max_tokens=20, caller=b"many", group=7))
+    scheduler.add(sequence(4, range(10, 30), max_tokens=20, caller=b"many"))
+    assert numbers() == [1, 2, 3]
+    assert [numbers(), numbers()] == [[1], [1]]
+    assert numbers() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("groups", [GROUPS["states"], GROUPS["states beside keys"]])

@@ -182,6 +182,27 @@ def test_steps_beside_prompts_that_scatter_do_not_grow():
     assert max(ratios) < 1.2 * ON_CPU.slowdown.by_one
 
 
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_what_decodes_take_alone_is_looked_at_anew_while_they_are_not(factor):
+    """A machine that was busy until the prompts came, or is since then."""
+    device, one = DEVICES["smollm2-cpu"], timed("smollm2-cpu")
+    row = ScheduledRow(0, 0, 60, 1, (), work=SAMPLE)
+    alone = ScheduledBatch((row,), 1, 0)
+    for _ in range(30):
+        one.settled(alone, device.seconds(alone) / factor)
+    ratios = []
+    for _ in range(1000):
+        if one.is_for_narrowest():
+            one.settled(alone, device.seconds(alone))
+            continue
+        num_tokens = one.prompt_tokens(Load(1, 60, 50_000, 0, Decodes(1, 60)))
+        batch = ScheduledBatch((row, ScheduledRow(1, 1, 0, num_tokens, (1,) * num_tokens)), 1 + num_tokens, 0)
+        ratios.append(device.seconds(batch) / device.seconds(alone))
+        one.settled(batch, device.seconds(batch))
+    assert 0.97 * 1000 * 31 / 32 < len(ratios) <= 1000 * 31 / 32 + 1
+    assert ratios[-1] == pytest.approx(ON_CPU.slowdown.by_one, rel=0.15)
+
+
 def test_what_a_step_is_expected_to_take_is_told_by_its_parts():
     limits = SchedulerLimits(8, 4096, frozenset())
     scheduler = Scheduler(limits, BlockPool(4), PrefixCache(16), FirstCome(), step_budget=slowed())
