@@ -1,9 +1,11 @@
 """`python -m loadtests victim`: one stream, and beside it requests that cost much: how long it waits, and what memory stays.
 
-For each attack of `hostile.py` a stream is opened; when it flows the attack is sent, and the gaps between the stream's events are
-recorded until the attack's answers are there (or its clients have left) and some events more. The median is of the stream's own
-gaps before. A target: the longest gap at most three times the median, memory within a tenth of what it was. A KV cache takes memory
-block by block as it is first used, which is no attack's doing: so prompts fill it before, until memory does not grow by them.
+For each attack of `hostile.py` a stream is opened, and another where it ends; when it flows the attack is sent, and the gaps
+between the stream's events are recorded until the attack's answers are there (or its clients have left) and some events more. The
+longer a text the longer its tokens take: what a gap is measured by is the median of those about its place in a whole stream with
+nothing beside it, whose own longest gap says what the machine does by itself. A target: the longest gap at most three times as
+long, memory within a tenth of what it was. A KV cache takes memory block by block as it is first used, which is no attack's doing:
+so prompts fill it before, until memory does not grow by them.
 
 Attacks come from an address of their own where the server is on this machine's loopback: without keys a caller is an address, and
 who shares it shares his part. What sends and reads them gives way to all else, as if it were on another machine."""
@@ -41,7 +43,8 @@ SUMMARY = "a stream's longest gap beside requests that cost much, and the memory
 EVENTS_BEFORE, EVENTS_AFTER = 30, 10
 ATTACKER = "127.0.0.2"
 OURS = (sys.executable, "-m", "server", "--port")
-TARGET = 3.0  # times its median that a stream should wait at most
+TARGET = 3.0  # times what is usual that a stream should wait at most
+NEAR = 25  # gaps on either side, of which the median is what is usual
 MEMORY_TARGET = 1.1  # times what the server took before, that it should take afterwards
 FILLING_PROMPTS, FILLING_TOKENS, FILLED_MIB, MOST_FILLINGS = 8, 1000, 16.0, 100
 
@@ -57,14 +60,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pid", type=int, metavar="PID", help="of that server: its resident memory is taken")
     names = ", ".join(ATTACKS)
     add("--attack", nargs="+", choices=[*ATTACKS], default=[*ATTACKS], metavar="NAME", help=f"some of {names}")
-    add("--max-tokens", type=int, default=4000, metavar="N", help="of the stream, which has to outlast each attack")
+    add("--max-tokens", type=int, default=4000, metavar="N", help="of a stream")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="for an attack's answers")
     add("server_options", nargs="*", metavar="OPTION", help="behind --: of the server that is started")
 
 
-def gaps_ms(times_s: Sequence[float], since_s: float = float("-inf"), until_s: float = float("inf")) -> list[float]:
-    """Between neighbours, of which the later came after `since_s` and the earlier before `until_s`."""
-    return [1000 * (later - earlier) for earlier, later in pairwise(times_s) if later >= since_s and earlier <= until_s]
+def gaps_ms(
+    times_s: Sequence[float], since_s: float = float("-inf"), until_s: float = float("inf")
+) -> dict[int, float]:
+    """Between neighbours, by place, of which the later came after `since_s` and the earlier before `until_s`. The first two times
+    are of a prompt and its first token."""
+    return {
+        place: 1000 * (later - earlier)
+        for place, (earlier, later) in enumerate(pairwise(times_s[2:]))
+        if later >= since_s and earlier <= until_s
+    }
+
+
+class Usual:
+    """What a stream's gaps take with nothing beside it, ms: by their place, the median of those about it."""
+
+    def __init__(self, gaps: Sequence[float]) -> None:
+        places = range(len(gaps))
+        self.by_place = [statistics.median(gaps[max(0, place - NEAR) : place + NEAR + 1]) for place in places]
+
+    def ratios(self, gaps: Mapping[int, float]) -> list[float]:
+        """How many times as long each takes; one beyond the last place is measured by that."""
+        last = len(self.by_place) - 1
+        return [gap / self.by_place[min(place, last)] for place, gap in gaps.items()]
 
 
 def send_all(address: Address, requests: Sequence[bytes], leaves_after_s: float | None, timeout_s: float) -> list[str]:
@@ -110,43 +133,81 @@ def _status(connection: socket.socket) -> str:
     return head.split(b" ", 2)[1].decode(errors="replace") if head.count(b" ") > 1 else "no answer"
 
 
-async def flowing(recording: Recording, victim: asyncio.Task[Recording], num_events: int) -> None:
-    """Until so many pieces have come, or the stream has ended."""
-    wanted = len(recording.times) + num_events
-    while len(recording.times) < wanted and not victim.done():  # noqa: ASYNC110 (the recording of a load tells nobody)
+class Streams:
+    """One stream after the other, each of `max_tokens`, until it is closed or one breaks."""
+
+    def __init__(self, address: Address, max_tokens: int, timeout_s: float, clock: WallClock) -> None:
+        fields = {
+            "prompt": "Count: one, two, three,", "max_tokens": max_tokens, "ignore_eos": True, "stream": True,
+            "temperature": 0,
+        }  # fmt: skip
+        self.recordings: list[Recording] = []
+        self._request = post_request(address, COMPLETIONS, json.dumps(fields).encode())
+        self._address, self._timeout_s, self._clock = address, timeout_s, clock
+        self._task = asyncio.create_task(self._one_after_the_other())
+
+    async def _one_after_the_other(self) -> None:
+        while True:
+            recording = Recording(self._clock.now())
+            self.recordings.append(recording)
+            await exchange(self._address, self._request, self._timeout_s, self._clock, recording)
+            if recording.failure is not None or len(recording.times) <= EVENTS_BEFORE:
+                return
+
+    @property
+    def broke(self) -> bool:
+        return self._task.done()
+
+    async def flow(self, num_events: int) -> None:
+        """Until so many pieces more have come, or a stream broke."""
+        wanted = self._num_events + num_events
+        while self._num_events < wanted and not self.broke:  # noqa: ASYNC110 (the recording of a load tells nobody)
+            await asyncio.sleep(0.01)
+
+    @property
+    def _num_events(self) -> int:
+        return sum(len(recording.times) for recording in self.recordings)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def alone(address: Address, *, max_tokens: int, timeout_s: float) -> list[float]:
+    """The gaps of a whole stream with nothing beside it, ms. Raises ServerFailed."""
+    streams = Streams(address, max_tokens, timeout_s, WallClock())
+    while len(streams.recordings) < 2 and not streams.broke:  # noqa: ASYNC110 (see above)
         await asyncio.sleep(0.01)
+    await streams.close()
+    gaps = [*gaps_ms(streams.recordings[0].times).values()]
+    if not gaps or streams.recordings[0].failure is not None:
+        raise ServerFailed(f"a stream with nothing beside it: {streams.recordings[0].failure or 'no events'}")
+    return gaps
 
 
-async def beside(address: Address, attack: Attack, *, max_tokens: int, timeout_s: float) -> dict[str, Any]:
+async def beside(
+    address: Address, attack: Attack, usual: Usual, *, max_tokens: int, timeout_s: float
+) -> dict[str, Any]:
     """One attack, and what it did to a stream."""
     clock = WallClock()
-    fields = {
-        "prompt": "Count: one, two, three,",
-        "max_tokens": max_tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "temperature": 0,
-    }
-    recording = Recording(clock.now())
-    request = post_request(address, COMPLETIONS, json.dumps(fields).encode())
-    victim = asyncio.create_task(exchange(address, request, timeout_s, clock, recording))
+    streams = Streams(address, max_tokens, timeout_s, clock)
     bodies = [post_request(address, attack.path, body) for body in await asyncio.to_thread(lambda: [*attack.bodies()])]
-    await flowing(recording, victim, EVENTS_BEFORE)
+    await streams.flow(EVENTS_BEFORE)
     began_s = clock.now()
     answers = await asyncio.to_thread(send_all, address, bodies, attack.leaves_after_s, timeout_s)
     ended_s = clock.now()
-    await flowing(recording, victim, EVENTS_AFTER)
-    outlasted = not victim.done()
-    victim.cancel()
-    await asyncio.gather(victim, return_exceptions=True)
-    before = gaps_ms(recording.times[2:], until_s=began_s - 0.001)
-    during = gaps_ms(recording.times[2:], since_s=began_s)
-    median = statistics.median(before) if before else float("nan")
-    longest = max(during, default=float("nan"))
+    await streams.flow(EVENTS_AFTER)
+    outlasted = not streams.broke
+    await streams.close()
+    during = [gaps_ms(recording.times, since_s=began_s) for recording in streams.recordings]
+    ratios = [ratio for gaps in during for ratio in usual.ratios(gaps)]
+    gaps = [gap for each in during for gap in each.values()]
     return {
         "answers": {answer: answers.count(answer) for answer in sorted({*answers})}, "attack_s": round(ended_s - began_s, 2),
-        "median_ms": round(median, 1), "longest_ms": round(longest, 1), "ratio": round(longest / median, 2),
-        "gaps": len(during), "over_target": sum(gap > TARGET * median for gap in during), "outlasted": outlasted,
+        "median_ms": round(statistics.median(gaps or [float("nan")]), 1), "longest_ms": round(max(gaps, default=float("nan")), 1),
+        "median_ratio": round(statistics.median(ratios or [float("nan")]), 2),
+        "ratio": round(max(ratios, default=float("nan")), 2),
+        "gaps": len(gaps), "over_target": sum(ratio > TARGET for ratio in ratios), "outlasted": outlasted,
     }  # fmt: skip
 
 
@@ -176,13 +237,14 @@ def row(name: str, result: Mapping[str, Any]) -> str:
     if "rss_after_mib" in result:
         memory = f"{result['rss_before_mib']:.0f} → {result['rss_after_mib']:.0f}"
         memory += "" if result["memory_kept"] else " (over a tenth more)"
-    ended = "" if result["outlasted"] else " (the stream ended first)"
+    ended = "" if result["outlasted"] else " (a stream broke)"
     cells = (
         name,
         answers + ended,
         result["attack_s"],
         result["median_ms"],
         result["longest_ms"],
+        result["median_ratio"],
         result["ratio"],
         f"{result['over_target']} of {result['gaps']}",
         memory,
@@ -197,13 +259,21 @@ def attacked(args: argparse.Namespace, address: Address, pid: int | None) -> dic
         num = asyncio.run(fill_cache(address, partial(resident_mib, pid), timeout_s=args.timeout))
         filled = f"{num} requests of {FILLING_PROMPTS} prompts filled the KV cache: {resident_mib(pid):.0f} MiB"
         print(f"{filled}\n", flush=True)
+    gaps = asyncio.run(alone(address, max_tokens=args.max_tokens, timeout_s=args.timeout))
+    usual = Usual(gaps)
+    ratios = usual.ratios(dict(enumerate(gaps)))
+    over = f"{sum(ratio > TARGET for ratio in ratios)} of {len(gaps)} are over {TARGET:g}"
     print(
-        "| attack | answers | took s | median gap ms | longest gap ms | ratio | gaps over 3 | RSS MiB |\n"
-        "|---|---|---:|---:|---:|---:|---:|---|"
+        f"a stream of {args.max_tokens} tokens alone: {usual.by_place[0]:.1f} ms a gap at its begin, {usual.by_place[-1]:.1f} at "
+        f"its end; its longest is {max(ratios):.1f} times what is usual there, {over}\n"
+    )
+    print(
+        "| attack | answers | took s | median gap ms | longest gap ms | median ratio | longest ratio | gaps over 3 | RSS MiB |\n"
+        "|---|---|---:|---:|---:|---:|---:|---:|---|"
     )
     for name in args.attack:
         before = None if pid is None else resident_mib(pid)
-        result = asyncio.run(beside(address, ATTACKS[name], max_tokens=args.max_tokens, timeout_s=args.timeout))
+        result = asyncio.run(beside(address, ATTACKS[name], usual, max_tokens=args.max_tokens, timeout_s=args.timeout))
         if pid is not None and before is not None:
             time.sleep(2)  # connections close, and what was freed goes back
             after = resident_mib(pid)
@@ -223,20 +293,19 @@ def of_ours(args: argparse.Namespace, log: Path) -> dict[str, dict[str, Any]]:
     server = Server("oneloop", port=port, command=command)
     with ServerProcess(command, log) as process:
         wait_until_healthy(server, process)
-        asyncio.run(beside(server.address, ATTACKS["nothing"], max_tokens=args.max_tokens, timeout_s=args.timeout))
         return attacked(args, server.address, process.pid)
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 when every stream outlasted its attack; 2 when no server could be started."""
-    if args.base_url is not None:
-        results = attacked(args, args.base_url, args.pid)
-    else:
-        with stop_signals_as_interrupt(), tempfile.TemporaryDirectory(prefix="oneloop-victim-") as folder:
-            try:
+    """0 when no stream broke; 2 when no server could be started, or it streams nothing."""
+    with stop_signals_as_interrupt(), tempfile.TemporaryDirectory(prefix="oneloop-victim-") as folder:
+        try:
+            if args.base_url is not None:
+                results = attacked(args, args.base_url, args.pid)
+            else:
                 results = of_ours(args, Path(folder) / "server.log")
-            except (ServerFailed, CannotStart) as error:
-                print(f"loadtests victim: {error}", file=sys.stderr)
-                return 2
+        except (ServerFailed, CannotStart) as error:
+            print(f"loadtests victim: {error}", file=sys.stderr)
+            return 2
     print("\n" + json.dumps(results))
     return 0 if all(result["outlasted"] for result in results.values()) else 1
