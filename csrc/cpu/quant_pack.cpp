@@ -88,21 +88,32 @@ void decode(QuantType type, const uint8_t* p, Decoded& to) {
     decode_q6(p, to);
 }
 
+// Four neighbouring quants, a byte each, which stay side by side in a panel.
+uint32_t load_group(const uint8_t* q) {
+    uint32_t x;
+    std::memcpy(&x, q, sizeof x);
+    return x;
+}
+void store_group(uint8_t* p, uint32_t x) { std::memcpy(p, &x, sizeof x); }
+
 // One column of a block of quants, as the head of quants.h describes it.
 void place_quants(int bits, const uint8_t* q, int64_t column, uint8_t* to) {
+    static_assert(kGroup == 4);
+    constexpr uint32_t kEach = 0x01010101;  // times a number below 256: that in each byte
+    constexpr int kGroups = kBlock / kGroup, kHalf = kGroups / 2;
     to += column * kGroup;
+    uint32_t groups[kGroups];
+    for (int g = 0; g < kGroups; g++) groups[g] = load_group(q + g * kGroup);
     if (bits == 8) {
-        for (int i = 0; i < kBlock; i++) to[i / kGroup * 64 + i % kGroup] = q[i] ^ 0x80;
+        for (int g = 0; g < kGroups; g++) store_group(to + g * 64, groups[g] ^ 0x80 * kEach);
         return;
     }
-    for (int i = 0; i < kHalfBlock; i++)
-        to[i / kGroup * 64 + i % kGroup] = static_cast<uint8_t>((q[i] & 15) | (q[i + kHalfBlock] & 15) << 4);
-    to += 4 * 64;
-    for (int i = 0; bits == 5 && i < kBlock; i++) to[i % kGroup] = static_cast<uint8_t>(to[i % kGroup] | q[i] >> 4 << (i / kGroup));
-    for (int i = 0; bits == 6 && i < kBlock; i++) {
-        uint8_t& byte = to[i / kHalfBlock * 64 + i % kGroup];
-        byte = static_cast<uint8_t>(byte | q[i] >> 4 << (i / kGroup % 4 * 2));
-    }
+    for (int g = 0; g < kHalf; g++) store_group(to + g * 64, (groups[g] & 15 * kEach) | (groups[g + kHalf] & 15 * kEach) << 4);
+    to += kHalf * 64;
+    uint32_t high[2] = {};
+    for (int g = 0; bits == 5 && g < kGroups; g++) high[0] |= (groups[g] >> 4 & kEach) << g;
+    for (int g = 0; bits == 6 && g < kGroups; g++) high[g / kHalf] |= (groups[g] >> 4 & 3 * kEach) << (2 * (g % kHalf));
+    for (int i = 0; i < bits - 4; i++) store_group(to + i * 64, high[i]);
 }
 
 void take_quants(int bits, const uint8_t* from, int64_t column, uint8_t* q) {
