@@ -83,6 +83,7 @@ class EngineTokenStream:
         "_interval",
         "_is_due",
         "_left",
+        "_num_returned",
         "_open",
         "_prompts",
         "_reader",
@@ -117,6 +118,7 @@ class EngineTokenStream:
         self._silent = set(range(num_requests))  # of which nothing has come yet
         self._open = set(range(num_requests))  # may still produce something
         self._fresh: dict[int, Output] = {}  # since the last read
+        self._num_returned: dict[int, int] = {}  # of its first ids: those that writers did not take
         self._prompts: dict[int, list[TokenLogprobs]] = {}  # until the first Output
         self._create_future = asyncio.get_running_loop().create_future
         self._reader: asyncio.Future[Callable[[], Awaitable[None]] | None] | None = None
@@ -143,11 +145,16 @@ class EngineTokenStream:
         return True
 
     def not_written(self, index: int, token_ids: list[int], error: Exception | None) -> None:
-        """These were put and their writer did not take them."""
+        """These were put and their writer did not take them: they come before all that came since, behind those of before."""
         if error is not None and self._take is not None and self._reader is not None:
             self._fail(self._reader, error)
-        else:
+            return
+        place = self._num_returned.get(index, 0)
+        if (since := self._fresh.get(index)) is None:
             self.put(Output(index, token_ids))
+        else:
+            since.token_ids[place:place] = token_ids
+        self._num_returned[index] = place + len(token_ids)
 
     def put(self, output: Output) -> None:
         """The stream owns it from now on."""
@@ -210,6 +217,7 @@ class EngineTokenStream:
 
     def _taken(self) -> list[Output]:
         fresh, self._fresh = self._fresh, {}
+        self._num_returned.clear()
         if self._since_s:
             self.held_s += self._clock() - self._since_s
             self._since_s = 0.0

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
+from runtime import token_stream
 from runtime.api import FinishReason, Output
 from runtime.token_stream import STREAMS_A_TURN, WRITERS_A_TURN, EngineTokenStream, Handover
 
@@ -266,6 +267,29 @@ async def test_what_a_writer_does_not_take_is_handed_over_in_order_and_then_it_g
     assert reader.told == [("taken", 0, [0]), ("taken", 0, [1, 2]), (0, [3]), (0, [4])]
     await settle(stream, 0, 5, finish=FinishReason.LENGTH)
     await reader.task
+
+
+@pytest.mark.parametrize("finish", [FinishReason.LENGTH, None])
+@pytest.mark.parametrize("a_turn", [256, 1])
+async def test_what_a_writer_does_not_take_comes_before_what_waits_already(finish, a_turn, monkeypatch):
+    """The engine settles a step more while the loop is behind with writers, and that one brings an end, or log-probabilities."""
+    monkeypatch.setattr(token_stream, "WRITERS_A_TURN", a_turn)
+    stream = EngineTokenStream(1, lambda index, reason: None)
+    reader = Written(stream)
+    await asyncio.sleep(0)
+    await settle(stream, 0, 0)
+    reader.writers[0].free = False
+    assert stream.put_ids(0, [1])
+    assert stream.put_ids(0, [2, 3])
+    stream.put(Output(0, [4], finish))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    reader.writers[0].free = True
+    if finish is None:
+        assert reader.told == [("taken", 0, [0]), ("taken", 0, [1, 2, 3, 4])]
+        await settle(stream, 0, 5, finish=FinishReason.LENGTH)
+    await reader.task
+    assert [id for *_, ids in reader.told for id in ids] == [*range(5 if finish else 6)]
 
 
 async def test_nothing_is_written_beside_a_reader_that_is_busy():
