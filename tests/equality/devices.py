@@ -37,7 +37,7 @@ def check(name: str, folder: Path, device: str, *, ways: Iterable[str] = WAYS, *
     keeps_whole = any(kind.no_prefix_reason is not None for kind in kinds)  # of sequences: no prefix is a hit
 
     async def parts(model: None, config: EngineConfig) -> EngineParts:
-        of_several = replace(config, max_num_mixed_tokens=config.max_num_batched_tokens, **options)
+        of_several = replace(config, **options)
         if of_several.stages_apart:
             return await _built_over_processes(
                 of_several, files, lambda progress: None, SharedDevice(), elsewhere(files)

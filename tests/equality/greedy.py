@@ -81,6 +81,7 @@ async def our_greedy(
     """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks. `preempting`: the
     last in line starts over again and again, as if there were not blocks enough. All guesses of `proposer` are checked; `planned`:
     they are those that `config` asks for. `parts_of`: what makes an engine's parts, in place of `engine_parts`."""
+    config = by_tokens(config)
     parts = await (parts_of or engine_parts)(model, config)
     if not planned:
         parts.scheduler.speculation = None if proposer is None else Speculation(proposer, MAX_DRAFTS)
@@ -126,11 +127,17 @@ def preempt_often(scheduler: Scheduler) -> None:
     scheduler.schedule = preempt_first
 
 
+def by_tokens(config: EngineConfig) -> EngineConfig:
+    """Steps hold what options say and no measured time does: in the small steps of a machine that was slow for a moment sequences
+    that are preempted again and again might never get through their prompts, and drafts fall behind the model and are given up."""
+    if config.max_num_mixed_tokens is not None:
+        return config
+    return replace(config, max_num_mixed_tokens=config.max_num_batched_tokens or 512)
+
+
 async def engine_parts(model: Model, config: EngineConfig) -> EngineParts:
-    """On the device that the model is on. Steps hold what options say and no measured time does: sequences that are preempted again
-    and again might never get through their prompts in the small steps of a machine that was slow for a moment."""
-    if config.max_num_mixed_tokens is None:
-        config = replace(config, max_num_mixed_tokens=config.max_num_batched_tokens or 512)
+    """On the device that the model is on, with steps `by_tokens`."""
+    config = by_tokens(config)
     platform, worker = choose_platform(model.device), Worker()
     ops.set_num_threads(THREADS)
     plan = platform.plan(config, model.spec, None)

@@ -30,8 +30,7 @@ def quiet(progress) -> None:
 
 
 def generated(files: ModelFiles, draft: ModelFiles | None, speculation, ways=(1, 1), **how) -> Outcome:
-    """How many tokens and guesses there were, on so many ranks of so many stages. Steps hold what options say and no measured time
-    does: where prompts go on by single tokens, the draft falls behind the model and guesses no more."""
+    """How many tokens and guesses there were, on so many ranks of so many stages."""
 
     async def parts(model: None, config: EngineConfig) -> EngineParts:
         return await _built(config, files, quiet, draft, SharedDevice())
@@ -39,7 +38,7 @@ def generated(files: ModelFiles, draft: ModelFiles | None, speculation, ways=(1,
     ranks, stages = ways
     config = EngineConfig(
         device="cpu", dtype="float32", num_kv_blocks=160, max_num_seqs=4, max_model_len=200, max_num_batched_tokens=40,
-        max_num_mixed_tokens=40, tensor_parallel_size=ranks, pipeline_parallel_size=stages, speculative_config=speculation,
+        tensor_parallel_size=ranks, pipeline_parallel_size=stages, speculative_config=speculation,
     )  # fmt: skip
     return run(None, config, PROMPTS, NUM_TOKENS, together=True, planned=True, parts_of=parts, **how)
 
