@@ -133,16 +133,20 @@ def _status(connection: socket.socket) -> str:
     return head.split(b" ", 2)[1].decode(errors="replace") if head.count(b" ") > 1 else "no answer"
 
 
+def stream_request(address: Address, max_tokens: int) -> bytes:
+    fields = {
+        "prompt": "Count: one, two, three,", "max_tokens": max_tokens, "ignore_eos": True, "stream": True,
+        "temperature": 0,
+    }  # fmt: skip
+    return post_request(address, COMPLETIONS, json.dumps(fields).encode())
+
+
 class Streams:
     """One stream after the other, each of `max_tokens`, until it is closed or one breaks."""
 
     def __init__(self, address: Address, max_tokens: int, timeout_s: float, clock: WallClock) -> None:
-        fields = {
-            "prompt": "Count: one, two, three,", "max_tokens": max_tokens, "ignore_eos": True, "stream": True,
-            "temperature": 0,
-        }  # fmt: skip
         self.recordings: list[Recording] = []
-        self._request = post_request(address, COMPLETIONS, json.dumps(fields).encode())
+        self._request = stream_request(address, max_tokens)
         self._address, self._timeout_s, self._clock = address, timeout_s, clock
         self._task = asyncio.create_task(self._one_after_the_other())
 
@@ -175,13 +179,12 @@ class Streams:
 
 async def alone(address: Address, *, max_tokens: int, timeout_s: float) -> list[float]:
     """The gaps of a whole stream with nothing beside it, ms. Raises ServerFailed."""
-    streams = Streams(address, max_tokens, timeout_s, WallClock())
-    while len(streams.recordings) < 2 and not streams.broke:  # noqa: ASYNC110 (see above)
-        await asyncio.sleep(0.01)
-    await streams.close()
-    gaps = [*gaps_ms(streams.recordings[0].times).values()]
-    if not gaps or streams.recordings[0].failure is not None:
-        raise ServerFailed(f"a stream with nothing beside it: {streams.recordings[0].failure or 'no events'}")
+    clock = WallClock()
+    recording = Recording(clock.now())
+    await exchange(address, stream_request(address, max_tokens), timeout_s, clock, recording)
+    gaps = [*gaps_ms(recording.times).values()]
+    if not gaps or recording.failure is not None:
+        raise ServerFailed(f"a stream with nothing beside it: {recording.failure or 'no events'}")
     return gaps
 
 

@@ -89,10 +89,10 @@ async def test_a_whole_stream_alone_says_what_is_usual(monkeypatch):
     assert gaps == pytest.approx([10.0] * 47)
 
 
-@pytest.mark.parametrize(("num", "failure", "told"), [(0, None, "no events"), (50, "no end within 1 s", "no end")])
-async def test_where_nothing_streams_no_attack_is_sent(monkeypatch, num, failure, told):
+@pytest.mark.parametrize(("num", "failure", "message"), [(0, None, "no events"), (50, "no end within 1 s", "no end")])
+async def test_where_nothing_streams_no_attack_is_sent(monkeypatch, num, failure, message):
     streams_of(monkeypatch, num, failure=failure)
-    with pytest.raises(ServerFailed, match=told):
+    with pytest.raises(ServerFailed, match=message):
         await victim.alone(Address.parse("http://127.0.0.1:1"), max_tokens=48, timeout_s=1.0)
 
 
