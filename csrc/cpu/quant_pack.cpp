@@ -17,6 +17,13 @@ uint16_t load16(const uint8_t* p) {
 }
 void store16(uint8_t* p, uint16_t x) { std::memcpy(p, &x, sizeof x); }
 
+uint32_t load32(const uint8_t* p) {
+    uint32_t x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+void store32(uint8_t* p, uint32_t x) { std::memcpy(p, &x, sizeof x); }
+
 // Blocks of the file taken apart: layouts as in ggml's block_q4_0 and its kin.
 struct Decoded {
     uint8_t quants[kSuperBlock][kBlock];  // without sign: offset included
@@ -42,7 +49,7 @@ void decode_plain(QuantLayout layout, const uint8_t* p, Decoded& to) {
     }
     uint32_t fifth = 0;
     if (layout.bits == 5) {
-        std::memcpy(&fifth, p, sizeof fifth);
+        fifth = load32(p);
         p += 4;
     }
     split_nibbles(p, kHalfBlock, q, q + kHalfBlock);
@@ -88,32 +95,24 @@ void decode(QuantType type, const uint8_t* p, Decoded& to) {
     decode_q6(p, to);
 }
 
-// Four neighbouring quants, a byte each, which stay side by side in a panel.
-uint32_t load_group(const uint8_t* q) {
-    uint32_t x;
-    std::memcpy(&x, q, sizeof x);
-    return x;
-}
-void store_group(uint8_t* p, uint32_t x) { std::memcpy(p, &x, sizeof x); }
-
-// One column of a block of quants, as the head of quants.h describes it.
+// One column of a block of quants, as the head of quants.h describes it: groups of kGroup bytes stay side by side.
 void place_quants(int bits, const uint8_t* q, int64_t column, uint8_t* to) {
     static_assert(kGroup == 4);
     constexpr uint32_t kEach = 0x01010101;  // times a number below 256: that in each byte
     constexpr int kGroups = kBlock / kGroup, kHalf = kGroups / 2;
     to += column * kGroup;
     uint32_t groups[kGroups];
-    for (int g = 0; g < kGroups; g++) groups[g] = load_group(q + g * kGroup);
+    for (int g = 0; g < kGroups; g++) groups[g] = load32(q + g * kGroup);
     if (bits == 8) {
-        for (int g = 0; g < kGroups; g++) store_group(to + g * 64, groups[g] ^ 0x80 * kEach);
+        for (int g = 0; g < kGroups; g++) store32(to + g * 64, groups[g] ^ 0x80 * kEach);
         return;
     }
-    for (int g = 0; g < kHalf; g++) store_group(to + g * 64, (groups[g] & 15 * kEach) | (groups[g + kHalf] & 15 * kEach) << 4);
+    for (int g = 0; g < kHalf; g++) store32(to + g * 64, (groups[g] & 15 * kEach) | (groups[g + kHalf] & 15 * kEach) << 4);
     to += kHalf * 64;
     uint32_t high[2] = {};
     for (int g = 0; bits == 5 && g < kGroups; g++) high[0] |= (groups[g] >> 4 & kEach) << g;
     for (int g = 0; bits == 6 && g < kGroups; g++) high[g / kHalf] |= (groups[g] >> 4 & 3 * kEach) << (2 * (g % kHalf));
-    for (int i = 0; i < bits - 4; i++) store_group(to + i * 64, high[i]);
+    for (int i = 0; i < bits - 4; i++) store32(to + i * 64, high[i]);
 }
 
 void take_quants(int bits, const uint8_t* from, int64_t column, uint8_t* q) {
