@@ -233,6 +233,15 @@ async def settle(stream: EngineTokenStream, index: int, *ids: int, finish: Finis
     await asyncio.sleep(0)
 
 
+async def one_written() -> tuple[EngineTokenStream, Written]:
+    """A stream of one request whose first id, 0, its reader has: the next goes to a writer."""
+    stream = EngineTokenStream(1, lambda index, reason: None)
+    reader = Written(stream)
+    await asyncio.sleep(0)
+    await settle(stream, 0, 0)
+    return stream, reader
+
+
 async def test_ids_behind_the_first_output_of_a_request_go_to_its_writer_and_the_last_does_not():
     ended = []
     stream = EngineTokenStream(2, lambda index, reason: ended.append((index, reason)))
@@ -253,10 +262,7 @@ async def test_ids_behind_the_first_output_of_a_request_go_to_its_writer_and_the
 
 
 async def test_what_a_writer_does_not_take_is_handed_over_in_order_and_then_it_goes_on():
-    stream = EngineTokenStream(1, lambda index, reason: None)
-    reader = Written(stream)
-    await asyncio.sleep(0)
-    await settle(stream, 0, 0)
+    stream, reader = await one_written()
     reader.writers[0].free = False
     assert stream.put_ids(0, [1])
     assert stream.put_ids(0, [2])  # of another step, before the loop's turn
@@ -274,10 +280,7 @@ async def test_what_a_writer_does_not_take_is_handed_over_in_order_and_then_it_g
 async def test_what_a_writer_does_not_take_comes_before_what_waits_already(finish, a_turn, monkeypatch):
     """The engine settles a step more while the loop is behind with writers, and that one brings an end, or log-probabilities."""
     monkeypatch.setattr(token_stream, "WRITERS_A_TURN", a_turn)
-    stream = EngineTokenStream(1, lambda index, reason: None)
-    reader = Written(stream)
-    await asyncio.sleep(0)
-    await settle(stream, 0, 0)
+    stream, reader = await one_written()
     reader.writers[0].free = False
     assert stream.put_ids(0, [1])
     assert stream.put_ids(0, [2, 3])
@@ -314,10 +317,7 @@ async def test_nothing_is_written_beside_a_reader_that_is_busy():
 
 
 async def test_the_end_comes_behind_what_is_still_to_be_written():
-    stream = EngineTokenStream(1, lambda index, reason: None)
-    reader = Written(stream)
-    await asyncio.sleep(0)
-    await settle(stream, 0, 0)
+    stream, reader = await one_written()
     assert stream.put_ids(0, [1])
     stream.put(Output(0, [2], FinishReason.LENGTH))
     await reader.task
@@ -326,10 +326,7 @@ async def test_the_end_comes_behind_what_is_still_to_be_written():
 
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_nothing_is_written_once_a_reader_has_left_or_stopped_a_request(leaves):
-    stream = EngineTokenStream(1, lambda index, reason: None)
-    reader = Written(stream)
-    await asyncio.sleep(0)
-    await settle(stream, 0, 0)
+    stream, reader = await one_written()
     if leaves:
         reader.task.cancel()
         assert stream.put_ids(0, [1]), "which it does not know yet"
