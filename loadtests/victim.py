@@ -65,15 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("server_options", nargs="*", metavar="OPTION", help="behind --: of the server that is started")
 
 
-def gaps_ms(
-    times_s: Sequence[float], since_s: float = float("-inf"), until_s: float = float("inf")
-) -> dict[int, float]:
-    """Between neighbours, by place, of which the later came after `since_s` and the earlier before `until_s`. The first two times
-    are of a prompt and its first token."""
+def gaps_ms(times_s: Sequence[float], since_s: float = float("-inf")) -> dict[int, float]:
+    """Between neighbours, by place, of which the later came after `since_s`. The first two times are of a prompt and its first
+    token."""
     return {
         place: 1000 * (later - earlier)
         for place, (earlier, later) in enumerate(pairwise(times_s[2:]))
-        if later >= since_s and earlier <= until_s
+        if later >= since_s
     }
 
 
