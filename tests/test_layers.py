@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,10 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-FILES = {module_name(path): imports_of(path) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))}
+@functools.cache
+def files() -> dict[str, set[str]]:
+    """What each module imports. Read by the first test that asks, not by every process that only collects tests."""
+    return {module_name(path): imports_of(path) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))}
 
 
 def within(name: str, *packages: str) -> bool:
@@ -77,11 +81,11 @@ def within(name: str, *packages: str) -> bool:
 
 
 def offences(where, forbidden) -> list[str]:
-    return [f"{m} imports {n}" for m, names in FILES.items() if where(m) for n in sorted(names) if forbidden(m, n)]
+    return [f"{m} imports {n}" for m, names in files().items() if where(m) for n in sorted(names) if forbidden(m, n)]
 
 
 def test_the_rooms_are_where_the_test_looks():
-    assert {"server.process.app", "runtime.engine", "runtime.scheduler", "ops"} <= set(FILES)
+    assert {"server.process.app", "runtime.engine", "runtime.scheduler", "ops"} <= set(files())
 
 
 @pytest.mark.parametrize(
@@ -122,11 +126,11 @@ def room_of(module: str, wing: str) -> str:
 def arrows(wing: str) -> dict[tuple[str, str], list[str]]:
     """Who knows whom, between different rooms of `wing`, and the imports that say so."""
     found: dict[tuple[str, str], list[str]] = {}
-    for module, names in FILES.items():
+    for module, names in files().items():
         if not within(module, wing):
             continue
         for name in names:
-            while name not in FILES and "." in name:
+            while name not in files() and "." in name:
                 name = name.rpartition(".")[0]
             pair = room_of(module, wing), room_of(name, wing)
             if within(name, wing) and pair[0] != pair[1]:
@@ -144,7 +148,7 @@ def test_rooms_know_only_those_below_them(wing, rooms):
 
 def test_every_room_of_the_server_has_its_floor():
     listed = [room for line in SERVER_ROOMS for room in line]
-    assert sorted(listed) == sorted({room_of(module, "server") for module in FILES if within(module, "server")})
+    assert sorted(listed) == sorted({room_of(module, "server") for module in files() if within(module, "server")})
 
 
 def test_the_server_stays_a_house_of_few_floors_and_arrows():
@@ -162,15 +166,15 @@ def test_text_codecs_know_neither_http_nor_engine():
 
 
 def test_bookkeeping_and_planning_need_no_torch():
-    assert set(NO_TORCH_IN_RUNTIME) <= set(FILES)
-    families = [name for name in FILES if within(name, "runtime.models.families")]  # which the registry finds by itself
+    assert set(NO_TORCH_IN_RUNTIME) <= set(files())
+    families = [name for name in files() if within(name, "runtime.models.families")]  # found by the registry itself
     assert len(families) > 1
     reached: dict[str, str] = {}
 
     def reach(module: str, origin: str) -> None:
-        for name in FILES.get(module, ()):
+        for name in files().get(module, ()):
             assert not within(name, "torch", "ops", "triton"), f"{origin} reaches {name} through {module}"
-            if name in FILES and name not in reached:
+            if name in files() and name not in reached:
                 reached[name] = origin
                 reach(name, origin)
 
