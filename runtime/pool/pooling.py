@@ -55,12 +55,12 @@ class _Group:
 
     def views(self) -> list[tuple[int, memoryview | None]]:
         values = self.values.numpy()
-        finite = np.isfinite(values).all(axis=1)
+        finite = np.isfinite(values).all(axis=1).tolist()
         found: list[tuple[int, memoryview | None]] = []
         for row, size, stop in zip(self.rows, self.sizes, accumulate(self.sizes), strict=True):
             own = values[stop - size : stop]
             view = (own if self.by_token else own[0]).data
-            found.append((row, view if finite[stop - size : stop].all() else None))
+            found.append((row, view if all(finite[stop - size : stop]) else None))
         return found
 
 
