@@ -146,6 +146,7 @@ class Engine:
         self._in_flight: deque[Step] = deque()
         self._unsampled: ForwardOutput | None = None
         self._num_requests = 0
+        self._last_resolved = PoolingParams(), PoolingParams()  # as they were asked for, and what they came to
         self._accepting = True
         self._closing = False
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why it will never serve again
@@ -678,7 +679,7 @@ class Engine:
         self._num_requests += 1
         params = request.params
         if isinstance(params, PoolingParams):
-            resolved = self._model.resolve(params, len(request.prompt_ids))
+            resolved = self._resolved(params, len(request.prompt_ids))
             return Sequence(
                 request if resolved is params else replace(request, params=resolved),
                 number=self._num_requests,
@@ -694,6 +695,14 @@ class Engine:
             seed=self._random.getrandbits(63) if seed is None else seed,
             group=group,
         )
+
+    def _resolved(self, params: PoolingParams, num_tokens: int) -> PoolingParams:
+        """`ModelInfo.resolve`: one object for all texts that come with the same one, so that they are soon seen to be alike."""
+        if params.token_type_ids is not None:  # a text's own
+            return self._model.resolve(params, num_tokens)
+        if params is not self._last_resolved[0]:
+            self._last_resolved = params, self._model.resolve(params, num_tokens)
+        return self._last_resolved[1]
 
     def _deliver(self, settled: Settled, logprobs: list[TokenLogprobs] | None) -> None:
         sequence, token_ids, finish, _, pooled = settled

@@ -186,11 +186,14 @@ def _are_alike(asked: Sequence[_Asked]) -> bool:
     if asked[0].by_token or first.label_token_ids:
         return False
     kind = _kind(first)
+
+    def is_like_first(params: PoolingParams) -> bool:
+        return params.pooling == first.pooling and not params.label_token_ids and _kind(params) == kind
+
     return all(
-        each.row.start == 0 and each.work.is_last and params.pooling == first.pooling and not params.label_token_ids
-        and _kind(params) == kind
-        for each, params in ((each, each.work.params) for each in asked)
-    )  # fmt: skip
+        each.row.start == 0 and each.work.is_last and ((params := each.work.params) is first or is_like_first(params))
+        for each in asked
+    )
 
 
 def _kind(params: PoolingParams) -> PoolingParams:

@@ -13,6 +13,7 @@ from runtime.api import (
     ContextTooLong,
     EngineStopped,
     FinishReason,
+    PoolingParams,
     QueueFull,
     Request,
     SamplingParams,
@@ -346,6 +347,18 @@ async def test_a_server_seed_makes_the_draws_of_seedless_requests_repeatable():
 
 def pooling(prompt=(1, 2, 3), name="p") -> Request:
     return Request(name, list(prompt), POOLING)
+
+
+async def test_texts_that_come_with_the_same_params_are_pooled_by_the_same():
+    runner, params = FakeRunner(), PoolingParams()
+    async with engine_on(runner) as engine:
+        async with engine.submit([Request(str(n), [n], params) for n in range(3)]) as stream:
+            assert sum([len(outputs) async for outputs in stream]) == 3
+        async with engine.submit([Request("other", [1], PoolingParams(use_activation=False))]) as stream:
+            assert [output.finish async for outputs in stream for output in outputs] == [FinishReason.STOP]
+    first, *same, other = [row.work.params for batch in runner.batches for row in batch.rows]
+    assert all(each is first for each in same)
+    assert (first.pooling, first.use_activation, other.use_activation) == ("last", True, False)
 
 
 async def test_prompts_are_pooled_beside_others_that_generate():
