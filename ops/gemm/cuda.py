@@ -49,7 +49,8 @@ class CudaLinearWeight(LinearWeight):
     def matmul(self, x: Tensor) -> Tensor:
         own = self._own(x.shape[0], gated=False)
         if own is None:
-            return functional.linear(x, self._weight, self._bias)
+            as_rows = padded_rows(x.shape[0], self.in_features, self.out_features, self._tuning)
+            return padded_product(x, self._weight, self._bias, as_rows)
         return own(x, self._weight, self._bias, gated=False)
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
@@ -93,6 +94,25 @@ class CudaLinearWeight(LinearWeight):
         overwrite(self._weight, weight, "weight")
         overwrite(self._bias, bias, "bias")
         return True
+
+
+def padded_product(x: Tensor, weight: Tensor, bias: Tensor | None, as_rows: int) -> Tensor:
+    """x [M, K] -> x @ weight.T + bias [M, N], computed as of `as_rows` rows, M or more."""
+    num_rows = x.shape[0]
+    if as_rows == num_rows:
+        return functional.linear(x, weight, bias)
+    return functional.linear(functional.pad(x, (0, 0, 0, as_rows - num_rows)), weight, bias)[:num_rows]
+
+
+def padded_rows(num_rows: int, in_features: int, out_features: int, by: LinearTuning) -> int:
+    """As how many rows cuBLAS is to compute so many."""
+    for each in by.padded:
+        if (each.out_features, each.in_features) == (
+            out_features,
+            in_features,
+        ) and each.min_rows <= num_rows <= each.max_rows:
+            return each.as_rows
+    return num_rows
 
 
 def max_streamed_rows(in_features: int, out_features: int, by: LinearTuning) -> int:

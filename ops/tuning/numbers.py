@@ -9,6 +9,17 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class PaddedProduct:
+    """Numbers of rows for which cuBLAS takes longer, with a weight [out_features, in_features], than for `as_rows`."""
+
+    out_features: int
+    in_features: int
+    min_rows: int
+    max_rows: int
+    as_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class LinearTuning:
     """Which kernel takes a linear layer [out_features, in_features], by its rows of x. Measured in a captured graph over whole
     layers of the 0.6B, 1.7B and 8B shapes (tests/ops/bench_cuda.py): where cuBLAS cannot fill the device with its tiles, and
@@ -30,6 +41,9 @@ class LinearTuning:
         int  # rows up to which tiled.cu adds what adapters add where it ends, instead of kernels behind it
     )
     max_split_blocks: int  # blocks of tiled.cu up to which K is cut in two: a cluster's barriers cost more beyond
+    padded: tuple[
+        PaddedProduct, ...
+    ]  # 448 rows of 8B's gate and up take cuBLAS 274 us, by a tile of 512 x 64, and 464 take 161
 
 
 @dataclass(frozen=True, slots=True)

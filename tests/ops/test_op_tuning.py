@@ -160,6 +160,24 @@ def test_linear_layers(shape: tuple[int, int, bool], kernels: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("num_rows", "out_features", "as_rows"),
+    [(432, 28672, 432), (433, 28672, 464), (448, 28672, 464), (449, 28672, 449), (448, 6144, 448)],
+)
+def test_rows_that_cublas_computes_sooner_as_more(num_rows: int, out_features: int, as_rows: int) -> None:
+    assert linear.padded_rows(num_rows, 4096, out_features, H200.linear) == as_rows
+
+
+@pytest.mark.parametrize("as_rows", [5, 8])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_product_computed_as_of_more_rows_is_the_same(as_rows: int, has_bias: bool) -> None:
+    x, weight = torch.randn(5, 16), torch.randn(12, 16)
+    bias = torch.randn(12) if has_bias else None
+    out = linear.padded_product(x, weight, bias, as_rows)
+    assert out.is_contiguous()
+    torch.testing.assert_close(out, torch.nn.functional.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize(
     ("num_rows", "in_features", "out_features", "warps", "batches", "tiles"),
     [
         (1, 1024, 2096, 16, 1, 1), (1, 1024, 2112, 8, 1, 1), (8, 4096, 4096, 8, 2, 1), (9, 256, 1024, 16, 1, 2),
