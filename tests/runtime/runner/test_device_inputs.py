@@ -108,9 +108,10 @@ def test_a_step_of_decodes_is_packed_as_any_other():
         scheduled(7, 5, (), late=True)._replace(work=Sample(masked=True)), scheduled(1, 4, (8,))._replace(restart=4),
     ]  # fmt: skip
     assert StepShape.of(rows).uniform
-    any_other, decodes = inputs._pack(rows), device_inputs._pack_uniform(rows)
-    assert [part.tolist() for part in decodes] == [part.tolist() for part in any_other]
-    assert {part.dtype for part in decodes} == {np.dtype(np.int32)}
+    any_other, decodes = np.full((2, 30), -7, np.int32)
+    assert device_inputs._written(inputs._pack(rows), any_other) == 25
+    assert device_inputs._written(device_inputs._pack_uniform(rows), decodes) == 25
+    assert decodes.tolist() == any_other.tolist()
 
 
 def test_padding_has_no_slot_no_row_and_no_query(inputs):
