@@ -349,6 +349,8 @@ NB_MODULE(oneloop_native, m) {
              "raw [N, bytes of a row] uint8, as in the file.")
         .def_static("rounded", &make_from_floats<QuantLinear>, "weight"_a, "bias"_a.none() = nb::none(),
                     "weight [N, K] rounded to Q8_0.");
+    nb::class_<ShortLinear, Linear>(m, "ShortLinear", "weight [N, K] rounded to sixteen bits.")
+        .def(nb::new_(&make_from_floats<ShortLinear>), "weight"_a, "bias"_a.none() = nb::none());
     nb::class_<StackedLinear, Linear>(m, "StackedLinear", "Layers with the same inputs as one, outputs side by side.")
         .def(nb::init<std::vector<std::shared_ptr<Linear>>>(), "parts"_a);
 

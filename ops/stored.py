@@ -17,8 +17,8 @@ DENSE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.
 @dataclass(frozen=True, slots=True, order=True)
 class WeightFormat:
     """How the numbers of a matrix are written. `name`: torch's of a dtype for plain numbers ("bfloat16"), ggml's of its blocks
-    ("Q4_K", "MXFP4"), or "int8" for plain numbers that the kernel is to round to eight bits. A format that has more to say than
-    a name, such as how many columns share a scale, derives from this."""
+    ("Q4_K", "MXFP4"), or "int8" or "int16" for plain numbers that the kernel is to round to 8 or 16 bits. A format that has
+    more to say than a name, such as how many columns share a scale, derives from this."""
 
     name: str
 
@@ -31,7 +31,7 @@ class WeightFormat:
         return self.name
 
 
-INT8 = WeightFormat("int8")
+INT8, INT16 = WeightFormat("int8"), WeightFormat("int16")
 
 # Codes, and for each row a scale for every group of columns: a number is worth (code - zero) * scale. All groups of a row are of
 # one size, columns / groups. By role: "weight", of fp8 [rows, columns] float8_e4m3fn, of w8 the same in int8, of w4
@@ -83,6 +83,11 @@ class StoredWeight:
     def int8(cls, weight: Tensor, bias: Tensor | None = None) -> StoredWeight:
         """weight [rows, columns] of plain numbers that are to be rounded to eight bits."""
         return cls(INT8, {"weight": weight}).with_bias(bias)
+
+    @classmethod
+    def int16(cls, weight: Tensor, bias: Tensor | None = None) -> StoredWeight:
+        """The same to sixteen bits."""
+        return cls(INT16, {"weight": weight}).with_bias(bias)
 
     @classmethod
     def blocks(cls, kind: str, rows: Tensor, bias: Tensor | None = None) -> StoredWeight:

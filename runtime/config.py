@@ -22,7 +22,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 INT8_CACHE = "int8_per_token_head"
-_ONLINE = {"int8": "int8", "fp8": "fp8", "int4": "w4"}  # by the option's words
+_ONLINE = {"int8": "int8", "int16": "int16", "fp8": "fp8", "int4": "w4"}  # by the option's words
 FP8_CACHES = ("fp8", "fp8_e4m3")  # two names of one type, as vLLM has them
 CACHE_TYPES = {
     **{name: KVDtype(name, size) for name, size in ELEMENT_BYTES.items()},
@@ -97,7 +97,7 @@ class EngineConfig(EngineOptions):
 class WeightPolicy:
     """How matrices are kept in memory. `dense_dtype`: of those that a checkpoint has as plain numbers, or "stored" for the
     checkpoint's own. `keep_quantized`: those it has quantised stay so where a kernel reads them; else they become numbers.
-    `online`: to what numbers are rounded at load, "int8" (blocks of eight bits, on a CPU), "fp8" or "w4"."""
+    `online`: to what numbers are rounded at load, "int8" or "int16" (blocks of so many bits, on a CPU), "fp8" or "w4"."""
 
     dense_dtype: str
     keep_quantized: bool = False

@@ -94,10 +94,10 @@ class EngineOptions:
     dtype: Dtype = option(
         "auto", "type of weights and activations; a CPU keeps weights in it and computes in float32", group=MODEL
     )
-    quantization: Literal["auto", "none", "int8", "fp8", "int4"] = option(
+    quantization: Literal["auto", "none", "int8", "int16", "fp8", "int4"] = option(
         "auto",
-        "auto leaves weights in the bits they are stored in where a kernel reads those, none dequantises them; int8 (CPU), fp8 "
-        "and int4 (GPU) round any weights at load",
+        "auto leaves weights in the bits they are stored in where a kernel reads those, none dequantises them; int8 and "
+        "int16 (CPU), fp8 and int4 (GPU) round any weights at load; int16 stays within a thousandth of float32",
         group=MODEL,
     )
     device: str = option(

@@ -16,6 +16,7 @@
 
 #include "../cpu/drivers.h"
 #include "../cpu/elements.h"
+#include "../cpu/shorts.h"
 #include "../isa.h"
 
 using namespace oneloop;
@@ -183,6 +184,44 @@ void check_quants(const Block& block, int64_t m, int64_t n, int64_t k) {
         }
     }
     compare_product("quants of type " + std::to_string(static_cast<int>(block.type)), linear, x, wanted, tolerance);
+}
+
+// x as kernels of sixteen bits round it: in blocks of 32, the largest of which becomes kShortMost.
+Floats rounded_to_shorts(const Floats& x) {
+    Floats y(x.size());
+    for (size_t at = 0; at < x.size(); at += kBlock) {
+        const size_t end = std::min(x.size(), at + kBlock);
+        float largest = 0;
+        for (size_t i = at; i < end; i++) largest = std::max(largest, std::abs(x[i]));
+        for (size_t i = at; i < end; i++) y[i] = std::nearbyint(x[i] * (kShortMost / largest)) * (largest / kShortMost);
+    }
+    return y;
+}
+
+void check_shorts(int64_t m, int64_t n, int64_t k) {
+    const Floats bias = normals(n), given = normals(n * k);
+    const ShortLinear linear(given.data(), Element::kFloat32, n, k, k, 1, bias.data());
+    Floats weight(n * k);
+    std::vector<int64_t> ids(n);
+    for (int64_t i = 0; i < n; i++) ids[i] = i;
+    linear.rows(ids.data(), n, weight.data());
+    Floats x, near;
+    for (int64_t i = 0; i < m; i++) {
+        const Floats row = normals(k), whole = rounded_to_shorts(row);
+        x.insert(x.end(), row.begin(), row.end()), near.insert(near.end(), whole.begin(), whole.end());
+    }
+    Doubles wanted(m * n), tolerance(m * n);
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            double sum = bias[j], magnitude = std::abs(bias[j]);
+            for (int64_t c = 0; c < k; c++) {
+                const double product = static_cast<double>(near[i * k + c]) * weight[j * k + c];
+                sum += product, magnitude += std::abs(product);
+            }
+            wanted[i * n + j] = sum, tolerance[i * n + j] = (3 * k / kBlock + 8) * kRounding * magnitude * 4;
+        }
+    }
+    compare_product("numbers of sixteen bits", linear, x, wanted, tolerance);
 }
 
 // ---- one token at a time ------------------------------------------------------------------------------------------------
@@ -430,6 +469,7 @@ int main() {
         for (int64_t m : {1, 2, 7, 33}) check_linear(element, m, m == 2 ? 37 : 80, m == 7 ? 403 : 66);
     for (const Block& block : kBlocks)
         for (int64_t m : {1, 3, 8, 21}) check_quants(block, m, m == 3 ? 37 : 48, 512);
+    for (int64_t m : {1, 3, 8, 21}) check_shorts(m, m == 3 ? 37 : 80, m == 8 ? 403 : 96);
     for (int64_t h : {7, 64, 130}) check_norms(3, h);
     check_activations();
     check_rope(false);

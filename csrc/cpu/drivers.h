@@ -94,6 +94,29 @@ private:
     Memory weight_, bias_;
 };
 
+// A weight [N, K] of sixteen bits in panels as shorts.h describes them.
+class ShortLinear final : public Linear {
+public:
+    // weight [n, k] of `element` with strides, to be rounded; bias [n] contiguous or null. Throws std::invalid_argument for NaNs and
+    // infinities.
+    ShortLinear(const void* weight, Element element, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, const float* bias);
+
+    void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out,
+                const Upcoming* then = nullptr) const override;
+    void rows(const int64_t* ids, int64_t count, float* out) const override;
+
+    int64_t n() const override { return n_; }
+    int64_t k() const override { return k_; }
+    int64_t nbytes() const override { return nbytes_; }
+
+private:
+    void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;
+    uint8_t* block_at(int64_t panel, int64_t block) const;
+
+    int64_t n_, k_, blocks_, panels_, nbytes_;
+    Memory weight_, bias_;
+};
+
 // Layers with the same inputs, their outputs side by side.
 class StackedLinear final : public Linear {
 public:

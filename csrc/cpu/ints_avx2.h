@@ -19,6 +19,7 @@ struct Ints {
 
     static Ints zero() { return {_mm256_setzero_si256()}; }
     static Ints broadcast(int32_t x) { return {_mm256_set1_epi32(x)}; }
+    static Ints broadcast_from(const uint8_t* p) { return {broadcast_four(p)}; }
     friend Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
     template <int kBits>
     Ints shifted_left() const {
@@ -67,6 +68,15 @@ struct Shorts {
 };
 #endif
 
+// sum + the two products of each lane, of signed numbers of sixteen bits.
+inline Ints dot_shorts(Ints sum, Bytes weights, Ints two) {
+#if defined(__AVXVNNI__)
+    return {_mm256_dpwssd_avx_epi32(sum.v, weights.v, two.v)};
+#else
+    return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(weights.v, two.v))};
+#endif
+}
+
 inline Vec load_uint8(const uint8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
@@ -78,6 +88,12 @@ inline void store_int8(Vec x, uint8_t* p) {
     const __m256i whole = _mm256_cvtps_epi32(x.v);
     const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(shorts, shorts));
+}
+// The same of sixteen bits.
+inline void store_shorts(Vec x, uint8_t* p) {
+    const __m256i whole = _mm256_cvtps_epi32(x.v);
+    const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), shorts);
 }
 
 }  // namespace

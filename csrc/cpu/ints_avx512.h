@@ -19,6 +19,12 @@ struct Ints {
 
     static Ints zero() { return {_mm512_setzero_si512()}; }
     static Ints broadcast(int32_t x) { return {_mm512_set1_epi32(x)}; }
+    // Four bytes in every lane, kept in a register: the compiler must not fold the load into each use.
+    static Ints broadcast_from(const uint8_t* p) {
+        Ints x{broadcast_four(p)};
+        asm("" : "+v"(x.v));
+        return x;
+    }
     friend Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
     template <int kBits>
     Ints shifted_left() const {
@@ -67,6 +73,15 @@ struct Shorts {
 };
 #endif
 
+// sum + the two products of each lane, of signed numbers of sixteen bits.
+inline Ints dot_shorts(Ints sum, Bytes weights, Ints two) {
+#if defined(__AVX512VNNI__)
+    return {_mm512_dpwssd_epi32(sum.v, weights.v, two.v)};
+#else
+    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(weights.v, two.v))};
+#endif
+}
+
 inline Vec load_uint8(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
@@ -76,6 +91,10 @@ inline Vec load_int8(const uint8_t* p) {
 // Whole numbers of at most 127 as signed bytes; a NaN is any byte.
 inline void store_int8(Vec x, uint8_t* p) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x.v)));
+}
+// The same of sixteen bits.
+inline void store_shorts(Vec x, uint8_t* p) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.v)));
 }
 
 }  // namespace

@@ -13,6 +13,11 @@ struct Ints {
 
     static Ints zero() { return {vdupq_n_s32(0)}; }
     static Ints broadcast(int32_t x) { return {vdupq_n_s32(x)}; }
+    static Ints broadcast_from(const uint8_t* p) {
+        int32_t four;
+        std::memcpy(&four, p, sizeof four);
+        return broadcast(four);
+    }
     friend Ints operator+(Ints a, Ints b) { return {vaddq_s32(a.v, b.v)}; }
     Vec floats() const { return {vcvtq_f32_s32(v)}; }
 };
@@ -63,6 +68,12 @@ inline Ints dot(Ints sum, Bytes weights, const uint8_t* four) {
 #endif
 }
 
+// sum + the two products of each lane, of signed numbers of sixteen bits.
+inline Ints dot_shorts(Ints sum, Bytes weights, Ints two) {
+    const int16x8_t w = vreinterpretq_s16_u8(weights.v), x = vreinterpretq_s16_s32(two.v);
+    return {vaddq_s32(sum.v, vpaddq_s32(vmull_s16(vget_low_s16(w), vget_low_s16(x)), vmull_high_s16(w, x)))};
+}
+
 inline Vec load_uint8(const uint8_t* p) {
     uint32_t four;
     std::memcpy(&four, p, sizeof four);
@@ -74,6 +85,11 @@ inline void store_int8(Vec x, uint8_t* p) {
     const int16x4_t shorts = vqmovn_s32(vcvtq_s32_f32(x.v));
     const uint32_t four = vget_lane_u32(vreinterpret_u32_s8(vqmovn_s16(vcombine_s16(shorts, shorts))), 0);
     std::memcpy(p, &four, sizeof four);
+}
+// The same of sixteen bits.
+inline void store_shorts(Vec x, uint8_t* p) {
+    const int16x4_t shorts = vqmovn_s32(vcvtq_s32_f32(x.v));
+    std::memcpy(p, &shorts, sizeof shorts);
 }
 
 }  // namespace

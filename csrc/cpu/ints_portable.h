@@ -15,6 +15,11 @@ struct Ints {
 
     static Ints zero() { return {Lanes{0, 0, 0, 0}}; }
     static Ints broadcast(int32_t x) { return {Lanes{x, x, x, x}}; }
+    static Ints broadcast_from(const uint8_t* p) {
+        int32_t four;
+        std::memcpy(&four, p, sizeof four);
+        return broadcast(four);
+    }
     friend Ints operator+(Ints a, Ints b) { return {a.v + b.v}; }
     Vec floats() const { return {__builtin_convertvector(v, Vec::Lanes)}; }
 };
@@ -71,6 +76,19 @@ inline Ints dot(Ints sum, Bytes weights, const uint8_t* four) {
 #endif
 }
 
+// sum + the two products of each lane, of signed numbers of sixteen bits.
+inline Ints dot_shorts(Ints sum, Bytes weights, Ints two) {
+#if defined(__SSE2__)
+    return {sum.v + (Ints::Lanes)_mm_madd_epi16((__m128i)weights.v, (__m128i)two.v)};
+#else
+    int16_t w[8], x[8];
+    std::memcpy(w, &weights.v, sizeof w);
+    std::memcpy(x, &two.v, sizeof x);
+    for (int i = 0; i < 4; i++) sum.v[i] += w[2 * i] * x[2 * i] + w[2 * i + 1] * x[2 * i + 1];
+    return sum;
+#endif
+}
+
 inline Vec load_uint8(const uint8_t* p) { return {Vec::Lanes{float(p[0]), float(p[1]), float(p[2]), float(p[3])}}; }
 inline Vec load_int8(const uint8_t* p) {
     int8_t x[4];
@@ -83,6 +101,16 @@ inline void store_int8(Vec x, uint8_t* p) {
         const float f = x.v[i] > -128.0f ? x.v[i] : -128.0f;
         p[i] = static_cast<uint8_t>(static_cast<int8_t>(f < 127.0f ? f : 127.0f));
     }
+}
+
+// The same of sixteen bits.
+inline void store_shorts(Vec x, uint8_t* p) {
+    int16_t shorts[Vec::kWidth];
+    for (int i = 0; i < Vec::kWidth; i++) {
+        const float f = x.v[i] > -32768.0f ? x.v[i] : -32768.0f;
+        shorts[i] = static_cast<int16_t>(f < 32767.0f ? f : 32767.0f);
+    }
+    std::memcpy(p, shorts, sizeof shorts);
 }
 
 }  // namespace

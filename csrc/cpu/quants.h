@@ -88,11 +88,17 @@ struct QuantArgs {
 
 constexpr int64_t kUnpackedBytes = kPanel * (kBlock + 2 * static_cast<int64_t>(sizeof(float)));  // of a block
 
+struct ShortArgs;  // shorts.h
+
 struct QuantKernels {
     int max_tile_rows;
     void (*linear)(const QuantArgs&);
     // Rounds row x [k] into its place in a tile of `tile_rows` rows, of which it is number `row`.
     void (*round_row)(const float* x, int64_t k, QuantType type, int64_t tile_rows, int64_t row, uint8_t* tile);
+    // The same for numbers of sixteen bits.
+    int short_tile_rows;
+    void (*short_linear)(const ShortArgs&);
+    void (*round_short_row)(const float* x, int64_t k, int64_t tile_rows, int64_t row, uint8_t* tile);
 };
 
 extern const QuantKernels quants_portable;

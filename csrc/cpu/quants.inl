@@ -2,6 +2,7 @@
 // instruction set. What kernels.inl says about symbols and tables holds here too.
 
 #include "quants.h"
+#include "shorts.h"
 
 namespace {
 
@@ -9,12 +10,15 @@ using oneloop::kBlock;
 using oneloop::kGroup;
 using oneloop::kPanel;
 using oneloop::kRowBlockBytes;
+using oneloop::kShortBlockBytes;
+using oneloop::kShortRowBytes;
 using oneloop::kSuperBlock;
 using oneloop::layout_of;
 using oneloop::QuantArgs;
 using oneloop::QuantLayout;
 using oneloop::QuantType;
 using oneloop::RowBlock;
+using oneloop::ShortArgs;
 
 constexpr int W = Vec::kWidth;
 constexpr int kVecsPerPanel = kPanel / W;
@@ -368,6 +372,10 @@ void round_row(const float* x, int64_t k, QuantType type, int64_t tile_rows, int
     }
 }
 
-constexpr oneloop::QuantKernels make_quant_kernels() { return {kQuantRows, quant_linear, round_row}; }
+#include "shorts.inl"
+
+constexpr oneloop::QuantKernels make_quant_kernels() {
+    return {kQuantRows, quant_linear, round_row, kShortRows, short_linear, round_short_row};
+}
 
 }  // namespace

@@ -2,8 +2,8 @@
 
 float32, bfloat16 and float16 weights give the same bits as their values would in float32: each output is one chain of fused
 multiply-adds over K in order. Quantised weights stay in their blocks of 32: activations are rounded to eight bits in the
-same blocks, products are summed exactly, and one chain of multiply-adds runs over the blocks. Either way nothing depends on
-the number of tokens beside it."""
+same blocks, products are summed exactly, and one chain of multiply-adds runs over the blocks. So are weights and activations of
+sixteen bits, of which 14 are used. Either way nothing depends on the number of tokens beside it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ops.gemm.blocks import CODES, as_blocks
 from ops.gemm.weight import LinearWeight, check_refill
 from ops.native import module as native
 from ops.registry import ShapeClass
-from ops.stored import INT8, Stored, StoredWeight, WeightFormat, parts_of
+from ops.stored import INT8, INT16, Stored, StoredWeight, WeightFormat, parts_of
 from ops.symbols import Symbol
 
 BLOCK_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"})
@@ -32,8 +32,12 @@ _SLICE = 4096  # blocks whose conversion stays in the cache
 
 
 def supports(case: ShapeClass) -> str | None:
-    """float32 activations, and weights in 32 or 16 bits, in blocks or what becomes some, or to be rounded to eight bits."""
+    """float32 activations, and weights in 32 or 16 bits, in blocks or what becomes some, or to be rounded to 8 or 16 bits."""
     known = {WeightFormat(name) for name in BLOCK_TYPES} | CODES | {INT8}
+    if INT16 in case.weight:
+        if (why := built.lacks("ShortLinear")) is not None:
+            return why
+        known = known | {INT16}
     unread = [each for each in case.weight if each not in known and each.dtype not in _DENSE]
     return built.supports(case) or (f"it reads no weights in {', '.join(map(str, unread))}" if unread else None)
 
@@ -41,7 +45,7 @@ def supports(case: ShapeClass) -> str | None:
 class NativeLinearWeight(LinearWeight):
     """Rows of several formats may follow each other: a merged projection's need not agree. MXFP4 is kept as Q5_0, which has all
     of its numbers; its scales, whole powers of two, must be less than 2^16, and those below 2^-24 become zero. What is rounded
-    to eight bits has a half-precision scale for every 32 of a row."""
+    to eight bits has a half-precision scale for every 32 of a row, what is rounded to sixteen a float32 one."""
 
     def __init__(self, stored: Stored) -> None:
         self._keep(parts_of(stored))
@@ -91,6 +95,8 @@ def _packed(part: StoredWeight) -> Any:
         return _packed(as_blocks(part))
     if part.format == INT8:
         return native.QuantLinear.rounded(part.weight, part.bias)
+    if part.format == INT16:
+        return native.ShortLinear(part.weight, part.bias)
     if part.format.dtype is not None:
         return native.PackedLinear(part.weight, part.bias)
     if part.format.name == "MXFP4":

@@ -36,6 +36,10 @@ log = logging.getLogger("oneloop.start")
 
 TABLE = f"{EMBEDDING}.weight"
 _BY_DEVICE = {"fp8": ops.round_to_fp8, "w4": ops.round_to_w4}  # what a device rounds
+_BY_KERNELS = {
+    "int8": ops.StoredWeight.int8,
+    "int16": ops.StoredWeight.int16,
+}  # what a CPU's kernels round as they pack it
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -106,9 +110,9 @@ class ParameterReader:
         weight = as_torch(values).to(self._device if rounded else self._place(parameter.name))
         if parameter.name not in self._rounded:
             return ops.StoredWeight.dense(weight, bias)
-        if self._online == "int8":
-            return ops.StoredWeight.int8(weight, bias)
         assert self._online is not None
+        if self._online in _BY_KERNELS:
+            return _BY_KERNELS[self._online](weight, bias)
         return _BY_DEVICE[self._online](ops.StoredWeight.dense(weight, bias))
 
     def _parts(self, name: str, rows: list[StoredRows], bias: Tensor | None) -> ops.Stored:

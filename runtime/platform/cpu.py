@@ -43,6 +43,7 @@ from runtime.sample.synthetic import SyntheticAcceptance
 from runtime.step_budget import PlatformSteps, Slowdown
 from runtime.step_cost import TimedSteps
 
+_ROUNDED = ("int8", "int16")
 _TIMED_ROWS = 4
 _TIMED_TIMES, _TIMED_S = 3, 0.1  # steps of a kind at most, and seconds after which there is no further one
 # Beside one request a stream waits three times as long at most as alone, with all that scatters, and beside several five times.
@@ -76,11 +77,13 @@ class CpuPlatform:
         """There is one, which all share."""
 
     def refuse(self, config: EngineConfig) -> None:
-        if config.quantization == "int8" and not _native():
-            raise PlanError("quantization int8 needs the native kernels, which are not installed or are turned off")
+        if config.online in _ROUNDED and not _native(config.online):
+            raise PlanError(
+                f"quantization {config.quantization} needs the native kernels, which are not installed or are turned off"
+            )
 
         if config.quantization in ("fp8", "int4"):
-            raise PlanError(f"quantization {config.quantization} is for GPUs; on a CPU use int8")
+            raise PlanError(f"quantization {config.quantization} is for GPUs; on a CPU use int8 or int16")
         if config.kv_cache_dtype in FP8_CACHES and config.kernels != "reference":
             raise PlanError(
                 f"kv-cache-dtype {config.kv_cache_dtype} is for GPUs; on a CPU {INT8_CACHE} takes as many bytes"
@@ -156,9 +159,9 @@ class CpuPlatform:
         return runner, plan.timed(config, timed, model.weights_bytes, STEPS)
 
 
-def _native() -> bool:
+def _native(rounded: str = "int8") -> bool:
     """Whether kernels of our own read weights in other formats than the activations'."""
-    return ops.linear_refusal([ops.WeightFormat("int8")], torch.float32, torch.device("cpu")) is None
+    return ops.linear_refusal([ops.WeightFormat(rounded)], torch.float32, torch.device("cpu")) is None
 
 
 def _weights(config: EngineConfig) -> WeightPolicy:

@@ -110,8 +110,10 @@ class CudaPlatform:
         for first in range(0, size * copies, size):
             if size > 1 and (why := peer_memory.refusal(range(first, first + size))) is not None:
                 raise PlanError(f"tensor-parallel-size {size} is not for this machine: {why}")
-        if config.quantization == "int8":
-            raise PlanError("quantization int8 is for the CPU; use --device cpu, or leave --quantization alone")
+        if config.quantization in ("int8", "int16"):
+            raise PlanError(
+                f"quantization {config.quantization} is for the CPU; use --device cpu, or leave --quantization alone"
+            )
         if config.online is not None and (why := _online_refusal(config, config.online)) is not None:
             raise PlanError(f"quantization {config.quantization} is not for this device: {why}")
 

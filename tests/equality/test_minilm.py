@@ -45,7 +45,7 @@ async def test_the_built_in_embedder_gives_what_its_authors_made():
             assert float(vector @ normalize(states.mean(dim=0), dim=0)) >= 0.99999
 
 
-async def test_eight_bits_of_its_weights_point_where_all_of_them_do():
+async def test_fewer_bits_of_its_weights_point_where_all_of_them_do():
     files = resolve("all-minilm-l6-v2", None, lambda progress: None)
     spec = implementation.describe(files.config, "native", files.modules)
     generator = random.Random(3)
@@ -54,12 +54,13 @@ async def test_eight_bits_of_its_weights_point_where_all_of_them_do():
         for length in (1, 5, 14, 14, 60, 120, 254)
     ]
     found = []
-    for online in (None, "int8"):
+    for online in (None, "int8", "int16"):
         model = implementation.load(
             spec, files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, device="cpu",
             max_model_len=256, weights=implementation.WeightPolicy("float32", online=online),
         )  # fmt: skip
         (vectors,) = await pooled(model, texts, [PoolingParams()], EngineConfig(max_model_len=256))
         found.append(vectors)
-    for exact, rounded in zip(*found, strict=True):
-        assert 0.998 <= float(exact @ rounded) < 0.999999
+    for exact, eight, sixteen in zip(*found, strict=True):
+        assert 0.998 <= float(exact @ eight) < 0.999999
+        assert float(exact.double() @ sixteen.double()) >= 0.999999

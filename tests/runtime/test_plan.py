@@ -151,6 +151,7 @@ SPEC = spec_from_config(
     ("options", "named"),
     [
         ({"quantization": "int8"}, "quantization int8"),
+        ({"quantization": "int16"}, "quantization int16"),
         ({"kernels": "native"}, "kernels native"),
     ],
 )
@@ -191,6 +192,7 @@ def native(monkeypatch):
         ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, WeightPolicy("bfloat16", keep_quantized=True), "float32"),
         ({"dtype": "float16", "quantization": "none"}, WeightPolicy("float16"), "float32"),
         ({"quantization": "int8"}, WeightPolicy("stored", keep_quantized=True, online="int8"), "float32"),
+        ({"quantization": "int16"}, WeightPolicy("stored", keep_quantized=True, online="int16"), "float32"),
     ],
 )
 def test_on_a_cpu_weights_stay_as_they_are_stored_and_activations_are_float32(native, options, weights, kv):
@@ -203,8 +205,9 @@ def test_references_compute_in_the_type_of_the_weights(monkeypatch):
     assert CpuPlatform().plan(EngineConfig(), SPEC).weights == WeightPolicy("float32")
     plan = CpuPlatform().plan(EngineConfig(dtype="bfloat16"), SPEC)
     assert (plan.dtype, plan.weights) == ("bfloat16", WeightPolicy("bfloat16"))
-    with pytest.raises(PlanError, match="quantization int8"):
-        CpuPlatform().refuse(EngineConfig(quantization="int8"))
+    for quantization in ("int8", "int16"):
+        with pytest.raises(PlanError, match=f"quantization {quantization} needs the native kernels"):
+            CpuPlatform().refuse(EngineConfig(quantization=quantization))
 
 
 @pytest.mark.parametrize(("quantization", "online", "parts"), [("fp8", "fp8", 2), ("int4", "w4", 4)])

@@ -186,11 +186,12 @@ def test_a_dtype_for_weights_rounds_them_and_leaves_activations_float32(original
 
 
 @NATIVE
-def test_int8_rounds_matrices_at_load(folder):
-    exact, rounded = load(folder), load(folder, weights=WeightPolicy("stored", online="int8"))
+@pytest.mark.parametrize(("online", "error", "size"), [("int8", 0.03, 0.5), ("int16", 0.0005, 0.8)])
+def test_matrices_are_rounded_at_load(folder, online, error, size):
+    exact, rounded = load(folder), load(folder, weights=WeightPolicy("stored", online=online))
     apart = logits(rounded) - logits(exact)
-    assert 0 < apart.norm() < 0.03 * logits(exact).norm()
-    assert rounded.weights_bytes < 0.5 * exact.weights_bytes
+    assert 0 < apart.norm() < error * logits(exact).norm()
+    assert rounded.weights_bytes < size * exact.weights_bytes
 
 
 @NATIVE

@@ -18,7 +18,7 @@ from tests.runtime.weights import gguf_models
 
 OPTIONS = {"load_format": "auto", "seed": 0, "progress": lambda progress: None}
 STORED = WeightPolicy("stored", keep_quantized=True)
-INT8 = WeightPolicy("stored", online="int8")
+INT8, INT16 = WeightPolicy("stored", online="int8"), WeightPolicy("stored", online="int16")
 NATIVE = pytest.mark.skipif(native.missing is not None, reason=str(native.missing))
 CASES = [
     ("llama, biases, tied", "float32", None),
@@ -34,6 +34,8 @@ CASES = [
     ("qwen 3 next", "float32", None),
     pytest.param("llama, biases, tied", "float32", INT8, marks=NATIVE),
     pytest.param("mixtral", "float32", INT8, marks=NATIVE),
+    pytest.param("llama, biases, tied", "float32", INT16, marks=NATIVE),
+    pytest.param("mixtral", "float32", INT16, marks=NATIVE),
 ]
 
 
