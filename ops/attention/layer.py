@@ -65,11 +65,11 @@ def attend(
 
 def _min_prefill_queries(qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, meta: AttentionMeta) -> int:
     """Queries from which a row is prefill.cu's. Where lengths are not known, in a captured step, it takes all but single queries: a
-    second kernel would be launched for rows that may not be there. But not of fp8, where Triton's kernel is nearly as fast for the
-    short prompts that such steps have."""
+    second kernel would be launched for rows that may not be there. Of fp8 it always does: kernels that round otherwise would have a
+    captured step choose other tokens than the same step without a graph."""
     min_queries = tuning.of(qkv.device).attention.min_prefill_queries
     if meta.max_query_len < min_queries or program.missing_for_hopper():
         return triton_paged.NEVER
-    if prefill.refusal(heads, k_cache, qkv.dtype, meta) or (k_cache.dtype == FP8 and meta.spans is None):
+    if prefill.refusal(heads, k_cache, qkv.dtype, meta):
         return triton_paged.NEVER
-    return 2 if meta.spans is None else min_queries
+    return 2 if meta.spans is None or k_cache.dtype == FP8 else min_queries

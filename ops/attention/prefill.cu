@@ -7,13 +7,12 @@
 // 64 queries: the scores of a tile of keys are under way while the tile before is mixed, and one group's softmax runs beside the
 // other's products. Keys are walked from the last to the first, so that what must be masked comes first.
 //
-// A cache of eight bits (E4M3) is copied as it lies, in halves of a tile, into SLOTS; three warps beside the one that copies widen it
+// A cache of eight bits (E4M3) is copied as it lies, in halves of a tile, into SLOTS; warps beside the one that copies widen it
 // to float16, which holds all of its numbers exactly, into the tiles that the matrix units read. Queries become float16 too, and so do
 // weights: what both lose is less than bfloat16 loses of them. Its scales are in `scale_log2` and `out_scale`.
 
 #define UNSEEN (-__int_as_float(0x7f800000))  // the score of a key that is not seen: minus infinity
-constexpr int PAGE = 16, ROWS = 128, CONSUMERS = 256, THREADS = CONSUMERS + 128, MAX_REQUESTS = 2048;
-constexpr int WIDENERS = 3;  // warps
+constexpr int PAGE = 16, ROWS = 128, CONSUMERS = 256, MAX_REQUESTS = 2048;
 
 typedef unsigned char u8;
 
@@ -68,29 +67,38 @@ __device__ __forceinline__ Vec widened(const Eight& eight) {
 }
 
 // Half a tile of keys or values: KEYS / 2 rows of head_size codes side by side, which become those from `first_row` on of a tile as
-// the copy engine would have swizzled it. Warps take eight rows in turn: `turn` is which of these are this warp's, here and in the
+// the copy engine would have swizzled it. Warps take some rows in turn: `turn` is which of these are this warp's, here and in the
 // next half. Rows from `num_rows` on were never written and are zeros, as are lanes beyond the head.
-template <int LANES, int KEYS>
+//
+// A turn's loads come before its stores, which the compiler may not turn round: both go to shared memory.
+template <int LANES, int KEYS, int WIDENERS>
 __device__ __forceinline__ void widen_half(const u8* from, u8* to, int first_row, int num_rows, int head_size, int& turn) {
   constexpr int CHUNKS = LANES / 8, AT_ONCE = 32 / CHUNKS;  // lanes that a row takes, and rows of a warp at once
+  constexpr int LOADS = LANES == 256 ? 8 : 4, ROWS_A_TURN = LOADS * AT_ONCE, TURNS = KEYS / 2 / ROWS_A_TURN;
   const int lane = threadIdx.x % 32, chunk = lane % CHUNKS, own_row = lane / CHUNKS;
   const bool in_head = chunk * 8 < head_size;
-  for (; turn < KEYS / 16; turn += WIDENERS) {
-    const u8* source = from + (turn * 8 + own_row) * head_size + chunk * 8;
-    u8* target = to + chunk / 8 * (KEYS * 128) + (first_row + turn * 8 + own_row) * 128;
-    const int left = num_rows - (first_row + turn * 8 + own_row);
+  for (; turn < TURNS; turn += WIDENERS) {
+    const int row = turn * ROWS_A_TURN + own_row, left = num_rows - (first_row + row);
+    u8* target = to + chunk / 8 * (KEYS * 128) + (first_row + row) * 128;
     auto widen = [&](bool whole) {
+      const int pitch = whole ? LANES : head_size;
+      const u8* source = from + row * pitch + chunk * 8;
+      Eight codes[LOADS];
 #pragma unroll
-      for (int i = 0; i < 8; i += AT_ONCE) {
-        Eight eight = {};
-        if (in_head && (whole || i < left)) eight = *reinterpret_cast<const Eight*>(source + i * head_size);
-        store(reinterpret_cast<u16*>(target + i * 128 + ((chunk % 8) ^ (own_row + i)) * 16), widened(eight));
+      for (int i = 0; i < LOADS; i++) {
+        codes[i] = {};
+        if (whole || (in_head && i * AT_ONCE < left)) codes[i] = *reinterpret_cast<const Eight*>(source + i * AT_ONCE * pitch);
+      }
+#pragma unroll
+      for (int i = 0; i < LOADS; i++) {
+        const int swizzled = (chunk % 8) ^ ((own_row + i * AT_ONCE) % 8);
+        store(reinterpret_cast<u16*>(target + i * AT_ONCE * 128 + swizzled * 16), widened(codes[i]));
       }
     };
-    if (first_row + turn * 8 + 8 <= num_rows) widen(true);
+    if (head_size == LANES && first_row + (turn + 1) * ROWS_A_TURN <= num_rows) widen(true);
     else widen(false);
   }
-  turn -= KEYS / 16;
+  turn -= TURNS;
 }
 
 struct Work {  // a tile of queries of one head
@@ -101,13 +109,14 @@ struct Work {  // a tile of queries of one head
   int first, end, keys; // tiles of keys [first, end), and the keys that there are
 };
 
-template <int LANES, int KEYS, int Q_STAGES, int SLOTS>
+template <int LANES, int KEYS, int Q_STAGES, int SLOTS, int WIDENERS>
 __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, const int* tables,
                                         int table_stride, const int* rows, const int* starts, const int* lens, const float* sinks,
                                         u16* out, int* counters, int num_requests, int num_heads, int group_size, int head_size,
                                         int no_page, int min_queries, int window, float scale_log2, float softcap, const u8* k_codes,
                                         const u8* v_codes, float out_scale) {
   constexpr bool CODED = SLOTS > 0;
+  constexpr int THREADS = CONSUMERS + 32 * (WIDENERS + 1), REGISTERS = WIDENERS > 3 ? 216 : 232;
   constexpr int SLOT_BYTES = KEYS / 2 * LANES;
   constexpr int STAGES = 2, HALVES = LANES / 64, PAGES = KEYS / PAGE, UNITS = LANES / 16;
   constexpr int Q_BYTES = ROWS * LANES * 2, TILE_BYTES = KEYS * LANES * 2;
@@ -173,7 +182,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
   if (num_works == 0) return;  // everybody, so nobody waits and nothing was counted
 
   if (warp >= CONSUMERS / 32) {
-    give_registers<232>();
+    give_registers<REGISTERS>();
     if (warp > CONSUMERS / 32) {
       if constexpr (CODED) {
         int own = warp - CONSUMERS / 32 - 1, half_tile = 0;  // of rows of a half; halves so far
@@ -206,7 +215,8 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
               for (int half = 0; half < 2; half++, half_tile++) {
                 const int slot = half_tile % SLOTS;
                 wait_for(slot_full + slot, half_tile / SLOTS & 1);
-                widen_half<LANES, KEYS>(slots + slot * SLOT_BYTES, to, half * (KEYS / 2), work.keys - keys_tile * KEYS, head_size, own);
+                widen_half<LANES, KEYS, WIDENERS>(slots + slot * SLOT_BYTES, to, half * (KEYS / 2),
+                                                  work.keys - keys_tile * KEYS, head_size, own);
                 __syncwarp();
                 if (lane == 0) arrive(slot_empty + slot);
               }
@@ -311,7 +321,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
     return;
   }
 
-  take_registers<232>();
+  take_registers<REGISTERS>();
   const int group = warp / 4, g = lane / 4, t = lane % 4;
   if (group == 1) pass_turn(1);
   for (int turn = 0, tile = 0;; turn++) {
@@ -470,23 +480,24 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
   }
 }
 
-#define PREFILL(NAME, LANES, KEYS, Q_STAGES, SLOTS)                                                                      \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                               \
+#define PREFILL(NAME, LANES, KEYS, Q_STAGES, SLOTS, WIDENERS)                                                            \
+  extern "C" __global__ void __launch_bounds__(CONSUMERS + 32 * (WIDENERS + 1), 1)                                       \
       NAME(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v, \
            const int* tables, int table_stride, const int* rows, const int* starts, const int* lens, const float* sinks, \
            u16* out, int* counters, int num_requests, int num_heads, int group_size, int head_size, int no_page,         \
            int min_queries, int window, float scale_log2, float softcap) {                                               \
-    prefill<LANES, KEYS, Q_STAGES, 0>(&q, &k, &v, tables, table_stride, rows, starts, lens, sinks, out, counters,        \
-                                      num_requests, num_heads, group_size, head_size, no_page, min_queries, window,      \
-                                      scale_log2, softcap, nullptr, nullptr, 1.f);                                       \
+    prefill<LANES, KEYS, Q_STAGES, 0, WIDENERS>(&q, &k, &v, tables, table_stride, rows, starts, lens, sinks, out,        \
+                                                counters, num_requests, num_heads, group_size, head_size, no_page,       \
+                                                min_queries, window, scale_log2, softcap, nullptr, nullptr, 1.f);        \
   }
-#define PREFILL_CODED(NAME, LANES, KEYS, Q_STAGES, SLOTS)                                                                \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                               \
+#define PREFILL_CODED(NAME, LANES, KEYS, Q_STAGES, SLOTS, WIDENERS)                                                      \
+  extern "C" __global__ void __launch_bounds__(CONSUMERS + 32 * (WIDENERS + 1), 1)                                       \
       NAME(const __grid_constant__ TensorMap q, const u8* k_codes, const u8* v_codes, const int* tables,                 \
            int table_stride, const int* rows, const int* starts, const int* lens, const float* sinks, u16* out,          \
            int* counters, int num_requests, int num_heads, int group_size, int head_size, int min_queries, int window,   \
            float scale_log2, float softcap, float out_scale) {                                                           \
-    prefill<LANES, KEYS, Q_STAGES, SLOTS>(&q, nullptr, nullptr, tables, table_stride, rows, starts, lens, sinks, out,    \
-                                          counters, num_requests, num_heads, group_size, head_size, 0, min_queries,      \
-                                          window, scale_log2, softcap, k_codes, v_codes, out_scale);                     \
+    prefill<LANES, KEYS, Q_STAGES, SLOTS, WIDENERS>(&q, nullptr, nullptr, tables, table_stride, rows, starts, lens,      \
+                                                    sinks, out, counters, num_requests, num_heads, group_size,           \
+                                                    head_size, 0, min_queries, window, scale_log2, softcap, k_codes,     \
+                                                    v_codes, out_scale);                                                 \
   }

@@ -25,7 +25,7 @@ PAGE = 16  # keys of a block of the cache
 MAX_REQUESTS = 2048
 LOG2E = 1.4426950408889634
 _HERE = Path(__file__).parent
-_THREADS = 384
+_CONSUMERS = 256  # threads
 _STAGES = 2
 _ALIGNMENT = 1024
 _NO_WINDOW = 2**30
@@ -39,15 +39,23 @@ class Tile:
     keys: int
     tiles_of_queries: int  # that are in shared memory, the next one ahead of its turn
     slots: int = 0  # of codes of half a tile of keys or values; 0: the cache is in 16 bits
+    wideners: int = 3  # warps beside the one that copies, 3 or 7; where the cache is in 16 bits they are idle
 
     @property
     def name(self) -> str:
-        return f"prefill_{self.lanes}_{self.keys}_{self.tiles_of_queries}" + (f"_{self.slots}" if self.slots else "")
+        return f"prefill_{'_'.join(map(str, self._numbers))}"
 
     @property
     def source(self) -> str:
-        words = self.name, self.lanes, self.keys, self.tiles_of_queries, self.slots
-        return f"PREFILL{'_CODED' if self.slots else ''}({', '.join(map(str, words))})"
+        return f"PREFILL{'_CODED' if self.slots else ''}({', '.join(map(str, (self.name, *self._numbers)))})"
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        return self.lanes, self.keys, self.tiles_of_queries, self.slots, self.wideners
+
+    @property
+    def num_threads(self) -> int:
+        return _CONSUMERS + 32 * (self.wideners + 1)
 
     @property
     def shared_bytes(self) -> int:
@@ -145,7 +153,7 @@ def prefill(
     k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
     caches = (k_cache, v_cache) if coded else (_cache_map(k_cache, num_keys), _cache_map(v_cache, num_keys))
     _kernel(tile, qkv.dtype, qkv.device).launch(
-        (tuning.of(qkv.device).multiprocessors, 1, 1), _THREADS, tile.shared_bytes,
+        (tuning.of(qkv.device).multiprocessors, 1, 1), tile.num_threads, tile.shared_bytes,
         q_map, *caches, meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_start_loc, meta.seq_lens,
         heads.sinks, out, _counters(qkv.device), num_requests, heads.num_heads, heads.num_heads // num_kv_heads, size,
         *(() if coded else (num_keys,)), min_queries, heads.window or _NO_WINDOW, heads.scale * k_scale * LOG2E,

@@ -216,6 +216,18 @@ def test_prompts_on_hopper_read_fp8_beside_their_own_numbers(dtype):
     assert "computes in 16 bits" in str(prefill.refusal(heads, k, torch.float32, meta))
 
 
+def test_a_captured_step_leaves_the_same_rows_of_fp8_to_each_kernel(monkeypatch):
+    monkeypatch.setattr(layer.program, "missing_for_hopper", lambda: None)
+    _, k, _, meta = paged.case("cpu", [(100, 100), (3, 20)], 4, 2, 64, torch.bfloat16)
+    heads, qkv = AttentionHeads(4, 2, 64, 0.125, torch.empty(100, 0)), torch.empty(103, 512, dtype=torch.bfloat16)
+    known = replace(meta, spans=((0, 100, 100), (100, 103, 20)))
+    codes = eight_bits("fp8", k.nan_to_num())
+    assert (
+        layer._min_prefill_queries(qkv, heads, codes, known) == layer._min_prefill_queries(qkv, heads, codes, meta) == 2
+    )
+    assert layer._min_prefill_queries(qkv, heads, k, known) > layer._min_prefill_queries(qkv, heads, k, meta) == 2
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("norm", [True, False], ids=["normed", "half of each head turns"])
