@@ -6,7 +6,8 @@ weight is theirs."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing, nullcontext
 from typing import Any
 
 import torch
@@ -19,8 +20,10 @@ from runtime.models.kv_scales import KV_SCALES, kv_scale_loads
 from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
 from runtime.models.spec.moe import MoE
 from runtime.models.spec.sharding import cuts
+from runtime.models.uploads import Uploads
 from runtime.weights.rules import (
     AS_STORED,
+    Destination,
     Load,
     Parameter,
     Report,
@@ -95,13 +98,25 @@ class ParameterReader:
         """Each parameter's name and what it holds, in the order of their use; a matrix comes with its bias. `progress` counts
         stored bytes."""
         biases: dict[str, Tensor] = {}
-        for parameter, values in self._source.stream(self._loads, self._dtype, progress, self.storage):
-            name = parameter.name
-            weight_name = name.removesuffix("bias") + "weight"
-            if name.endswith(".bias") and weight_name in self._linears | self._halves:
-                biases[weight_name] = as_torch(values).to(self._place(weight_name))
-            else:
-                yield name, self._stored(parameter, values, biases.pop(name, None))
+        with (
+            Uploads(self._device) if self._device.type == "cuda" else nullcontext() as uploads,
+            closing(self._stream(uploads, progress)) as stream,
+        ):
+            for parameter, values in stream:
+                name = parameter.name
+                weight_name = name.removesuffix("bias") + "weight"
+                if name.endswith(".bias") and weight_name in self._linears | self._halves:
+                    biases[weight_name] = as_torch(values).to(self._place(weight_name))
+                else:
+                    yield name, self._stored(parameter, values, biases.pop(name, None))
+
+    def _stream(self, uploads: Uploads | None, progress: Report) -> Generator[tuple[Parameter, Any], None, None]:
+        def destination(parameter: Parameter, dtype: str) -> Destination | None:
+            if uploads is None or self._place(parameter.name) != self._device:
+                return None
+            return uploads.begin(parameter.shape, DTYPES[dtype])
+
+        return self._source.stream(self._loads, self._dtype, progress, self.storage, destination)
 
     def _stored(self, parameter: Parameter, values: Any, bias: Tensor | None) -> ops.Stored:
         if isinstance(values, list):
@@ -185,6 +200,8 @@ def _routers(spec: DecoderSpec) -> set[str]:
 
 
 def as_torch(values: Any) -> Tensor:
-    """16-bit integers are the bits of bfloat16."""
+    """16-bit integers are the bits of bfloat16. What is a tensor stays one."""
+    if isinstance(values, Tensor):
+        return values
     tensor = torch.from_numpy(values)
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

@@ -5,7 +5,7 @@ named before a byte is read. No tensors, no files, no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -344,6 +344,20 @@ class StoredRows(NamedTuple):
     arrays: Mapping[str, Any]
 
 
+class Destination(Protocol):
+    """Where a parameter's numbers go as they are read, in the place of an array of the host's."""
+
+    whole: Any  # what the stream gives once they are there
+    max_rows: int  # of one piece
+
+    def rows(self, start: int, stop: int) -> AbstractContextManager[Any]:
+        """An array for these rows, to be filled inside the block; at its end they are where they belong. Thread-safe."""
+        ...
+
+
+Destinations = Callable[[Parameter, str], Destination | None]  # by parameter and dtype; None for an array
+
+
 class TensorSource(Protocol):
     """An open checkpoint: tensors by Hugging Face name. `types`: what their numbers are, by ggml's names ("BF16", "Q4_1")."""
 
@@ -354,11 +368,15 @@ class TensorSource(Protocol):
     def types(self) -> Mapping[str, str]: ...
 
     def stream(
-        self, loads: Sequence[Load], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({})
-    ) -> Iterator[tuple[Parameter, Any]]:
+        self, loads: Sequence[Load], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({}),
+        destinations: Destinations | None = None,
+    ) -> Generator[tuple[Parameter, Any], None, None]:  # fmt: skip
         """Each parameter and its values, in the order of `loads`: a fresh C-contiguous numpy array, float32, float16, or
         uint16 that holds the bits of bfloat16; as `dtype` says, or `storage` for a parameter named there, or float32 where the
-        parameter does. AS_STORED, a list of `StoredRows`, one for each shard. At most a few arrays wait unread."""
+        parameter does. AS_STORED, a list of `StoredRows`, one for each shard. At most a few arrays wait unread.
+
+        `destinations`, called in that order on the thread that iterates: where the numbers go instead, of parameters whose rows
+        are read as they are."""
         ...
 
 

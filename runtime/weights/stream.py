@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 from zlib import crc32
 
 import numpy as np
@@ -23,6 +23,8 @@ from runtime.weights.dtypes import ARRAY_TYPES, Array, empty, store
 from runtime.weights.rules import (
     AS_STORED,
     Cut,
+    Destination,
+    Destinations,
     Load,
     Parameter,
     Report,
@@ -37,6 +39,7 @@ from runtime.weights.rules import (
 from runtime.weights.transforms import undo
 
 _AHEAD = 64 << 20  # bytes of finished or unfinished parameters
+_SHARE_AHEAD = 8  # of a destination's bytes, which cost the host nothing, one in so many counts
 _TASK = 1 << 21  # weights that one thread reads at a time
 _MAX_THREADS = 8
 
@@ -92,6 +95,23 @@ class _InFlight:
 
 
 @dataclass(frozen=True, slots=True)
+class _PlacedInFlight:
+    load: Load
+    destination: Destination
+    reads: list[Future[None]]
+    stored_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.destination.whole.nbytes) // _SHARE_AHEAD
+
+    def finish(self) -> tuple[Parameter, Any]:
+        for read in self.reads:
+            read.result()
+        return self.load.parameter, self.destination.whole
+
+
+@dataclass(frozen=True, slots=True)
 class _StoredInFlight:
     load: Load
     formats: list[str]
@@ -129,20 +149,19 @@ class TensorStream:
         return self._checkpoint.types
 
     def stream(
-        self, loads: Sequence[Load], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({})
-    ) -> Iterator[tuple[Parameter, Array | list[StoredRows]]]:
+        self, loads: Sequence[Load], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({}),
+        destinations: Destinations | None = None,
+    ) -> Generator[tuple[Parameter, Any], None, None]:  # fmt: skip
         """See `rules.TensorSource`. Progress counts stored bytes."""
         total = sum(self._stored_bytes(shard) for load in loads for shard in load.shards)
         done = ahead = 0
-        waiting: deque[_InFlight | _StoredInFlight] = deque()
+        waiting: deque[_InFlight | _PlacedInFlight | _StoredInFlight] = deque()
         pool = ThreadPoolExecutor(_num_threads(), "weights")
         try:
             for load in loads:
                 wide = load.parameter.float32 or isinstance(load.transform, UnitOffsetNorm)
                 target = "float32" if wide else storage.get(load.parameter.name, dtype)
-                waiting.append(
-                    self._begin_stored(load, pool) if target == AS_STORED else self._begin(load, target, pool)
-                )
+                waiting.append(self._begin(load, target, pool, destinations))
                 ahead += waiting[-1].nbytes
                 while waiting and (ahead > _AHEAD or load is loads[-1]):
                     ahead -= waiting[0].nbytes
@@ -152,7 +171,41 @@ class TensorStream:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, load: Load, dtype: str, pool: ThreadPoolExecutor) -> _InFlight:
+    def _begin(
+        self, load: Load, target: str, pool: ThreadPoolExecutor, destinations: Destinations | None
+    ) -> _InFlight | _PlacedInFlight | _StoredInFlight:
+        if target == AS_STORED:
+            return self._begin_stored(load, pool)
+        if destinations is not None and self._is_read_as_it_is(load):
+            destination = destinations(load.parameter, target)
+            if destination is not None:
+                return self._begin_placed(load, destination, pool)
+        return self._begin_array(load, target, pool)
+
+    def _is_read_as_it_is(self, load: Load) -> bool:
+        return (
+            bool(load.shards)
+            and load.transform is None
+            and load.cut is None
+            and all(shard.index is None and shard.columns is None for shard in load.shards)
+            and not any(self._checkpoint.whole(shard.name) for shard in load.shards)
+        )
+
+    def _begin_placed(self, load: Load, destination: Destination, pool: ThreadPoolExecutor) -> _PlacedInFlight:
+        reads = []
+        for shard in load.shards:
+            first, num = 0 if shard.taken is None else shard.taken.start, shard.rows[0]
+            for start in range(0, num, destination.max_rows):
+                stop = min(num, start + destination.max_rows)
+                place = destination, shard.start + start, shard.start + stop
+                reads.append(pool.submit(self._read_placed, *place, shard.name, first + start))
+        return _PlacedInFlight(load, destination, reads, sum(map(self._stored_bytes, load.shards)))
+
+    def _read_placed(self, destination: Destination, start: int, stop: int, name: str, first: int) -> None:
+        with destination.rows(start, stop) as rows:
+            self._checkpoint.read_rows(name, first, rows)
+
+    def _begin_array(self, load: Load, dtype: str, pool: ThreadPoolExecutor) -> _InFlight:
         shape = load.parameter.shape if load.cut is None else load.cut.shape
         values = empty(shape if load.transform is None else load.transform.stored_shape(shape), dtype)
         if not load.shards:

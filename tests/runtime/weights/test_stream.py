@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from runtime.weights import stream as stream_module
-from runtime.weights.rules import Parameter, WeightsError, merge, plan, stack
+from runtime.weights.rules import Parameter, Transposed, WeightsError, merge, plan, stack, stored_as, transform
 from runtime.weights.stream import DummyCheckpoint, TensorStream
 
 RULES = (merge("a b", into="ab"),)
@@ -60,6 +61,63 @@ def test_parts_land_in_their_rows_in_the_order_asked_for(monkeypatch):
     assert len(checkpoint.read) == 3 + 3 + 1
     assert [(p.done, p.total) for p in seen] == [(20, 50), (40, 50), (50, 50)]
     assert checkpoint.closed
+
+
+class Elsewhere:
+    """A destination that notes by which pieces it was filled."""
+
+    max_rows = 3
+
+    def __init__(self, shape) -> None:
+        self.whole = np.full(shape, -1.0, np.float32)
+        self.pieces: list[tuple[int, int]] = []
+
+    @contextmanager
+    def rows(self, start, stop):
+        piece = np.empty((stop - start, *self.whole.shape[1:]), np.float32)
+        yield piece
+        self.whole[start:stop] = piece
+        self.pieces.append((start, stop))
+
+
+def test_numbers_go_where_they_are_wanted_a_few_rows_at_a_time():
+    placed: dict[str, Elsewhere] = {}
+
+    def destination(parameter, dtype):
+        assert dtype == "float32"
+        if parameter.name == "1.ab":
+            return None
+        return placed.setdefault(parameter.name, Elsewhere(parameter.shape))
+
+    with TensorStream(Recorder(SHAPES)) as source:
+        read = dict(source.stream(loads_of(PARAMETERS, SHAPES), "float32", lambda progress: None, {}, destination))
+    first, second, _ = read.values()
+    assert first is placed["0.ab"].whole
+    assert first[:, 0].tolist() == [0, 1, 2, 3, 100, 101]
+    assert sorted(placed["0.ab"].pieces) == [(0, 3), (3, 4), (4, 6)]
+    assert second[:, 0].tolist() == [0, 1, 100, 101, 102, 103]
+    assert "1.ab" not in placed
+    assert sorted(placed["norm.weight"].pieces) == [(0, 3), (3, 5)]
+
+
+def test_what_is_not_read_as_it_is_goes_through_an_array():
+    shapes = {"experts.a": (3, 4, 4), "experts.b": (3, 2, 4), "turned": (4, 8)}
+    parameters = [Parameter("experts.0.ab", (6, 4), (4, 2), stack=3), Parameter("turned", (8, 4))]
+    rules = (*RULES, stack("experts"), transform("turned", Transposed()))
+    asked: list[str] = []
+    with TensorStream(Recorder(shapes)) as source:
+        loads = [stored_as(parameter, rules) for parameter in parameters]
+        stream = source.stream(loads, "float32", lambda progress: None, {}, lambda p, _: asked.append(p.name))
+        assert [values.shape for _, values in stream] == [(6, 4), (8, 4)]
+    assert asked == []
+
+
+def test_a_destination_of_what_cannot_be_read_ends_the_stream():
+    stream = TensorStream(Recorder(SHAPES, fail="1.a")).stream(
+        loads_of(PARAMETERS, SHAPES), "float32", lambda progress: None, {}, lambda p, _: Elsewhere(p.shape)
+    )
+    with pytest.raises(WeightsError, match=r"1\.a is broken"):
+        list(stream)
 
 
 def test_slices_of_a_stack_are_read_one_by_one_and_counted_as_their_share():

@@ -1,0 +1,103 @@
+"""Uploads: numbers of a checkpoint to a CUDA device by the threads that read them, through memory that is used again and again.
+
+Read into an array of their own, each 4 KiB of them would cost a page fault, and one thread's copy out of memory that the device
+cannot read by itself. Here each thread has a slab that it can; it reads a piece into it, has it copied, and reads the next."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SLAB_BYTES = 8 << 20  # of which each thread that reads has one
+_LEAST_BYTES = 1 << 20  # what is smaller gains nothing
+_PORTABLE = 1  # cudaHostRegisterPortable: whichever device it is for
+
+
+class Uploads:
+    """Begin each parameter on the thread that will use it. Leaving the block gives the slabs back; nothing may be read then."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Threads that read begin with the first device, whichever is this one's.
+        self._device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+        self._slabs: list[_Slab] = []
+        self._free: list[_Slab] = []
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for slab in self._slabs:
+            slab.close()
+
+    def begin(self, shape: tuple[int, ...], dtype: torch.dtype) -> Upload | None:
+        """None where the detour through a slab gains nothing, or a row is longer than one."""
+        row_bytes = prod(shape[1:]) * dtype.itemsize
+        if shape[0] * row_bytes < _LEAST_BYTES or row_bytes > _SLAB_BYTES:
+            return None
+        whole = torch.empty(shape, dtype=dtype, device=self._device)
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(self._device))  # its memory may have been another's
+        return Upload(self, whole, ready, _SLAB_BYTES // row_bytes)
+
+    @property
+    def num_slabs(self) -> int:
+        """That were ever needed at a time."""
+        return len(self._slabs)
+
+    def take(self) -> _Slab:
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        slab = _Slab(self._device)
+        with self._lock:
+            self._slabs.append(slab)
+        return slab
+
+    def give(self, slab: _Slab) -> None:
+        with self._lock:
+            self._free.append(slab)
+
+
+class Upload:
+    """A `rules.Destination`."""
+
+    def __init__(self, uploads: Uploads, whole: Tensor, ready: torch.cuda.Event, max_rows: int) -> None:
+        self._uploads, self.whole, self._ready, self.max_rows = uploads, whole, ready, max_rows
+
+    @contextmanager
+    def rows(self, start: int, stop: int) -> Iterator[Any]:
+        slab = self._uploads.take()
+        try:
+            with torch.inference_mode(), torch.cuda.stream(slab.stream):
+                into = self.whole[start:stop]
+                numbers = slab.bytes[: into.nbytes].view(into.dtype).view(into.shape)
+                yield (numbers.view(torch.uint16) if into.dtype == torch.bfloat16 else numbers).numpy()
+                slab.stream.wait_event(self._ready)
+                into.copy_(numbers)  # and waits until it is
+        finally:
+            self._uploads.give(slab)
+
+
+class _Slab:
+    def __init__(self, device: torch.device) -> None:
+        self._memory = mmap.mmap(-1, _SLAB_BYTES)
+        self.bytes = torch.from_numpy(np.frombuffer(self._memory, np.uint8))
+        with torch.cuda.device(device):
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            status = self._runtime.cudaHostRegister(self.bytes.data_ptr(), _SLAB_BYTES, _PORTABLE)
+        # Where the system refuses to lock so much, copies are right all the same, and slower.
+        self._is_locked = int(status) == 0
+
+    def close(self) -> None:
+        if self._is_locked:
+            self._runtime.cudaHostUnregister(self.bytes.data_ptr())
