@@ -1,6 +1,7 @@
-"""Preload: torch's shared libraries, mapped and bound on a thread while Python imports what is Python.
+"""Preload: what needs no interpreter of a start, on threads while Python imports what is Python: torch's shared libraries, mapped and
+bound, and a context on the GPU.
 
-A fifth of importing torch is the dynamic linker's work, which needs no interpreter but would hold it. The linker takes one library
+A fifth of importing torch is the dynamic linker's work, which would hold the interpreter. The linker takes one library
 after the other and whoever else has one to load waits for it holding the interpreter, so this belongs where that is over for a
 while. What cannot be loaded is left to the import, which says why."""
 
@@ -11,21 +12,48 @@ import importlib.util
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 
 def preload_torch() -> threading.Thread | None:
     """The thread that does it, begun; None where there is nothing to load. Nobody needs to wait for it."""
     import numpy  # noqa: F401  # torch imports it and it has libraries of its own: see above
 
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    libraries = _libraries()
+    if libraries is None:
         return None
-    library = Path(found.origin).parent / "lib" / "libtorch.so"  # its dependencies are all that is large
+    library = libraries / "libtorch.so"  # its dependencies are all that is large
     thread = threading.Thread(target=_load, args=(library,), name="oneloop-preload", daemon=True)
     thread.start()
     return thread
 
 
+def preload_device() -> threading.Thread | None:
+    """The thread that makes the context in which torch will compute on the first NVIDIA GPU, begun; None where torch would not."""
+    libraries = _libraries()
+    if libraries is None or not (libraries / "libtorch_cuda.so").exists():
+        return None
+    thread = threading.Thread(target=_begin_context, name="oneloop-context", daemon=True)
+    thread.start()
+    return thread
+
+
+def _libraries() -> Path | None:
+    found = importlib.util.find_spec("torch")
+    return None if found is None or found.origin is None else Path(found.origin).parent / "lib"
+
+
 def _load(library: Path) -> None:
     # A foreign call leaves the interpreter to others; ctypes.CDLL(library) would hold it, before Python 3.12.
     ctypes.CDLL(None).dlopen(os.fsencode(library), os.RTLD_NOW)
+
+
+def _begin_context(open_driver: Any = ctypes.CDLL) -> None:
+    """`open_driver`: gives the driver's functions, by the name of its library."""
+    try:
+        driver = open_driver("libcuda.so.1")
+    except OSError:
+        return
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # the one that the runtime takes; it stays

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from runtime.preload import preload_torch
+from runtime import preload
+from runtime.preload import preload_device, preload_torch
 
 ROOT = Path(__file__).parent.parent
 # safetensors.torch is for tests and for transformers, sse_starlette for who asks for stored events or the dashboard.
@@ -85,6 +88,53 @@ def test_the_libraries_of_torch_are_loaded_ahead_of_it():
 def test_where_there_is_no_torch_nothing_is_loaded_ahead(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert preload_torch() is None
+    assert preload_device() is None
+
+
+class Driver:
+    """NVIDIA's, as far as it is asked. `status`: what each function returns."""
+
+    def __init__(self, **status: int) -> None:
+        self.asked: list[str] = []
+        self._status = status
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.asked.append(name) or self._status.get(name, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "asked"),
+    [
+        ({}, ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]),
+        ({"cuInit": 100}, ["cuInit"]),
+        ({"cuDeviceGet": 101}, ["cuInit", "cuDeviceGet"]),
+    ],
+)
+def test_a_context_is_made_where_the_driver_finds_a_device(status, asked):
+    driver = Driver(**status)
+    preload._begin_context(lambda name: driver)
+    assert driver.asked == asked
+
+
+def test_where_there_is_no_driver_no_context_is_made():
+    def missing(name):
+        raise OSError(name)
+
+    preload._begin_context(missing)
+
+
+def test_a_context_is_made_only_for_a_torch_that_computes_there(tmp_path, monkeypatch):
+    (tmp_path / "lib").mkdir()
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
+    made = threading.Event()
+    monkeypatch.setattr(preload, "_begin_context", made.set)
+    assert preload_device() is None
+    (tmp_path / "lib" / "libtorch_cuda.so").touch()
+    thread = preload_device()
+    assert thread is not None
+    thread.join()
+    assert made.is_set()
 
 
 DEFERRED = f"""
