@@ -16,12 +16,24 @@ from typing import Any
 import torch
 import triton
 from torch.overrides import TorchFunctionMode
+from triton.runtime import cache
 
 _COMPILERS = 8  # at a time; much of the work is Python, which one thread does at a time
 _UNINITIALISED = {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}
 
 
 _inside = threading.Lock()
+_preparing = threading.Lock()
+
+
+def prepare(device: torch.device) -> None:
+    """What Triton wants once before it compiles its first kernel, or finds it compiled: a sum over all of itself (half a gigabyte),
+    which each thread that comes meanwhile would make, too. Hardly needs the interpreter."""
+    torch.cuda.set_device(device)
+    with _preparing:
+        if (sum_up := getattr(cache, "triton_key", None)) is not None:  # kept by Triton
+            sum_up()
+        triton.runtime.driver.active.get_current_target()
 
 
 class _Zeros(TorchFunctionMode):
@@ -55,7 +67,7 @@ def _compiled_together(device: torch.device) -> Iterator[None]:
         return True
 
     num_threads = min(_COMPILERS, len(os.sched_getaffinity(0)))
-    threads = ThreadPoolExecutor(num_threads, "oneloop-triton", torch.cuda.set_device, (device,))
+    threads = ThreadPoolExecutor(num_threads, "oneloop-triton", prepare, (device,))
     with threads, _Zeros(), triton.knobs.runtime.scope():
         triton.knobs.runtime.jit_cache_hook = begin
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,13 @@ def compile_ahead(device: torch.device, dtype: torch.dtype) -> None:
 
         decode.program_of(device)  # from now on among those that are compiled
         program.compile_ahead(dtype, device)
+        threading.Thread(target=_prepare_triton, args=(device,), name="oneloop-triton", daemon=True).start()
+
+
+def _prepare_triton(device: torch.device) -> None:
+    from ops import compiling  # imports Triton
+
+    compiling.prepare(device)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""Preload: what needs no interpreter of a start, on threads while Python imports what is Python: torch's shared libraries, mapped and
-bound, and a context on the GPU.
+"""Preload: what needs no interpreter, on threads while Python imports what is Python: torch's shared libraries, mapped and bound,
+and a context on the GPU.
 
 A fifth of importing torch is the dynamic linker's work, which would hold the interpreter. The linker takes one library
 after the other and whoever else has one to load waits for it holding the interpreter, so this belongs where that is over for a

@@ -1,7 +1,10 @@
 """Kernels that begin to compile at their launch are all compiled in the end, and nothing of theirs has run."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ import triton
 import triton.language as tl
 
 import ops
-from ops.compiling import compile_together
+from ops.compiling import compile_together, prepare
 
 
 @triton.jit
@@ -67,3 +70,26 @@ def test_who_comes_while_another_thread_compiles_leaves_its_hook_alone() -> None
             inside = triton.knobs.runtime.jit_cache_hook
         assert triton.knobs.runtime.jit_cache_hook is inside is hook is not before
     assert triton.knobs.runtime.jit_cache_hook is before
+
+
+def test_triton_sums_itself_up_on_one_thread_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, others_come, made = threading.Event(), threading.Event(), []
+
+    def sum_up() -> None:
+        if not made:
+            made.append(threading.get_ident())
+            begun.set()
+            others_come.wait()
+            made.append("whole")
+        assert made[1:] == ["whole"]
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr("triton.runtime.cache.triton_key", sum_up)
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(get_current_target=str)))
+    with ThreadPoolExecutor(3) as threads:
+        jobs = [threads.submit(prepare, torch.device("cuda"))]
+        begun.wait()
+        jobs += [threads.submit(prepare, torch.device("cuda")) for _ in range(2)]
+        others_come.set()
+        for job in jobs:
+            job.result()
