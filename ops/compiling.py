@@ -55,6 +55,12 @@ def compile_together(device: torch.device) -> Iterator[None]:
         _inside.release()
 
 
+def _load(function: Any, specialization: str) -> None:
+    """Compile it, or find it compiled, and bring its machine code to the device."""
+    kernel = function.preload(specialization)
+    getattr(kernel, "run", None)  # a property
+
+
 def _compiled_together(device: torch.device) -> Iterator[None]:
     here, begun = threading.get_ident(), set[tuple[str, str, str]]()
 
@@ -63,7 +69,7 @@ def _compiled_together(device: torch.device) -> Iterator[None]:
             return False  # one of the threads below, which is to compile it
         if (fn.module, fn.name, key) not in begun:
             begun.add((fn.module, fn.name, key))
-            threads.submit(fn.jit_function.preload, compile["specialization_data"])
+            threads.submit(_load, fn.jit_function, compile["specialization_data"])
         return True
 
     num_threads = min(_COMPILERS, len(os.sched_getaffinity(0)))
