@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -61,6 +62,10 @@ async def load(
     Raises LoadError."""
     report(LoadProgress("import"))
     await asyncio.to_thread(import_engine)
+    if (
+        not gc.isenabled()
+    ):  # a start that leaves out of collections what it loads; some are made on the way, of what is newer
+        gc.freeze()
     from runtime.start import SharedDevice
 
     device, beside = SharedDevice(), None

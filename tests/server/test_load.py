@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -64,6 +65,27 @@ async def test_grammars_are_warmed_while_weights_are_read_and_not_before(load):
     loaded = await with_engine(start)
     assert loaded.engine is engine
     assert phases == ["import", "files", "import", "weights", "warm", "warm-up", "grammars"]
+
+
+@pytest.mark.parametrize("collects", [False, True])
+async def test_what_is_imported_is_left_out_of_the_collections_of_a_start_that_makes_its_own(load, collects):
+    with_engine, _, _ = load
+    engine = FakeEngine(lambda request: [EOS], model=fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS})))
+    num_frozen: list[int] = []
+
+    async def start(*args, **options):
+        num_frozen.append(gc.get_freeze_count())
+        return engine
+
+    was_enabled, before = gc.isenabled(), gc.get_freeze_count()
+    (gc.enable if collects else gc.disable)()
+    try:
+        await with_engine(start)
+    finally:
+        if not collects:
+            gc.unfreeze()
+        (gc.enable if was_enabled else gc.disable)()
+    assert (num_frozen[0] > before) is not collects
 
 
 async def test_grammars_are_warm_where_no_weights_were_read(load):
