@@ -6,8 +6,8 @@ A step takes the smallest shape it fits, padded; what fits none runs eagerly. Al
 captured first, since only one runs at a time. What a drafter does behind a step is a graph of its own, without which the step is
 what it would be on a server that guesses nothing. Captures and replays what it is given; knows no model.
 
-A server begins with a fifth of them (`first`), and captures the others while it serves. Until then a step takes one of up to twice
-its size, or runs eagerly."""
+A server begins with a seventh of them (`first`), and captures the others while it serves. Until then a step takes one of up to
+twice its size, or runs eagerly."""
 
 from __future__ import annotations
 
@@ -151,17 +151,14 @@ class GraphPool:
 
     @property
     def first(self) -> list[StepShape]:
-        """Those of `shapes` without which no server begins: so many that a step of any size fits one less than twice as large; all
-        with guesses; and the largest, whose memory is all others' too."""
-        rows_of: dict[int, list[int]] = {}
-        for shape in self._mixed:
-            rows_of.setdefault(shape.num_tokens, []).append(shape.num_rows)
+        """Those of `shapes` without which no server begins: so many that a step of any size fits one less than twice as large, for
+        as many rows as there can be; all with guesses; and the largest, whose memory is all others' too."""
+        most_rows = {shape.num_tokens: shape.num_rows for shape in self._mixed}  # the last of a size has most
 
         def is_first(shape: StepShape) -> bool:
             size = shape.num_tokens
             largest = size == (self._decodes[-1] if shape.uniform else self._mixed[-1].num_tokens)
-            few_or_all = shape.uniform or shape.num_rows in (rows_of[size][0], rows_of[size][-1])
-            return (largest or size.bit_count() == 1) and few_or_all
+            return (largest or size.bit_count() == 1) and (shape.uniform or shape.num_rows == most_rows[size])
 
         return [shape for shape in self.shapes if shape.drafts or is_first(shape)]
 
