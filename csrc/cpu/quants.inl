@@ -294,7 +294,9 @@ void quant_linear_of(const QuantArgs& args) {
     static const QuantTiles<kType> tiles;
     const int64_t panel_bytes = layout_of(kType).panel_bytes(args.blocks);
     const int64_t num_rows = args.rows.row_start[args.rows.num_tiles];
-    const bool direct = num_rows <= kDirectRows && args.rows.num_tiles == 1;
+    // Bytes are nearly unpacked as they are: to do so costs more than a few tiles gain by it.
+    constexpr int64_t kDirectTiles = layout_of(kType).bits == 8 ? 4 : 1;
+    const bool direct = num_rows <= kDirectTiles * kDirectRows && args.rows.num_tiles <= kDirectTiles;
     float ragged[kQuantRows * kPanel];
     for (int64_t panel = args.panel_begin; panel < args.panel_end; panel++) {
         const uint8_t* weights = args.w + panel * panel_bytes;
