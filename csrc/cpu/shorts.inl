@@ -1,11 +1,11 @@
 // The kernels for numbers of sixteen bits. Included by quants.inl.
 
 // c [MR, its columns] = the tile's rows times NP panels. NV registers of columns share what is loaded of the rows: of several
-// panels where a register is as wide as one.
+// panels where a register is as wide as one. Meanwhile `lines` lines a block are asked for, from `coming` on.
 template <int MR, int NP>
-void short_tile(const uint8_t* panels, int64_t blocks, const uint8_t* tile, const float* bias, float* c, int64_t ldc) {
+void short_tile(const uint8_t* panels, int64_t blocks, const uint8_t* tile, const float* bias, float* c, int64_t ldc,
+                const uint8_t* coming, int64_t lines) {
     constexpr int NV = W == kPanel ? NP : 2;
-    constexpr int64_t kAhead = 2 * kShortBlockBytes;
     const int64_t panel_bytes = blocks * kShortBlockBytes;
     for (int from = 0; from < NP * kPanel; from += NV * W) {
         Vec acc[MR][NV];
@@ -22,6 +22,7 @@ void short_tile(const uint8_t* panels, int64_t blocks, const uint8_t* tile, cons
         }
         const uint8_t* rows = tile;
         for (int64_t block = 0; block < blocks; block++, rows += MR * kShortRowBytes) {
+            for (int64_t line = 0; line < lines; line++, coming += 64) prefetch_far(coming);
             Ints sums[MR][NV];
             ONELOOP_UNROLL
             for (int i = 0; i < MR; i++) {
@@ -32,10 +33,7 @@ void short_tile(const uint8_t* panels, int64_t blocks, const uint8_t* tile, cons
             for (int pair = 0; pair < kBlock / 2; pair++) {
                 Bytes weights[NV];
                 ONELOOP_UNROLL
-                for (int j = 0; j < NV; j++) {
-                    weights[j] = Bytes::load(w[j] + pair * kPanel * 4);
-                    if (W == kPanel || j == 0) prefetch(w[j] + kAhead + pair * kPanel * 4);
-                }
+                for (int j = 0; j < NV; j++) weights[j] = Bytes::load(w[j] + pair * kPanel * 4);
                 ONELOOP_UNROLL
                 for (int i = 0; i < MR; i++) {
                     Ints two = Ints::broadcast_from(rows + (i * kBlock + pair * 2) * static_cast<int64_t>(sizeof(int16_t)));
@@ -67,7 +65,7 @@ void short_tile(const uint8_t* panels, int64_t blocks, const uint8_t* tile, cons
     }
 }
 
-using ShortTile = void (*)(const uint8_t*, int64_t, const uint8_t*, const float*, float*, int64_t);
+using ShortTile = void (*)(const uint8_t*, int64_t, const uint8_t*, const float*, float*, int64_t, const uint8_t*, int64_t);
 
 // Of a tile: sums and results of two registers of columns for each, beside two of weights and one of x.
 constexpr int kShortRows = Vec::kRegisters == 32 ? 6 : 3;
@@ -102,15 +100,20 @@ void short_linear(const ShortArgs& args) {
         const ShortTile* table = num == kShortPanels ? tiles.most : tiles.one;
         const float* bias = args.bias ? args.bias + panel * kPanel : nullptr;
         const int64_t columns = args.n - panel * kPanel;
+        // What comes next is fetched while this is multiplied, evenly: asked for by the first tile alone it would be waited for.
+        const uint8_t* weights = args.w + panel * panel_bytes;
+        const int64_t left = (args.n + kPanel - 1) / kPanel - panel - num, next = left < num ? left : num;
+        const int64_t lines = (next * kShortBlockBytes / 64 + args.rows.num_tiles - 1) / args.rows.num_tiles;
+        const uint8_t* coming = weights + num * panel_bytes;
         for (int64_t t = 0; t < args.rows.num_tiles; t++) {
             const int64_t row = args.rows.row_start[t], rows = args.rows.row_start[t + 1] - row;
             const uint8_t* tile = args.rows.data + row * args.blocks * kShortRowBytes;
             float* c = args.out + row * args.ld_out + panel * kPanel;
             if (columns >= kPanel) {
-                table[rows](args.w + panel * panel_bytes, args.blocks, tile, bias, c, args.ld_out);
+                table[rows](weights, args.blocks, tile, bias, c, args.ld_out, coming + t * args.blocks * lines * 64, lines);
                 continue;
             }
-            tiles.one[rows](args.w + panel * panel_bytes, args.blocks, tile, bias, ragged, kPanel);
+            tiles.one[rows](weights, args.blocks, tile, bias, ragged, kPanel, coming, 0);
             for (int64_t i = 0; i < rows; i++)
                 for (int64_t j = 0; j < columns; j++) c[i * args.ld_out + j] = ragged[i * kPanel + j];
         }
