@@ -17,16 +17,14 @@ void pack_tile(const float* x, int64_t stride, int64_t rows, int64_t k, float* t
 }
 
 // c [MR, NP panels] (+)= a [kc][MR] . b, one fused chain per element in the order of k. Without `resume` the chain
-// starts at zero, with it at c: cutting K into pieces does not change the sum. Bias, if any, is added after the chain.
+// starts at zero, with it at c: cutting K into pieces does not change the sum. Bias, if any, is added after the chain. Meanwhile
+// what lies at `coming` of each panel is asked for, `step` bytes more with each k.
 template <class Type, int MR, int NP>
 void linear_tile(const float* a, const void* weights, int64_t panel_stride, int64_t kc, float* c, int64_t ldc, bool resume,
-                 const float* bias) {
+                 const float* bias, const char* coming, int64_t step) {
     using Stored = typename Type::Element;
     constexpr int NV = NP * kVecsPerPanel;
     const auto* b = static_cast<const Stored*>(weights);
-    // Far enough ahead that a line has come from memory before its turn, also across a page border, where the hardware
-    // prefetcher stops.
-    constexpr int kAhead = 2048 / sizeof(Stored);
     Vec acc[MR][NV];
     ONELOOP_UNROLL
     for (int i = 0; i < MR; i++) {
@@ -36,7 +34,8 @@ void linear_tile(const float* a, const void* weights, int64_t panel_stride, int6
     for (int64_t k = 0; k < kc; k++) {
         Vec row[NV];
         ONELOOP_UNROLL
-        for (int p = 0; p < NP; p++) prefetch(b + p * panel_stride + kAhead);
+        for (int p = 0; p < NP; p++) prefetch(coming + p * panel_stride * sizeof(Stored));
+        coming += step;
         ONELOOP_UNROLL
         for (int j = 0; j < NV; j++) row[j] = Type::load(b + (j / kVecsPerPanel) * panel_stride + (j % kVecsPerPanel) * W);
         ONELOOP_UNROLL
@@ -57,7 +56,7 @@ void linear_tile(const float* a, const void* weights, int64_t panel_stride, int6
     }
 }
 
-using LinearTile = void (*)(const float*, const void*, int64_t, int64_t, float*, int64_t, bool, const float*);
+using LinearTile = void (*)(const float*, const void*, int64_t, int64_t, float*, int64_t, bool, const float*, const char*, int64_t);
 
 template <class Type, int NP, int MR>
 struct TileTable {
@@ -91,6 +90,8 @@ struct LinearTiles {
 // K at once when a panel meets several tiles of rows. Few tiles: the pieces are small, so that fetching the next piece of
 // the weight overlaps with multiplying this one. Many tiles: large, since memory is not what they wait for.
 constexpr int64_t kFewTiles = 8, kFewTilesDepth = 64, kManyTilesDepth = 384;
+// Bytes ahead, so that a line has come from memory before its turn, also across a page border, where the hardware prefetcher stops.
+constexpr int64_t kAhead = 2048;
 
 // All tiles of rows against `num` panels from `panel` on, writing to c (column 0 = the first column of `panel`).
 template <class Type>
@@ -102,12 +103,21 @@ void linear_panels(const LinearArgs& args, int64_t panel, int num, float* c, int
     const int64_t most = args.rows.num_tiles <= kFewTiles ? kFewTilesDepth : kManyTilesDepth;
     const int64_t pieces = args.rows.num_tiles == 1 ? 1 : (args.k + most - 1) / most;
     const int64_t depth = (args.k + pieces - 1) / pieces;
+    constexpr int64_t kLine = kPanel * sizeof(typename Type::Element);  // of one k
     for (int64_t k = 0; k < args.k; k += depth) {
         const int64_t kc = smaller(depth, args.k - k);
+        const char* now = reinterpret_cast<const char*>(w + k * kPanel);
+        // Few tiles fetch the next piece between them, evenly: the first alone would wait for it.
+        const bool shared = pieces > 1 && args.rows.num_tiles <= kFewTiles;
+        const int64_t step = shared ? kLine / args.rows.num_tiles : kLine;
+        const char* coming = !shared           ? now + kAhead
+                             : k + kc < args.k ? now + kc * kLine
+                                               : reinterpret_cast<const char*>(w + num * args.k * kPanel);
         for (int64_t t = 0; t < args.rows.num_tiles; t++) {
             const int64_t row = args.rows.row_start[t], rows = args.rows.row_start[t + 1] - row;
-            table[rows](args.rows.data + row * args.k + k * rows, w + k * kPanel, args.k * kPanel, kc, c + row * ldc, ldc, k > 0,
-                        k + kc == args.k ? bias : nullptr);
+            table[rows](args.rows.data + row * args.k + k * rows, now, args.k * kPanel, kc, c + row * ldc, ldc, k > 0,
+                        k + kc == args.k ? bias : nullptr, coming, step);
+            coming += shared ? kc * step : 0;
         }
     }
 }
