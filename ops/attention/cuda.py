@@ -58,7 +58,8 @@ def decode(
     num_requests = meta.seq_lens.shape[0]
     pairs = num_requests * heads.num_kv_heads
     number = NUMBERS.get(k_cache.dtype, "u16")
-    block, splits = choose(pairs, heads.head_size, tuning.of(qkv.device).attention.decode, eight_bits=number != "u16")
+    by = tuning.of(qkv.device).attention.decode
+    block, splits = choose(pairs, heads.head_size, by, eight_bits=number != "u16")
     q_norm, k_norm = heads.norms or (None, None)
     k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
     _kernel(heads.head_size, block, number, qkv.dtype, qkv.device).launch(
@@ -66,7 +67,7 @@ def decode(
         qkv, qkv.stride(0), q_norm, k_norm, heads.norm_eps, heads.cos_sin, heads.cos_sin.shape[1], int(fused),
         k_cache, v_cache, meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_start_loc, meta.seq_lens,
         out, heads.scale * k_scale * LOG2E, heads.num_heads // heads.num_kv_heads, 1 / k_scale, 1 / v_scale, v_scale,
-        cluster=splits,
+        cluster=splits, early=pairs <= by.max_early_pairs,
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ import torch
 
 from ops import tuning
 from ops.attention import cuda as decode
+from ops.attention.heads import AttentionHeads
+from ops.attention.meta import AttentionMeta
 from ops.gemm import cuda as linear
 from ops.gemm import few_rows, tiled, tiled_plus
 from ops.tuning import files
@@ -232,6 +234,28 @@ def test_blocks_of_decode(pairs: int, warps: int, num_blocks: int, splits: int) 
     assert decode.choose(pairs, 256, by) == (DecodeBlock(4, 2), splits)
     narrow = DecodeBlock(2, 8) if pairs >= by.min_narrow_pairs else DecodeBlock(8, 2)
     assert decode.choose(pairs, 128, by, eight_bits=True) == (narrow, splits)
+
+
+@pytest.mark.parametrize(("num_requests", "early"), [(1, True), (128, True), (129, False), (256, False)])
+def test_blocks_of_decode_start_early_where_they_are_few(
+    num_requests: int, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches: list[dict[str, object]] = []
+
+    class Kernel:
+        def launch(self, *_: object, **how: object) -> None:
+            launches.append(how)
+
+    monkeypatch.setattr(decode, "_kernel", lambda *_: Kernel())
+    qkv, cache = (
+        torch.zeros(num_requests, 48 * 128, dtype=torch.bfloat16),
+        torch.zeros(1, 8, 16, 128, dtype=torch.bfloat16),
+    )
+    heads = AttentionHeads(32, 8, 128, 1.0, torch.zeros(1, 128))
+    ones = torch.ones(num_requests, dtype=torch.int32)
+    meta = AttentionMeta(torch.arange(num_requests + 1), ones, torch.zeros(num_requests, 1), 1, 1, uniform=True)
+    decode.decode(qkv, heads, cache, cache, meta, torch.empty(num_requests, 32, 128), fused=True)
+    assert launches[0]["early"] == early
 
 
 def test_every_block_that_decode_may_choose_is_compiled() -> None:
