@@ -56,6 +56,29 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if without_slow and TESTS in collection_path.parents and is_slow(collection_path) else None
 
 
+class LeftOut:
+    """What collections leave out. A server that ends lets them have it, and so does an engine that sleeps; behind their tests each
+    would go through all that was ever imported."""
+
+    def __init__(self) -> None:
+        self._is_let_in, self._let_in = False, gc.unfreeze
+        gc.unfreeze = self._note
+
+    def _note(self) -> None:
+        self._let_in()
+        self._is_let_in = True
+
+    def again(self) -> None:
+        """What a test has let in is left out once more, with what it has left behind."""
+        if self._is_let_in:
+            gc.collect(1)
+            gc.freeze()
+            self._is_let_in = False
+
+
+LEFT_OUT = LeftOut()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What is loaded now stays, and nobody goes through it again: each of some hundred collections would take half a second."""
     import hypothesis  # noqa: F401  # which asks the collector who knows its sources of random numbers, when it is imported
@@ -89,3 +112,4 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+        LEFT_OUT.again()
