@@ -236,7 +236,7 @@ def test_blocks_of_decode(pairs: int, warps: int, num_blocks: int, splits: int) 
     assert decode.choose(pairs, 128, by, eight_bits=True) == (narrow, splits)
 
 
-@pytest.mark.parametrize(("num_requests", "early"), [(1, True), (128, True), (129, False), (256, False)])
+@pytest.mark.parametrize(("num_requests", "early"), [(1, True), (64, True), (65, False), (256, False)])
 def test_blocks_of_decode_start_early_where_they_are_few(
     num_requests: int, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
