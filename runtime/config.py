@@ -163,7 +163,7 @@ class EnginePlan:
         if goals.slowdown is not None:
             note += f", and by one request no more than {goals.slowdown.by_one:g} times what the answers alone take"
         least = min(platform.least_tokens, self.max_num_batched_tokens)
-        budget = partial(TimedBudget, cost, goals, least=least)
+        budget = partial(TimedBudget, cost, goals, least=least, lead=platform.lead)
         return replace(self, step_budget=budget, notes=(*self.notes, note))
 
     def _no_longer_than(self, step_s: float, timed: TimedSteps) -> EnginePlan:

@@ -10,6 +10,7 @@ than the forward pass are left out of the draw, and of all steps until they can 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -363,6 +364,7 @@ class Engine:
             self._end_late()
             if self._sleeping.level and not await self._wake_up():
                 continue
+            await self._let_come()
             launched = self._launched(self._masked.sample_deferred()) or await self._launch_next()
             if (captured := self._runner.capture_next(idle=False)) is not None:
                 await captured
@@ -391,6 +393,18 @@ class Engine:
         if self._scheduler.encoding is not None:
             self._scheduler.encoding.clear()
         return runner
+
+    async def _let_come(self) -> None:
+        """Decide the next step no sooner than has to be: who comes while a long one is computed need not wait for two."""
+        if len(self._in_flight) != 1 or self._steps_in_flight != 2:
+            return
+        (step,) = self._in_flight
+        begun_s = max(step.launched_s, self._meter.last_settled_s)
+        left_s = begun_s + self._scheduler.step_budget.decide_after_s(step.batch) - self._clock()
+        if left_s > 0:
+            with contextlib.suppress(Exception):  # what the device raises is told where the step settles
+                async with asyncio.timeout(left_s):
+                    await step.done.wait()
 
     async def _launch_next(self) -> bool:
         """False where no sequence can advance."""

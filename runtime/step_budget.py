@@ -25,6 +25,7 @@ _LEAST_OF_MEASURED = 2 / 3
 _BESIDE_PROMPTS = 1.5  # times what decodes take, at least, where prompts wait
 _SHARED = 32  # steps, of which one is not, so that what bounds them is what decodes take now
 _FIRST_ROWS, _GROWTH = 4, 2  # of decodes that have turns: at first, and how many times as many as any step had
+_SURE = 0.95  # of what a step is expected to take, that it does take
 WORTHWHILE_TOKENS, SHORTEST_ITL_S, TTFT_PER_ITL = 3072, 0.02, 5.0
 
 
@@ -75,6 +76,11 @@ class StepBudget(Protocol):
         """What a token of a prompt that is scored counts as, in tokens."""
         ...
 
+    def decide_after_s(self, batch: ScheduledBatch) -> float:
+        """How long after the step of `batch` has begun the next one is to be decided: late, so that whoever comes meanwhile may
+        have a place in it, but before the device waits; 0: at once."""
+        ...
+
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
         """Note that the step of `batch` took `took_s` seconds."""
         ...
@@ -102,6 +108,9 @@ class FixedBudget:
     def scored_cost(self) -> int:
         return 3
 
+    def decide_after_s(self, batch: ScheduledBatch) -> float:
+        return 0.0
+
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
         pass
 
@@ -115,14 +124,24 @@ class Slowdown:
     by_many: float
 
 
+class Lead(NamedTuple):
+    """Seconds before the end of a step in which a host writes what the last one brought, decides the next and launches it: of any
+    step, and of each of its rows."""
+
+    step_s: float
+    row_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class PlatformSteps:
     """What steps are like on a platform, and what holds of them where an operator says nothing. `longest_itl_s`: between two
-    tokens. `least_tokens`: of prompts, below which a step does not pay. `slowdown`: of a step, where there is one bound."""
+    tokens. `least_tokens`: of prompts, below which a step does not pay. `slowdown`: of a step, where there is one bound.
+    `lead`: with which the next step is decided while one is computed; None: as soon as that begins."""
 
     longest_itl_s: float
     least_tokens: int
     slowdown: Slowdown | None = None
+    lead: Lead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +164,16 @@ class Goals:
 
 
 class TimedBudget:
-    """A budget of as many tokens as keep `goals`, by what steps cost; `least` of them at least, as far as a slowdown allows."""
+    """A budget of as many tokens as keep `goals`, by what steps cost; `least` of them at least, as far as a slowdown allows.
+    `lead`: as the platform has it."""
 
-    def __init__(self, cost: StepCost, goals: Goals, *, least: int = 1) -> None:
+    def __init__(self, cost: StepCost, goals: Goals, *, least: int = 1, lead: Lead | None = None) -> None:
         self.goals = goals
         self._alone = StepsAlone(cost)
         self.learned = LearnedCost(cost, None if goals.slowdown is None else self._alone)
         self._least = least
         self._num_shared = 0
+        self._lead = lead
 
     @property
     def has_turns(self) -> bool:
@@ -213,6 +234,12 @@ class TimedBudget:
     def scored_cost(self) -> int:
         cost = self.learned.cost
         return max(1, round(1 + cost.scored_s / (self._token_s() if self.has_turns else cost.token_s)))
+
+    def decide_after_s(self, batch: ScheduledBatch) -> float:
+        lead, cost = self._lead, self.learned.cost
+        if lead is None or cost.base_s + cost.token_s * batch.num_tokens < 2 * lead.step_s:
+            return 0.0  # a step is over by the time that its length has been looked up
+        return max(0.0, _SURE * self.learned.expected_s(batch) - lead.step_s - lead.row_s * len(batch.rows))
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
         self.learned.settled(batch, took_s)

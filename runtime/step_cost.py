@@ -185,6 +185,21 @@ class LearnedCost:
         """What a step takes without prompts."""
         return self._decode.expected(self.assumed.decode_parts(num_rows, num_context))
 
+    def expected_s(self, batch: ScheduledBatch) -> float:
+        """What the step of `batch` takes."""
+        one, (num_rows, num_context, num_tokens, num_pairs, num_scored) = self.assumed, _contents(batch)
+        decode_s = self.decode_s(num_rows, num_context)
+        if not num_tokens:
+            return decode_s
+        return self._with_prompts(
+            decode_s, [one.token_s * num_tokens, one.pair_s * num_pairs, one.scored_s * num_scored]
+        )
+
+    def _with_prompts(self, decode_s: float, prompts_s: Sequence[float]) -> float:
+        """What a step takes that would take `decode_s` without prompts. `prompts_s`: as was assumed of each thing in them."""
+        base_s = self._decode.values[0] * self.assumed.base_s
+        return decode_s - base_s + _sum(base_s, self._prompt.expected(prompts_s), self.assumed.overlap)
+
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
         """A step with `batch` took `took_s`. Of steps without prompts one in some is looked at, and those of a quarter more or
         fewer rows than the last of these; and none that waits for masks."""
@@ -196,20 +211,9 @@ class LearnedCost:
             if self._alone is None and alike and self._num_decodes % _EVERY != 1:
                 return
             self._last_rows = len(batch.rows)
-        num_rows = num_context = num_tokens = num_scored = 0
-        num_pairs = 0.0
-        for row in batch.rows:
-            if row.masked:
-                return
-            if row.num_tokens == 1 + len(row.draft_ids) and row.prompt_logprobs is None:
-                num_rows += row.num_tokens  # a draft takes about what a row does
-                num_context += row.start
-            else:
-                num_tokens += row.num_tokens
-                num_pairs += row.num_tokens * (row.start + row.num_tokens / 2)
-                num_rows += row.work is not None  # its end costs what a decode does
-                if row.prompt_logprobs is not None:
-                    num_scored += row.num_tokens
+        if any(row.masked for row in batch.rows):
+            return
+        num_rows, num_context, num_tokens, num_pairs, num_scored = _contents(batch)
         one = self.assumed
         self.most_rows = max(self.most_rows, num_rows)
         if only_decodes:
@@ -217,8 +221,8 @@ class LearnedCost:
                 self._settled_alone(num_rows, num_context, took_s)
             return
         prompts = [one.token_s * num_tokens, one.pair_s * num_pairs, one.scored_s * num_scored]
-        decode_s, base_s = self.decode_s(num_rows, num_context), self._decode.values[0] * one.base_s
-        expected_s = decode_s - base_s + _sum(base_s, self._prompt.expected(prompts), one.overlap)
+        decode_s = self.decode_s(num_rows, num_context)
+        expected_s = self._with_prompts(decode_s, prompts)
         prompts_s = max(self.prompts_within(took_s, num_rows, num_context), took_s / 100)
         is_wider = num_rows > 2 * self._last_rows  # than any without prompts lately, which say what fewer take
         if is_wider and 2 * decode_s > expected_s and abs(took_s - expected_s) > _OFF * expected_s:
@@ -235,6 +239,26 @@ class LearnedCost:
         for num, context, known_s in self._alone.ends():
             if num != num_rows:
                 self._decode.learn(self.assumed.decode_parts(num, context), known_s)
+
+
+def _contents(batch: ScheduledBatch) -> tuple[int, int, int, float, int]:
+    """Rows that decode or end a prompt, tokens before the former; tokens of prompts, pairs of one and one before it, and those of
+    them that are scored."""
+    if batch.num_tokens == len(batch.rows) and not batch.prompt_logprobs_rows:  # as most, so quickly
+        return len(batch.rows), sum([row.start for row in batch.rows]), 0, 0.0, 0
+    num_rows = num_context = num_tokens = num_scored = 0
+    num_pairs = 0.0
+    for row in batch.rows:
+        if row.num_tokens == 1 + len(row.draft_ids) and row.prompt_logprobs is None:
+            num_rows += row.num_tokens  # a draft takes about what a row does
+            num_context += row.start
+        else:
+            num_tokens += row.num_tokens
+            num_pairs += row.num_tokens * (row.start + row.num_tokens / 2)
+            num_rows += row.work is not None  # its end costs what a decode does
+            if row.prompt_logprobs is not None:
+                num_scored += row.num_tokens
+    return num_rows, num_context, num_tokens, num_pairs, num_scored
 
 
 def _difference(sum_s: float, one_s: float, overlap: float) -> float:

@@ -23,11 +23,14 @@ from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.speculate.speculation import Speculation
-from runtime.step_budget import FixedBudget, Goals, PlatformSteps, Slowdown, StepBudget, TimedBudget
+from runtime.step_budget import FixedBudget, Goals, Lead, PlatformSteps, Slowdown, StepBudget, TimedBudget
 from runtime.step_cost import StepCost, TimedSteps
 
 STEPS_IN_FLIGHT = 2
-ON_CPU, ON_CUDA = PlatformSteps(0.2, 16, Slowdown(2.0, 5.0)), PlatformSteps(0.07, 256)  # as the platforms have them
+ON_CPU, ON_CUDA = (
+    PlatformSteps(0.2, 16, Slowdown(2.0, 5.0)),
+    PlatformSteps(0.07, 256, lead=Lead(0.003, 4e-5)),
+)  # as the platforms have them
 THINK_S = 0.0005  # a closed loop's client, between two requests
 
 
@@ -195,6 +198,9 @@ def simulate(
     answers: list[Answer] = []
     in_flight: deque[tuple[ScheduledBatch, float, float, float]] = deque()
     while True:
+        if len(in_flight) == 1:
+            (running, end_s, took_s, _) = in_flight[0]
+            now = max(now, min(end_s, end_s - took_s + budget.decide_after_s(running)))
         while coming and coming[0][0] <= now:
             _, group, arrival = heapq.heappop(coming)
             params = SamplingParams(arrival.num_output, ignore_eos=True)
@@ -259,7 +265,9 @@ def main() -> None:
                 itl, _, ttft = text.partition(":")
                 asked = (None, None) if itl == "auto" else (float(itl) / 1000, float(ttft) / 1000 if ttft else None)
                 goals = Goals.resolve(*asked, device.assumed().token_s, device.platform)
-                budgets[text] = TimedBudget(device.assumed(), goals, least=device.platform.least_tokens)
+                budgets[text] = TimedBudget(
+                    device.assumed(), goals, least=device.platform.least_tokens, lead=device.platform.lead
+                )
             for what, budget in budgets.items():
                 found = simulate(device, budget, traffic)
                 ms = [1000 * value for value in (

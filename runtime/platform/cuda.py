@@ -50,7 +50,7 @@ from runtime.runner.warmup import adapter_slots_of, next_tokens, prompts, with_a
 from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
-from runtime.step_budget import PlatformSteps
+from runtime.step_budget import Lead, PlatformSteps
 from runtime.step_cost import TimedSteps
 
 log = logging.getLogger("oneloop.start")
@@ -58,7 +58,9 @@ log = logging.getLogger("oneloop.start")
 # All the memory that --gpu-memory-utilization leaves. 8192 tokens keep any device's matrix units busy.
 DEFAULTS = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes, looks_up=True)
 
-STEPS = PlatformSteps(longest_itl_s=0.07, least_tokens=256)  # fewer leave matrix units idle
+# Fewer tokens leave matrix units idle. A row takes the loop 26 to 31 us: with a lead of 3 ms, however many there are, 256 rows of
+# 8B came to 2.8 % fewer tokens a second.
+STEPS = PlatformSteps(longest_itl_s=0.07, least_tokens=256, lead=Lead(0.003, 4e-5))
 _ENCODER_STEP_BYTES = GIB
 _GRAPH_BYTES = 8 << 20  # the driver's own memory for one captured step
 _MEASURED_KV_BYTES = 256 << 20  # that the first step, which is measured, may take for blocks, of which one must do

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -18,8 +18,9 @@ from runtime.api import (
     Request,
     SamplingParams,
 )
-from runtime.batch import NOT_FINITE
+from runtime.batch import NOT_FINITE, ScheduledBatch
 from runtime.speculate.speculation import Speculation
+from runtime.step_budget import FixedBudget
 from tests.fake_runner import FakeRunner, make_engine
 from tests.invariants import check_pool, check_tables
 from tests.pooling import LAST, POOLING
@@ -86,6 +87,51 @@ async def test_the_next_step_is_launched_before_the_last_one_has_settled():
         assert ahead.token_ids == ()  # its input is still on the device
         async with stream:
             pass
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedWhen(FixedBudget):
+    """A budget by which the next step is decided so long after one has begun."""
+
+    after_s: float = 0.0
+
+    def decide_after_s(self, batch: ScheduledBatch) -> float:
+        return self.after_s
+
+
+@pytest.mark.parametrize(("after_s", "waited_for"), [(0.0, 2), (3600.0, 1)])
+async def test_who_comes_while_a_long_step_is_computed_waits_for_that_one_alone(after_s, waited_for):
+    runner = FakeRunner(manual=True)
+    async with engine_on(runner) as engine:
+        engine._scheduler.step_budget = DecidedWhen(None, after_s=after_s)
+        stays = engine.submit([request(max_tokens=9)])
+        await turns(8)
+        assert len(runner.batches) == waited_for
+        comes = engine.submit([request(name="comes")])
+        await turns(3)
+        runner.events[0].complete()
+        await turns(12)
+        (first,) = [n for n, batch in enumerate(runner.batches) if any(row.num_tokens > 1 for row in batch.rows)][1:]
+        assert first == waited_for
+        for stream in (stays, comes):
+            async with stream:
+                pass
+
+
+async def test_a_step_that_fails_while_the_next_is_held_back_ends_its_rows_only():
+    runner = FakeRunner(manual=True)
+    async with engine_on(runner) as engine:
+        engine._scheduler.step_budget = DecidedWhen(None, after_s=3600.0)
+        stream = engine.submit([request()])
+        await turns(8)
+        runner.events[0].complete(RuntimeError("a kernel"))
+        await turns(8)
+        runner.manual = False
+        for event in runner.events[1:]:
+            event.complete()
+        (got,) = (await read(stream)).values()
+        assert got[1] is FinishReason.ERROR
+        assert (await read(engine.submit([request()])))[0][1] is FinishReason.LENGTH
 
 
 async def test_a_client_that_leaves_frees_its_row_and_blocks_before_the_next_step():

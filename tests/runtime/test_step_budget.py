@@ -16,13 +16,24 @@ from runtime.metrics.engine_meter import EngineMeter
 from runtime.policy import FirstCome
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
-from runtime.step_budget import Decodes, FixedBudget, Goals, Load, PlatformSteps, Slowdown, StepBudget, TimedBudget
+from runtime.step_budget import (
+    Decodes,
+    FixedBudget,
+    Goals,
+    Lead,
+    Load,
+    PlatformSteps,
+    Slowdown,
+    StepBudget,
+    TimedBudget,
+)
 from runtime.step_cost import StepCost
 from tests.fake_runner import model_info
-from tests.simulate import DEVICES, ON_CPU, Arrival, Traffic, burst, closed, simulate
+from tests.simulate import DEVICES, ON_CPU, Arrival, Traffic, burst, closed, poisson, simulate
 
 COST = StepCost(base_s=0.004, token_s=2e-5, row_s=2e-5, context_s=0.0, pair_s=1e-9, scored_s=4e-5)
 GOALS = Goals(max_itl_s=0.070, target_ttft_s=0.350)
+LEAD = Lead(step_s=0.003, row_s=4e-5)
 SLOWDOWN = Slowdown(by_one=2.0, by_many=4.0)
 
 
@@ -70,6 +81,34 @@ def test_a_scored_token_counts_for_what_it_costs():
 )
 def test_goals_that_are_not_given_follow_from_the_model(asked, token_s, goals):
     assert Goals.resolve(*asked, token_s, PlatformSteps(0.07, 256, SLOWDOWN)) == goals
+
+
+def of_prompts(num_tokens: int) -> ScheduledBatch:
+    return ScheduledBatch((ScheduledRow(0, 0, 0, num_tokens, (1,) * num_tokens, work=SAMPLE),), num_tokens, 0)
+
+
+def test_the_next_step_is_decided_shortly_before_a_long_one_ends():
+    late = TimedBudget(COST, GOALS, lead=LEAD)
+    long_s = late.learned.expected_s(of_prompts(1000))
+    assert late.decide_after_s(of_prompts(1000)) == pytest.approx(0.95 * long_s - LEAD.step_s - LEAD.row_s)
+    assert late.decide_after_s(of_prompts(50)) == 0.0  # 5 ms
+    many = ScheduledBatch(tuple(ScheduledRow(n, n, 500, 1, (), work=SAMPLE) for n in range(256)), 256, 0)
+    assert late.learned.expected_s(many) > 2 * LEAD.step_s
+    assert late.decide_after_s(many) == 0.0  # the host needs as long
+    assert budget().decide_after_s(of_prompts(1000)) == 0.0
+    assert FixedBudget(None).decide_after_s(of_prompts(1000)) == 0.0
+
+
+def test_steps_that_are_decided_late_bring_first_tokens_sooner_at_the_same_throughput():
+    traffic = poisson(60, 120, 512, 16)
+    goals = Goals.resolve(None, None, DEVICES["8b"].token / 1000, DEVICES["8b"].platform)
+    early, late = (
+        simulate(DEVICES["8b"], TimedBudget(DEVICES["8b"].assumed(), goals, least=256, lead=lead), traffic)
+        for lead in (None, LEAD)
+    )
+    assert late.ttft_s(50) < 0.9 * early.ttft_s(50)
+    assert late.ttft_s(99) < early.ttft_s(99)
+    assert late.total_s < 1.01 * early.total_s
 
 
 def test_a_fixed_budget_is_that():

@@ -176,3 +176,12 @@ def test_a_prompt_that_is_scored_a_token_at_a_time_is_no_decode():
         learned.settled(one, device.seconds(one) + 0.010)
     assert learned.decode_s(2, 1000) == known_s
     assert learned.cost.scored_s + learned.cost.token_s == pytest.approx(0.010, rel=0.25)
+
+
+@pytest.mark.parametrize("batch", [step(decodes=64), step(decodes=8, prompts=(500, 200)), step(prompts=(4096,))])
+def test_a_step_is_expected_to_take_what_such_steps_took(batch):
+    device = DEVICES["8b"]
+    learned = LearnedCost(device.assumed())
+    for _ in range(200):
+        show(learned, device, step(decodes=8), step(decodes=64), batch)
+    assert learned.expected_s(batch) == pytest.approx(device.seconds(batch), rel=0.1)
