@@ -1,7 +1,8 @@
 """A layer's attention on CUDA, from the qkv projection's output to the mixed heads: which kernel takes which rows.
 
 A step of single queries is one kernel. Else norms, rotation and storing come first, for all tokens; then rows of one query, rows of
-many and those between each have a kernel. Which rows those are is read on the device: one captured step serves any mix."""
+many and those between each have a kernel; what long ones see of fp8 is widened before. Which rows those are is read on the device:
+one captured step serves any mix."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ops import tuning
-from ops.attention import cuda, prefill, triton_paged
+from ops.attention import cuda, prefill, triton_paged, triton_widened
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.cuda import program
@@ -41,7 +42,9 @@ def attend(
     )  # fmt: skip
     min_queries = _min_prefill_queries(qkv, heads, k_cache, meta)
     if min_queries <= meta.max_query_len:
-        prefill.prefill(qkv, heads, k_cache, v_cache, meta, out, min_queries)
+        prefill.prefill(
+            qkv, heads, k_cache, v_cache, meta, out, min_queries, _widened(qkv, heads, k_cache, v_cache, meta)
+        )
     if own and (meta.spans is None or any(end - start == 1 for start, end, _ in meta.spans)):
         cuda.decode(qkv, heads, k_cache, v_cache, meta, out, fused=False)
     k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
@@ -73,3 +76,24 @@ def _min_prefill_queries(qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, me
     if prefill.refusal(heads, k_cache, qkv.dtype, meta):
         return triton_paged.NEVER
     return 2 if meta.spans is None or k_cache.dtype == FP8 else min_queries
+
+
+def _widened(
+    qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta
+) -> triton_widened.Widened | None:
+    """What long rows see of a cache of fp8, widened before attention; None where there can be none, or where not all is seen."""
+    max_pages = _max_widened_pages(qkv, k_cache, meta)
+    if k_cache.dtype != FP8 or heads.window is not None or not max_pages:
+        return None
+    by = tuning.of(qkv.device)
+    return triton_widened.widen(
+        k_cache, v_cache, meta, qkv.dtype, by.attention.min_widened_queries, max_pages,
+        triton_widened.PROGRAMS * by.multiprocessors,
+    )  # fmt: skip
+
+
+def _max_widened_pages(qkv: Tensor, k_cache: Tensor, meta: AttentionMeta) -> int:
+    """The most that long rows of so many tokens can see, or that there is room for."""
+    by = tuning.of(qkv.device).attention
+    pages_of_row = -(-meta.max_seq_len // k_cache.shape[2])
+    return min(qkv.shape[0] // by.min_widened_queries * pages_of_row, by.max_widened_bytes // (4 * k_cache[0].numel()))

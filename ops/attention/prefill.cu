@@ -10,6 +10,9 @@
 // A cache of eight bits (E4M3) is copied as it lies, in halves of a tile, into SLOTS; warps beside the one that copies widen it
 // to float16, which holds all of its numbers exactly, into the tiles that the matrix units read. Queries become float16 too, and so do
 // weights: what both lose is less than bfloat16 loses of them. Its scales are in `scale_log2` and `out_scale`.
+//
+// What long prompts see of such a cache may have been widened before (triton_widened.py): then a request's pages lie side by side
+// from `first_pages` on, and are this kernel's as if the cache were in 16 bits; requests below 0 are the codes' kernel's.
 
 #define UNSEEN (-__int_as_float(0x7f800000))  // the score of a key that is not seen: minus infinity
 constexpr int PAGE = 16, ROWS = 128, CONSUMERS = 256, MAX_REQUESTS = 2048;
@@ -111,8 +114,8 @@ struct Work {  // a tile of queries of one head
 
 template <int LANES, int KEYS, int Q_STAGES, int SLOTS, int WIDENERS>
 __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, const int* tables,
-                                        int table_stride, const int* rows, const int* starts, const int* lens, const float* sinks,
-                                        u16* out, int* counters, int num_requests, int num_heads, int group_size, int head_size,
+                                        int table_stride, const int* first_pages, const int* rows, const int* starts,
+                                        const int* lens, const float* sinks, u16* out, int* counters, int num_requests, int num_heads, int group_size, int head_size,
                                         int no_page, int min_queries, int window, float scale_log2, float softcap, const u8* k_codes,
                                         const u8* v_codes, float out_scale) {
   constexpr bool CODED = SLOTS > 0;
@@ -159,7 +162,8 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
     int count = 0;
     if (request < num_requests) {
       const int queries = starts[request + 1] - starts[request];
-      if (queries >= min_queries) count = (queries + ROWS - 1) / ROWS * num_heads;
+      const bool ours = !first_pages || (first_pages[request] < 0) == CODED;
+      if (ours && queries >= min_queries) count = (queries + ROWS - 1) / ROWS * num_heads;
     }
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -269,10 +273,11 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
       }
       if (work.request < 0) break;
       const int* table = tables + long(rows ? max(rows[work.request], 0) : work.request) * table_stride;
-      const int kv_head = work.head / group_size;
+      const int kv_head = work.head / group_size, first_page = first_pages ? first_pages[work.request] : 0;
       auto page_of = [&](int keys_tile) {  // this lane's page of the tile; beyond the keys there are zeros
         const int page = keys_tile * PAGES + lane;
-        return lane < PAGES && keys_tile >= 0 && page * PAGE < work.keys ? (table[page] * kv_heads + kv_head) * PAGE : no_page;
+        if (lane >= PAGES || keys_tile < 0 || page * PAGE >= work.keys) return no_page;
+        return ((first_pages ? first_page + page : table[page]) * kv_heads + kv_head) * PAGE;
       };
       if constexpr (CODED) {
         const int page_bytes = PAGE * head_size;
@@ -446,7 +451,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
       total[c] += __shfl_xor_sync(~0u, total[c], 2);
       const float level = best[c] == UNSEEN ? 0.f : best[c] * (softcap > 0.f ? 1.4426950408889634f : scale_log2);
       if (sinks) total[c] += exp2f(sink - level);
-      share[c] = (CODED ? out_scale : 1.f) / total[c];
+      share[c] = out_scale / total[c];
     }
     wait_for_products<0>();
     if (lane == 0) arrive(v_empty + tile % STAGES);
@@ -483,21 +488,23 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
 #define PREFILL(NAME, LANES, KEYS, Q_STAGES, SLOTS, WIDENERS)                                                            \
   extern "C" __global__ void __launch_bounds__(CONSUMERS + 32 * (WIDENERS + 1), 1)                                       \
       NAME(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v, \
-           const int* tables, int table_stride, const int* rows, const int* starts, const int* lens, const float* sinks, \
-           u16* out, int* counters, int num_requests, int num_heads, int group_size, int head_size, int no_page,         \
-           int min_queries, int window, float scale_log2, float softcap) {                                               \
-    prefill<LANES, KEYS, Q_STAGES, 0, WIDENERS>(&q, &k, &v, tables, table_stride, rows, starts, lens, sinks, out,        \
-                                                counters, num_requests, num_heads, group_size, head_size, no_page,       \
-                                                min_queries, window, scale_log2, softcap, nullptr, nullptr, 1.f);        \
+           const int* tables, int table_stride, const int* first_pages, const int* rows, const int* starts,              \
+           const int* lens, const float* sinks, u16* out, int* counters, int num_requests, int num_heads,                \
+           int group_size, int head_size, int no_page, int min_queries, int window, float scale_log2, float softcap,     \
+           float out_scale) {                                                                                            \
+    prefill<LANES, KEYS, Q_STAGES, 0, WIDENERS>(&q, &k, &v, tables, table_stride, first_pages, rows, starts, lens,       \
+                                                sinks, out, counters, num_requests, num_heads, group_size, head_size,    \
+                                                no_page, min_queries, window, scale_log2, softcap, nullptr, nullptr,     \
+                                                out_scale);                                                              \
   }
 #define PREFILL_CODED(NAME, LANES, KEYS, Q_STAGES, SLOTS, WIDENERS)                                                      \
   extern "C" __global__ void __launch_bounds__(CONSUMERS + 32 * (WIDENERS + 1), 1)                                       \
       NAME(const __grid_constant__ TensorMap q, const u8* k_codes, const u8* v_codes, const int* tables,                 \
-           int table_stride, const int* rows, const int* starts, const int* lens, const float* sinks, u16* out,          \
-           int* counters, int num_requests, int num_heads, int group_size, int head_size, int min_queries, int window,   \
-           float scale_log2, float softcap, float out_scale) {                                                           \
-    prefill<LANES, KEYS, Q_STAGES, SLOTS, WIDENERS>(&q, nullptr, nullptr, tables, table_stride, rows, starts, lens,      \
-                                                    sinks, out, counters, num_requests, num_heads, group_size,           \
-                                                    head_size, 0, min_queries, window, scale_log2, softcap, k_codes,     \
-                                                    v_codes, out_scale);                                                 \
+           int table_stride, const int* first_pages, const int* rows, const int* starts, const int* lens,                \
+           const float* sinks, u16* out, int* counters, int num_requests, int num_heads, int group_size, int head_size,  \
+           int min_queries, int window, float scale_log2, float softcap, float out_scale) {                              \
+    prefill<LANES, KEYS, Q_STAGES, SLOTS, WIDENERS>(&q, nullptr, nullptr, tables, table_stride, first_pages, rows,       \
+                                                    starts, lens, sinks, out, counters, num_requests, num_heads,         \
+                                                    group_size, head_size, 0, min_queries, window, scale_log2, softcap,  \
+                                                    k_codes, v_codes, out_scale);                                        \
   }

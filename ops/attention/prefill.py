@@ -15,6 +15,7 @@ from torch import Tensor
 from ops import tuning
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
+from ops.attention.triton_widened import Widened
 from ops.cuda.program import CompiledKernel, Program
 from ops.cuda.tensor_map import TensorMap, tensor_map
 from ops.kv import read_scales
@@ -141,25 +142,38 @@ def prefill(
     meta: AttentionMeta,
     out: Tensor,
     min_queries: int,
+    widened: Widened | None = None,
 ) -> None:
     """Write the rows of at least `min_queries` queries, up to MAX_REQUESTS rows in all, into out [T, Hq, D]; other tokens are left.
 
     qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches [num_blocks, Hkv, 16, D], unless these are fp8: q normed and
-    rotated, k and v of the step stored."""
-    num_blocks, num_kv_heads, _, size = k_cache.shape
+    rotated, k and v of the step stored. `widened`: what is there already of caches of fp8."""
+    scales = read_scales(k_cache, heads.kv_scales)
+    first_pages = None
+    if widened is not None:
+        keys, values, first_pages = widened
+        _launch(qkv, heads, keys, values, scales, meta, out, min_queries, first_pages)
+    _launch(qkv, heads, k_cache, v_cache, scales, meta, out, min_queries, first_pages)
+
+
+def _launch(
+    qkv: Tensor, heads: AttentionHeads, keys: Tensor, values: Tensor, scales: tuple[float, float], meta: AttentionMeta,
+    out: Tensor, min_queries: int, first_pages: Tensor | None,
+) -> None:  # fmt: skip
+    num_pages, num_kv_heads, _, size = keys.shape
     num_tokens, num_requests = qkv.shape[0], meta.seq_lens.shape[0]
-    coded = k_cache.dtype == FP8
+    coded = keys.dtype == FP8
     tile = next(tile for tile in (CODED_TILES if coded else TILES) if size <= tile.lanes)
     q_map = tensor_map(qkv, (size, heads.num_heads, num_tokens), (1, size, qkv.stride(0)), (64, 1, 64))
-    num_keys = num_blocks * num_kv_heads * PAGE
-    k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
-    caches = (k_cache, v_cache) if coded else (_cache_map(k_cache, num_keys), _cache_map(v_cache, num_keys))
+    num_keys = num_pages * num_kv_heads * PAGE
+    k_scale, v_scale = scales
+    caches = (keys, values) if coded else (_cache_map(keys, num_keys), _cache_map(values, num_keys))
     _kernel(tile, qkv.dtype, qkv.device).launch(
         (tuning.of(qkv.device).multiprocessors, 1, 1), tile.num_threads, tile.shared_bytes,
-        q_map, *caches, meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_start_loc, meta.seq_lens,
-        heads.sinks, out, _counters(qkv.device), num_requests, heads.num_heads, heads.num_heads // num_kv_heads, size,
-        *(() if coded else (num_keys,)), min_queries, heads.window or _NO_WINDOW, heads.scale * k_scale * LOG2E,
-        heads.softcap or 0.0, *((v_scale,) if coded else ()),
+        q_map, *caches, meta.block_tables, meta.block_tables.stride(0), first_pages, meta.rows, meta.query_start_loc,
+        meta.seq_lens, heads.sinks, out, _counters(qkv.device), num_requests, heads.num_heads,
+        heads.num_heads // num_kv_heads, size, *(() if coded else (num_keys,)), min_queries, heads.window or _NO_WINDOW,
+        heads.scale * k_scale * LOG2E, heads.softcap or 0.0, v_scale,
     )  # fmt: skip
 
 

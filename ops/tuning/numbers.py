@@ -159,6 +159,8 @@ class AttentionTuning:
     are smaller and can hold all the heads of a group. Measured by tests/ops/bench_prefill.py."""
 
     min_prefill_queries: int
+    min_widened_queries: int  # of a row, from which what it sees of a cache of fp8 is widened before prefill.cu, once
+    max_widened_bytes: int  # in 16 bits, of all that is widened at once
     max_splits: int  # of one context over Triton's programs: more cost more to join than they save
     programs_per_multiprocessor: int  # that a context is split to reach
     paged: PagedTuning

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ops.attention import prefill, reference
+from ops.attention import prefill, reference, triton_widened
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.kv import read_scales
@@ -62,12 +62,14 @@ def step(rows, num_heads, num_kv_heads, size, dtype, kept=None, **limits):
     return qkv, heads, caches, meta
 
 
-def check(rows, num_heads, num_kv_heads, size, dtype, min_queries=2, **limits):
+def check(rows, num_heads, num_kv_heads, size, dtype, min_queries=2, widened=None, **limits):
+    """`widened`: what is widened before of a cache of fp8, from how many queries of a row on, and how many pages."""
     qkv, heads, (k_cache, v_cache), meta = step(rows, num_heads, num_kv_heads, size, dtype, **limits)
     out = torch.full((qkv.shape[0], num_heads, size), torch.nan, dtype=dtype, device="cuda")
     for _ in range(2):  # the second launch finds its list as the first one left it
         out.fill_(torch.nan)
-        prefill.prefill(qkv, heads, k_cache, v_cache, meta, out, min_queries)
+        before = None if widened is None else triton_widened.widen(k_cache, v_cache, meta, dtype, *widened, 500)
+        prefill.prefill(qkv, heads, k_cache, v_cache, meta, out, min_queries, before)
     q = heads.split(qkv)[0]
     k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
     wanted = v_scale * reference.paged_attention(
@@ -119,6 +121,34 @@ def test_limits_and_float16_of_caches_of_fp8(dtype, limits):
     for shape in ((8, 4, 128), (9, 3, 64), (4, 2, 256)):
         check(ROWS[3], *shape, dtype, kept=FP8, **limits)
         check(ROWS[5], *shape, dtype, kept=FP8, **limits)
+
+
+@pytest.mark.parametrize("rows", ROWS[1:], ids=str)
+@pytest.mark.parametrize("shape", [(16, 8, 128), (9, 3, 64), (4, 2, 256), (4, 1, 80)], ids=str)
+@pytest.mark.parametrize("max_pages", [1000, 100, 8])
+def test_caches_of_fp8_of_which_some_is_widened_before(max_pages, shape, rows):
+    check(rows, *shape, torch.bfloat16, kept=FP8, kv_scales=(0.5, 1.7), widened=(100, max_pages))
+
+
+def test_a_captured_launch_widens_what_other_lengths_see():
+    qkv, heads, (k_cache, v_cache), meta = step([(300, 300), (40, 90)], 4, 2, 128, torch.float16, kept=FP8)
+    out = qkv.new_full((340, 4, 128), torch.nan)
+
+    def run():
+        widened = triton_widened.widen(k_cache, v_cache, meta, qkv.dtype, 90, 8, 64)
+        prefill.prefill(qkv, heads, k_cache, v_cache, meta, out, 2, widened)
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    meta.query_start_loc.copy_(torch.tensor([0, 100, 190]))
+    for contexts in ([300, 90], [100, 90]):  # the second fits, then the first does
+        meta.seq_lens.copy_(torch.tensor(contexts))
+        graph.replay()
+        caches = k_cache.double(), v_cache.double()
+        wanted = reference.paged_attention(heads.split(qkv)[0].double(), *caches, meta, heads.scale)[:190]
+        assert (out[:190].double() - wanted).norm() / wanted.norm() < 2e-3
 
 
 def test_rows_below_the_bound_are_left_alone():

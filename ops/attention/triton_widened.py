@@ -1,0 +1,81 @@
+"""What long prompts see of a cache of fp8, in 16 bits side by side, for the length of one layer: each page is widened once, where
+prefill.cu widens it again for every tile of queries and every head.
+
+Whose pages those are, and whether there is room for them, is decided on the device: a captured graph may hold it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ops.attention.meta import AttentionMeta
+from ops.launch import overlap, wait_for_previous
+
+_LANES = 4096
+PROGRAMS = 4  # of a multiprocessor
+_REQUESTS = 2048  # all that prefill.cu counts: one kernel, compiled before steps are captured
+
+
+class Widened(NamedTuple):
+    """keys and values [pages, Hkv, 16, D] in 16 bits, without their scales. first_pages [R] int32: where a request's begin; below 0
+    are those whose pages are not there."""
+
+    keys: Tensor
+    values: Tensor
+    first_pages: Tensor
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_requests", "min_queries", "max_pages"])
+def _widen(
+    k_ptr, v_ptr, tables_ptr, table_stride, rows_ptr, starts_ptr, lens_ptr, k_out_ptr, v_out_ptr, first_pages_ptr, num_requests,
+    min_queries, max_pages,
+    SIZE: tl.constexpr, NUMBERS: tl.constexpr, LANES: tl.constexpr, REQUESTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # Pages of NUMBERS numbers, SIZE keys each, of requests of at least min_queries queries -> those of one behind those of another.
+    wait_for_previous(PDL)
+    program = tl.program_id(0)
+    each = tl.arange(0, REQUESTS)
+    inside = each < num_requests
+    queries = tl.load(starts_ptr + each + 1, mask=inside, other=0) - tl.load(starts_ptr + each, mask=inside, other=0)
+    pages = tl.cdiv(tl.load(lens_ptr + each, mask=inside, other=0), SIZE)
+    pages = tl.where(inside & (queries >= min_queries), pages, 0)
+    ends = tl.cumsum(pages, 0)
+    taken = (pages > 0) & (ends <= max_pages)
+    if program == 0:
+        tl.store(first_pages_ptr + each, tl.where(taken, ends - pages, -1), mask=inside)
+    PIECES: tl.constexpr = (NUMBERS + LANES - 1) // LANES
+    for item in range(program, tl.sum(tl.where(taken, pages, 0), 0) * PIECES, tl.num_programs(0)):
+        target = item // PIECES
+        request = tl.sum((ends <= target).to(tl.int32), 0)
+        page = target - tl.sum(tl.where(each < request, pages, 0), 0)
+        row = request
+        if rows_ptr is not None:
+            row = tl.maximum(tl.load(rows_ptr + request), 0)
+        source = tl.load(tables_ptr + row.to(tl.int64) * table_stride + page).to(tl.int64) * NUMBERS
+        lane = item % PIECES * LANES + tl.arange(0, LANES)
+        there = lane < NUMBERS
+        k = tl.load(k_ptr + source + lane, mask=there, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + source + lane, mask=there, other=0.0).to(tl.float32)
+        tl.store(k_out_ptr + target * NUMBERS + lane, k.to(k_out_ptr.dtype.element_ty), mask=there)
+        tl.store(v_out_ptr + target * NUMBERS + lane, v.to(v_out_ptr.dtype.element_ty), mask=there)
+
+
+def widen(
+    k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, dtype: torch.dtype, min_queries: int, max_pages: int,
+    num_programs: int,
+) -> Widened:  # fmt: skip
+    """What requests of at least `min_queries` queries see of caches of fp8 [num_blocks, Hkv, 16, D], in a type of 16 bits, both of
+    which hold all numbers of fp8: of the first of these requests, as many as have `max_pages` pages. Up to 2048 requests in all."""
+    shape, device, num_requests = k_cache.shape[1:], k_cache.device, meta.seq_lens.shape[0]
+    keys, values = (torch.empty((max_pages, *shape), dtype=dtype, device=device) for _ in "kv")
+    first_pages = torch.empty(num_requests, dtype=torch.int32, device=device)
+    _widen[(num_programs,)](
+        k_cache, v_cache, meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_start_loc, meta.seq_lens, keys,
+        values, first_pages, num_requests, min_queries, max_pages, SIZE=shape[1], NUMBERS=shape.numel(),
+        LANES=min(_LANES, triton.next_power_of_2(shape.numel())), REQUESTS=_REQUESTS, num_warps=8, **overlap(device),
+    )  # fmt: skip
+    return Widened(keys, values, first_pages)
