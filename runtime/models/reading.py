@@ -112,9 +112,7 @@ class ParameterReader:
 
     def _stream(self, uploads: Uploads | None, progress: Report) -> Generator[tuple[Parameter, Any], None, None]:
         def destination(parameter: Parameter, dtype: str) -> Destination | None:
-            if uploads is None or self._place(parameter.name) != self._device:
-                return None
-            return uploads.begin(parameter.shape, DTYPES[dtype])
+            return None if uploads is None else uploads.begin(parameter.shape, DTYPES[dtype])
 
         return self._source.stream(self._loads, self._dtype, progress, self.storage, destination)
 
@@ -122,7 +120,9 @@ class ParameterReader:
         if isinstance(values, list):
             return self._parts(parameter.name, values, bias)
         rounded = self._online in _BY_DEVICE and parameter.name in self._rounded
-        weight = as_torch(values).to(self._device if rounded else self._place(parameter.name))
+        weight = as_torch(values)
+        if weight is not values:  # it was not uploaded
+            weight = weight.to(self._device if rounded else self._place(parameter.name))
         if parameter.name not in self._rounded:
             return ops.StoredWeight.dense(weight, bias)
         assert self._online is not None

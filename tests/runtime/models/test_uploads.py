@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from runtime.models import uploads as uploads_module
+from runtime.models.load import load_model
 from runtime.models.reading import as_torch
 from runtime.models.uploads import Uploads
+from runtime.weights.fetch import resolve
+from tests.runtime.models.paged import Paged
 
 CUDA = torch.device("cuda")
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 2048, "hidden_size": 1024, "intermediate_size": 1024,
+    "moe_intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64,
+    "num_experts": 3, "num_experts_per_tok": 2, "norm_topk_prob": True,
+}  # fmt: skip
 
 
 @pytest.mark.gpu
@@ -52,3 +61,19 @@ def test_what_is_small_or_has_long_rows_goes_another_way():
         assert uploads.begin((1 << 10, 64), torch.bfloat16) is None
         assert uploads.begin((2, uploads_module._SLAB_BYTES), torch.bfloat16) is None
         assert uploads.num_slabs == 0
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_a_model_with_experts_is_the_same_whichever_way_its_numbers_come(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    files, ids, found = resolve(str(tmp_path), None, lambda progress: None), list(range(40)), []
+    for least_bytes in (uploads_module._LEAST_BYTES, 1 << 40):
+        monkeypatch.setattr(uploads_module, "_LEAST_BYTES", least_bytes)
+        model = load_model(
+            files, dtype="bfloat16", load_format="dummy", seed=0, progress=lambda progress: None, device="cuda"
+        )
+        with torch.device("cuda"):
+            found.append(Paged(model, 1, 64).step({0: ids})[0].float())
+    assert torch.nn.functional.cosine_similarity(*found).min() > 0.9999
+    assert found[0].std() > 0
