@@ -16,6 +16,7 @@ from ops.attention.chunks import in_chunks, max_pieces
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
 from ops.attention.meta import AttentionMeta
+from ops.attention.stand_in import caches_stand_for
 from ops.conv import causal_conv
 from ops.delta import gated_delta_rule
 from ops.delta.heads import DeltaHeads
@@ -95,6 +96,7 @@ __all__ = [
     "attend_latent",
     "attend_packed",
     "cache_refusal",
+    "caches_stand_for",
     "can_trace",
     "causal_conv",
     "compile_ahead",

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops.attention.stand_in import num_elements
 from ops.launch import wait_for_previous
 from ops.tuning.numbers import Tuning
 
@@ -124,7 +125,7 @@ def precision(q: Tensor) -> str:
 
 def is_wide(cache: Tensor) -> bool:
     """Offsets into the cache take 64 bits, and twice the instructions, only where they must."""
-    return cache.numel() >= 2**31
+    return num_elements(cache) >= 2**31
 
 
 def num_splits_for(num_programs: int, max_context: int, min_keys: int, by: Tuning) -> int:

@@ -196,7 +196,8 @@ class CudaPlatform:
         report: Report,
     ) -> tuple[ModelRunner, EnginePlan]:  # fmt: skip
         report(LoadProgress("kernels"))
-        with self.out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
+        instead_of = ops.caches_stand_for(plan.num_kv_blocks / _tried_blocks(plan))
+        with self.out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"), instead_of:
             pools = isinstance(work_of(model), Pool) or (config.pools and plan.speculative is None)
             step_bytes, base_s, token_s = _measure_step(plan, model, eos_token_ids, worker, pools=pools)
         drafts = plan.speculative is not None and not model.spec.hands_on
@@ -310,7 +311,7 @@ def _measure_step(
     """Bytes that the largest step takes on top of weights and KV; seconds of the smallest, and of each token of the largest.
     Compiles all kernels on the way."""
     before = torch.cuda.memory_allocated()
-    num_blocks = max(1, min(64, _MEASURED_KV_BYTES // max(1, plan.layout.block_bytes)))
+    num_blocks = _tried_blocks(plan)
     runner = _parts(plan, model, eos_token_ids, num_blocks, graphs=GraphPool(1, 2, pools=pools)).runner
     longest = plan.max_model_len - 2
     lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
@@ -337,6 +338,11 @@ def _measure_step(
     gc.collect()
     torch.cuda.empty_cache()
     return peak - before, base_s, token_s
+
+
+def _tried_blocks(plan: EnginePlan) -> int:
+    """Of the small cache with which a step is measured."""
+    return max(1, min(64, _MEASURED_KV_BYTES // max(1, plan.layout.block_bytes)))
 
 
 def _seconds(runner: ModelRunner, batch: ScheduledBatch) -> float:
@@ -397,6 +403,10 @@ def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int, model
         runner.run(batch)
         if not pools:
             runner.run(next_tokens(batch))
+    has_room = 1 < plan.max_num_seqs < plan.max_num_batched_tokens and plan.max_model_len > 3
+    if has_room and not plan.layout.in_one_step:  # a few tokens of many requests
+        lengths = [2, *[1] * (plan.max_num_seqs - 1)]
+        runner.run(prompts(lengths, plan.layout, num_blocks, work_of(model, pools=pools), adapter_slots_of(model)[-1]))
 
 
 @torch.inference_mode()

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+import ops
 from ops import tuning
 from ops.attention import reference, triton_paged
 from ops.attention.meta import AttentionMeta
+from ops.attention.triton_walk import is_wide
 from ops.tuning import files
 from ops.tuning.numbers import QueryTiles
 from tests.ops.places import DEVICES, interpreted_in_16_bits, interpreted_once, places
@@ -217,3 +219,13 @@ def test_a_line_without_rows_reads_its_own_table(device):
     own = replace(meta, block_tables=meta.block_tables[meta.rows.long()], rows=None)
     got = triton_paged.paged_attention(q, k, v, own, 0.125)
     torch.testing.assert_close(got, triton_paged.paged_attention(q, k, v, meta, 0.125), rtol=0, atol=0)
+
+
+def test_offsets_take_64_bits_where_a_cache_has_so_many_numbers_or_stands_for_one_that_has():
+    small, large = torch.empty(1 << 10, device="meta"), torch.empty(1 << 31, device="meta")
+    assert (is_wide(small), is_wide(large)) == (False, True)
+    with ops.caches_stand_for(2**21):
+        assert is_wide(small)
+    with ops.caches_stand_for(2**21 - 1):
+        assert not is_wide(small)
+    assert not is_wide(small)

@@ -1,7 +1,7 @@
 """EnginePlan: what options come to, and which are refused by name."""
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from runtime.kv.kinds import Cross, Nothing
 from runtime.models.registry import spec_from_config
 from runtime.models.spec.encoder import EncoderSpec
 from runtime.models.spec.model import ModelSpec
-from runtime.platform import cpu
+from runtime.platform import cpu, cuda
 from runtime.platform.cpu import CpuPlatform
 from runtime.platform.cuda import CudaPlatform
 from runtime.platform.platform import DeviceMemory
@@ -295,3 +295,18 @@ def test_what_weights_take_on_a_device_follows_from_what_becomes_of_those_that_a
     keeps = ops.linear_refusal([ops.WeightFormat("int8")], torch.float32, torch.device("cpu")) is None
     assert CpuPlatform().weights_bytes(config, spec, stored_bytes) == (expected if keeps else 10) * GIB
     assert CpuPlatform().weights_bytes(config, spec, None) == 10 * GIB
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 8])
+def test_a_start_tries_few_and_many_requests_of_few_and_many_tokens(max_num_seqs):
+    """Kernels have other tiles for many tokens, and for many requests, and are compiled when they are first wanted."""
+    model = SimpleNamespace(spec=SimpleNamespace(generates=True, hands_on=False), adapters=None)
+    plan = resolve(max_num_seqs=max_num_seqs, max_num_batched_tokens=256, max_model_len=128)
+    lengths = []
+    runner = SimpleNamespace(run=lambda batch: lengths.append([row.num_tokens for row in batch.rows]))
+    cuda._run_each_kind(runner, plan, 4, cast("Any", model), pools=False)
+    assert [1] in lengths
+    assert [1] * max_num_seqs in lengths
+    assert [17] in lengths
+    assert [17] * max_num_seqs in lengths
+    assert max_num_seqs == 1 or [2, *[1] * (max_num_seqs - 1)] in lengths
