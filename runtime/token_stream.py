@@ -199,6 +199,9 @@ class EngineTokenStream:
             if self._left is not None:
                 self._left(left)
         self._tell_delivered()
+        # These have the stream: so it goes with its last reader, and not when somebody looks for cycles.
+        self._delivered = self._writer_of = None
+        self._writers.clear()
 
     def __aiter__(self) -> Self:
         return self

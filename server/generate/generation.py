@@ -328,6 +328,16 @@ class EngineFailed(Exception):
     """The engine's words on a request it could not finish: for the log, not for the client."""
 
 
+class _Opened:
+    """A generation's stream, for its choices, which would keep each other if they had the generation itself."""
+
+    stream: TokenStream | None = None
+
+    def stop(self, index: int) -> None:
+        assert self.stream is not None, "what is fed comes from the stream"
+        self.stream.stop(index)
+
+
 class Generation:
     """`requests`: so many for each prompt, prompt by prompt, of which `n` are answers. `echoes`: one for each prompt, or none.
     `beams`: the answers are found by beam search."""
@@ -347,12 +357,12 @@ class Generation:
         self._n = n
         self._echoes = echoes
         self._beams = beams
-        self._stream: TokenStream | None = None
+        self._opened = _Opened()
         for index in range(len(requests)):
             self.choices.append(self._choice(index))
 
     def _choice(self, index: int) -> Choice:
-        request, end = self.requests[index], partial(self._abort, index)
+        request, end = self.requests[index], partial(self._opened.stop, index)
         with_prompt = self.requests[index - index % self._per_prompt].sampling.prompt_logprobs is not None
         echo = self._echoes[index // self._per_prompt] if self._echoes else None
         if not with_prompt and echo is None:
@@ -371,10 +381,11 @@ class Generation:
     def open(self) -> TokenStream:
         """Hands the requests to the engine. Raises EngineError where it takes none of them."""
         if self._beams is not None:
-            self._stream = BeamSearch(self._engine, self.requests[:: self._per_prompt], self._beams)
+            stream: TokenStream = BeamSearch(self._engine, self.requests[:: self._per_prompt], self._beams)
         else:
-            self._stream = self._engine.submit(self.requests)
-        return self._stream
+            stream = self._engine.submit(self.requests)
+        self._opened.stream = stream
+        return stream
 
     def release(self) -> None:
         """Nobody reads the log-probabilities of prompts any more. On any thread."""
@@ -406,10 +417,6 @@ class Generation:
             own = range(first, first + self._per_prompt)
             found += sorted(own, key=lambda index: -self.choices[index].mean_logprob)[: self._n]
         return found
-
-    def _abort(self, index: int) -> None:
-        assert self._stream is not None, "what is fed comes from the stream"
-        self._stream.stop(index)
 
     @property
     def aborted(self) -> bool:

@@ -64,7 +64,10 @@ class CrossOrigin:
                 await send(message)
 
             scope["send_past_cors"] = send
-            await app(scope, receive, send_start)
+            try:
+                await app(scope, receive, send_start)
+            finally:
+                del scope["send_past_cors"]  # as with `send_body`
 
         return cross_origin
 

@@ -143,6 +143,7 @@ class RequestMiddleware:
         finally:
             self._stats.in_flight -= 1
             self._note(scope, exchange)
+            del scope["send_body"]  # which has the scope: they would keep each other, and the connection
 
     def _error_shape(self, path: str) -> ErrorShape | None:
         for prefix, shape in self._error_shapes:

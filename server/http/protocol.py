@@ -189,6 +189,9 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._is_deaf, self._unparsed, self._body = True, b"", None
         self.clients.leave(self)
+        if self.cycle is None or self.cycle.response_complete:
+            self._forget()
+            del self._outlet  # which has this object: they would keep each other
 
     @property
     def address(self) -> str | None:

@@ -41,6 +41,7 @@ class ClientWatch:
     ) -> bool:
         # Not awaited: it holds nothing, and ends in the loop's next round.
         self._watcher.cancel()
+        del self._watcher  # its error has this object in its traceback: they would keep each other
         # Somebody else's cancellation on top of ours has to go on.
         return self.gone and self._owner.uncancel() == 0 and kind is asyncio.CancelledError
 

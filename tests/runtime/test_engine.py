@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from dataclasses import dataclass, replace
 
 import pytest
@@ -21,6 +22,7 @@ from runtime.api import (
 from runtime.batch import NOT_FINITE, ScheduledBatch
 from runtime.speculate.speculation import Speculation
 from runtime.step_budget import FixedBudget
+from runtime.token_stream import EngineTokenStream
 from tests.fake_runner import FakeRunner, make_engine
 from tests.invariants import check_pool, check_tables
 from tests.pooling import LAST, POOLING
@@ -132,6 +134,18 @@ async def test_a_step_that_fails_while_the_next_is_held_back_ends_its_rows_only(
         (got,) = (await read(stream)).values()
         assert got[1] is FinishReason.ERROR
         assert (await read(engine.submit([request()])))[0][1] is FinishReason.LENGTH
+
+
+async def test_a_stream_that_was_left_goes_without_a_collection():
+    async with engine_on(FakeRunner()) as engine:
+        gc.collect()
+        gc.disable()
+        try:
+            await read(engine.submit([request()]))
+            await turns(4)
+            assert not [each for each in gc.get_objects() if type(each) is EngineTokenStream]
+        finally:
+            gc.enable()
 
 
 async def test_a_client_that_leaves_frees_its_row_and_blocks_before_the_next_step():

@@ -5,15 +5,28 @@ Nothing waits for time: `clients.deadlines` is told what hour it is. Memory is w
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import math
+from collections import Counter
 
 import pytest
 
 from runtime.api import QueueFull
+from server.generate.generation import Generation
 from server.http import protocol
-from server.http.protocol import MAX_FIELDS, MAX_HEAD_BYTES, MIN_BODY_BYTES, HttpProtocol, Phase
+from server.http.protocol import (
+    MAX_FIELDS,
+    MAX_HEAD_BYTES,
+    MIN_BODY_BYTES,
+    BodyWriter,
+    HttpProtocol,
+    IncomingBody,
+    Phase,
+)
 from server.http.sse import PING
+from server.http.watch import ClientWatch
 from tests.server.conftest import Running
 
 GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -552,6 +565,40 @@ async def test_a_refusal_is_read_by_a_client_that_is_still_sending(serve):
     assert (await client.answer())[0] == 401
     client.send(b" " * 300_000)  # into a closed socket this would be a reset
     assert await client.rest() == b""
+
+
+# --- what is left ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def uncollected():
+    """Nothing is looked for that keeps itself alive."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def objects(*kinds: type) -> Counter[str]:
+    return Counter(type(each).__name__ for each in gc.get_objects() if type(each) in kinds)
+
+
+@pytest.mark.parametrize("origins", [(), ("*",)])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_a_request_nothing_is_left_that_only_a_collection_would_free(serve, origins, stream):
+    server = await serve(cors_origin=origins)
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": stream}).encode()
+    kinds = (Generation, ClientWatch, HttpProtocol, BodyWriter, IncomingBody)
+    with uncollected():
+        before = objects(*kinds)
+        client = await server.raw()
+        client.send(request(body, "Connection: close\r\n"))
+        assert b" 200 " in (await client.rest())[:16]
+        for _ in range(8):  # until the connection has noticed
+            await asyncio.sleep(0)
+        assert objects(*kinds) == before
 
 
 # --- the log ------------------------------------------------------------------------------------------------------
