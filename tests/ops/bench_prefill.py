@@ -1,5 +1,5 @@
 """Prompts' attention on one GPU: TFLOP/s of prefill.cu, of the Triton kernel and of torch's cuDNN attention, on the same step, and
-of the first two where the cache is of fp8.
+of the first two where the cache is of fp8, the first also with all of it widened before.
 
 python -m tests.ops.bench_prefill [head size ...] [step ...]"""
 
@@ -13,7 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
-from ops.attention import prefill, triton_paged
+from ops import tuning
+from ops.attention import prefill, triton_paged, triton_widened
 from ops.kv.fp8_numbers import to_fp8
 from tests.ops.test_cuda_prefill import step
 
@@ -40,7 +41,7 @@ def flops(rows: list[tuple[int, int]], num_heads: int, size: int) -> float:
 
 
 def row_of(rows: list[tuple[int, int]], num_heads: int, num_kv_heads: int, size: int) -> str:
-    """Rates of the three, the time of the first, and rates with a cache of fp8."""
+    """Rates of the three, the time of the first, and rates over fp8: of the first, also with that widened, and of Triton."""
     qkv, heads, (k_cache, v_cache), meta = step(rows, num_heads, num_kv_heads, size, torch.bfloat16)
     qkv.normal_()
     out = torch.empty(qkv.shape[0], num_heads, size, dtype=qkv.dtype, device="cuda")
@@ -55,14 +56,22 @@ def row_of(rows: list[tuple[int, int]], num_heads: int, num_kv_heads: int, size:
     cudnn = float("nan")
     if len(set(rows)) == 1 and rows[0][0] == rows[0][1]:
         parts = qkv.view(len(rows), rows[0][0], -1, size).transpose(1, 2)
-        q, k, v = parts.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        qkv_parts = parts.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            cudnn = ms(lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+            cudnn = ms(lambda: scaled_dot_product_attention(*qkv_parts, is_causal=True, enable_gqa=True))
     codes = [to_fp8(cache, 1.0) for cache in (k_cache, v_cache)]
     coded = ms(lambda: prefill.prefill(qkv, heads, *codes, meta, out, 2))
+    num_pages = sum(-(-context // prefill.PAGE) for _, context in rows)
+    num_programs = triton_widened.PROGRAMS * tuning.of(qkv.device).multiprocessors
+
+    def widened_before() -> None:
+        widened = triton_widened.widen(*codes, meta, qkv.dtype, 2, num_pages, num_programs)
+        prefill.prefill(qkv, heads, *codes, meta, out, 2, widened)
+
+    widened = ms(widened_before)
     coded_triton = ms(lambda: triton_paged.paged_attention(q, *codes, meta, heads.scale, out=out))
     rates = " ".join(f"{work / each:8.1f}" for each in (own, triton, cudnn))
-    return f"{rates} {own * 1000:9.1f} {work / coded:8.1f} {work / coded_triton:8.1f}"
+    return f"{rates} {own * 1000:9.1f} {work / coded:8.1f} {work / widened:8.1f} {work / coded_triton:8.1f}"
 
 
 def main() -> None:
@@ -70,7 +79,7 @@ def main() -> None:
     steps = words & STEPS.keys()
     sizes = {int(size) for size in words - steps} or {size for *_, size in HEADS}
     print(
-        f"{'heads':>14} {'step':>14} {'ours':>8} {'triton':>8} {'cudnn':>8}  TFLOP/s, us of ours; of fp8 ours, triton"
+        f"{'heads':>14} {'step':>14} {'ours':>8} {'triton':>8} {'cudnn':>8}  TFLOP/s, us of ours; of fp8 ours, widened, triton"
     )
     for shape in HEADS:
         for name, rows in STEPS.items():
