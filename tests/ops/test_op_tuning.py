@@ -162,11 +162,14 @@ def test_linear_layers(shape: tuple[int, int, bool], kernels: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "out_features", "as_rows"),
-    [(432, 28672, 432), (433, 28672, 464), (448, 28672, 464), (449, 28672, 449), (448, 6144, 448)],
-)
-def test_rows_that_cublas_computes_sooner_as_more(num_rows: int, out_features: int, as_rows: int) -> None:
-    assert linear.padded_rows(num_rows, 4096, out_features, H200.linear) == as_rows
+    ("num_rows", "out_features", "in_features", "as_rows"),
+    [(432, 28672, 4096, 432), (433, 28672, 4096, 464), (448, 28672, 4096, 464), (449, 28672, 4096, 449), (448, 6144, 4096, 448),
+     (832, 5120, 17408, 896), (831, 5120, 17408, 831), (832, 4096, 17408, 832)],
+)  # fmt: skip
+def test_rows_that_cublas_computes_sooner_as_more(
+    num_rows: int, out_features: int, in_features: int, as_rows: int
+) -> None:
+    assert linear.padded_rows(num_rows, in_features, out_features, H200.linear) == as_rows
 
 
 @pytest.mark.parametrize("as_rows", [5, 8])
