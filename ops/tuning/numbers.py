@@ -41,9 +41,9 @@ class LinearTuning:
         int  # rows up to which tiled.cu adds what adapters add where it ends, instead of kernels behind it
     )
     max_split_blocks: int  # blocks of tiled.cu up to which K is cut in two: a cluster's barriers cost more beyond
-    padded: tuple[
-        PaddedProduct, ...
-    ]  # 448 rows of 8B's gate and up take cuBLAS 274 us, by a tile of 512 x 64, and 464 take 161
+    # 448 rows of 8B's gate and up take cuBLAS 267 us, by a tile of 512 x 64, and padded to 464 161; 832 rows of 32B's down 469
+    # and 329.
+    padded: tuple[PaddedProduct, ...]
 
 
 @dataclass(frozen=True, slots=True)
