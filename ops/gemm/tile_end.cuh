@@ -56,13 +56,29 @@ __device__ __forceinline__ void write_tile(const float (&sums)[ROWS / 2], unsign
   for (int j = 0; j < ROWS / 8; j++)
     parts[j * THREADS] = make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
   wait_for_cluster();
-  for (int j = split; j < ROWS / 8 && 8 * j < rows.count; j += splits) {
-    float v[4] = {};
-    for (int s = 0; s < splits; s++) {
-      const float4 part = load_remote(parts + j * THREADS, s);
-      v[0] += part.x, v[1] += part.y, v[2] += part.z, v[3] += part.w;
+  // What other blocks have is long on its way: with many rows eight loads are begun before one is waited for. (With 64 and fewer,
+  // of which a block adds up few, that gained nothing.)
+  constexpr int BLOCKS = ROWS / 8, AT_ONCE = BLOCKS < 16 ? 1 : 4, OF_BLOCKS = BLOCKS < 16 ? 1 : 2;
+#pragma unroll 1
+  for (int first = split; first < BLOCKS && 8 * first < rows.count; first += AT_ONCE * splits) {
+    float v[AT_ONCE][4] = {};
+#pragma unroll 1
+    for (int s = 0; s < splits; s += OF_BLOCKS) {
+      float4 part[AT_ONCE][OF_BLOCKS] = {};
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+        for (int b = 0; b < OF_BLOCKS; b++)
+          if (s + b < splits && first + i * splits < BLOCKS) part[i][b] = load_remote(parts + (first + i * splits) * THREADS, s + b);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+        for (int b = 0; b < OF_BLOCKS; b++)
+          v[i][0] += part[i][b].x, v[i][1] += part[i][b].y, v[i][2] += part[i][b].z, v[i][3] += part[i][b].w;
     }
-    put<GATED>(j, v, pair, N, bias, rows);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+      if (first + i * splits < BLOCKS) put<GATED>(first + i * splits, v[i], pair, N, bias, rows);
   }
   meet_cluster();  // nobody leaves while others read its sums
 }
