@@ -185,6 +185,15 @@ def test_every_shape_has_an_instance_or_says_that_it_has_none():
         assert max(each.shared_bytes for each in known) <= 227 << 10
 
 
+def test_four_bits_get_smaller_blocks_where_slabs_are_more_than_large_ones_hold():
+    for out_features, in_features, warps, queued in (
+        (4096, 4096, 16, 1), (6144, 4096, 8, 1), (6144, 14336, 16, 1), (16384, 4096, 8, 2),
+    ):  # fmt: skip
+        chosen = few_rows_coded.choose(W4, 1, 1, in_features, out_features, False)
+        assert (chosen.warps, chosen.batches) == (warps, queued)
+    assert few_rows_coded.choose(FP8, 0, 1, 4096, 6144, False).warps == 16
+
+
 def test_which_codes_are_taken_where():
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     for codes in (FP8, W8, W4):
