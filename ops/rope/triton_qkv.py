@@ -1,7 +1,7 @@
 """Between the qkv projection and attention, in one pass: norms of q and k heads, rotary embedding, cache writes.
 
-Memory-bound, so each head is read once and written once (k twice: attention over a fresh prompt reads it here, all later
-steps read the cache). A normed head is rounded to the model's dtype before it is rotated, as the separate ops would round it."""
+Memory-bound, so each head is read once and written once: where there is a cache, attention reads k and v there. A normed head
+is rounded to the model's dtype before it is rotated, as the separate ops would round it."""
 
 from __future__ import annotations
 
@@ -103,13 +103,15 @@ def _norm_rope_store(
     sin = tl.load(angle + HALF + half, mask=half < HALF, other=0.0)[None, :]
     x, y = a.to(tl.float32), b.to(tl.float32)
     a, b = (x * cos - y * sin).to(dtype), (y * cos + x * sin).to(dtype)
-    _store(at, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
     if k_cache_ptr is not None:  # noqa: SIM102
-        if (slot >= 0) & (part >= Q_PARTS):
-            _store_entries(
-                k_cache_ptr, k_scales_ptr, cached, a, b, c, is_head, in_half, in_rest, per_k_scale, HEAD, HALF, HALF_LANES,
-                REST_LANES,
-            )  # fmt: skip
+        if not is_q:
+            if slot >= 0:
+                _store_entries(
+                    k_cache_ptr, k_scales_ptr, cached, a, b, c, is_head, in_half, in_rest, per_k_scale, HEAD, HALF, HALF_LANES,
+                    REST_LANES,
+                )  # fmt: skip
+            return
+    _store(at, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
 
 
 def norm_rope_store(
@@ -127,7 +129,8 @@ def norm_rope_store(
     kv_scales: tuple[float, float] = UNSCALED,
 ) -> None:
     """qkv [T, (num_heads + 2 * num_kv_heads) * head_size], rows contiguous: q and k are normed by `norms` (the weights
-    [head_size] of q and of k) where given, then rotated, in place; k and v also go into the caches, if there are any.
+    [head_size] of q and of k) where given, then rotated, in place; but where there are caches k and v go there, and are left here
+    as they were.
 
     positions [T] int64; cos_sin [max_pos, D_rot] float32 as in `ops.rope`, halves (not interleaved), D_rot 0 for no
     rotation; caches [num_blocks, num_kv_heads, block_size, head_size], of any type that `ops.store_kv` knows, and `kv_scales` as

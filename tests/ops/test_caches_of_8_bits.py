@@ -122,9 +122,10 @@ def test_the_pass_before_attention_writes_what_the_reference_does(kind, device, 
     _, heads, kv_heads, size, _ = shape
     qkv, norms, positions, cos_sin, caches, slots = qkvs.inputs(*shape, torch.float32, device)
     caches = [eight_bits(kind, cache) for cache in caches]
-    wanted = [cache.clone() for cache in caches]
+    wanted, alone = [cache.clone() for cache in caches], qkv.clone()
     norm_rope_store(qkv, heads, kv_heads, size, norms, 1e-6, positions, cos_sin, *caches, slots, KV_SCALES)
-    _, k, v = qkv.unflatten(1, (-1, size)).split([heads, kv_heads, kv_heads], dim=1)
+    norm_rope_store(alone, heads, kv_heads, size, norms, 1e-6, positions, cos_sin)
+    _, k, v = alone.unflatten(1, (-1, size)).split([heads, kv_heads, kv_heads], dim=1)
     store_kv(k, v, *wanted, slots, KV_SCALES)
     for got, want in zip(caches, wanted, strict=True):
         # A division may be half a unit off, so that what lies between two numbers becomes the other one.

@@ -31,7 +31,7 @@ def inputs(tokens, heads, kv_heads, head_size, turned, dtype, device, normed=Tru
 def by_parts(qkv, heads, kv_heads, head_size, norms, positions, cos_sin, caches, slots):
     """The same in float64, but for one rounding: a normed head has the model's dtype before it turns."""
     wide = qkv.double().unflatten(1, (-1, head_size))
-    q, k, v = wide.split([heads, kv_heads, kv_heads], dim=1)
+    q, k, v = wide.clone().split([heads, kv_heads, kv_heads], dim=1)
     if norms is not None:
         q, k = (
             norm_reference.rms_norm(part, weight.double(), 1e-6).to(qkv.dtype).double()
@@ -40,7 +40,7 @@ def by_parts(qkv, heads, kv_heads, head_size, norms, positions, cos_sin, caches,
     rope_reference.rope(q, k, positions, cos_sin.double(), False)
     caches = [cache.double() for cache in caches]
     kv_reference.store_kv(k, v, *caches, slots)
-    return torch.cat([q, k, v], dim=1).flatten(1), *caches
+    return torch.cat([q, wide[:, heads:]], dim=1).flatten(1), *caches
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), places(1e-6, 1e-3, 8e-3))
@@ -74,8 +74,10 @@ def test_matches_its_parts(device, dtype, tolerance, tokens, heads, kv_heads, he
 def test_a_cache_of_another_dtype_gets_what_qkv_holds(device):
     qkv, norms, positions, cos_sin, caches, slots = inputs(8, 4, 2, 64, 64, torch.float32, device)
     caches = [cache.half() for cache in caches]
+    alone = qkv.clone()
     norm_rope_store(qkv, 4, 2, 64, norms, 1e-6, positions, cos_sin, *caches, slots)
-    _, k, v = qkv.unflatten(1, (-1, 64)).split([4, 2, 2], dim=1)
+    norm_rope_store(alone, 4, 2, 64, norms, 1e-6, positions, cos_sin)
+    _, k, v = alone.unflatten(1, (-1, 64)).split([4, 2, 2], dim=1)
     wanted = [torch.full_like(cache, 9.0) for cache in caches]
     kv_reference.store_kv(k, v, *wanted, slots)
     torch.testing.assert_close(caches, wanted, rtol=0, atol=0)
