@@ -45,6 +45,8 @@ class Hidden(NamedTuple):
 
     def of(self, tokens: Tensor | slice) -> Hidden:
         """A copy of those of `tokens` [S] int64, or a view of a slice; without aux and adapters."""
+        if isinstance(tokens, slice) and tokens == slice(0, len(self.residual)):
+            return Hidden(self.x, self.residual)
         return Hidden(None if self.x is None else self.x[tokens], self.residual[tokens])
 
 

@@ -38,6 +38,7 @@ class InputBuffers:
         self._num_computed: Int64s = self.num_computed.numpy()  # the same memory
         self._adapter_slots = np.full(max_num_seqs, -1, np.int32)  # by row
         self._rope_deltas = np.zeros(max_num_seqs, np.int64)  # by row
+        self._had_adapters = self._had_deltas = False  # some row, ever: where none has, nobody looks behind a step
 
     def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
         return rows
@@ -76,7 +77,7 @@ class InputBuffers:
             ),
             kv_caches=self._kv_caches,
             token_type_ids=None if (kinds := token_types(rows)) is None else _int64(kinds),
-            adapters=torch.from_numpy(slots) if (slots := self._adapter_slots[token_rows]).max() >= 0 else None,
+            adapters=self._adapters(token_rows),
             rope_positions=self._rope_positions(rows, positions, token_rows),
         )
         if longest > 1 and any(row.draft_ids for row in rows):
@@ -96,9 +97,18 @@ class InputBuffers:
             query_start_loc=query_start_loc,
         )
 
+    def _adapters(self, token_rows: Int64s) -> torch.Tensor | None:
+        if not self._had_adapters:
+            return None
+        slots = self._adapter_slots[token_rows]
+        return torch.from_numpy(slots) if slots.max() >= 0 else None
+
     def _rope_positions(
         self, rows: Sequence[ScheduledRow], positions: Int64s, token_rows: Int64s
     ) -> torch.Tensor | None:
+        if not self._had_deltas:
+            given = rope_positions(rows, positions)
+            return None if given is None else torch.from_numpy(given)
         deltas = self._rope_deltas[token_rows]
         given = rope_positions(rows, positions + deltas)
         if given is None:
@@ -150,6 +160,8 @@ class InputBuffers:
                 self._num_computed[row.row] = row.binding.num_computed
                 self._adapter_slots[row.row] = row.binding.adapter_slot
                 self._rope_deltas[row.row] = row.binding.rope_delta
+                self._had_adapters |= row.binding.adapter_slot >= 0
+                self._had_deltas |= row.binding.rope_delta != 0
             elif row.restart >= 0:
                 self._num_computed[row.row] = row.restart
         return self._num_computed[row_ids]

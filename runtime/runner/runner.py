@@ -134,6 +134,8 @@ class ModelRunner:
         self._pooling = Pooling(model)
         self._captures_samples = model.spec.generates and not pools
         self._encoding = Encoding(model, lane, inputs.last_ids.device)
+        none = torch.empty(0, dtype=torch.int64, device=inputs.last_ids.device)
+        self._nothing = Sampled(none, torch.empty((0, model.spec.vocab_size), device=none.device), none)
         self.drafter = drafter_of(model, cache.layers, inputs, sampler, lookup)
 
     # --- what the engine calls ------------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ class ModelRunner:
         drafter's part, for a graph of its own, if it has one."""
         hidden = self._model.forward(step.forward)
         kept = self.drafter.keep(hidden)
-        sampled = self._sampled(step, hidden) if self._captures_samples else self._nothing_sampled(step)
+        sampled = self._sampled(step, hidden) if self._captures_samples else self._nothing
         return sampled, hidden, (lambda: self.drafter.follow(step, kept)) if self.drafter.follows else None
 
     def compute(
@@ -208,7 +210,7 @@ class ModelRunner:
 
         prompt_logprobs = PromptLogprobs.compute(rows, self._model.spec.vocab_size, device, logits_of)
         pooled = self._pooling.compute(rows, hidden, device)
-        sampled = self._sampled(step, hidden, logits) if samples else self._nothing_sampled(step)
+        sampled = self._sampled(step, hidden, logits) if samples else self._nothing
         if follows:
             self.drafter.follow(step, kept)
         return Computed.of(step.logits_of if samples else (), sampled, prompt_logprobs, pooled)
@@ -219,10 +221,6 @@ class ModelRunner:
             logits = self._model.compute_logits(hidden, step.logit_tokens)
         ids = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._inputs.last_ids, step.drafts)
         return Sampled(ids, logits, step.sample_positions, step.drafts)
-
-    def _nothing_sampled(self, step: StepInputs) -> Sampled:
-        none = step.sample_positions[:0]
-        return Sampled(none, torch.empty((0, self._model.spec.vocab_size), device=none.device), none)
 
     # --- a step in one part or two --------------------------------------------------------------------------------
 

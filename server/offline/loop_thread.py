@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from concurrent.futures import wait
 from typing import Any, TypeVar
 
 import uvloop
@@ -34,8 +33,11 @@ class LoopThread:
 
         It waits in turns of `SIGNAL_CHECK_S`: a Ctrl-C that comes just before a wait for a lock does not end that wait."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        done = threading.Lock()
+        done.acquire()
+        future.add_done_callback(lambda _: done.release())  # at once where it is done already
         try:
-            while not wait([future], SIGNAL_CHECK_S).done:
+            while not done.acquire(timeout=SIGNAL_CHECK_S):
                 pass
             return future.result()
         except BaseException:

@@ -80,6 +80,9 @@ def _of(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name in names}
 
 
+PLAIN = PoolingParams()  # of whoever says nothing, checked once
+
+
 def _checked(params: PoolingParams, names: Sequence[str], method: str) -> dict[str, Any]:
     """The fields of `params`. Raises ValueError for one that `method` does not read."""
     for name in params.fields:
@@ -87,6 +90,8 @@ def _checked(params: PoolingParams, names: Sequence[str], method: str) -> dict[s
             raise ValueError(f"{name} means nothing to {method}")
     return dict(params.fields)
 
+
+_NO_FIELDS = decoded(request_types.POOLING, {"input": ""})
 
 Ask = Callable[[ServedPooling], Sequence[PoolingRequest]]
 
@@ -102,7 +107,7 @@ def ask_to_pool(
     given = [plain(prompt) for prompt in several(prompts)]
     if any(prompt.media or prompt.embeds is not None for prompt in given):
         raise ValueError("multi_modal_data, prompt_embeds: what is pooled is text")
-    each = list(params) if isinstance(params, Sequence) else [params or PoolingParams()] * len(given)
+    each = list(params) if isinstance(params, Sequence) else [params or PLAIN] * len(given)
     if len(each) != len(given):
         raise ValueError(f"pooling_params: {len(each)} for {len(given)} prompts; give one for all or one for each")
     fields = [
@@ -117,7 +122,7 @@ def ask_to_pool(
     def ask(served: ServedPooling) -> list[PoolingRequest]:
         found: list[PoolingRequest] = []
         for alike, group in groupby(zip(fields, texts, strict=True), key=lambda pair: pair[0]):
-            wanted = decoded(request_types.POOLING, {"input": "", **alike})
+            wanted = decoded(request_types.POOLING, {"input": "", **alike}) if alike else _NO_FIELDS
             if task is not None and wanted.task not in (None, task):
                 raise ValueError(f"task {wanted.task!r} contradicts {task!r}, which was asked for")
             request = of_embeddings(wanted, served, task or wanted.task or served.task)
@@ -134,7 +139,7 @@ def ask_to_score(
     data_1: str | Sequence[str], data_2: str | Sequence[str], params: PoolingParams | None
 ) -> tuple[int, Compare]:
     """How many scores there will be, and what is asked of a model. Raises ValueError, and so does what it returns."""
-    fields = _checked(params or PoolingParams(), COMPARING_FIELDS, "score")
+    fields = _checked(params or PLAIN, COMPARING_FIELDS, "score")
     first, second = (one if isinstance(one, str) else list(one) for one in (data_1, data_2))
     given = decoded(request_types.SCORE, {"data_1": first, "data_2": second, **fields})
     return 1 if isinstance(second, str) else len(second), lambda served: of_score(given, served)
@@ -142,7 +147,7 @@ def ask_to_score(
 
 def ask_to_rerank(query: str, documents: Sequence[str], params: PoolingParams | None) -> Compare:
     """What is asked of a model. Raises ValueError, and so does what it returns."""
-    fields = _checked(params or PoolingParams(), COMPARING_FIELDS, "rerank")
+    fields = _checked(params or PLAIN, COMPARING_FIELDS, "rerank")
     given = decoded(request_types.RERANK, {"query": query, "documents": list(documents), **fields})
     return lambda served: of_rerank(given, served)
 
