@@ -12,7 +12,7 @@
 // weights: what both lose is less than bfloat16 loses of them. Its scales are in `scale_log2` and `out_scale`.
 //
 // What long prompts see of such a cache may have been widened before (triton_widened.py): then a request's pages lie side by side
-// from `first_pages` on, and are this kernel's as if the cache were in 16 bits; requests below 0 are the codes' kernel's.
+// from `first_pages` on, and are this kernel's as if the cache were in 16 bits; those of requests below 0 are read in codes.
 
 #define UNSEEN (-__int_as_float(0x7f800000))  // the score of a key that is not seen: minus infinity
 constexpr int PAGE = 16, ROWS = 128, CONSUMERS = 256, MAX_REQUESTS = 2048;
@@ -115,9 +115,9 @@ struct Work {  // a tile of queries of one head
 template <int LANES, int KEYS, int Q_STAGES, int SLOTS, int WIDENERS>
 __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, const int* tables,
                                         int table_stride, const int* first_pages, const int* rows, const int* starts,
-                                        const int* lens, const float* sinks, u16* out, int* counters, int num_requests, int num_heads, int group_size, int head_size,
-                                        int no_page, int min_queries, int window, float scale_log2, float softcap, const u8* k_codes,
-                                        const u8* v_codes, float out_scale) {
+                                        const int* lens, const float* sinks, u16* out, int* counters, int num_requests,
+                                        int num_heads, int group_size, int head_size, int no_page, int min_queries, int window,
+                                        float scale_log2, float softcap, const u8* k_codes, const u8* v_codes, float out_scale) {
   constexpr bool CODED = SLOTS > 0;
   constexpr int THREADS = CONSUMERS + 32 * (WIDENERS + 1), REGISTERS = WIDENERS > 3 ? 216 : 232;
   constexpr int SLOT_BYTES = KEYS / 2 * LANES;
