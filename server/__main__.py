@@ -236,7 +236,7 @@ def examine(argv: list[str]) -> int:
 
 def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
     """Serves on `sock` until a signal; the exit code. `started_s`: `time.monotonic()` when the process began."""
-    if config.device != "cpu":
+    if config.device in ("auto", "cuda"):
         from runtime.preload import preload_device
 
         preload_device()

@@ -106,11 +106,9 @@ def padded_product(x: Tensor, weight: Tensor, bias: Tensor | None, as_rows: int)
 
 def padded_rows(num_rows: int, in_features: int, out_features: int, by: LinearTuning) -> int:
     """As how many rows cuBLAS is to compute so many."""
+    shape = out_features, in_features
     for each in by.padded:
-        if (each.out_features, each.in_features) == (
-            out_features,
-            in_features,
-        ) and each.min_rows <= num_rows <= each.max_rows:
+        if (each.out_features, each.in_features) == shape and each.min_rows <= num_rows <= each.max_rows:
             return each.as_rows
     return num_rows
 

@@ -39,10 +39,7 @@ log = logging.getLogger("oneloop.start")
 
 TABLE = f"{EMBEDDING}.weight"
 _BY_DEVICE = {"fp8": ops.round_to_fp8, "w4": ops.round_to_w4}  # what a device rounds
-_BY_KERNELS = {
-    "int8": ops.StoredWeight.int8,
-    "int16": ops.StoredWeight.int16,
-}  # what a CPU's kernels round as they pack it
+_BY_KERNELS = {"int8": ops.StoredWeight.int8, "int16": ops.StoredWeight.int16}  # what a CPU packs rounded
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

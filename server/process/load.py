@@ -62,9 +62,7 @@ async def load(
     Raises LoadError."""
     report(LoadProgress("import"))
     await asyncio.to_thread(import_engine)
-    if (
-        not gc.isenabled()
-    ):  # a start that leaves out of collections what it loads; some are made on the way, of what is newer
+    if not gc.isenabled():  # by a start, which leaves out of collections what it loads; it makes some itself on the way
         gc.freeze()
     from runtime.start import SharedDevice
 
