@@ -10,6 +10,7 @@
 #include "drivers.h"
 #include "elements.h"
 #include "quant_pack.h"
+#include "rounded_rows.h"
 
 namespace oneloop {
 namespace {
@@ -95,33 +96,12 @@ void QuantLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, float
                               const Upcoming* then) const {
     if (m == 0) return;
     const QuantKernels& set = quant_kernels();
-    const int64_t most = set.max_tile_rows, num_tiles = (m + most - 1) / most;
-    thread_local std::vector<int64_t> starts_cache;
-    std::vector<int64_t>& starts = starts_cache;  // lambdas run on other threads, where starts_cache is another vector
-    starts.resize(num_tiles + 1);
-    for (int64_t t = 0; t <= num_tiles; t++) starts[t] = m * t / num_tiles;
-    uint8_t* rows = scratch<uint8_t>(Slot::kRows, m * blocks_ * kRowBlockBytes);
-    auto round_tile = [&](int64_t t) {
-        const int64_t begin = starts[t], count = starts[t + 1] - begin;
-        for (int64_t i = 0; i < count; i++)
-            set.round_row(x + (begin + i) * stride_x, k_, type_, count, i, rows + begin * blocks_ * kRowBlockBytes);
-    };
-    if (m * k_ < kSerialWork) {
-        for (int64_t t = 0; t < num_tiles; t++) round_tile(t);
-    } else {
-        parallel_for(num_tiles, round_tile);
-    }
+    const QuantRows rows = round_rows(m, set.max_tile_rows, blocks_ * kRowBlockBytes, m * k_ < kSerialWork,
+                                      [&](int64_t row, int64_t count, int64_t i, uint8_t* tile) {
+                                          set.round_row(x + row * stride_x, k_, type_, count, i, tile);
+                                      });
     auto multiply = [&](int64_t panel_begin, int64_t panel_end) {
-        set.linear({{rows, starts.data(), num_tiles},
-                    type_,
-                    panel(0),
-                    bias_.as<float>(),
-                    out,
-                    stride_out,
-                    n_,
-                    blocks_,
-                    panel_begin,
-                    panel_end,
+        set.linear({rows, type_, panel(0), bias_.as<float>(), out, stride_out, n_, blocks_, panel_begin, panel_end,
                     scratch<uint8_t>(Slot::kPanel, blocks_ * kUnpackedBytes)});
     };
     if (m * n_ * k_ < kSerialWork) return multiply(0, panels_);

@@ -9,6 +9,7 @@
 #include "../thread_pool.h"
 #include "drivers.h"
 #include "elements.h"
+#include "rounded_rows.h"
 #include "shorts.h"
 
 namespace oneloop {
@@ -78,25 +79,11 @@ void ShortLinear::matmul(const float* x, int64_t m, int64_t stride_x, float* out
 
 void ShortLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const {
     const QuantKernels& set = quant_kernels();
-    const int64_t num_tiles = (m + set.short_tile_rows - 1) / set.short_tile_rows;
-    thread_local std::vector<int64_t> starts_cache;
-    std::vector<int64_t>& starts = starts_cache;  // lambdas run on other threads, where starts_cache is another vector
-    starts.resize(num_tiles + 1);
-    for (int64_t t = 0; t <= num_tiles; t++) starts[t] = m * t / num_tiles;
-    uint8_t* rows = scratch<uint8_t>(Slot::kRows, m * blocks_ * kShortRowBytes);
-    auto round_tile = [&](int64_t t) {
-        const int64_t begin = starts[t], count = starts[t + 1] - begin;
-        for (int64_t i = 0; i < count; i++)
-            set.round_short_row(x + (begin + i) * stride_x, k_, count, i, rows + begin * blocks_ * kShortRowBytes);
-    };
-    if (m * k_ < kSerialWork) {
-        for (int64_t t = 0; t < num_tiles; t++) round_tile(t);
-    } else {
-        parallel_for(num_tiles, round_tile);
-    }
+    const QuantRows rows = round_rows(
+        m, set.short_tile_rows, blocks_ * kShortRowBytes, m * k_ < kSerialWork,
+        [&](int64_t row, int64_t count, int64_t i, uint8_t* tile) { set.round_short_row(x + row * stride_x, k_, count, i, tile); });
     auto multiply = [&](int64_t begin, int64_t end) {
-        set.short_linear(
-            {{rows, starts.data(), num_tiles}, block_at(0, 0), bias_.as<float>(), out, stride_out, n_, blocks_, begin, end});
+        set.short_linear({rows, block_at(0, 0), bias_.as<float>(), out, stride_out, n_, blocks_, begin, end});
     };
     if (m * n_ * k_ < kSerialWork) return multiply(0, panels_);
     parallel_for((panels_ + kStep - 1) / kStep, [&](int64_t i) { multiply(i * kStep, std::min(panels_, (i + 1) * kStep)); });
