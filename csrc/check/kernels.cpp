@@ -138,16 +138,43 @@ constexpr Block kBlocks[] = {
     {QuantType::kQ5_K, 256, 176, 0, 2}, {QuantType::kQ6_K, 256, 210, 208, 1},
 };
 
-// x as the kernel rounds it: in blocks of 32, the largest of which becomes 127.
-Floats rounded(const Floats& x) {
+// x as kernels round it: in blocks of 32, the largest of which becomes `most`.
+Floats rounded(const Floats& x, float most) {
     Floats y(x.size());
     for (size_t at = 0; at < x.size(); at += kBlock) {
         const size_t end = std::min(x.size(), at + kBlock);
         float largest = 0;
         for (size_t i = at; i < end; i++) largest = std::max(largest, std::abs(x[i]));
-        for (size_t i = at; i < end; i++) y[i] = std::nearbyint(x[i] * (127.0f / largest)) * (largest / 127.0f);
+        for (size_t i = at; i < end; i++) y[i] = std::nearbyint(x[i] * (most / largest)) * (largest / most);
     }
     return y;
+}
+
+// A layer over rounded rows beside float64. `most`: as of `rounded`. `offset`: how much of a rounded number its block's minimum or
+// offset adds to what a product may be off by.
+void check_rounded(const std::string& name, const Linear& linear, const Floats& bias, int64_t m, float most, double offset) {
+    const int64_t n = linear.n(), k = linear.k();
+    Floats weight(n * k);
+    std::vector<int64_t> ids(n);
+    for (int64_t i = 0; i < n; i++) ids[i] = i;
+    linear.rows(ids.data(), n, weight.data());
+    Floats x, near;
+    for (int64_t i = 0; i < m; i++) {
+        const Floats row = normals(k), whole = rounded(row, most);
+        x.insert(x.end(), row.begin(), row.end()), near.insert(near.end(), whole.begin(), whole.end());
+    }
+    Doubles wanted(m * n), tolerance(m * n);
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            double sum = bias[j], magnitude = std::abs(bias[j]);
+            for (int64_t c = 0; c < k; c++) {
+                const double product = static_cast<double>(near[i * k + c]) * weight[j * k + c];
+                sum += product, magnitude += std::abs(product) + offset * std::abs(near[i * k + c]);
+            }
+            wanted[i * n + j] = sum, tolerance[i * n + j] = (3 * k / kBlock + 8) * kRounding * magnitude * 4;
+        }
+    }
+    compare_product(name, linear, x, wanted, tolerance);
 }
 
 void check_quants(const Block& block, int64_t m, int64_t n, int64_t k) {
@@ -162,66 +189,14 @@ void check_quants(const Block& block, int64_t m, int64_t n, int64_t k) {
     }
     const Floats bias = normals(n);
     const QuantLinear linear(block.type, file.data(), row_bytes, n, k, bias.data());
-    Floats weight(n * k);
-    std::vector<int64_t> ids(n);
-    for (int64_t i = 0; i < n; i++) ids[i] = i;
-    linear.rows(ids.data(), n, weight.data());
-    Floats x, near;
-    for (int64_t i = 0; i < m; i++) {
-        const Floats row = normals(k), whole = rounded(row);
-        x.insert(x.end(), row.begin(), row.end()), near.insert(near.end(), whole.begin(), whole.end());
-    }
-    Doubles wanted(m * n), tolerance(m * n);
-    for (int64_t i = 0; i < m; i++) {
-        for (int64_t j = 0; j < n; j++) {
-            // A block's products are q - offset, or q and a minimum apart: eight bits' worth more than their sum at most.
-            double sum = bias[j], magnitude = std::abs(bias[j]);
-            for (int64_t c = 0; c < k; c++) {
-                const double product = static_cast<double>(near[i * k + c]) * weight[j * k + c];
-                sum += product, magnitude += std::abs(product) + std::abs(near[i * k + c]);
-            }
-            wanted[i * n + j] = sum, tolerance[i * n + j] = (3 * k / kBlock + 8) * kRounding * magnitude * 4;
-        }
-    }
-    compare_product("quants of type " + std::to_string(static_cast<int>(block.type)), linear, x, wanted, tolerance);
-}
-
-// x as kernels of sixteen bits round it: in blocks of 32, the largest of which becomes kShortMost.
-Floats rounded_to_shorts(const Floats& x) {
-    Floats y(x.size());
-    for (size_t at = 0; at < x.size(); at += kBlock) {
-        const size_t end = std::min(x.size(), at + kBlock);
-        float largest = 0;
-        for (size_t i = at; i < end; i++) largest = std::max(largest, std::abs(x[i]));
-        for (size_t i = at; i < end; i++) y[i] = std::nearbyint(x[i] * (kShortMost / largest)) * (largest / kShortMost);
-    }
-    return y;
+    // A block's products are q - offset, or q and a minimum apart: eight bits' worth more than their sum at most.
+    check_rounded("quants of type " + std::to_string(static_cast<int>(block.type)), linear, bias, m, 127.0f, 1.0);
 }
 
 void check_shorts(int64_t m, int64_t n, int64_t k) {
     const Floats bias = normals(n), given = normals(n * k);
     const ShortLinear linear(given.data(), Element::kFloat32, n, k, k, 1, bias.data());
-    Floats weight(n * k);
-    std::vector<int64_t> ids(n);
-    for (int64_t i = 0; i < n; i++) ids[i] = i;
-    linear.rows(ids.data(), n, weight.data());
-    Floats x, near;
-    for (int64_t i = 0; i < m; i++) {
-        const Floats row = normals(k), whole = rounded_to_shorts(row);
-        x.insert(x.end(), row.begin(), row.end()), near.insert(near.end(), whole.begin(), whole.end());
-    }
-    Doubles wanted(m * n), tolerance(m * n);
-    for (int64_t i = 0; i < m; i++) {
-        for (int64_t j = 0; j < n; j++) {
-            double sum = bias[j], magnitude = std::abs(bias[j]);
-            for (int64_t c = 0; c < k; c++) {
-                const double product = static_cast<double>(near[i * k + c]) * weight[j * k + c];
-                sum += product, magnitude += std::abs(product);
-            }
-            wanted[i * n + j] = sum, tolerance[i * n + j] = (3 * k / kBlock + 8) * kRounding * magnitude * 4;
-        }
-    }
-    compare_product("numbers of sixteen bits", linear, x, wanted, tolerance);
+    check_rounded("numbers of sixteen bits", linear, bias, m, kShortMost, 0.0);
 }
 
 // ---- one token at a time ------------------------------------------------------------------------------------------------
