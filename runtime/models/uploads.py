@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 _SLAB_BYTES = 8 << 20  # of which each thread that reads has one
-_LEAST_BYTES = 1 << 20  # what is smaller gains nothing
+_MIN_BYTES = 1 << 20  # what is smaller gains nothing
 _PORTABLE = 1  # cudaHostRegisterPortable: whichever device it is for
 
 
@@ -41,7 +41,7 @@ class Uploads:
     def begin(self, shape: tuple[int, ...], dtype: torch.dtype) -> Upload | None:
         """None where the detour through a slab gains nothing, or a row is longer than one."""
         row_bytes = prod(shape[1:]) * dtype.itemsize
-        if shape[0] * row_bytes < _LEAST_BYTES or row_bytes > _SLAB_BYTES:
+        if shape[0] * row_bytes < _MIN_BYTES or row_bytes > _SLAB_BYTES:
             return None
         whole = torch.empty(shape, dtype=dtype, device=self._device)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -153,12 +153,12 @@ class GraphPool:
     def first(self) -> list[StepShape]:
         """Those of `shapes` without which no server begins: so many that a step of any size fits one less than twice as large, for
         as many rows as there can be; all with guesses; and the largest, whose memory is all others' too."""
-        most_rows = {shape.num_tokens: shape.num_rows for shape in self._mixed}  # the last of a size has most
+        max_rows = {shape.num_tokens: shape.num_rows for shape in self._mixed}  # the last of a size has most
 
         def is_first(shape: StepShape) -> bool:
             size = shape.num_tokens
             largest = size == (self._decodes[-1] if shape.uniform else self._mixed[-1].num_tokens)
-            return (largest or size.bit_count() == 1) and (shape.uniform or shape.num_rows == most_rows[size])
+            return (largest or size.bit_count() == 1) and (shape.uniform or shape.num_rows == max_rows[size])
 
         return [shape for shape in self.shapes if shape.drafts or is_first(shape)]
 

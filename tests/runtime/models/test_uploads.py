@@ -68,8 +68,8 @@ def test_what_is_small_or_has_long_rows_goes_another_way():
 def test_a_model_with_experts_is_the_same_whichever_way_its_numbers_come(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     files, ids, found = resolve(str(tmp_path), None, lambda progress: None), list(range(40)), []
-    for least_bytes in (uploads_module._LEAST_BYTES, 1 << 40):
-        monkeypatch.setattr(uploads_module, "_LEAST_BYTES", least_bytes)
+    for min_bytes in (uploads_module._MIN_BYTES, 1 << 40):
+        monkeypatch.setattr(uploads_module, "_MIN_BYTES", min_bytes)
         model = load_model(
             files, dtype="bfloat16", load_format="dummy", seed=0, progress=lambda progress: None, device="cuda"
         )
