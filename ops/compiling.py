@@ -18,6 +18,8 @@ import triton
 from torch.overrides import TorchFunctionMode
 from triton.runtime import cache
 
+from ops import launch  # noqa: F401 - the threads below need its loading of kernels
+
 _COMPILERS = 8  # at a time; much of the work is Python, which one thread does at a time
 _UNINITIALISED = {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}
 
