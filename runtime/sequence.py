@@ -144,7 +144,7 @@ class Sequence:
         self.row: int | None = None
         self.adapter_slot = -1  # while it has a row: where the device has its adapter
         self.rope_positions: Int32s | None = (
-            None  # [3, num_prompt_tokens], where an embedding of three axes has them elsewhere
+            None  # [3, num_prompt_tokens + 1], the next token's included, where an embedding of three axes has them elsewhere
         )
         self.tables: tuple[BlockTable, ...] = ()  # while it has a row: one for each group of layers
         self.num_slots = 0  # tokens that fit in all of these without another block
@@ -176,9 +176,9 @@ class Sequence:
 
     @property
     def rope_delta(self) -> int:
-        """How far beside their positions tokens behind the prompt stand for the rotary embedding: they go on where it ends."""
+        """Offset of the rotary positions of tokens behind the prompt from their positions in the sequence."""
         positions = self.rope_positions
-        return 0 if positions is None else int(positions.max()) + 1 - self.num_prompt_tokens
+        return 0 if positions is None else int(positions[0, -1]) - self.num_prompt_tokens
 
     @property
     def num_output_tokens(self) -> int:

@@ -95,7 +95,7 @@ class EncoderScheduling:
         """Note where its tokens stand, once."""
         media, locate = sequence.request.media, self.limits.rope_positions
         if media and locate is not None:
-            sequence.rope_positions = locate(media, sequence.num_prompt_tokens)
+            sequence.rope_positions = locate(media, sequence.num_prompt_tokens + 1)
             longest = self.limits.max_model_len - max(0, sequence.rope_delta)
             sequence.max_tokens_total = min(sequence.max_tokens_total, longest)
 

@@ -256,6 +256,7 @@ CASES = {
     "glm 4.1v": Case(lambda: drawn(FAMILIES["glm 4.1v"]), frames_like_pictures, ("mm_token_type_ids", 2), token=IMAGE),
     "qwen 2 vl": Case(lambda: drawn(FAMILIES["qwen 2 vl"]), frames_of_qwen2, ("mm_token_type_ids", 2)),
     "qwen 2.5 vl": Case(lambda: drawn(FAMILIES["qwen 2.5 vl"]), frames, ("mm_token_type_ids", 2)),
+    "qwen 2 vl, a long video": Case(lambda: drawn(FAMILIES["qwen 2 vl"]), frames_of_qwen2, ("mm_token_type_ids", 2), (1, 16)),
     "qwen 3 vl": Case(lambda: drawn(FAMILIES["qwen 3 vl"]), frames_with_times, ("mm_token_type_ids", 2)),
     "llava-onevision": Case(lambda: drawn(FAMILIES["llava-onevision"]), pooled_frames, steps=(2, 2)),
     "qwen 2.5 omni, sounds": Case(qwen2_5_omni, omni_sound),
@@ -280,7 +281,6 @@ def asked(case: Case, folder: Path) -> tuple[list[Prompt], list[Reference]]:
     rng = np.random.default_rng(3)
     short, long, other = (case.medium(rng, steps) for steps in (*case.steps, case.steps[1]))
     text = [int(each) for each in rng.integers(3, 90, 30)]
-    # Text goes on behind a video's last frame, and answers behind all: with text between, transformers tells them apart no more.
     prompts = [Prompt.of(text[:20], long, text[:9]), Prompt.of(short, text[:4], long, text[:6]), Prompt.of(text[:7])]
     prompts.append(Prompt.of(text[:20], other, text[:9]))  # of the same ids as the first
     if short.modality != "video":
