@@ -257,6 +257,7 @@ CASES = {
     "qwen 2 vl": Case(lambda: drawn(FAMILIES["qwen 2 vl"]), frames_of_qwen2, ("mm_token_type_ids", 2)),
     "qwen 2.5 vl": Case(lambda: drawn(FAMILIES["qwen 2.5 vl"]), frames, ("mm_token_type_ids", 2)),
     "qwen 2 vl, a long video": Case(lambda: drawn(FAMILIES["qwen 2 vl"]), frames_of_qwen2, ("mm_token_type_ids", 2), (1, 16)),
+    "qwen 2.5 vl, a long video": Case(lambda: drawn(FAMILIES["qwen 2.5 vl"]), frames, ("mm_token_type_ids", 2), (1, 8)),
     "qwen 3 vl": Case(lambda: drawn(FAMILIES["qwen 3 vl"]), frames_with_times, ("mm_token_type_ids", 2)),
     "llava-onevision": Case(lambda: drawn(FAMILIES["llava-onevision"]), pooled_frames, steps=(2, 2)),
     "qwen 2.5 omni, sounds": Case(qwen2_5_omni, omni_sound),
