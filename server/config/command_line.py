@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from server.config.option import Option, did_you_mean
@@ -61,8 +61,43 @@ def command_of(argv: Sequence[str]) -> tuple[str, list[str]]:
 class CommandParser(argparse.ArgumentParser):
     """Raises ConfigError in place of ending the process."""
 
+    secret_flags: Collection[str] = ()
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message[:1].lower() + message[1:])
+
+    def read(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Parse arguments and options in any order, and return what was given by name. Raises ConfigError for what is unknown."""
+        given, unknown = self.parse_known_intermixed_args(argv)
+        if not unknown:
+            return vars(given)
+        word = unknown[0].partition("=")[0]
+        if word.startswith("-"):
+            raise ConfigError(f"unknown option {word}{did_you_mean(word, self._option_string_actions)}")
+        if any(arg.partition("=")[0] in self.secret_flags for arg in argv):
+            raise ConfigError("unexpected argument, not shown since it may be a key; a flag takes one key at a time")
+        raise ConfigError(
+            f"unexpected argument {word!r}; the model follows the command (oneloop serve MODEL) or --model, and options start "
+            "with --"
+        )
+
+
+def add_options(parser: CommandParser, options: Mapping[str, Option], *, shown: bool = True) -> None:
+    """Add the options of the server to `parser`, except flags that it has already. `shown`: whether --help lists them."""
+    parser.secret_flags = {flag_of(opt.name) for opt in options.values() if opt.metadata["secret"]}
+    groups: dict[str, Any] = {}
+    for opt in options.values():
+        flag, title = flag_of(opt.name), opt.metadata["group"]
+        if flag in parser._option_string_actions:
+            continue
+        group = groups.get(title) or groups.setdefault(title, parser.add_argument_group(title))
+        text = opt.help() if shown else argparse.SUPPRESS
+        if opt.kind is bool:
+            group.add_argument(flag, dest=opt.name, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            action = "append" if opt.kind is tuple else "store"
+            how: dict[str, Any] = {"action": "extend", "nargs": "+"} if opt.metadata["several"] else {"action": action}
+            group.add_argument(flag, *opt.metadata["aliases"], dest=opt.name, metavar=opt.metavar(), help=text, **how)
 
 
 def option_parser(options: Mapping[str, Option]) -> CommandParser:
@@ -85,15 +120,5 @@ def option_parser(options: Mapping[str, Option]) -> CommandParser:
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--version", action="version", version=f"oneloop {__version__}")
-    groups: dict[str, Any] = {}
-    for opt in options.values():
-        title = opt.metadata["group"]
-        group = groups.get(title) or groups.setdefault(title, parser.add_argument_group(title))
-        if opt.kind is bool:
-            group.add_argument(flag_of(opt.name), dest=opt.name, action=argparse.BooleanOptionalAction, help=opt.help())
-        else:
-            action = "append" if opt.kind is tuple else "store"
-            flags = (flag_of(opt.name), *opt.metadata["aliases"])
-            how: dict[str, Any] = {"action": "extend", "nargs": "+"} if opt.metadata["several"] else {"action": action}
-            group.add_argument(*flags, dest=opt.name, metavar=opt.metavar(), help=opt.help(), **how)
+    add_options(parser, options)
     return parser

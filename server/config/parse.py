@@ -25,26 +25,6 @@ def _made(values: Mapping[str, Any], options: Mapping[str, Option]) -> ServerCon
     return ServerConfig(**{options[name].field: value for name, value in values.items()})
 
 
-def _from_flags(argv: Sequence[str], options: Mapping[str, Option]) -> dict[str, Any]:
-    parser = option_parser(options)
-    given, unknown = parser.parse_known_args(argv)
-    if unknown:
-        word = unknown[0].partition("=")[0]
-        if not word.startswith("-"):
-            secret = {flag_of(opt.name) for opt in options.values() if opt.metadata["secret"]}
-            if any(arg.partition("=")[0] in secret for arg in argv):
-                raise ConfigError(
-                    "unexpected argument, not shown since it may be a key; a flag takes one key at a time"
-                )
-            raise ConfigError(
-                f"unexpected argument {word!r}; the model comes first (oneloop serve MODEL), several are --model A --model B, and "
-                "options start with --"
-            )
-        flags = [*map(flag_of, options), *(f"--no-{flag_of(o.name)[2:]}" for o in options.values() if o.kind is bool)]
-        raise ConfigError(f"unknown option {word}{did_you_mean(word, flags)}")
-    return {name: options[name].read(value, flag_of(name)) for name, value in vars(given).items()}
-
-
 def _from_environment(environ: Mapping[str, str], options: Mapping[str, Option]) -> dict[str, Any]:
     names = {variable_of(name): name for name in options}
     values = {}
@@ -99,8 +79,15 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
     """The configuration asked for by `argv` (without the program's name), `environ` and the file they name.
 
     Raises ConfigError; `--help` and `--version` print and raise SystemExit(0)."""
+    return config_of(option_parser(options_by_name()).read(argv), environ)
+
+
+def config_of(given: Mapping[str, Any], environ: Mapping[str, str]) -> ServerConfig:
+    """Return the configuration of flags that were read (`given`: text by option name), of `environ` and of the file they name.
+
+    Raises ConfigError."""
     options = options_by_name()
-    flags = _from_flags(argv, options)
+    flags = {name: options[name].read(value, flag_of(name)) for name, value in given.items()}
     variables = _from_environment(environ, options)
     path = flags.get("config", variables.get("config"))
     return _made((_from_file(path, options) if path else {}) | variables | flags, options)

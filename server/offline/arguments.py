@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from server.config.command_line import CommandParser
-from server.config.parse import parse
+from server.config.command_line import CommandParser, add_options
+from server.config.option import options_by_name
+from server.config.parse import config_of
 from server.config.server_config import ServerConfig
-from server.config.server_options import ConfigError
+from server.config.server_options import ConfigError, flag_of
 
 if TYPE_CHECKING:
     from server.offline.answerers import Answerer
@@ -45,26 +46,23 @@ class Arguments:
 
 
 def arguments_or_exit_code(command: str, argv: Sequence[str]) -> Arguments | int:
-    """The arguments of this process; its exit code where there is nothing to answer: 0 after help, 2 for options that cannot be
-    honoured, which has been said then."""
+    """Return the arguments of this process, or the exit code 2 for options that cannot be honoured, after printing why."""
     try:
-        arguments = read_arguments(command, argv, os.environ)
+        return read_arguments(command, argv, os.environ)
     except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2
-    return 0 if arguments is None else arguments
 
 
-def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, str]) -> Arguments | None:
-    """None where only help was asked for, which has been printed then.
-
-    Raises ConfigError."""
+def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, str]) -> Arguments:
+    """Read the prompt and the options, in any order. Raises ConfigError; `--help` prints and raises SystemExit(0)."""
     parser = CommandParser(
         prog=f"oneloop {command}", usage=f"oneloop {command} [PROMPT] [options]", description=DESCRIPTIONS[command],
-        allow_abbrev=False, add_help=False,
+        allow_abbrev=False, argument_default=argparse.SUPPRESS,
         epilog="Options of `oneloop serve` for model and engine are options here too, where no --url is given.",
     )  # fmt: skip
     add = parser.add_argument
+    add("prompt", nargs="*", help=argparse.SUPPRESS)
     add(
         "--model",
         metavar="MODEL",
@@ -77,30 +75,27 @@ def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, 
     )
     add("--api-key", metavar="KEY", help=f"of the endpoint (default: {' or '.join(KEY_VARIABLES)} in the environment)")
     if command == "chat":
-        add("--system", default="", metavar="TEXT", help="how the model shall be")
+        add("--system", metavar="TEXT", help="system prompt, sent before the conversation")
     for name in NUMBER_FLAGS:
         add("--" + name.replace("_", "-"), metavar="N", help=argparse.SUPPRESS if name in ("top_k", "min_p") else None)
-    add("-h", "--help", action="store_true", help="show this and exit")
-    # What is not known here is the engine's, with its values; so a prompt comes first.
-    num_words = next((number for number, word in enumerate(argv) if word.startswith("-")), len(argv))
-    given, rest = parser.parse_known_args(argv[num_words:])
-    if given.help:
-        parser.print_help()
-        return None
+    add_options(parser, options_by_name(), shown=False)
+    given = parser.read(argv)
     fields: dict[str, Any] = {}
     for name in NUMBER_FLAGS:
-        if (value := getattr(given, name)) is not None:
-            fields |= read_value(name, value)
-    prompt, system = " ".join(argv[:num_words]), getattr(given, "system", "")
-    if given.url is not None:
-        if rest:
-            raise ConfigError(f"{rest[0]} says nothing to an endpoint")
-        key = given.api_key or next((environment[name] for name in KEY_VARIABLES if environment.get(name)), None)
-        return Arguments(prompt, system, fields, given.url, key, given.model, None)
-    model = [] if given.model is None else ["--model", given.model]
-    return Arguments(
-        prompt, system, fields, None, None, None, parse([*model, *rest], environment).of_one_model("what is asked here")
-    )
+        if name in given:
+            fields |= read_value(name, given.pop(name))
+    prompt, system = " ".join(given.pop("prompt", ())), given.pop("system", "")
+    url, api_key, model = (given.pop(name, None) for name in ("url", "api_key", "model"))
+    if url is not None:
+        if given:
+            flag = flag_of(next(iter(given)))
+            raise ConfigError(f"{flag} configures a model in this process; leave it out, since --url names a server")
+        key = api_key or next((environment[name] for name in KEY_VARIABLES if environment.get(name)), None)
+        return Arguments(prompt, system, fields, url, key, model, None)
+    if model is not None:
+        given["model"] = [model]
+    config = config_of(given, environment).of_one_model("what is asked here")
+    return Arguments(prompt, system, fields, None, None, None, config)
 
 
 def read_value(name: str, text: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Heavy imports wait until options and files are known to be good."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -35,7 +36,9 @@ from server.batches.lines import (
     read_line,
     record_of,
 )
-from server.config.parse import parse
+from server.config.command_line import CommandParser, add_options
+from server.config.option import options_by_name
+from server.config.parse import config_of
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError, flag_of
 from server.context import logs
@@ -91,19 +94,25 @@ class Job:
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> Job:
         """Raises ConfigError."""
-        paths, options = argv[:2], [word for word in argv[2:] if word != "--resume"]
-        if len(paths) < 2 or any(path.startswith("-") and path != "-" for path in paths):
+        parser = CommandParser(
+            prog="oneloop batch", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
+        )
+        parser.add_argument("paths", nargs="*")
+        parser.add_argument("--resume", action="store_true", default=False)
+        add_options(parser, options_by_name(), shown=False)
+        given = parser.read(argv)
+        paths, resume = given.pop("paths", ()), given.pop("resume")
+        if len(paths) != 2:
             raise ConfigError("the command is: oneloop batch IN OUT [--resume] [options]")
         source, target = (None if path == "-" else Path(path) for path in paths)
-        resume = "--resume" in argv[2:]
-        for word in options:
+        for word in argv:
             if (flag := word.partition("=")[0]) in LISTENING:
                 raise ConfigError(f"{flag} is for a server that listens; a batch does not")
         if resume and target is None:
             raise ConfigError("--resume needs a file to go on with, not standard output")
         if source is not None and target is not None and source.resolve() == target.resolve():
             raise ConfigError(f"{source} cannot be input and output at once")
-        return cls(source, target, resume, parse(options, environ).of_one_model("a file of requests"))
+        return cls(source, target, resume, config_of(given, environ).of_one_model("a file of requests"))
 
 
 def main(argv: Sequence[str], load: Load | None = None) -> int:

@@ -5,6 +5,7 @@ each few seconds costs little."""
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import os
 import socket
@@ -12,7 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from server.config.parse import parse
+from server.config.command_line import CommandParser, add_options
+from server.config.option import options_by_name
+from server.config.parse import config_of
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
 
@@ -31,14 +34,20 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server listens everywher
 
 def main(argv: Sequence[str]) -> int:
     """The exit code."""
-    kind, *options = argv if argv and not argv[0].startswith("-") else ["ready", *argv]
-    if kind in PATHS and {"-h", "--help"} & {*options}:
+    if {"-h", "--help"} & {*argv}:
         print(USAGE, end="")
         return 0
+    parser = CommandParser(
+        prog="oneloop health", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
+    )
+    parser.add_argument("kinds", nargs="*")
+    add_options(parser, options_by_name(), shown=False)
     try:
-        if kind not in PATHS:
-            raise ConfigError(f"health {kind}: it is one of {', '.join(PATHS)}")
-        config = parse(options, os.environ)
+        given = parser.read(argv)
+        kind, *others = given.pop("kinds", ["ready"])
+        if kind not in PATHS or others:
+            raise ConfigError(f"health: give one of {', '.join(PATHS)}")
+        config = config_of(given, os.environ)
     except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2

@@ -192,6 +192,7 @@ REFUSALS = [
     (["--seed", str(2**63)], {}, ["--seed"]),
     (["--model", ""], {}, ["--model", "empty"]),
     ([], {"ONELOOP_PROT": "80"}, ["ONELOOP_PROT", "did you mean ONELOOP_PORT"]),
+    (["owner/name"], {}, ["unexpected argument 'owner/name'", "(oneloop serve MODEL) or --model"]),
     ([], {"ONELOOP_MAX_QUEUE": "0"}, ["ONELOOP_MAX_QUEUE", "0"]),
     ([], {"ONELOOP_LOG_REQUESTS": "maybe"}, ["ONELOOP_LOG_REQUESTS", "maybe"]),
     (["--kv-cache-memory", "1GiB", "--num-kv-blocks", "8"], {}, ["--kv-cache-memory", "--num-kv-blocks"]),

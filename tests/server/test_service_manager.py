@@ -137,6 +137,7 @@ def answering(tmp_path_factory) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("kind", [[], ["live"], ["ready"], ["generate"]])
 def test_health_asks_the_server_that_the_options_name(answering, capsys, kind):
     assert health.main([*kind, *answering]) == 0
+    assert health.main([*answering, *kind]) == 0
     assert capsys.readouterr().out.startswith("{")
 
 
@@ -147,7 +148,10 @@ def test_health_is_bad_where_nobody_answers(capsys):
     assert "nobody answers" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("argv", "words"), [(["well"], "live, ready, generate"), (["live", "--prot", "1"], "--port")])
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [(["well"], "live, ready, generate"), (["live", "ready"], "one of live"), (["live", "--prot", "1"], "--port")],
+)
 def test_health_refuses_what_it_does_not_know(argv, words, capsys):
     assert health.main(argv) == 2
     assert words in capsys.readouterr().err

@@ -140,12 +140,24 @@ def test_colours_only_where_they_are_wanted():
 # --- the command line ---------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_comes_first_and_what_is_not_ours_is_the_engines():
-    asked = read_arguments(
-        "chat", ["Say", "hi", "--max-num-seqs", "3", "--temperature", "0", "--system", "S", "--model", "m"], {}
-    )
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["Say", "hi", "--max-num-seqs", "3", "--temperature", "0", "--system", "S", "--model", "m"],
+        ["--max-num-seqs", "3", "--temperature", "0", "--system", "S", "--model", "m", "Say", "hi"],
+        ["--max-num-seqs", "3", "Say", "--temperature", "0", "--system", "S", "hi", "--model", "m"],
+    ],
+)
+def test_the_prompt_may_stand_before_between_and_after_options(argv):
+    asked = read_arguments("chat", argv, {})
     assert (asked.prompt, asked.system, asked.fields) == ("Say hi", "S", {"temperature": 0})
     assert (asked.config.model, asked.config.max_num_seqs, asked.url) == ("m", 3, None)
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_the_prompt_for_an_endpoint_may_follow_its_url(command):
+    asked = read_arguments(command, ["--url", "http://x", "Name the capital of France.", "--seed", "3"], {})
+    assert (asked.prompt, asked.url, asked.fields) == ("Name the capital of France.", "http://x", {"seed": 3})
 
 
 def test_an_endpoint_has_a_key_from_the_environment_unless_one_is_given():
@@ -159,7 +171,10 @@ def test_an_endpoint_has_a_key_from_the_environment_unless_one_is_given():
     ("argv", "words"),
     [
         (["hi", "--bogus", "1"], "--bogus"),
-        (["--url", "http://x", "--max-num-seqs", "3"], "--max-num-seqs says nothing to an endpoint"),
+        (
+            ["--url", "http://x", "--max-num-seqs", "3"],
+            "--max-num-seqs configures a model in this process; leave it out",
+        ),
         (["--temperature", "warm"], "temperature is a number, not warm"),
         (["--temperature"], "expected one argument"),
     ],
@@ -170,8 +185,12 @@ def test_what_cannot_be_honoured_is_refused(argv, words):
 
 
 def test_help_says_what_there_is(capsys):
-    assert read_arguments("complete", ["--help"], {}) is None
-    assert "--url" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        read_arguments("complete", ["--help"], {})
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "--url" in shown
+    assert "--max-num-seqs" not in shown
 
 
 @pytest.mark.parametrize("text", ["true", "[1]", '"x"', "x"])
