@@ -182,5 +182,5 @@ def _check_number(name: str, value: object, least: float, most: float) -> None:
 
 
 def _did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     return f" (did you mean {close[0]}?)" if close else ""

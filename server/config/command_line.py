@@ -73,7 +73,7 @@ class CommandParser(argparse.ArgumentParser):
             return vars(given)
         word = unknown[0].partition("=")[0]
         if word.startswith("-"):
-            raise ConfigError(f"unknown option {word}{did_you_mean(word, self._option_string_actions)}")
+            raise ConfigError(f"unknown option {word}{did_you_mean(word, self._option_string_actions, '--')}")
         if any(arg.partition("=")[0] in self.secret_flags for arg in argv):
             raise ConfigError("unexpected argument, not shown since it may be a key; a flag takes one key at a time")
         raise ConfigError(

@@ -162,6 +162,8 @@ def flags() -> list[Flag]:
 _TAKES = {"FILE": "file", "PATH": "file", "MODEL": "file", "FOLDER": "folder"}
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {close[0]}?)" if close else ""
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Name the known word that `word` is a typing error of, if one is close. `prefix` makes words no more alike: "--"."""
+    without = {each.removeprefix(prefix): each for each in known}
+    close = difflib.get_close_matches(word.removeprefix(prefix), without, n=1, cutoff=0.75)
+    return f" (did you mean {without[close[0]]}?)" if close else ""

@@ -37,7 +37,9 @@ def _from_environment(environ: Mapping[str, str], options: Mapping[str, Option])
                 "enableServiceLinks: false, or the Service another name"
             )
         if variable not in names:
-            raise ConfigError(f"unknown environment variable {variable}{did_you_mean(variable, names)}")
+            raise ConfigError(
+                f"unknown environment variable {variable}{did_you_mean(variable, names, ENVIRONMENT_PREFIX)}"
+            )
         values[names[variable]] = options[names[variable]].read(text, variable)
     return values
 

@@ -4,14 +4,16 @@ Knows nothing of Ray; standard library only, so that a typing error is answered 
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from server.config.command_line import CommandParser
-from server.config.parse import parse
+from server.config.command_line import CommandParser, add_options
+from server.config.option import options_by_name
+from server.config.parse import config_of
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError, flag_of
 
@@ -77,12 +79,16 @@ class RayOptions:
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Self, ServerConfig]:
         """What `argv` asks for, and the options of each replica. Raises ConfigError."""
-        parser = CommandParser(prog="oneloop ray", add_help=False, allow_abbrev=False)
+        parser = CommandParser(
+            prog="oneloop ray", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
+        )
         for field in dataclasses.fields(cls):
             kind = float if field.name == "target_ongoing_requests" else str if field.name == "ray_address" else int
             parser.add_argument(flag_of(field.name), type=kind, dest=field.name, default=field.default)
-        given, rest = parser.parse_known_args(argv)
-        return cls(**vars(given)), replica_config(parse(rest, environ))
+        add_options(parser, options_by_name(), shown=False)
+        given = parser.read(argv)
+        own = {field.name: given.pop(field.name) for field in dataclasses.fields(cls)}
+        return cls(**own), replica_config(config_of(given, environ))
 
     @classmethod
     def of_names(cls, values: Mapping[str, Any]) -> tuple[Self, ServerConfig]:

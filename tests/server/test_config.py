@@ -193,6 +193,7 @@ REFUSALS = [
     (["--model", ""], {}, ["--model", "empty"]),
     ([], {"ONELOOP_PROT": "80"}, ["ONELOOP_PROT", "did you mean ONELOOP_PORT"]),
     (["owner/name"], {}, ["unexpected argument 'owner/name'", "(oneloop serve MODEL) or --model"]),
+    (["--hepl"], {}, ["unknown option --hepl (did you mean --help?)"]),
     ([], {"ONELOOP_MAX_QUEUE": "0"}, ["ONELOOP_MAX_QUEUE", "0"]),
     ([], {"ONELOOP_LOG_REQUESTS": "maybe"}, ["ONELOOP_LOG_REQUESTS", "maybe"]),
     (["--kv-cache-memory", "1GiB", "--num-kv-blocks", "8"], {}, ["--kv-cache-memory", "--num-kv-blocks"]),
@@ -223,6 +224,21 @@ def test_what_cannot_be_honoured_is_refused_by_name(argv, environ, words):
         parse(argv, environ)
     for word in words:
         assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ"),
+    [
+        ([], {"ONELOOP_NO": "1"}),
+        (["--block-size", "16"], {}),
+        (["--compilation-config", "{}"], {}),
+        (["--temprature", "1"], {}),
+    ],
+)
+def test_no_option_is_suggested_that_is_only_a_little_alike(argv, environ):
+    with pytest.raises(ConfigError) as refused:
+        parse(argv, environ)
+    assert "did you mean" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

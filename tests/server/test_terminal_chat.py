@@ -171,6 +171,7 @@ def test_an_endpoint_has_a_key_from_the_environment_unless_one_is_given():
     ("argv", "words"),
     [
         (["hi", "--bogus", "1"], "--bogus"),
+        (["hi", "--temprature", "1"], r"unknown option --temprature \(did you mean --temperature\?\)"),
         (
             ["--url", "http://x", "--max-num-seqs", "3"],
             "--max-num-seqs configures a model in this process; leave it out",
