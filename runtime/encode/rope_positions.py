@@ -112,7 +112,7 @@ class VisionPositions:
                     "two a second"
                 )
             return times.astype(np.int64)
-        return (np.arange(steps) * (self.tokens_per_second * float(seconds))).astype(np.int64)
+        return (np.arange(steps, dtype=np.float32) * (np.float32(self.tokens_per_second) * seconds)).astype(np.int64)
 
 
 def _is_sound_of(behind: MediaItem | None, video: MediaItem) -> TypeGuard[MediaItem]:

@@ -256,7 +256,9 @@ CASES = {
     "glm 4.1v": Case(lambda: drawn(FAMILIES["glm 4.1v"]), frames_like_pictures, ("mm_token_type_ids", 2), token=IMAGE),
     "qwen 2 vl": Case(lambda: drawn(FAMILIES["qwen 2 vl"]), frames_of_qwen2, ("mm_token_type_ids", 2)),
     "qwen 2.5 vl": Case(lambda: drawn(FAMILIES["qwen 2.5 vl"]), frames, ("mm_token_type_ids", 2)),
-    "qwen 2 vl, a long video": Case(lambda: drawn(FAMILIES["qwen 2 vl"]), frames_of_qwen2, ("mm_token_type_ids", 2), (1, 16)),
+    "qwen 2 vl, a long video": Case(
+        lambda: drawn(FAMILIES["qwen 2 vl"]), frames_of_qwen2, ("mm_token_type_ids", 2), (1, 16)
+    ),
     "qwen 2.5 vl, a long video": Case(lambda: drawn(FAMILIES["qwen 2.5 vl"]), frames, ("mm_token_type_ids", 2), (1, 8)),
     "qwen 3 vl": Case(lambda: drawn(FAMILIES["qwen 3 vl"]), frames_with_times, ("mm_token_type_ids", 2)),
     "llava-onevision": Case(lambda: drawn(FAMILIES["llava-onevision"]), pooled_frames, steps=(2, 2)),
