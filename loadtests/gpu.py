@@ -3,7 +3,8 @@
 A model folder is written from a shape (its config.json with the vocabulary cut to the tokenizer's; weights are drawn). The server
 starts twice: with kernel caches empty (the variables of --cache-env point to new folders), then again with what that start left
 there; the second one is measured: idle CPU, memory, the workloads, and then, where asked for, a ladder: Poisson arrivals at shares
-of the requests a second that one of the workloads was answered. Options after `--` go to the server and win over ours."""
+of the requests a second that one of the workloads was answered. `--starts N` then starts the server N more times and asks each
+one the same. Options after `--` go to the server and win over ours."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import contextlib
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,11 +26,13 @@ from loadtests import processes
 from loadtests.compare import ServerFailed, wait_until_healthy
 from loadtests.load import Limits
 from loadtests.made_tokenizer import check_size, write_tokenizer
+from loadtests.probe import ProbeFailed
 from loadtests.processes import CannotStart, ServerProcess
 from loadtests.report import serve_remarks, serve_table
 from loadtests.results import add_to_file, figures_table, new_record
 from loadtests.serve import run_workload
 from loadtests.servers import Server
+from loadtests.swaps import complete
 from loadtests.sweep import at_rate
 from loadtests.workloads import Workload, find_workloads
 
@@ -46,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model-shape", type=Path, required=True, metavar="FOLDER", help="its config.json is the model's shape")
     add("--tokenizer", type=Path, metavar="PATH", help="folder or .gguf file (default: one that is made up)")
     add(
-        "--workload", nargs="+", default=["gpu"], metavar="NAME", help="as in serve (default gpu, the rows of the page)"
+        "--workload",
+        nargs="*",
+        default=["gpu"],
+        metavar="NAME",
+        help="as in serve (default gpu, the rows of the page; no name: none)",
     )
     add(
         "--ladder",
@@ -60,6 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cache-env", nargs="*", default=CACHES, metavar="NAME", help=f"kernel caches: {' '.join(CACHES)}")
     add("--no-cold", action="store_true", help="no start with empty caches: use those that are there")
     add("--idle-seconds", type=float, default=5.0, metavar="S", help="how long to watch CPU use while idle (default 5)")
+    add(
+        "--starts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="then start the server N times, and compare one answer of each",
+    )
     add("--clients", type=int, metavar="N", help="client processes, as in serve")
     add("--start-limit", type=float, default=300.0, metavar="S", help="until /health answers 200 (default 300)")
     add("--logs", type=Path, default=Path("loadtest-logs"), metavar="DIR", help="default ./loadtest-logs")
@@ -115,6 +130,28 @@ class Session:
         with ServerProcess(server.command, args.logs / "gpu.log", env) as process:
             self._note("start_warm_s", wait_until_healthy(server, process))
             self._measure(server, process)
+        if args.starts:
+            self._start_again(server, env)
+
+    def _start_again(self, server: Server, env: Mapping[str, str]) -> None:
+        """Start the server `--starts` times, one after another; each answers one greedy request of 16 tokens."""
+        took_s, answers, failures = list[float](), set[str](), list[str]()
+        for number in range(self._args.starts):
+            log = self._args.logs / f"gpu-start-{number}.log"
+            try:
+                with ServerProcess(server.command, log, env) as process:
+                    took_s.append(wait_until_healthy(server, process))
+                    answer = complete(server.address, NAME, 16)
+                    failures += [answer.failure] if answer.failure is not None else []
+                    answers.add(answer.text)
+            except (ServerFailed, ProbeFailed) as error:
+                failures.append(str(error))
+        self.facts["start_failures"] = failures
+        self._note("starts.failed", len(failures))
+        self._note("starts.distinct_answers", len(answers))
+        if took_s:
+            self._note("starts.s_p50", statistics.median(took_s))
+            self._note("starts.s_max", max(took_s))
 
     def _measure(self, server: Server, process: ServerProcess) -> None:
         pid = process.pid
@@ -165,7 +202,7 @@ def machine() -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 when the server started and every request was answered whole; 2 when it could not begin."""
+    """0 when each start succeeded and every request was answered whole; 2 when it could not begin."""
     try:
         workloads = find_workloads(args.workload, args.vocab_size)
         if args.ladder is not None and args.ladder not in {workload.name for workload in workloads}:
@@ -197,4 +234,5 @@ def main(args: argparse.Namespace) -> int:
     if args.output_json is not None:
         add_to_file(args.output_json, result)
     print("\n" + json.dumps(result), flush=True)
-    return 1 if failure or any(record["errors"] for record in session.runs) else 0
+    failed = failure or session.figures.get("starts.failed") or any(record["errors"] for record in session.runs)
+    return 1 if failed else 0

@@ -68,6 +68,14 @@ def test_one_command_starts_our_server_twice_and_takes_every_figure(folders, tmp
     assert json.loads(out_file.read_text()) == record
 
 
+def test_repeated_starts_are_timed_and_give_one_answer(folders, capsys):
+    assert main(["gpu", *folders, "--no-cold", "--workload", "--starts", "2", *OURS]) == 0
+    _, record = last_json(capsys)
+    figures = record["figures"]
+    assert (figures["starts.failed"], figures["starts.distinct_answers"], record["start_failures"]) == (0, 1, [])
+    assert 0 < figures["starts.s_p50"] <= figures["starts.s_max"]
+
+
 def test_no_workload_begins_when_the_time_for_that_is_over():
     args = SimpleNamespace(begin_within=-1.0, idle_seconds=0.0, ladder="c3_8_4")
     session = Session(args, find_workloads(["c3_8_4"]))
