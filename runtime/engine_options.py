@@ -34,12 +34,12 @@ def parse_size(text: str) -> int:
 
 
 class Counts(tuple[int, ...]):
-    """Whole numbers from 1 on, as a user writes them: "17,15"."""
+    """Whole numbers from 1 on, as a user writes them: "17,15", or a list of them in a program or a YAML file."""
 
     @classmethod
-    def parse(cls, text: Any) -> Counts:
-        counts = str(text).split(",")
-        if not all(count.strip().isdecimal() and int(count) for count in counts):
+    def parse(cls, given: Any) -> Counts:
+        counts = [*map(str, given)] if isinstance(given, list | tuple) else str(given).split(",")
+        if not counts or not all(count.strip().isdecimal() and int(count) for count in counts):
             raise ValueError("is not a list of whole numbers from 1 on, such as 17,15")
         return cls(map(int, counts))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -48,6 +49,8 @@ class Option:
         return self._read_bool(value, source) if self.kind is bool else self._read_text(value, source)
 
     def _read_text(self, value: Any, source: str) -> str:
+        if self.metadata["metavar"] == "JSON" and isinstance(value, dict):
+            return json.dumps(value, default=str)  # as a program or a YAML file has it
         if self.metadata["secret"] and not isinstance(value, str):
             raise ConfigError(f"{source} is not text; put it in quotes")  # YAML would have changed 0123 or 1_000
         if not isinstance(value, (str, int, float)) or isinstance(value, bool):

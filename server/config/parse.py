@@ -14,7 +14,7 @@ from runtime.engine_options import ENGINE, MODEL
 from server.config.command_line import option_parser
 from server.config.option import ENVIRONMENT_PREFIX, Option, did_you_mean, options_by_name, variable_of
 from server.config.server_config import ServerConfig
-from server.config.server_options import ConfigError, flag_of
+from server.config.server_options import MEDIA, ConfigError, flag_of
 
 READ_ELSEWHERE = frozenset({"ONELOOP_ISA"})  # no option: ops reads it when it is imported
 _OF_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT\w*|_PORT_\d+_(TCP|UDP)\w*)=|_PORT=(tcp|udp)://")
@@ -115,12 +115,12 @@ def _says_nothing(name: str, value: Any) -> bool:
 
 
 def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
-    """The configuration asked for by a program: options of model and engine by their field's name, None for the default.
+    """The configuration asked for by a program: options of model, engine and media by their name, None for the default.
     Neither environment nor file is read.
 
     Raises ConfigError, which names the option as the program does."""
     groups, hidden = (
-        (MODEL, ENGINE),
+        (MODEL, ENGINE, MEDIA),
         ("served_model_name", "embedding_model", "max_loaded_models", "unloaded_weights"),
     )  # a program's objects tell its models apart
     options = {n: o for n, o in options_by_name().items() if o.metadata["group"] in groups and n not in hidden}

@@ -13,17 +13,17 @@ from typing import Any, Literal, Self
 from runtime.engine_options import ENGINE, HTTP, MODEL, EngineOptions, option, parse_size
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
-_LOG = "logging"
-GROUPS = (MODEL, ENGINE, HTTP, _LOG)  # in the order of --help
+MEDIA, _LOG = "images, audio and video", "logging"
+GROUPS = (MODEL, ENGINE, MEDIA, HTTP, _LOG)  # in the order of --help
 
 
 class ConfigError(Exception):
     """An option that cannot be honoured. The message names it as the user wrote it."""
 
 
-def seconds(default: float | None, text: str, *, minimum: float = 0) -> Any:
+def seconds(default: float | None, text: str, *, group: str = HTTP, minimum: float = 0) -> Any:
     """An option of the server that is a time."""
-    return option(default, text, group=HTTP, minimum=minimum, maximum=86400, metavar="SECONDS")
+    return option(default, text, group=group, minimum=minimum, maximum=86400, metavar="SECONDS")
 
 
 def flag_of(name: str) -> str:
@@ -149,37 +149,37 @@ class ServerOptions(EngineOptions):
     structured_outputs_whitespace: Literal["compact", "none", "any"] = option(
         "compact",
         "white space in JSON of a given form: compact is a space at most behind a comma or a colon, any leaves room to indent",
-        group=HTTP,
+        group=MODEL,
     )
     structured_outputs_closed: bool = option(
         True, "keep JSON objects to the properties that their schema lists, unless it says that there may be others",
-        group=HTTP,
+        group=MODEL,
     )  # fmt: skip
 
     limit_mm_per_prompt: str | None = option(
         None,
         """pictures, sounds and videos that a prompt may have, at most: '{"image": 4, "video": 0}'; 16 of each that is not named""",
-        group=HTTP,
+        group=MEDIA,
         metavar="JSON",
     )
     media_io_kwargs: str | None = option(
-        None, """how files are decoded: '{"video": {"num_frames": 16}}'""", group=HTTP, metavar="JSON"
+        None, """how files are decoded: '{"video": {"num_frames": 16}}'""", group=MEDIA, metavar="JSON"
     )
     mm_processor_kwargs: str | None = option(
         None,
         """what the model's processor gets beside each picture, sound or video: '{"max_pixels": 1003520}'""",
-        group=HTTP,
+        group=MEDIA,
         metavar="JSON",
     )
     enable_mm_embeds: bool = option(
         False,
         "take image_embeds and audio_embeds in place of pictures and sounds: nobody can look at them; for clients that are trusted",
-        group=HTTP,
+        group=MEDIA,
     )
     mm_processor_cache_gb: float = option(
         1.0,
         "GiB of processed pictures that are kept for the next turn; 0 keeps none",
-        group=HTTP,
+        group=MEDIA,
         minimum=0,
         maximum=1024,
         metavar="GIB",
@@ -196,26 +196,26 @@ class ServerOptions(EngineOptions):
         (),
         "hosts that pictures may be fetched from by their URL: names, *.example.com, or * for all that is public; addresses and "
         "networks of your own where these are meant (default: nothing is fetched)",
-        group=HTTP,
+        group=MEDIA,
         metavar="HOST",
         several=True,
     )
     allowed_local_media_path: str | None = option(
-        None, "folder below which requests may name files (file:///…)", group=HTTP, metavar="FOLDER"
+        None, "folder below which requests may name files (file:///…)", group=MEDIA, metavar="FOLDER"
     )
-    media_fetch_timeout: float = seconds(5.0, "seconds in which such a picture has to come", minimum=0.1)
+    media_fetch_timeout: float = seconds(5.0, "seconds in which such a picture has to come", group=MEDIA, minimum=0.1)
     max_media_size: int = option(
         64 * 1024**2,
         "largest file of a picture, sound or video",
-        group=HTTP,
+        group=MEDIA,
         minimum=1024,
         parse=parse_size,
         metavar="SIZE",
     )
     max_image_pixels: int = option(
-        64_000_000, "largest picture, or frame of a video, in pixels", group=HTTP, minimum=1, maximum=2**31
+        64_000_000, "largest picture, or frame of a video, in pixels", group=MEDIA, minimum=1, maximum=2**31
     )
-    max_media_seconds: float = seconds(600.0, "longest sound or video", minimum=0.1)
+    max_media_seconds: float = seconds(600.0, "longest sound or video", group=MEDIA, minimum=0.1)
 
     host: str = option(DEFAULT_HOST, "address to listen on", group=HTTP, metavar="ADDRESS")
     port: int | None = option(

@@ -228,7 +228,7 @@ class _Core:
 
 class LLM:
     """`LLM("Qwen/Qwen3-0.6B", max_model_len=4096)`: loads, and is ready when it returns. `model` as `--model` has it;
-    `options` are the options of `python -m server` for model and engine, with underscores.
+    `options` are those of `oneloop serve` for model, engine and media, with underscores.
 
     Every method may be called from any thread. `with LLM() as llm:`, `close()` or dropping the last reference frees the
     memory; a program that ends without ends all the same, quietly. Ctrl-C takes back what was asked and leaves the LLM usable.
@@ -238,7 +238,7 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         path = None if model is None else os.fspath(model)
         try:
-            config = from_keywords({**options, "model": path})
+            config = from_keywords({"enable_mm_embeds": True, **options, "model": path})
         except ConfigError as error:
             raise ValueError(str(error)) from None
         self._load(config)
@@ -254,9 +254,7 @@ class LLM:
         cancel = threading.Event()
         background = LoopThread("oneloop-llm")
         try:
-            unbounded = dataclasses.replace(
-                config, max_queue=UNBOUNDED, max_media_memory_gb=UNBOUNDED_GB, enable_mm_embeds=True
-            )
+            unbounded = dataclasses.replace(config, max_queue=UNBOUNDED, max_media_memory_gb=UNBOUNDED_GB)
             self._core: _Core | None = background.run(_Core.load(unbounded, cancel))
         except BaseException:
             cancel.set()

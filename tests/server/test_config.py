@@ -50,8 +50,10 @@ def test_the_file_may_be_named_by_the_environment(config_file):
     assert parse([], {"ONELOOP_CONFIG": config_file("port: 1234")}).port == 1234
 
 
-def test_every_option_can_be_given_in_all_three_ways(config_file):
-    values = {
+@pytest.fixture
+def values(config_file):
+    """A value other than the default for every option except --config, as the configuration holds it."""
+    return {
         "served_model_name": ("mine",), "tokenizer": "t", "revision": "r", "load_format": "dummy", "dtype": "bfloat16",
         "model_impl": "transformers", "model_plugin": ("mine",),
         "quantization": "int8", "chat_template": config_file("x"), "generation_config": "none", "tool_parser": "hermes",
@@ -102,6 +104,9 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "allowed_local_media_path": "/", "media_fetch_timeout": 1.5,
         "max_media_size": 4096, "max_image_pixels": 9, "max_media_seconds": 1.5,
     }  # fmt: skip
+
+
+def test_every_option_can_be_given_in_all_three_ways(values):
     fields = {spec.metadata["name"] or spec.name: spec.name for spec in dataclasses.fields(ServerConfig)}
     assert set(values) | {"config"} == set(fields)
     for name, value in values.items():
@@ -150,6 +155,43 @@ def test_the_file_and_a_program_may_say_an_object(config_file):
     assert parse(["--config", path], {}).speculative_config == said
     given = {"method": "ngram", "num_speculative_tokens": 3}
     assert from_keywords({"speculative_config": given}).speculative_config == said
+
+
+# Options of `oneloop serve` that mean nothing to a program: it has no port, clients, keys or second model.
+SERVER_ONLY = {
+    "served_model_name", "embedding_model", "max_loaded_models", "unloaded_weights",
+    "host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "max_body_size", "strict_fields",
+    "max_stored_responses", "max_stored_bytes", "max_total_body_size", "max_connections", "max_connections_per_address",
+    "allowed_host", "timeout_head", "timeout_body", "timeout_keep_alive", "timeout_write", "batch_dir", "max_batch_file_size",
+    "max_batch_files", "max_batch_bytes", "max_batch_requests", "ping_interval", "request_timeout", "drain_timeout", "api_key",
+    "api_key_file", "admin_api_key", "shared_prefix_cache", "cors_origin", "cors_credentials", "log_level", "log_format",
+    "log_requests", "otlp_traces_endpoint", "access_log", "profile_dir", "dry_run", "max_media_memory_gb", "max_queue",
+    "max_queued_tokens", "max_num_seqs_per_key", "max_tokens_per_minute_per_key", "max_queue_time",
+}  # fmt: skip
+
+
+def test_a_program_can_give_every_option_of_serve_that_is_not_about_serving(values):
+    fields = {spec.metadata["name"] or spec.name: spec.name for spec in dataclasses.fields(ServerConfig)}
+    needed = {
+        "speculative_model": {"speculative_method": "draft_model"},
+        "num_speculative_tokens": {"speculative_method": "ngram"},
+        "distributed_executor_backend": {"pipeline_parallel_size": 2},
+        **{name: {"enable_lora": True} for name in values if name.startswith("lora_")},
+        "default_mm_loras": {"enable_lora": True},
+    }
+    values["distributed_executor_backend"] = "uni"  # `from_keywords` says why it is not ray
+    for name in set(values) - SERVER_ONLY:
+        assert getattr(from_keywords({name: values[name], **needed.get(name, {})}), fields[name]) == values[name]
+    for name in SERVER_ONLY:
+        with pytest.raises(ConfigError, match="unknown option"):
+            from_keywords({name: values[name]})
+
+
+@pytest.mark.parametrize("name", ["limit_mm_per_prompt", "media_io_kwargs", "mm_processor_kwargs", "pooler_config"])
+def test_a_program_and_a_file_may_give_an_object_where_a_flag_takes_json(name, config_file):
+    said = parse([flag_of(name), '{"image": 1}'], {})
+    assert getattr(from_keywords({name: {"image": 1}}), name) == getattr(said, name)
+    assert getattr(parse(["--config", config_file(f"{name}: {{image: 1}}")], {}), name) == getattr(said, name)
 
 
 def test_a_repeated_served_name_collects_and_the_first_is_first():

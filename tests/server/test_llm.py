@@ -318,6 +318,9 @@ def test_options_are_the_servers_and_unknown_ones_are_refused_by_name(fake, opti
 
 
 def test_options_reach_the_engine(fake):
+    with LLM("tiny", limit_mm_per_prompt={"image": 1}, max_image_pixels=9):
+        assert (fake.config.limit_mm_per_prompt, fake.config.max_image_pixels) == ('{"image": 1}', 9)
+        assert fake.config.enable_mm_embeds
     with LLM(Path("tiny"), max_num_seqs=3, enable_prefix_caching=False, kv_cache_memory="1GiB", dtype=None):
         config = fake.config
     assert (config.model, config.max_num_seqs, config.enable_prefix_caching) == ("tiny", 3, False)
