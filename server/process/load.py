@@ -33,6 +33,7 @@ from server.loaded.swaps import Outline, SwappedModel, Swaps
 from server.loaded.tokenizer import Tokenizer, TokenizerError
 from server.media.media_options import MediaOptions
 from server.structured.compiler import Grammars
+from server.text import native
 
 if TYPE_CHECKING:
     from runtime.parallel.messages import Join
@@ -60,6 +61,7 @@ async def load(
     has one of its own.
 
     Raises LoadError."""
+    native.warn_if_missing()
     report(LoadProgress("import"))
     await asyncio.to_thread(import_engine)
     if not gc.isenabled():  # by a start, which leaves out of collections what it loads; it makes some itself on the way

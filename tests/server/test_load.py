@@ -67,6 +67,22 @@ async def test_grammars_are_warmed_while_weights_are_read_and_not_before(load):
     assert phases == ["import", "files", "import", "weights", "warm", "warm-up", "grammars"]
 
 
+@pytest.mark.parametrize(("module", "num_warnings"), [(None, 1), (SimpleNamespace(), 0)])
+async def test_a_start_without_the_compiled_text_module_logs_what_that_costs(
+    load, monkeypatch, caplog, module, num_warnings
+):
+    with_engine, _, _ = load
+    monkeypatch.setattr("server.text.native.module", module)
+
+    async def start(*args, **options):
+        raise PlanError("no engine is needed")
+
+    with pytest.raises(LoadError):
+        await with_engine(start)
+    warnings = [record.message for record in caplog.records if record.name == "oneloop.text"]
+    assert ["oneloop_text" in each and "2.2 times the CPU" in each for each in warnings] == [True] * num_warnings
+
+
 @pytest.mark.parametrize("collects", [False, True])
 async def test_what_is_imported_is_left_out_of_the_collections_of_a_start_that_makes_its_own(load, collects):
     with_engine, _, _ = load
