@@ -54,7 +54,7 @@ from runtime.speculate.config import HEADS
 from runtime.step import Runner
 from runtime.weights.fetch import ModelFiles
 from runtime.weights.rules import WeightsError
-from runtime.weights.sentence_transformers import SentenceModules
+from runtime.weights.sentence_transformers import max_seq_length
 
 if TYPE_CHECKING:
     from runtime.models.expert_load import ExpertLoad
@@ -502,7 +502,7 @@ def outline_model(config: EngineConfig, files: ModelFiles) -> ModelOutline:
     spec = describe(files.config, config.model_impl, files.modules)
     return ModelOutline(
         architecture=spec.architecture,
-        max_model_len=_with_length(config, spec, files.modules).max_model_len or spec.max_model_len,
+        max_model_len=_with_length(config, spec, files).max_model_len or spec.max_model_len,
         pooler=spec.pooler_info,
         generates=spec.generates,
         modalities=frozenset() if spec.encoder is None else spec.encoder.modalities,
@@ -541,7 +541,7 @@ def plan_engine(
         assert isinstance(described, DecoderSpec), "others are not cut"
         for kind in sorted(kept_whole(described)):
             log.info("layers of the kind %s are computed whole on every device", kind)
-    config = _with_length(config, spec, files.modules)
+    config = _with_length(config, spec, files)
     report(LoadProgress("import"))
     device = device or SharedDevice()
     platform = device.platform(config.device)
@@ -770,9 +770,12 @@ def _loaded(
     return ModelPair(model, loaded(spec.draft, draft, load_format, whole=True))
 
 
-def _with_length(config: EngineConfig, spec: ModelSpec, modules: SentenceModules | None) -> EngineConfig:
-    """A text is as long as sentence-transformers allows, unless it is to be longer."""
-    length = None if modules is None else modules.max_seq_length
+def _with_length(config: EngineConfig, spec: ModelSpec, files: ModelFiles) -> EngineConfig:
+    """Limit texts to be pooled to the length that sentence-transformers cuts them to, unless `config` has another."""
+    if files.modules is not None:
+        length = files.modules.max_seq_length
+    else:
+        length = None if spec.generates or files.gguf is not None else max_seq_length(files.path)
     if config.max_model_len is not None or length is None or length >= spec.max_model_len:
         return config
     return replace(config, max_model_len=length)

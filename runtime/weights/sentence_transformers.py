@@ -8,6 +8,7 @@ https://sbert.net/docs/sentence_transformer/usage/custom_models.html"""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -85,13 +86,24 @@ def read_modules(folder: Path) -> SentenceModules | None:
                 pass  # of training
             case _:
                 raise WeightsError(f"{folder / MODULES}: module {index} is a {kind}, which is not supported there")
-    lengths = folder / transformer / _LENGTHS
-    length = _read(lengths).get("max_seq_length") if lengths.exists() else None
-    if length is not None and (type(length) is not int or length < 1):
-        raise WeightsError(f"{lengths}: max_seq_length is {length!r}")
     return SentenceModules(
-        transformer, pooling, tuple(dense), normalize, length, label_token_ids, _activation(folder / transformer)
-    )
+        transformer, pooling, tuple(dense), normalize, max_seq_length(folder / transformer), label_token_ids,
+        _activation(folder / transformer),
+    )  # fmt: skip
+
+
+def max_seq_length(folder: Path) -> int | None:
+    """Return the maximum number of tokens of a text, special tokens included, that the files of the transformer in `folder` name.
+
+    sentence-transformers 6 writes it to the tokenizer's config. Raises WeightsError."""
+    for name, key in ((_LENGTHS, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        path = folder / name
+        length = _read(path).get(key) if path.exists() else None
+        if length is not None:
+            if type(length) not in (int, float) or not 1 <= length < math.inf:
+                raise WeightsError(f"{path}: {key} is {length!r}")
+            return int(length)
+    return None
 
 
 def _listed(folder: Path) -> Iterator[tuple[str, str]]:

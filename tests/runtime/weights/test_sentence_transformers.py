@@ -8,9 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from runtime.config import EngineConfig
 from runtime.models.read.sentence_transformers import with_modules
 from runtime.models.registry import spec_from_config
 from runtime.models.spec.model import UnsupportedModel
+from runtime.start import outline_model
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import WeightsError
 from runtime.weights.sentence_transformers import DenseModule, SentenceModules, files_of_modules, read_modules
@@ -146,11 +148,56 @@ def test_what_is_not_understood_is_refused_by_name(modules, configs, message, tm
         read_modules(tmp_path)
 
 
-def test_a_length_that_is_none_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "key", "length"),
+    [
+        ("sentence_bert_config", "max_seq_length", -1),
+        ("tokenizer_config", "model_max_length", 0),
+        ("tokenizer_config", "model_max_length", "512"),
+        ("tokenizer_config", "model_max_length", float("inf")),
+    ],
+)
+def test_a_length_that_is_none_is_refused(name, key, length, tmp_path):
     write(tmp_path, TRANSFORMER)
-    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": -1}')
-    with pytest.raises(WeightsError, match="max_seq_length is -1"):
+    (tmp_path / f"{name}.json").write_text(json.dumps({key: length}))
+    with pytest.raises(WeightsError, match=f"{key} is {length!r}"):
         read_modules(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("own", "tokenizer", "length"),
+    [
+        ({"max_seq_length": 77}, {"model_max_length": 40}, 77),
+        ({"max_seq_length": None}, {"model_max_length": 40}, 40),
+        ({"transformer_task": "feature-extraction"}, {"model_max_length": 40}, 40),
+        (None, {"model_max_length": 1e30}, 512),
+        (None, {}, 512),
+    ],
+)
+@pytest.mark.parametrize("kind", ["sentence-transformers", "plain", "reranker"])
+def test_texts_are_as_long_as_the_tokenizers_config_says_where_nothing_else_does(
+    kind, own, tokenizer, length, tmp_path
+):
+    """Releases of sentence-transformers from 6 on write the length there, as do plain encoders."""
+    config = BERT | (
+        {"architectures": ["BertForSequenceClassification"], "num_labels": 1} if kind == "reranker" else {}
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    if own is not None:
+        (tmp_path / "sentence_bert_config.json").write_text(json.dumps(own))
+    if kind == "sentence-transformers":
+        write(tmp_path, TRANSFORMER, POOLING)
+    files = resolve(str(tmp_path), None, lambda progress: None)
+    assert outline_model(EngineConfig(), files).max_model_len == length
+    assert outline_model(EngineConfig(max_model_len=200), files).max_model_len == 200
+
+
+def test_the_context_of_a_model_that_generates_is_not_what_its_tokenizers_config_says(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 40}')
+    files = resolve(str(tmp_path), None, lambda progress: None)
+    assert outline_model(EngineConfig(), files).max_model_len == 2048
 
 
 def test_the_model_may_be_in_a_folder_of_its_own_and_a_linear_layer_in_another(tmp_path):
