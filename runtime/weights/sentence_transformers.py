@@ -88,7 +88,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
                 raise WeightsError(f"{folder / MODULES}: module {index} is a {kind}, which is not supported there")
     return SentenceModules(
         transformer, pooling, tuple(dense), normalize, max_seq_length(folder / transformer), label_token_ids,
-        _activation(folder / transformer),
+        _activation(folder),
     )  # fmt: skip
 
 

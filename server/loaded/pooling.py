@@ -80,12 +80,14 @@ class Prompts:
     template_kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
-    def read(cls, folder: Path) -> Prompts:
-        """Those of the model in `folder`; none where it has no such files. Raises ValueError for a file that is broken."""
+    def read(cls, folder: Path, transformer: Path) -> Prompts:
+        """Return the prompts of a model in `folder`, whose first module is in the folder `transformer`; none where no files name any.
+
+        Raises ValueError for a file that is broken."""
         found = _object(folder / "config_sentence_transformers.json")
         by_name = {name: text for name, text in (found.get("prompts") or {}).items() if isinstance(text, str)}
         default = found.get("default_prompt_name")
-        processing = _object(folder / "sentence_bert_config.json").get("processing_kwargs")
+        processing = _object(transformer / "sentence_bert_config.json").get("processing_kwargs")
         given = processing.get("chat_template") if isinstance(processing, dict) else None
         kwargs = {name: value for name, value in (given or {}).items() if name not in _NO_VARIABLES}
         return cls(MappingProxyType(by_name), default if default in by_name else None, MappingProxyType(kwargs))

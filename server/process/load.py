@@ -216,7 +216,7 @@ def outline(config: ServerConfig, cancel: Event) -> Outline | None:
     try:
         files = resolve(config.model, config.revision, lambda progress: None, cancel=cancel, load_format="dummy")
         model = outline_model(EngineConfig.of(config, end_token_ids=frozenset()), files)
-        runner = served_runner(config.runner, model, embeds=_embeds(files))
+        runner = served_runner(config.runner, model, embeds=files.modules is not None)
         tasks = (
             pooled_tasks(model, _pooler_config(config, model), config.convert) if runner == "pooling" else ("generate",)
         )
@@ -345,12 +345,12 @@ def served_pooling(
     """What the model is served for in place of generating; None where it generates.
 
     Raises ValueError where it cannot do what the options say."""
-    folder = None if files.gguf is not None else files.tokenizer_path
-    if served_runner(config.runner, model, embeds=_embeds(files)) == "generate":
+    if served_runner(config.runner, model, embeds=files.modules is not None) == "generate":
         if config.convert in ("embed", "classify") or config.pooler_config is not None:
             raise ValueError("--convert and --pooler-config are for models that are pooled: add --runner pooling")
         return None
-    prompts = Prompts() if folder is None else Prompts.read(folder)
+    folder = files.tokenizer_path
+    prompts = Prompts() if files.gguf is not None else Prompts.read(files.modules_path or folder, folder)
     chosen = _pooler_config(config, model)
     if config.chat_template is not None:
         score_template = ScoreTemplate.of_option(template)
@@ -362,11 +362,6 @@ def served_pooling(
         "" if score_template is None else "; a query and a document are compared in the model's prompt for them",
     )  # fmt: skip
     return served
-
-
-def _embeds(files: ModelFiles) -> bool:
-    """Whether its files are sentence-transformers'."""
-    return files.gguf is None and (files.tokenizer_path / "modules.json").is_file()
 
 
 def _pooler_config(config: ServerConfig, model: ModelInfo | ModelOutline) -> PoolerConfig:

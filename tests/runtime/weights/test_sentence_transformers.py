@@ -77,8 +77,9 @@ def test_a_cross_encoder_may_judge_by_the_logits_of_tokens(config, ids, tmp_path
     ("written", "activation"),
     [("linear.Identity", "none"), ("activation.Sigmoid", "sigmoid"), ("activation.Softmax", "softmax")],
 )
-def test_what_a_cross_encoder_makes_of_its_scores_is_read(written, activation, tmp_path):
-    write(tmp_path, TRANSFORMER)
+@pytest.mark.parametrize("transformer", ["", "0_Transformer"])
+def test_what_a_cross_encoder_makes_of_its_scores_is_read(transformer, written, activation, tmp_path):
+    write(tmp_path, TRANSFORMER | {"path": transformer})
     (tmp_path / "config_sentence_transformers.json").write_text(
         json.dumps({"activation_fn": f"torch.nn.modules.{written}"})
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
@@ -52,13 +53,17 @@ class Files:
 
     gguf = None
 
-    def __init__(self, folder):
-        self.tokenizer_path = folder
+    def __init__(self, folder, transformer=""):
+        self.modules = True if (folder / "modules.json").exists() else None
+        self.modules_path = folder if self.modules else None
+        self.tokenizer_path = folder / transformer
 
 
-def test_sentence_transformers_files_make_a_decoder_one_that_embeds(tmp_path):
+@pytest.mark.parametrize("transformer", ["", "0_Transformer"])
+def test_sentence_transformers_files_make_a_decoder_one_that_embeds(transformer, tmp_path):
+    files = partial(Files, tmp_path, transformer)
     model, tokenizer = fake_model(pooler=EMBEDDER), tiny_tokenizer()
-    assert served_pooling(ServerConfig(), Files(tmp_path), model, tokenizer, NO_TEMPLATE) is None
+    assert served_pooling(ServerConfig(), files(), model, tokenizer, NO_TEMPLATE) is None
     (tmp_path / "modules.json").write_text("[]")
     config = {
         "prompts": {"query": "q: ", "document": ""},
@@ -66,13 +71,13 @@ def test_sentence_transformers_files_make_a_decoder_one_that_embeds(tmp_path):
         "similarity_fn_name": "cosine",
     }
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
-    found = served_pooling(ServerConfig(), Files(tmp_path), model, tokenizer, NO_TEMPLATE)
+    found = served_pooling(ServerConfig(), files(), model, tokenizer, NO_TEMPLATE)
     assert found is not None
     assert found.tasks == ("embed", "token_embed")
     assert found.prompts.text(None, "prompt_name") == "q: "
     (tmp_path / "config_sentence_transformers.json").write_text("{")
     with pytest.raises(ValueError, match="cannot be read"):
-        served_pooling(ServerConfig(), Files(tmp_path), model, tokenizer, NO_TEMPLATE)
+        served_pooling(ServerConfig(), files(), model, tokenizer, NO_TEMPLATE)
 
 
 @pytest.mark.parametrize("options", [{"convert": "embed"}, {"pooler_config": "{}"}])
