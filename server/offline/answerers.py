@@ -117,6 +117,7 @@ class Endpoint:
         self, path: str, fields: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Piece]
     ) -> AsyncGenerator[Piece, None]:
         await self.find_model()
+        num_tokens = 0
         body = {"model": self.name, "stream": True, "stream_options": {"include_usage": True}, **fields}
         with _reached():
             async with self._client.stream("POST", path, json=body) as response:
@@ -131,7 +132,9 @@ class Endpoint:
                         raise AnswerFailed(_message(event))
                     for choice in event.get("choices") or ():
                         yield read(choice)
-                    yield Piece(num_tokens=(event.get("usage") or {}).get("completion_tokens") or 0)
+                    so_far = (event.get("usage") or {}).get("completion_tokens") or num_tokens
+                    yield Piece(num_tokens=so_far - num_tokens)
+                    num_tokens = so_far
 
 
 @contextlib.contextmanager

@@ -199,13 +199,14 @@ class Shown:
         self._first_s: float | None = None
         self._thinks = False
         self.text = ""
-        self.num_tokens = 0
+        self.num_tokens = self._num_pieces = 0
 
     async def show(self, answer: AsyncGenerator[Piece, None]) -> None:
         async with contextlib.aclosing(answer) as pieces:
             async for piece in pieces:
                 self.num_tokens += piece.num_tokens
                 if piece.reasoning or piece.text:
+                    self._num_pieces += 1
                     self._first_s = self._clock() if self._first_s is None else self._first_s
                 if piece.reasoning:
                     self._write(self.dim(printable(piece.reasoning)))
@@ -219,7 +220,9 @@ class Shown:
     def figures(self) -> str:
         seconds = max(self._clock() - self._began_s, 1e-9)
         first = "" if self._first_s is None else f", the first after {1000 * (self._first_s - self._began_s):.0f} ms"
-        return f"{self.num_tokens} tokens, {self.num_tokens / seconds:.1f} a second{first}"
+        # An endpoint counts tokens in its last event, which does not come when the answer is stopped; most stream one a piece.
+        num, about = (self.num_tokens, "") if self.num_tokens else (self._num_pieces, "about ")
+        return f"{about}{num} tokens, {num / seconds:.1f} a second{first}"
 
     def dim(self, text: str) -> str:
         return f"\x1b[2m{text}\x1b[0m" if self._styled else text

@@ -113,6 +113,11 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_came():
     assert answerer.asked[1][0] == [("user", "one"), ("assistant", "half"), ("user", "two")]
 
 
+def test_the_tokens_of_a_stopped_answer_are_estimated_where_the_endpoint_has_not_counted_them():
+    answerer = Scripted([Piece("one "), Piece("two"), KeyboardInterrupt()])
+    assert "about 2 tokens, 1.0 a second, the first after 1000 ms" in talk(answerer, "one")
+
+
 def test_reasoning_is_dim_where_the_terminal_can_and_not_sent_again():
     answerer = Scripted([Piece(reasoning="hm"), Piece("so")], [Piece("b")])
     assert "\x1b[2mhm\x1b[0m\n\nso" in talk(answerer, "one", "two", styled=True)
@@ -249,6 +254,14 @@ async def test_what_an_endpoint_refuses_is_told_in_its_words(serve, key, model, 
     endpoint = Endpoint(f"http://127.0.0.1:{server.port}", model, key)
     with pytest.raises(AnswerFailed, match=words):
         await pieces(endpoint.chat([ASK], fields))
+    await endpoint.close()
+
+
+async def test_usage_in_every_event_counts_tokens_once():
+    event = '{"choices": [{"delta": {"content": "x"}}], "usage": {"completion_tokens": %d}}'
+    stream = "".join(f"data: {event % number}\n\n" for number in (1, 2, 3))
+    endpoint = Endpoint("http://x", "m", None, httpx.MockTransport(lambda _: httpx.Response(200, text=stream)))
+    assert sum(piece.num_tokens for piece in await pieces(endpoint.chat([ASK], {}))) == 3
     await endpoint.close()
 
 
