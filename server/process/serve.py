@@ -271,12 +271,13 @@ class Process:
         self._lifecycle.drain()
         tell_manager("STOPPING=1", os.environ)
         in_flight = engines.health(loaded.engines)
-        logger.info(
-            "shutting down: %d requests running, %d waiting, at most %g s for them (Ctrl-C again ends at once)",
-            in_flight.num_running,
-            in_flight.num_waiting,
-            limit_s,
+        counts = (
+            f"{in_flight.num_running} running and {in_flight.num_waiting} waiting requests have up to {limit_s:g} s"
         )
+        if self._is_for_people:  # at any --log-level: whoever pressed Ctrl-C waits for an answer
+            print(f"oneloop: shutting down: {counts}; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+        else:
+            logger.info("shutting down: %s", counts)
         aborted = await engines.drain(loaded.engines, limit_s)
         if aborted:
             logger.warning("%d requests were aborted at the drain timeout", aborted)

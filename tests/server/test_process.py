@@ -187,6 +187,15 @@ async def test_an_idle_server_ends_at_once(live):
     assert await life.running == 0
 
 
+async def test_the_first_ctrl_c_is_answered_at_any_log_level(live, capsys):
+    life = live(drain_timeout=600, log_level="error")
+    await life.ready()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await life.running == 0
+    told = "oneloop: shutting down: 0 running and 0 waiting requests have up to 600 s; Ctrl-C again ends at once\n"
+    assert told in capsys.readouterr().err
+
+
 async def test_a_reader_that_does_not_read_cannot_hold_up_the_end(live, tokenizer):
     life = live(drain_timeout=0.05)
     long = [*tokenizer.encode("x" * 100_000), EOS]
