@@ -31,6 +31,8 @@ def _reads_cache(case: ShapeClass) -> str | None:
     """What Triton needs of a cache of eight bits."""
     if case.kv_dtype == FP8 and case.capability is not None and case.capability < (8, 9):
         return "numbers of fp8 want compute capability 8.9 or more"
+    if case.kv_dtype == torch.int8 and case.head_size % 4:
+        return "entries of int8 require head sizes that are multiples of 4"
     return None
 
 

@@ -25,7 +25,8 @@ def to_int8_entries(x: Tensor) -> Tensor:
 def from_int8_entries(entries: Tensor) -> Tensor:
     """[..., D + SCALE_BYTES] int8 -> [..., D] float32."""
     numbers, scale = entries[..., :-SCALE_BYTES], entries[..., -SCALE_BYTES:]
-    return numbers.float() * scale.contiguous().view(torch.float32)
+    aligned = scale.clone(memory_format=torch.contiguous_format)  # of a single entry `contiguous` is no copy
+    return numbers.float() * aligned.view(torch.float32)
 
 
 def scales_of(cache: Tensor) -> Tensor | None:

@@ -201,6 +201,12 @@ def test_int8_lines_are_half_a_step_off_and_the_same_bits_from_every_kernel(kern
         assert ((from_int8_entries(lines) - x.transpose(0, 1).double()).abs() <= step * 0.500001).all()
 
 
+@pytest.mark.parametrize("head_size", [5, 6, 7, 8])
+def test_a_single_int8_entry_is_read_back_wherever_its_scale_begins(kernel: str, head_size: int) -> None:
+    x = torch.randn(1, 1, head_size)
+    torch.testing.assert_close(from_int8_entries(int8_lines(x)), x, rtol=0, atol=float(x.abs().max()) / 250)
+
+
 def test_int8_lines_of_what_has_no_scale(kernel: str) -> None:
     x = torch.randn(6, 1, 16)
     x[0], x[1, 0, 3], x[2, 0, 15], x[3, 0, 8], x[4] = 0, torch.nan, torch.inf, -torch.inf, 1e-45

@@ -168,7 +168,7 @@ def test_fp8_caches_are_refused_on_a_cpu_by_name_but_for_references():
 
 @pytest.mark.parametrize(
     ("dtype", "head_size", "capability", "named"),
-    [(torch.float8_e4m3fn, 64, (8, 0), "8.9")],
+    [(torch.float8_e4m3fn, 64, (8, 0), "8.9"), (torch.int8, 6, (9, 0), "multiples of 4")],
 )
 def test_caches_that_no_kernel_of_a_gpu_reads_are_refused(monkeypatch, dtype, head_size, capability, named):
     cuda = torch.device("cuda")
