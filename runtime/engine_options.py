@@ -97,7 +97,7 @@ class EngineOptions:
     quantization: Literal["auto", "none", "int8", "int16", "fp8", "int4"] = option(
         "auto",
         "auto leaves weights in the bits they are stored in where a kernel reads those, none dequantises them; int8 and "
-        "int16 (CPU), fp8 and int4 (GPU) round any weights at load; int16 stays within a thousandth of float32",
+        "int16 (CPU), fp8 and int4 (GPU) round any weights at load, quantised ones too; int16 stays within a thousandth of float32",
         group=MODEL,
     )
     device: str = option(

@@ -4,7 +4,7 @@ Matrices alone have a choice, since only their kernels read more than one format
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 
 from runtime.config import WeightPolicy
@@ -12,6 +12,8 @@ from runtime.weights.rules import AS_STORED, Load, Span, moves_rows
 
 NARROW = {"BF16": "bfloat16", "F16": "float16"}
 _PLAIN = frozenset({"F32", *NARROW})
+# Stored formats of the same bits, by `WeightPolicy.online`: rounding them again would only lose precision.
+_ALREADY: Mapping[str | None, Set[str]] = {"int8": {"Q8_0", "w8"}, "int16": set(), "fp8": {"fp8"}, "w4": {"w4"}}
 
 Refusal = Callable[[frozenset[str]], str | None]
 
@@ -25,11 +27,13 @@ def _whole_blocks(columns: Span | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """`policy`: how matrices are to be kept. `dtype`: of activations. `types`: of the checkpoint's tensors."""
+    """`policy`: how matrices are to be kept. `dtype`: of activations. `types`: of the checkpoint's tensors. `rounded`: names of
+    the parameters that are rounded at load."""
 
     policy: WeightPolicy
     dtype: str
     types: Mapping[str, str]
+    rounded: Collection[str] = ()
 
     def storage(self, load: Load, refusal: Refusal) -> str:
         """A dtype or AS_STORED. `refusal`: why no kernel multiplies rows of these formats, None where one does."""
@@ -45,12 +49,15 @@ class Keeping:
         """What to tell of quantised rows that become plain numbers though they should not; None where nothing does."""
         if not self.policy.keep_quantized or self._types(load) <= _PLAIN or self.storage(load, refusal) == AS_STORED:
             return None
+        types = ", ".join(sorted(self._types(load)))
+        if load.parameter.name in self.rounded:
+            return f"weights in {types} are decoded, and rounded to {self.policy.online}"
         why = (
             refusal(self._types(load))
             if self._stays(load)
             else "what is wanted of them is not whole blocks in their order"
         )
-        return f"weights in {', '.join(sorted(self._types(load)))} become {self.storage(load, refusal)}: {why}"
+        return f"weights in {types} become {self.storage(load, refusal)}: {why}"
 
     def _types(self, load: Load) -> frozenset[str]:
         return frozenset(self.types[shard.name] for shard in load.shards)
@@ -58,4 +65,10 @@ class Keeping:
     def _stays(self, load: Load) -> bool:
         whole_rows = load.transform is None or (moves_rows(load.transform) and len(load.shards) == 1)
         whole_rows = whole_rows and load.cut is None and all(_whole_blocks(shard.columns) for shard in load.shards)
-        return whole_rows and self.policy.keep_quantized and not self._types(load) & _PLAIN
+        return whole_rows and self._may_stay(load) and not self._types(load) & _PLAIN
+
+    def _may_stay(self, load: Load) -> bool:
+        """Whether quantised rows are wanted as they are: of those to be rounded, the ones already in that format."""
+        if load.parameter.name in self.rounded and not self._types(load) <= _ALREADY[self.policy.online]:
+            return False
+        return self.policy.keep_quantized

@@ -69,7 +69,7 @@ class ParameterReader:
             self._rounded -= self._not_to_round(spec, policy.online)
         elif policy.online is None:
             self._rounded = set()
-        keeping = Keeping(policy, dtype, source.types)
+        keeping = Keeping(policy, dtype, source.types, self._rounded)
         matrices = [(load, self._refusal(load)) for load in self._loads if self._is_matrix(load.parameter.name)]
         self.storage = {load.parameter.name: keeping.storage(load, refusal) for load, refusal in matrices}
         self._types = {load.parameter.name: [source.types[shard.name] for shard in load.shards] for load in self._loads}

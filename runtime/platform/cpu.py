@@ -12,6 +12,7 @@ import torch
 import ops
 from runtime.batch import ScheduledBatch
 from runtime.config import (
+    ELEMENT_BYTES,
     FP8_CACHES,
     GIB,
     INT8_CACHE,
@@ -43,7 +44,7 @@ from runtime.sample.synthetic import SyntheticAcceptance
 from runtime.step_budget import PlatformSteps, Slowdown
 from runtime.step_cost import TimedSteps
 
-_ROUNDED = ("int8", "int16")
+_ROUNDED = {"int8": 1, "int16": 2}  # bytes of a number
 _TIMED_ROWS = 4
 _TIMED_TIMES, _TIMED_S = 3, 0.1  # steps of a kind at most, and seconds after which there is no further one
 # Beside one request a stream waits three times as long at most as alone, with all that scatters, and beside several five times.
@@ -102,6 +103,8 @@ class CpuPlatform:
         return ""
 
     def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
+        if config.online in _ROUNDED:
+            return spec.weights_bytes("float32") * _ROUNDED[config.online] // ELEMENT_BYTES["float32"]
         weights = _weights(config)
         dense = spec.weights_bytes(DEFAULTS.dtype if weights.dense_dtype == "stored" else weights.dense_dtype)
         return dense if stored_bytes is None or not weights.keep_quantized else min(dense, stored_bytes)

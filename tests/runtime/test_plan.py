@@ -297,6 +297,14 @@ def test_what_weights_take_on_a_device_follows_from_what_becomes_of_those_that_a
     assert CpuPlatform().weights_bytes(config, spec, None) == 10 * GIB
 
 
+@pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("int16", 16)])
+def test_weights_rounded_on_a_cpu_take_their_new_bits_whatever_the_file_takes(quantization, bits):
+    config = EngineConfig(quantization=quantization)
+    for stored_bytes in (None, 1000, 100 * GIB):
+        at_least = CpuPlatform().weights_bytes(config, SPEC, stored_bytes)
+        assert at_least == SPEC.weights_bytes("float32") * bits // 32
+
+
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 8])
 def test_a_start_tries_few_and_many_requests_of_few_and_many_tokens(max_num_seqs):
     """Kernels have other tiles for many tokens, and for many requests, and are compiled when they are first wanted."""

@@ -21,9 +21,9 @@ def only_float32(formats: frozenset[str]) -> str | None:
     return None if formats == {"float32"} else "only float32"
 
 
-def case(types: list[str], policy: WeightPolicy) -> tuple[Keeping, Load]:
+def case(types: list[str], policy: WeightPolicy, rounded: tuple[str, ...] = ()) -> tuple[Keeping, Load]:
     shards = tuple(Shard(f"t{i}", i, (1, 256)) for i in range(len(types)))
-    keeping = Keeping(policy, "float32", {f"t{i}": kind for i, kind in enumerate(types)})
+    keeping = Keeping(policy, "float32", {f"t{i}": kind for i, kind in enumerate(types)}, rounded)
     return keeping, Load(Parameter("w", (len(types), 256)), shards)
 
 
@@ -52,6 +52,30 @@ def test_as_stored_means_what_a_kernel_reads_in_one_piece(types, expected):
 def test_quantised_weights_become_numbers_when_asked():
     assert storage(["Q4_K"], WeightPolicy("stored")) == "float32"
     assert storage(["Q4_K"], WeightPolicy("bfloat16")) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("online", "types", "rounded"),
+    [
+        ("int16", ["Q4_K"], True),
+        ("int16", ["Q8_0"], True),
+        ("int8", ["Q4_K", "Q8_0"], True),
+        ("int8", ["Q8_0"], False),
+        ("int8", ["w8", "Q8_0"], False),
+        ("fp8", ["w4"], True),
+        ("fp8", ["fp8"], False),
+        ("w4", ["fp8"], True),
+        ("w4", ["w4"], False),
+    ],
+)
+def test_weights_to_be_rounded_are_decoded_unless_the_checkpoint_has_rounded_them_so(online, types, rounded):
+    policy = WeightPolicy("stored", keep_quantized=True, online=online)
+    keeping, load = case(types, policy, ("w",))
+    assert keeping.storage(load, lambda formats: None) == ("float32" if rounded else AS_STORED)
+    told = f"weights in {', '.join(types)} are decoded, and rounded to {online}"
+    assert keeping.widened(load, lambda formats: None) == (told if rounded else None)
+    another, load = case(types, policy, ("another",))
+    assert another.storage(load, lambda formats: None) == AS_STORED
 
 
 def test_a_dtype_is_for_numbers_not_for_blocks():

@@ -118,6 +118,16 @@ def test_on_a_cpu_what_a_packed_kernel_reads_stays_in_its_bits(dialect, tmp_path
     assert (kept.weights_bytes < 0.6 * wide.weights_bytes) == stays
 
 
+@NATIVE
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["gptq, desc_act", "pack-quantized, asymmetric", "int-quantized", "bitsandbytes, nf4"])
+def test_stored_codes_are_rounded_to_sixteen_bits_where_that_is_asked(name, tmp_path):
+    theirs = write(tmp_path, DIALECTS[name])
+    policy = WeightPolicy("stored", keep_quantized=True, online="int16")
+    ours, expected = logits(load(tmp_path, weights=policy)), theirs(torch.tensor([IDS])).logits[0]
+    assert (ours - expected).norm() < 0.0005 * expected.norm()
+
+
 @pytest.mark.parametrize("name", ["awq", "fp8, blocks of 128", "pack-quantized"])
 @torch.inference_mode()
 def test_a_layer_that_is_left_out_is_read_as_it_is(name, tmp_path):
