@@ -123,7 +123,7 @@ def read_weights(spec: DecoderSpec, reader: ParameterReader, *, dtype: str, devi
     activations = DTYPES[dtype]
     linear_names = {f"{linear.name}.weight": linear.name for linear in spec.linears()}
     # Rows of the table can be read out of any form; a draft head may have none of its own.
-    linear_names |= {TABLE: EMBEDDING} if reader.storage.get(TABLE, dtype) != dtype else {}
+    linear_names |= {TABLE: EMBEDDING} if TABLE in reader.storage and reader.formats(TABLE) != {dtype} else {}
     halves = expert_halves(spec)
     linears: dict[str, ops.LinearWeight] = {}
     tensors: dict[str, Tensor] = {}

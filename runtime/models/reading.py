@@ -62,7 +62,9 @@ class ParameterReader:
         )
         self._halves = {f"{half.name}.weight" for half in halves}
         exact = {f"{linear.name}.weight" for linear in spec.linears() if linear.float32} | _routers(spec)
-        self._online, self._rounded = policy.online, (self._linears | self._halves) - exact
+        # A tied embedding is rounded on the first of several stages too, where the head is another's.
+        tied = {TABLE} if spec.tied_embedding and spec.all_layers.generates else set()
+        self._online, self._rounded = policy.online, (self._linears | self._halves | tied) - exact
         self._loads = planned_loads(spec, source)
         self._kv_scales = kv_scale_loads(spec, source)
         if policy.online in _BY_DEVICE:

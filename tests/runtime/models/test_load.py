@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import ops
 from runtime.config import WeightPolicy
 from runtime.models.load import load_model
+from runtime.models.spec.stages import stages
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import WeightsError
 from server.loaded.tokenizer import Tokenizer
@@ -192,6 +193,18 @@ def test_matrices_are_rounded_at_load(folder, online, error, size):
     apart = logits(rounded) - logits(exact)
     assert 0 < apart.norm() < error * logits(exact).norm()
     assert rounded.weights_bytes < size * exact.weights_bytes
+
+
+@NATIVE
+@pytest.mark.parametrize("online", ["int8", "int16"])
+def test_a_stage_embeds_by_the_rounded_rows_that_are_another_stages_head(original, folder, online):
+    set_config(folder, tie_word_embeddings=True)
+    change(folder, lm_head__weight=None)
+    policy, ids = WeightPolicy("stored", online=online), torch.arange(CONFIG["vocab_size"])
+    whole = load(folder, weights=policy)
+    stage = load(folder, weights=policy, spec=stages(whole.spec, 2)[0])
+    assert torch.equal(stage._vocabulary.embed(ids), whole._vocabulary.embed(ids))
+    assert not torch.equal(stage._vocabulary.embed(ids), original.model.embed_tokens.weight)
 
 
 @NATIVE
