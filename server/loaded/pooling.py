@@ -81,7 +81,7 @@ class Prompts:
 
     @classmethod
     def read(cls, folder: Path, transformer: Path) -> Prompts:
-        """Return the prompts of a model in `folder`, whose first module is in the folder `transformer`; none where no files name any.
+        """Return the prompts of a model in `folder`, whose first module is in folder `transformer`; none where no files name any.
 
         Raises ValueError for a file that is broken."""
         found = _object(folder / "config_sentence_transformers.json")
