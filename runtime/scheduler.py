@@ -234,15 +234,16 @@ class Scheduler:
         for index, wanted in enumerate(num_wanted):
             if index == len(self.running):
                 break  # the rest was preempted
-            sequence, num_tokens = self.running[index], wanted
+            if not wanted:
+                continue
+            sequence = self.running[index]
             if wanted == 1 and may_be_plain and (row := self._decode(sequence)) is not None:
                 rows.append(row)
                 num_decodes += 1
                 budget -= 1
                 continue
             if wanted != 1 and (sequence.restart < 0 or wanted > budget - len(self.running) + index):
-                if wanted:
-                    prompts.append(sequence)
+                prompts.append(sequence)
                 continue
             if (sequence.request.media or self._whole_prompts) and not self._is_encoded(rows, sequence):
                 continue
@@ -690,6 +691,7 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, num_tokens: int, draft_ids: tuple[int, ...] = ()) -> ScheduledRow:
         assert sequence.row is not None
+        assert num_tokens > 0, "a row without tokens would use up what the sequence's next row is for"
         start, num_known = sequence.num_computed_tokens, sequence.num_known_tokens
         end = start + num_tokens
         known_end = end - len(draft_ids)

@@ -165,6 +165,7 @@ class Memory:
             self.rows[row.row].num_computed = row.binding.num_computed
             assert row.start == row.binding.num_computed
         device = self.rows[row.row]
+        assert row.num_tokens > 0
         if row.restart >= 0:
             assert row.restart == row.start
             device.num_computed = row.restart
@@ -1141,6 +1142,19 @@ def test_decodes_share_the_steps_under_way_in_each_stage_and_take_turns(num, sta
         together = seen[first : first + len(parts)]
         assert sum(map(len, together)) == num, "each has a turn in as many steps as there are parts"
         assert set().union(*together) == set(range(num))
+
+
+def test_a_state_that_is_read_again_waits_for_its_turn_in_the_stages_without_a_row():
+    scheduler = make(stages=2, groups=GROUPS["states"], proposer=Known([50, 51]))
+    memory = Memory(scheduler)
+    first, second = decoding(scheduler, memory, 2)
+    num_tokens = []
+    for _ in range(3):
+        batch = scheduler.schedule()
+        num_tokens.append({row.number: row.num_tokens for row in batch.rows})
+        scheduler.settle(batch, *memory.run(batch))
+    assert num_tokens == [{first.number: 3}, {second.number: 1}, {first.number: 2}]
+    assert first.token_ids == expected(first)[: first.num_tokens]
 
 
 def test_one_that_decodes_alone_is_a_step_ahead_and_no_more_whatever_the_stages():
