@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from runtime.admission import Admission, AdmissionLimits, Callers
 from runtime.api import (
@@ -66,6 +66,7 @@ from runtime.token_stream import EngineTokenStream, Handover
 
 log = logging.getLogger("oneloop.engine")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CLOSE_LIMIT_S = 5.0  # for a step that is being computed when the engine is closed
@@ -140,6 +141,8 @@ class Engine:
         self._handover = Handover()
         self._random = random.Random(seed)  # seeds for requests that bring none
         self._meter = EngineMeter(model, scheduler)
+        self._when_finished: list[Callable[[Finished], None]] = []
+        self._failed_observers: set[str] = set()
         self._health = StepHealth(health_limits or HealthLimits())
         self._profiling = Profiling(recorder, self._meter)
         self._clock = clock
@@ -240,7 +243,7 @@ class Engine:
         )  # fmt: skip
 
     def when_finished(self, call: Callable[[Finished], None]) -> None:
-        self._meter.when_finished(call)
+        self._when_finished.append(call)
 
     def abort(self, ids: Collection[str] | None = None) -> int:
         asked = [
@@ -439,7 +442,7 @@ class Engine:
         self._unsampled = None
 
     def _note_launch(self, batch: ScheduledBatch, launched_s: float) -> None:
-        num_started = self._meter.launched(batch, launched_s)
+        num_started = self._observe(self._meter.launched, batch, launched_s)
         if num_started:
             self._admission.started(num_started, others_wait=bool(self._scheduler.waiting))
 
@@ -451,12 +454,12 @@ class Engine:
         encoding, error = self._scheduler.encoding, done.exception()
         assert encoding is not None
         if error is None:
-            self._meter.encoders.encoded(work, self._clock() - began_s)
+            self._observe(self._meter.encoders.encoded, work, self._clock() - began_s)
             encoding.encoded(work)
         elif not isinstance(error, RowFailed):
             self._lost = error
         elif encoding.failed(work):
-            self._meter.encoders.failed(work)
+            self._observe(self._meter.encoders.failed, work)
             self.end(work.number, FinishReason.ERROR, STEP_ERROR)
         self.wake()
 
@@ -542,7 +545,7 @@ class Engine:
 
     def note_deferred(self, sampling: ScheduledBatch) -> None:
         """The masks of its rows were late."""
-        self._meter.deferred(sampling, self._clock())
+        self._observe(self._meter.deferred, sampling, self._clock())
 
     async def _sleep(self) -> None:
         self._work.clear()
@@ -565,13 +568,14 @@ class Engine:
     def _settle(self, step: Step, result: StepResult, prompt_logprobs: list[list[TokenLogprobs] | None]) -> None:
         now = self._clock()
         waited_s = max(0.0, step.launched_s - self._meter.last_settled_s)  # where it was not launched one step ahead
-        took_s = self._meter.settled(step, now)
-        self._health.settled(step.batch, took_s)
-        encoding = self._scheduler.encoding
-        if encoding is None or not encoding.is_encoding:  # beside encoders a step takes longer
-            self._scheduler.step_budget.settled(step.batch, took_s)
-        if self._scheduler.speculation is not None:
-            self._scheduler.speculation.took(step.batch, took_s + waited_s)
+        took_s = self._observe(self._meter.settled, step, now)
+        if took_s is not None:
+            self._observe(self._health.settled, step.batch, took_s)
+            encoding = self._scheduler.encoding
+            if encoding is None or not encoding.is_encoding:  # beside encoders a step takes longer
+                self._observe(self._scheduler.step_budget.settled, step.batch, took_s)
+            if self._scheduler.speculation is not None:
+                self._observe(self._scheduler.speculation.took, step.batch, took_s + waited_s)
         if self._probing is not None and _is_sound(result):
             self._tell_probe(True)
         rows = step.batch.prompt_logprobs_rows if prompt_logprobs else ()
@@ -579,7 +583,7 @@ class Engine:
             self._hold(row.number, entries)
         logprobs = result.logprobs  # nearly always empty
         all_settled = self._scheduler.settle(step.batch, result.tokens, result.pooled)
-        self._meter.gained(all_settled, now)
+        self._observe(self._meter.gained, all_settled, now)
         sinks, notes_all = self._sinks, self._admission.counts_tokens
         for settled in all_settled:
             sequence, token_ids, finish, place, _ = settled
@@ -590,8 +594,20 @@ class Engine:
                         self._note_gained(sequence, token_ids)
                     continue
             self._deliver(settled, logprobs[place] if logprobs and token_ids else None)
-        self._profiling.settled()
-        self._meter.report(now)
+        self._observe(self._profiling.settled)
+        self._observe(self._meter.report, now)
+
+    def _observe(self, observe: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Call a function that only counts, learns or reports. An exception in it is logged, and ends no request. Return what it
+        returns, or None after an exception."""
+        try:
+            return observe(*args, **kwargs)
+        except Exception:
+            name = getattr(observe, "__qualname__", repr(observe))
+            if name not in self._failed_observers:  # it may fail in every step
+                self._failed_observers.add(name)
+                log.exception("%s failed. Requests continue. Further failures of it are not logged", name)
+            return None
 
     async def _fail(self, error: Exception) -> None:
         """The oldest step raised, and ends whom it must; what was launched behind it may have read garbage and starts over."""
@@ -610,7 +626,7 @@ class Engine:
             len(sequences),
             lambda index, reason: self._leave(sequences[index], reason),
             self._stream_interval,
-            lambda index: self._meter.delivered(sequences[index], stream.held_s),
+            lambda index: self._observe(self._meter.delivered, sequences[index], stream.held_s),
             handover=self._handover,
             left=lambda indices: self._note_left([sequences[index] for index in indices]),
         )
@@ -804,7 +820,9 @@ class Engine:
         self._spared.discard(sequence.number)
         self._admission.ended(sequence.request.caller)
         self._masked.forget(sequence)
-        self._meter.finished(sequence)
+        if (finished := self._observe(self._meter.finished, sequence)) is not None:
+            for call in self._when_finished:
+                self._observe(call, finished)
         if not sequence.request.is_probe:
             self._sleeping.used()
         self._work.set()

@@ -98,6 +98,8 @@ class _Factors:
     def learn(self, assumed_s: Sequence[float], took_s: float) -> None:
         """`assumed_s`: what each thing in a step was assumed to take; together they took `took_s`."""
         expected_s = self.expected(assumed_s)
+        if not expected_s:
+            return  # the step contained none of these things
         took_s = min(max(took_s, expected_s / _ODD), expected_s * _ODD)
         # Relative to what was expected: relative to what they took, steps that scatter would seem shorter than they are.
         shares, ratio = [each / expected_s for each in assumed_s], took_s / expected_s

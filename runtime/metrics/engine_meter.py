@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from runtime.api import Activity, Finished, FinishReason, Metric, ModelInfo, StepRecord
@@ -36,7 +36,6 @@ class EngineMeter:
         self._lag = LoopLag(self._stats.loop_lag.observe)
         self._throughput = ThroughputLog(self._stats, scheduler)
         self._history = History()
-        self._when_finished: list[Callable[[Finished], None]] = []
         self._cache_facts = (
             ("block_size", str(model.kv_block_size)),
             ("num_gpu_blocks", str(model.num_kv_blocks)),  # vLLM's name, whatever the device
@@ -104,11 +103,11 @@ class EngineMeter:
 
     def settled(self, step: Step, now: float) -> float:
         """How long the step took, s: from its launch, or from the end of the one before it."""
-        duration_s = now - max(step.launched_s, self.last_settled_s)
+        before_s, self.last_settled_s = self.last_settled_s, now
+        duration_s = now - max(step.launched_s, before_s)
         self._stats.step_time.observe(duration_s)
-        if step.launched_s < self.last_settled_s and (idle_s := step.idle_before_s()) is not None:
+        if step.launched_s < before_s and (idle_s := step.idle_before_s()) is not None:
             self._stats.gpu_idle_gap.observe(idle_s)
-        self.last_settled_s = now
         self._history.settled(step, now)
         return duration_s
 
@@ -141,17 +140,13 @@ class EngineMeter:
         for last_s, times in waited.items():
             stats.inter_token_latency.observe(now - last_s, times)
 
-    def when_finished(self, call: Callable[[Finished], None]) -> None:
-        self._when_finished.append(call)
-
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: Sequence) -> Finished | None:
+        """Count a sequence that has ended. None for a probe."""
         if sequence.request.is_probe:
-            return
+            return None
         stats, now = self._stats, time.monotonic()
         assert sequence.finish is not None
         record = self._history.finished(sequence, now)
-        for call in self._when_finished:
-            call(Finished(sequence.request, record, sequence.output_ids))
         stats.finished[sequence.finish] += 1
         stats.e2e_latency.observe(now - sequence.request.arrival_s)
         stats.request_num_preemptions.observe(sequence.num_preemptions)
@@ -165,6 +160,7 @@ class EngineMeter:
             stats.decode_time.observe(decode_s)
             if sequence.num_output_tokens > 1:
                 stats.time_per_output_token.observe(decode_s / (sequence.num_output_tokens - 1))
+        return Finished(sequence.request, record, sequence.output_ids)
 
     def delivered(self, sequence: Sequence, held_s: float) -> None:
         """Its reader, for whom Outputs have waited so long in all, is done with the last."""

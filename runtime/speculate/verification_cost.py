@@ -74,6 +74,8 @@ class VerificationCost:
 
     def learn(self, num_rows: int, num_drafts: int, took_s: float, *, followed: bool = False) -> None:
         """A step of so many rows, none of a prompt, took so long, the wait before it included."""
+        if not took_s:
+            return  # shorter than the clock's resolution: nothing can be expressed in such steps
         if followed and not num_drafts:
             took_s /= 1 + self._follow_share
         size = self._sizes.get(num_rows.bit_length())

@@ -10,10 +10,14 @@ import pytest
 from runtime.api import EngineStopped, FinishReason, ProbeFailed
 from runtime.batch import NOT_FINITE
 from runtime.fault import Fault, RowFailed, WorkerGone
+from runtime.metrics.engine_meter import EngineMeter
 from runtime.metrics.step_health import HealthLimits, StepHealth
+from runtime.profiling.session import Profiling
+from runtime.speculate.speculation import Speculation
+from runtime.step_budget import FixedBudget
 from tests.fake_runner import FakeRunner, make_engine
 from tests.invariants import check_pool, check_tables
-from tests.runtime.test_engine import engine_on, read, request, turns, value
+from tests.runtime.test_engine import CountsUp, engine_on, read, request, turns, value
 
 LIMITS = HealthLimits(factor=10, min_s=5, min_unseen_s=30, first_s=120, hopeless_s=200, num_failures=3)
 
@@ -261,6 +265,45 @@ async def test_a_bug_in_the_loop_is_a_death_too():
         assert await read(engine.submit([request()])) == {0: ([], FinishReason.ERROR)}
         assert await engine.death() == "the engine died: ZeroDivisionError"
         assert await engine.drain(3600) == 0
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (EngineMeter, "launched"),
+        (EngineMeter, "settled"),
+        (EngineMeter, "gained"),
+        (EngineMeter, "finished"),
+        (EngineMeter, "delivered"),
+        (EngineMeter, "report"),
+        (StepHealth, "settled"),
+        (FixedBudget, "settled"),
+        (Speculation, "took"),
+        (Profiling, "settled"),
+    ],
+)
+async def test_an_error_in_code_that_only_counts_or_learns_is_logged_once_and_ends_no_request(
+    owner, name, monkeypatch, caplog
+):
+    def fail(*args):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(owner, name, fail)
+    async with engine_on(FakeRunner(), speculation=Speculation(CountsUp(), 3)) as engine:
+        for _ in range(2):
+            assert await read(engine.submit([request()])) == {0: ([3, 4, 5, 6], FinishReason.LENGTH)}
+        assert engine.health().ok
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+async def test_an_error_in_a_hook_of_finished_requests_ends_no_request_and_keeps_no_other_hook_from_its_call():
+    finished = []
+    async with engine_on(FakeRunner()) as engine:
+        engine.when_finished(lambda _: 1 / 0)
+        engine.when_finished(finished.append)
+        assert await read(engine.submit([request(name="it")])) == {0: ([3, 4, 5, 6], FinishReason.LENGTH)}
+        assert engine.health().ok
+    assert [each.request.id for each in finished] == ["it"]
 
 
 # --- the end ------------------------------------------------------------------------------------------------------

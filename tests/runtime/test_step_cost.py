@@ -185,3 +185,11 @@ def test_a_step_is_expected_to_take_what_such_steps_took(batch):
     for _ in range(200):
         show(learned, device, step(decodes=8), step(decodes=64), batch)
     assert learned.expected_s(batch) == pytest.approx(device.seconds(batch), rel=0.1)
+
+
+def test_a_step_without_anything_that_costs_time_changes_no_cost():
+    _, learned, _ = cpu()
+    empty = ScheduledBatch((ScheduledRow(1, 0, 7, 0, ()),), 0, 0)
+    before = learned.cost
+    learned.settled(empty, 0.010)
+    assert learned.cost == before

@@ -224,3 +224,12 @@ def test_those_who_are_left_when_others_have_gone_are_computed_anew_and_have_dra
     )
     assert plain.total_s / guessed.total_s > 1.3
     assert [len(answer.times_s) for answer in guessed.answers].count(1500) == 4
+
+
+def test_a_step_that_was_shorter_than_the_clock_can_tell_is_no_measure_of_others():
+    cost = VerificationCost(0.1)
+    cost.learn(1, 0, 0.0)
+    assert cost.of(1) is None
+    cost.learn(1, 0, 0.01)
+    cost.learn(1, 2, 0.015)
+    assert cost.of(1) is not None
