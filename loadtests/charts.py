@@ -15,8 +15,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from loadtests.knee import knee_of
 from loadtests.saved import Record
-from loadtests.targets import PEER
-from loadtests.traffic import METRICS, TRAFFIC, VLLM, Figures, Metric, of_workload
+from loadtests.targets import PEER, VLLM
+from loadtests.traffic import METRICS, TRAFFIC, Figures, Metric, of_workload
 
 _COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#dc2626", "#525252")
 _STYLES = ("-", "--", ":", "-.")

@@ -117,7 +117,7 @@ def results_page(records: Sequence[Record], notes: str) -> str:
     parts = [
         "# Results on the GPU",
         "Made by `python -m loadtests results` from `results.jsonl`; only the notes are written by hand. "
-        f"Peer: {PEER}, on one NVIDIA H200 (`targets.py`). bf16, dummy weights; "
+        f"Peer: {PEER} (steps in process: 2026-11-22), alone on one NVIDIA H200 (`targets.py`). bf16, dummy weights; "
         "definitions in `runtime/measure/`, `figures.py` and `workloads.py`.",
     ]
     for model in MODELS:
@@ -126,7 +126,7 @@ def results_page(records: Sequence[Record], notes: str) -> str:
         sources = (f"{record['date']}, {record['machine']}: `{record['command_line']}`" for record in used)
         parts.append("  \n".join(sources) or "Not measured yet.")
         for group in dict.fromkeys(row.group for row in ROWS):
-            rows = [row for row in ROWS if row.group == group and model in row.target]
+            rows = [row for row in ROWS if row.group == group and (model in row.target or model in row.vllm)]
             cells = [_cells(row, model, figures.get(row.key)) for row in rows]
             lines = [[group, *HEADER[1:]], ["---", *["---:"] * len(HEADER[1:])], *cells]
             parts.append(_markdown(lines))
