@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -110,7 +111,8 @@ def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
     if (why := refusal(config)) is not None:
         raise UnsupportedModel(f"{why}; use a GGUF file or the original")
     hf_config = HfConfig(config)
-    return both_ways(with_dimensions(family(hf_config), hf_config), hf_config)
+    spec = family(hf_config)
+    return both_ways(replace(spec, pooler=with_dimensions(spec.pooler, hf_config)), hf_config)
 
 
 def mtp_from_config(config: Mapping[str, Any], spec: DecoderSpec) -> DraftHeadSpec:

@@ -161,11 +161,11 @@ def with_head(spec: DecoderSpec, config: HfConfig, kind: Kind, before: Dense, na
             return spec
 
 
-def with_dimensions(spec: DecoderSpec, config: HfConfig) -> DecoderSpec:
-    """`spec` with the sizes to which its embeddings were trained to be cut, as vLLM's users write them in a config."""
+def with_dimensions(pooler: PoolerSpec, config: HfConfig) -> PoolerSpec:
+    """`pooler` with the sizes to which its embeddings were trained to be cut, as vLLM's users write them in a config."""
     sizes = config.get("matryoshka_dimensions")
     if sizes is None and not config.flag("is_matryoshka", False):
-        return spec
+        return pooler
     if sizes is not None and not (isinstance(sizes, list) and all(type(each) is int and each > 0 for each in sizes)):
         raise UnsupportedModel(f"config: matryoshka_dimensions is {sizes!r}, not a list of counts")
-    return replace(spec, pooler=replace(spec.pooler, matryoshka_dimensions=tuple(sizes or ())))
+    return replace(pooler, matryoshka_dimensions=tuple(sizes or ()))

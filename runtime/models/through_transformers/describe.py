@@ -23,7 +23,10 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from runtime.models.read.encoder import with_dimensions
+from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.pooler import POOLS_LAST
 from runtime.models.through_transformers.model import Head, paged_attention
 from runtime.models.through_transformers.spec import AttentionCall, TransformersSpec
 from runtime.models.through_transformers.windows import MaskFunction, window_of
@@ -98,10 +101,7 @@ def _rope_types(parameters: Any) -> set[str]:
 
 def describe(architecture: str, config: Mapping[str, Any]) -> TransformersSpec:
     """`config`: as in config.json. Raises UnsupportedModel, which says why."""
-    return _spec(architecture, _own_config(architecture, config))
-
-
-def _spec(architecture: str, own: Any) -> TransformersSpec:
+    own = _own_config(architecture, config)
     text = own.get_text_config()
     model = on_meta(architecture, own)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -109,7 +109,10 @@ def _spec(architecture: str, own: Any) -> TransformersSpec:
     longest = getattr(text, "max_position_embeddings", None)
     if type(longest) is not int or longest <= 0:
         raise UnsupportedModel("its config names no max_position_embeddings")
-    return TransformersSpec(architecture, text.vocab_size, longest, num_parameters, text.hidden_size, calls, own)
+    pooler = with_dimensions(POOLS_LAST, HfConfig(config))
+    return TransformersSpec(
+        architecture, text.vocab_size, longest, num_parameters, text.hidden_size, calls, own, pooler
+    )
 
 
 def _own_config(architecture: str, config: Mapping[str, Any]) -> Any:

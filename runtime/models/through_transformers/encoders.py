@@ -20,7 +20,7 @@ from transformers.models.auto import modeling_auto
 import ops
 from runtime.config import WeightPolicy
 from runtime.models.forward_step import ForwardStep
-from runtime.models.read.encoder import POOLS_MEAN, labels, probabilities
+from runtime.models.read.encoder import POOLS_MEAN, labels, probabilities, with_dimensions
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.model import UnsupportedModel
@@ -86,7 +86,7 @@ def describe(architecture: str, config: Mapping[str, Any]) -> PaddedSpec:
         hidden_size=own.hidden_size,
         num_token_types=getattr(own, "type_vocab_size", 0) if "token_type_ids" in takes else 0,
         pad_token_id=pad,
-        pooler=_pooler(served, HfConfig(config), own),
+        pooler=with_dimensions(_pooler(served, HfConfig(config), own), HfConfig(config)),
         config=own,
     )
 

@@ -19,7 +19,6 @@ from runtime.kv.kv_cache import LayerKV
 from runtime.models.blocks.pooler import PoolerBlock
 from runtime.models.blocks.rope import cos_sin_table
 from runtime.models.forward_step import ForwardStep
-from runtime.models.spec.pooler import PoolerSpec
 from runtime.models.through_transformers.spec import AttentionCall, TransformersSpec
 
 
@@ -94,7 +93,7 @@ class TransformersModel:
         self.weights_bytes = linears_bytes + sum(parameter.nbytes for parameter in causal.parameters())
         self._base: nn.Module = getattr(causal, base)
         self._head = Head(causal, base)
-        self.pooler = PoolerBlock(PoolerSpec(), None, getattr(torch, dtype))
+        self.pooler = PoolerBlock(spec.pooler, None, getattr(torch, dtype))
         cos_sin = cos_sin_table(None, 1).to(device)  # the modules rotate queries and keys themselves
         self._layers = [_PagedLayer(call, cos_sin) for call in spec.calls]
 

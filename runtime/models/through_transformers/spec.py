@@ -52,6 +52,7 @@ class TransformersSpec:
     hidden_size: int
     calls: tuple[AttentionCall, ...]
     config: Any
+    pooler: PoolerSpec
     native_reason: str | None = None
 
     @property
@@ -64,7 +65,7 @@ class TransformersSpec:
 
     @property
     def pooler_info(self) -> PoolerInfo:
-        return PoolerSpec().info(self.hidden_size)
+        return self.pooler.info(self.hidden_size)
 
     @property
     def encoder(self) -> None:

@@ -56,6 +56,31 @@ def load(folder, **options):
     return implementation.load(spec, files, **defaults | options)
 
 
+@pytest.mark.parametrize(
+    ("written", "sizes"),
+    [
+        ({}, None),
+        ({"matryoshka_dimensions": [8, 16]}, (8, 16)),
+        ({"is_matryoshka": True}, ()),
+    ],
+)
+@pytest.mark.parametrize(
+    "model",
+    [LLAMA, ARCEE, config("bert", "BertModel"), config("electra", "ElectraModel"), config("albert", "AlbertModel")],
+    ids=lambda model: model["model_type"],
+)
+def test_sizes_that_embeddings_may_be_cut_to_are_read_whatever_computes_the_model(model, written, sizes):
+    assert implementation.describe(model | written).pooler_info.matryoshka_dimensions == sizes
+
+
+@pytest.mark.parametrize(
+    "model", [LLAMA, ARCEE, config("electra", "ElectraModel")], ids=lambda each: each["model_type"]
+)
+def test_sizes_that_are_none_are_refused_whatever_computes_the_model(model):
+    with pytest.raises(UnsupportedModel, match="matryoshka_dimensions is 8, not a list of counts"):
+        implementation.describe(model | {"matryoshka_dimensions": 8})
+
+
 def logits(model) -> torch.Tensor:
     return Paged(model, 1, 16).step({0: IDS})[0]
 
