@@ -22,14 +22,14 @@ class Framing:
     pair_types: tuple[int, int, int, int, int]
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer) -> Framing:
+    def of(cls, backend: tokenizers.Tokenizer, *, token_types: bool) -> Framing:
         pair = backend.encode("a", "b")
         places = pair.sequence_ids
         if 0 not in places or 1 not in places:  # of a vocabulary without letters
             return cls(_single(backend), ([], [], []), (0, 0, 0, 0, 0))
         start, stop = places.index(0), len(places) - places[::-1].index(0)
         other, end = places.index(1), len(places) - places[::-1].index(1)
-        ids, types = pair.ids, pair.type_ids
+        ids, types = pair.ids, pair.type_ids if token_types else [0] * len(pair)
         before, behind = types[:start], types[end:]
         between = types[stop:other]
         return cls(

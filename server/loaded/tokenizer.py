@@ -45,8 +45,8 @@ class TooManyTokens(ValueError):
 class Tokenizer:
     """`named_tokens`: special tokens by their transformers name ("bos_token": "<s>"), as chat templates see them.
     `chat_template`: source, or sources by name, or None. `eos_token_ids`: every id that ends a text. `infill_ids`: what a GGUF file
-    names for filling in the middle ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"). `table`: ids to
-    text, whole and in pieces."""
+    names for filling in the middle ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"). `token_types`: whether
+    models are given the types of a pair's tokens. `table`: ids to text, whole and in pieces."""
 
     __slots__ = (
         "_backend",
@@ -72,13 +72,14 @@ class Tokenizer:
         chat_template: str | Mapping[str, str] | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         infill_ids: Mapping[str, int] = MappingProxyType({}),
+        token_types: bool = True,
     ) -> None:
         backend.no_truncation()  # a tokenizer.json may carry the settings of its last training run
         backend.no_padding()
         self._backend = backend
         self.table = TokenTable(backend)
         self._pieces = TextPieces(backend)
-        self.framing = Framing.of(backend)
+        self.framing = Framing.of(backend, token_types=token_types)
         self.control = ControlTokens(backend)
         self.infill_ids = infill_ids
         self._vocab_size = max(
@@ -109,7 +110,7 @@ class Tokenizer:
         named = _named_tokens(_read_json(folder / "special_tokens_map.json") | config)
         try:
             _add_configured_tokens(backend, config, named)
-            return cls(backend, named, _folder_template(folder, config))
+            return cls(backend, named, _folder_template(folder, config), token_types=_has_token_types(config))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TokenizerError(f"{folder / 'tokenizer_config.json'} is malformed: {error!r}") from error
 
@@ -299,6 +300,14 @@ def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, A
         token for content, token in added.items() if content not in known or token.special != known[content].special
     ]
     backend.add_tokens(missing)
+
+
+def _has_token_types(config: Mapping[str, Any]) -> bool:
+    """Whether models are given token types, as transformers 5 has it: its plain tokenizers have none where no names are written."""
+    names = config.get("model_input_names")
+    if names is None:
+        return config.get("tokenizer_class") not in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return "token_type_ids" in names
 
 
 def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:

@@ -11,7 +11,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import pre_tokenizers, processors
+from tokenizers import models, pre_tokenizers, processors
 
 from server.loaded.tokenizer import Tokenizer, TokenizerError
 from tests.server import smollm2
@@ -183,6 +183,29 @@ def test_a_folder_transformers_saved_is_read_as_transformers_reads_it(tmp_path, 
     }
     assert tokenizer.chat_template == again.chat_template
     assert tokenizer.eos_token_ids == {again.eos_token_id}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tokenizer_class": "BertTokenizer"},
+        {"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "attention_mask"]},
+        {"tokenizer_class": "PreTrainedTokenizerFast"},
+        {"tokenizer_class": "TokenizersBackend"},
+        {"tokenizer_class": "TokenizersBackend", "model_input_names": ["input_ids", "token_type_ids"]},
+        {"model_input_names": ["input_ids"]},
+        {},
+    ],
+)
+def test_a_pair_has_token_types_where_transformers_gives_them(tmp_path, config):
+    backend = Backend(models.WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3, "b": 4}, unk_token="[UNK]"))
+    backend.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 1), ("[SEP]", 2)]
+    )
+    transformers.BertConfig().save_pretrained(write_folder(tmp_path, backend, config))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)("a", "b")
+    ids, types = Tokenizer.from_folder(tmp_path).framing.framed_pair([3], [4])
+    assert (ids, types) == (theirs["input_ids"], theirs.get("token_type_ids"))
 
 
 def test_settings_of_a_training_run_do_not_cut_or_pad(tmp_path):
