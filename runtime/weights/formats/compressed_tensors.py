@@ -2,10 +2,10 @@
 mxfp4-pack-quantized and mxfp8-quantized.
 
 FP8 as fp8.py reads it, NVFP4 as nvfp4.py and MXFP4 as mxfp4.py do. `NAME.weight` [N, K] I8 with `weight_scale` of one number, one
-a row or [N, groups]. Packed: `weight_packed` [N, K / codes of a word] I32, `weight_scale` [N, groups], `weight_zero_point`
-[N / codes of a word, groups] I32 where there are any, `weight_g_idx` [K] I32 where columns stand in an order of their own. Which
-layers are quantised the tensors tell; in how many bits those are that are packed, the group of the config whose targets name the
-layer."""
+a row or [N, groups], and `weight_zero_point` I8 of the same shape where there are any. Packed: `weight_packed` [N, K / codes of a
+word] I32, `weight_scale` as before, `weight_zero_point` [N / codes of a word, groups] I32, but I8 beside a single scale,
+`weight_g_idx` [K] I32 where columns stand in an order of their own. Which layers are quantised the tensors tell; in how many bits
+those are that are packed, the group of the config whose targets name the layer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from runtime.weights.dequantize import Bytes
+from runtime.weights.dequantize import Bytes, Floats
 from runtime.weights.formats import mxfp4, nvfp4
-from runtime.weights.formats.codes import W4, W8, Coded, as_floats, in_bytes, in_groups
+from runtime.weights.formats.codes import Q8, W4, W8, Coded, as_floats, in_bytes, in_groups
 from runtime.weights.formats.fp8 import ACTIVATIONS, Fp8, mxfp8
 from runtime.weights.formats.int32_codes import along_columns, along_rows, as_weight
-from runtime.weights.formats.scheme import Composite, StoredTensor, UnreadScheme
+from runtime.weights.formats.scheme import Composite, StoredTensor, StoredTensors, UnreadScheme
 from runtime.weights.rules import Span
 
 _FORMATS = frozenset({
@@ -40,36 +40,56 @@ class Int8Written(Coded):
     dtype: str
 
     def rows(self, role: str, span: Span) -> Span | None:
-        return None if role == "scales" and self.one else span
+        return None if role != "weight" and self.one else span
 
     def stored_form(self, raw: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        scales = as_floats(raw["scales"].reshape(len(raw["scales"]), -1), self.dtype)
-        return {
-            "weight": raw["weight"],
-            "scales": in_bytes(scales.repeat(len(raw["weight"]), 0) if self.one else scales),
-        }
+        scales = _scales(raw, self.dtype)
+        found = {"weight": raw["weight"], "scales": in_bytes(scales)}
+        if "zeros" in raw:
+            found["mins"] = in_bytes(_signed(raw["zeros"]) * scales)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWritten(Coded):
-    """`dtype`: of scales."""
+    """`one`: there is a single scale. `dtype`: of scales."""
 
+    one: bool
     dtype: str
 
     def rows(self, role: str, span: Span) -> Span | None:
-        return span if role in ("weight", "scales") else None
+        return span if role == "weight" or (role == "scales" and not self.one) else None
 
     def stored_form(self, raw: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
         bits = 4 if self.codes == W4 else 8
-        codes = along_rows(raw["weight"], bits)
-        found: dict[str, Bytes] = {"scales": in_bytes(as_floats(raw["scales"], self.dtype))}
+        codes, scales = along_rows(raw["weight"], bits), _scales(raw, self.dtype)
+        found: dict[str, Bytes] = {"scales": in_bytes(scales)}
         if "zeros" in raw:
-            found["zeros"] = np.ascontiguousarray(along_columns(raw["zeros"], bits).T[slice(*span)])
+            middle = np.float32(1 << bits - 1)
+            if self.one:
+                zeros = _signed(raw["zeros"])
+            else:
+                zeros = along_columns(raw["zeros"], bits).T[slice(*span)] - middle
+            if bits == 4:
+                found["zeros"] = np.broadcast_to(zeros + middle, scales.shape).astype(np.uint8)
+            else:
+                found["mins"] = in_bytes(zeros * scales)
         order = None if "order" not in raw else in_groups(raw["order"].view(np.int32).reshape(-1), self.groups)
         if order is not None:
             codes = codes[:, order]
             found["order"] = in_bytes(order[None])
         return found | {"weight": as_weight(codes, self.codes)}
+
+
+def _scales(raw: Mapping[str, Bytes], dtype: str) -> Floats:
+    """[rows, groups], of a single one as many."""
+    scales, num_rows = as_floats(raw["scales"].reshape(len(raw["scales"]), -1), dtype), len(raw["weight"])
+    return scales if len(scales) == num_rows else scales.repeat(num_rows, 0)
+
+
+def _signed(zeros: Bytes) -> Floats:
+    """Zero points, a byte each, [rows, groups]."""
+    return zeros.reshape(len(zeros), -1).view(np.int8).astype(np.float32)
 
 
 class CompressedTensors:
@@ -91,10 +111,12 @@ class CompressedTensors:
         for _, bits in self._bits:
             if bits not in (4, 8):
                 raise UnreadScheme(f"in {bits} bits")
+        if any(args.get("type") == "int" and args.get("strategy") == "block" for args in weights):
+            raise UnreadScheme("in integers with a scale a block of rows and columns")
         blocks = [args["block_structure"] for args in weights if isinstance(args.get("block_structure"), list)]
         self._fp8 = Fp8({"weight_block_size": blocks[0]} if blocks else {})
 
-    def composites(self, stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
+    def composites(self, stored: StoredTensors) -> Iterator[Composite]:
         yield from self._fp8.composites(stored)
         yield from mxfp8(stored)
         yield from nvfp4.of_compressed_tensors(stored)
@@ -118,16 +140,18 @@ class CompressedTensors:
         ):
             return None
         num_rows, num_columns = tensor.shape[0], tensor.shape[1] * 32 // bits
-        if len(scales.shape) != 2 or scales.shape[0] != num_rows or num_columns % scales.shape[1]:
+        one = _is_one(scales, num_rows)
+        groups = 1 if one or len(scales.shape) < 2 else scales.shape[1]
+        if (not one and scales.shape != (num_rows, groups)) or num_columns % groups:
             return None
         tensors = {"weight": name, "scales": f"{base}.weight_scale"}
         for role, end in (("zeros", ".weight_zero_point"), ("order", ".weight_g_idx")):
             if base + end in stored:
                 tensors[role] = base + end
-        codes = W4 if bits == 4 else W8
-        if "zeros" in tensors and (codes == W8 or stored[tensors["zeros"]].dtype != "I32"):
+        if "zeros" in tensors and stored[tensors["zeros"]].dtype != ("I8" if one else "I32"):
             return None  # what is left over will be named
-        written = PackedWritten(codes, num_columns, scales.shape[1], scales.dtype)
+        codes = W4 if bits == 4 else Q8 if "zeros" in tensors else W8
+        written = PackedWritten(codes, num_columns, groups, one, scales.dtype)
         return Composite(f"{base}.weight", (num_rows, num_columns), tensors, written)
 
     def _bits_of(self, layer: str) -> int | None:
@@ -148,17 +172,27 @@ def _is_named(layer: str, target: str) -> bool:
     return layer == target or layer.endswith(f".{target}")
 
 
-def _int8(name: str, tensor: StoredTensor, stored: Mapping[str, StoredTensor]) -> Composite | None:
+def _is_one(scales: StoredTensor, num_rows: int) -> bool:
+    """Whether there is a single scale, of more rows than one."""
+    return prod(scales.shape) == 1 and num_rows > 1
+
+
+def _int8(name: str, tensor: StoredTensor, stored: StoredTensors) -> Composite | None:
     scales = stored.get(f"{name}_scale")
     if tensor.dtype != "I8" or len(tensor.shape) != 2 or scales is None or scales.dtype not in _FLOATS:
         return None
     num_rows, num_columns = tensor.shape
-    one = prod(scales.shape) == 1 and num_rows > 1
+    one = _is_one(scales, num_rows)
     groups = 1 if one or len(scales.shape) < 2 else scales.shape[1]
     if not one and scales.shape not in ((num_rows,), (num_rows, groups)):
         return None
-    written = Int8Written(W8, num_columns, groups, one, scales.dtype)
-    return Composite(name, tensor.shape, {"weight": name, "scales": f"{name}_scale"}, written)
+    tensors, zeros = {"weight": name, "scales": f"{name}_scale"}, f"{name}_zero_point"
+    if zeros in stored and any(stored.read(zeros)):  # symmetric weights may have some, all of them 0
+        if stored[zeros] != StoredTensor("I8", scales.shape):
+            return None
+        tensors["zeros"] = zeros
+    written = Int8Written(Q8 if "zeros" in tensors else W8, num_columns, groups, one, scales.dtype)
+    return Composite(name, tensor.shape, tensors, written)
 
 
 SCHEMES = {"compressed-tensors": CompressedTensors}

@@ -36,10 +36,13 @@ def words(codes: Tensor, bits: int) -> Tensor:
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int()
 
 
-def rounded(weight: Tensor, groups: int, bits: int, *, zeros: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes [N, K], scales [N, groups] in float16, zero points [N, groups]; codes and zero points without sign."""
+def rounded(weight: Tensor, groups: int, bits: int, *, zeros: bool, one: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes [N, K], scales [N, groups] in float16, zero points [N, groups]; codes and zero points without sign. `one`: all groups
+    have the same."""
     grouped = weight.unflatten(1, (groups, -1))
     most = 2**bits - 1
+    if one:
+        grouped = grouped.flatten().expand(len(weight), groups, -1)
     if zeros:
         low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
         scales = ((high - low) / most).half()
@@ -47,6 +50,7 @@ def rounded(weight: Tensor, groups: int, bits: int, *, zeros: bool) -> tuple[Ten
     else:
         scales = (grouped.abs().amax(2) / (most / 2)).half()
         points = torch.full_like(scales, 2 ** (bits - 1), dtype=torch.float32)
+    grouped = weight.unflatten(1, (groups, -1))
     codes = (grouped / scales.float().unsqueeze(2) + points.unsqueeze(2)).round().clamp(0, most)
     return codes.flatten(1).to(torch.uint8), scales, points.to(torch.uint8)
 
@@ -101,36 +105,51 @@ def awq(group: int = 64) -> Dialect:
     return Dialect(section, write, "w4")
 
 
-def packed(bits: int = 4, group: int = 64, *, sym: bool = True, actorder: bool = False) -> Dialect:
+def packed(bits: int = 4, group: int = 64, *, sym: bool = True, actorder: bool = False, one: bool = False) -> Dialect:
+    """`one`: scale for all of a weight, whose zero point is not packed."""
+
     def write(name: str, weight: Tensor, random: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
         num_columns = weight.shape[1]
         groups = num_columns // group
         shuffled = torch.randperm(num_columns, generator=torch.Generator().manual_seed(num_columns))
         places = shuffled if actorder else torch.arange(num_columns)
-        codes, scales, points = rounded(weight[:, places], groups, bits, zeros=not sym)
+        codes, scales, points = rounded(weight[:, places], groups, bits, zeros=not sym, one=one)
         codes, group_of = codes[:, places.argsort()], (torch.arange(num_columns) // group)[places.argsort()]
         tensors = {
-            "weight_packed": words(codes, bits), "weight_scale": scales, "weight_shape": torch.tensor(weight.shape),
+            "weight_packed": words(codes, bits), "weight_scale": scales[0, :1] if one else scales,
+            "weight_shape": torch.tensor(weight.shape),
         }  # fmt: skip
         if not sym:
-            tensors["weight_zero_point"] = words(points.T.contiguous(), bits).T.contiguous()
+            tensors["weight_zero_point"] = (
+                (points[0, :1].int() - 2 ** (bits - 1)).to(torch.int8)
+                if one
+                else words(points.T.contiguous(), bits).T.contiguous()
+            )
         if actorder:
             tensors["weight_g_idx"] = group_of.int()
         return {f"{name}.{role}": each for role, each in tensors.items()}, worth(codes, scales, points, group_of)
 
     weights = {"num_bits": bits, "type": "int", "symmetric": sym, "strategy": "group", "group_size": group}
-    return Dialect(_compressed("pack-quantized", weights), write, "w4" if bits == 4 else "w8", actorder)
+    if one:
+        weights |= {"strategy": "tensor", "group_size": None}
+    written = "w4" if bits == 4 else "w8" if sym else "q8"
+    return Dialect(_compressed("pack-quantized", weights), write, written, actorder)
 
 
-def int8() -> Dialect:
+def int8(*, sym: bool = True, one: bool = False) -> Dialect:
     def write(name: str, weight: Tensor, random: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-        scales = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
-        codes = (weight / scales.float()).round().clamp(-127, 127).to(torch.int8)
-        tensors = {f"{name}.weight": codes, f"{name}.weight_scale": scales}
-        return tensors, codes.float() * scales.float()
+        codes, scales, points = rounded(weight, 1, 8, zeros=not sym, one=one)
+        kept = slice(0, 1) if one else slice(None)
+        tensors = {"weight": (codes.int() - 128).to(torch.int8), "weight_scale": scales.bfloat16()[kept]}
+        if not sym:
+            tensors["weight_zero_point"] = (points.int() - 128).to(torch.int8)[kept]
+        tensors = {
+            f"{name}.{role}": each.flatten() if one and role != "weight" else each for role, each in tensors.items()
+        }
+        return tensors, worth(codes, scales.bfloat16(), points, torch.zeros(weight.shape[1], dtype=torch.long))
 
-    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-    return Dialect(_compressed("int-quantized", weights), write, "w8")
+    weights = {"num_bits": 8, "type": "int", "symmetric": sym, "strategy": "tensor" if one else "channel"}
+    return Dialect(_compressed("int-quantized", weights), write, "w8" if sym else "q8")
 
 
 def bitsandbytes() -> Dialect:
@@ -293,7 +312,12 @@ DIALECTS = {
     "pack-quantized, asymmetric": packed(sym=False),
     "pack-quantized, actorder": packed(actorder=True),
     "pack-quantized, 8 bits": packed(8),
+    "pack-quantized, 8 bits, asymmetric": packed(8, sym=False),
+    "pack-quantized, 8 bits, one scale": packed(8, one=True),
+    "pack-quantized, one scale, asymmetric": packed(one=True, sym=False),
     "int-quantized": int8(),
+    "int-quantized, asymmetric": int8(sym=False),
+    "int-quantized, one scale, asymmetric": int8(one=True, sym=False),
     "bitsandbytes": bitsandbytes(),
     "bitsandbytes, nf4": bitsandbytes4("nf4", 64, nested=True),
     "bitsandbytes, fp4": bitsandbytes4("fp4", 64, nested=False),

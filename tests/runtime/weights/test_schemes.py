@@ -128,6 +128,9 @@ def test_columns_of_a_format_that_nobody_can_cut_are_refused_by_name(made):
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes", "in neither eight nor four bits"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}},
          "bitsandbytes", "in bytes that are stored as bfloat16"),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": {
+            "weights": {"num_bits": 8, "type": "int", "strategy": "block", "block_structure": [128, 128]}}}}},
+         "compressed-tensors", "in integers with a scale a block of rows and columns"),
         ({"quantization_config": {"quant_method": "torchao"}}, "torchao", None),
         ({"quantization_config": {"bits": 4}}, "None", "'None'"),
         ({"quantization_config": "hqq"}, "hqq", "'hqq'"),
