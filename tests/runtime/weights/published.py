@@ -136,6 +136,21 @@ def packed(bits: int = 4, group: int = 64, *, sym: bool = True, actorder: bool =
     return Dialect(_compressed("pack-quantized", weights), write, written, actorder)
 
 
+def mixed() -> Dialect:
+    """Layers in four and eight bits, by the targets of two groups, of which the more general stands first."""
+    narrow, wide = packed(), packed(8)
+
+    def write(name: str, weight: Tensor, random: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        in_eight = name.endswith(("layers.0.self_attn.q_proj", "v_proj", "down_proj", "w2"))
+        return (wide if in_eight else narrow).write(name, weight, random)
+
+    (general,) = narrow.section["config_groups"].values()
+    (named,) = wide.section["config_groups"].values()
+    targets = ["model.layers.0.self_attn.q_proj", "v_proj", r"re:.*\.(down_proj|w2)$"]
+    groups = {"group_0": general, "group_1": named | {"targets": targets}}
+    return Dialect(dict(narrow.section) | {"config_groups": groups}, write, "w4")
+
+
 def int8(*, sym: bool = True, one: bool = False) -> Dialect:
     def write(name: str, weight: Tensor, random: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
         codes, scales, points = rounded(weight, 1, 8, zeros=not sym, one=one)
@@ -314,6 +329,7 @@ DIALECTS = {
     "pack-quantized, 8 bits": packed(8),
     "pack-quantized, 8 bits, asymmetric": packed(8, sym=False),
     "pack-quantized, 8 bits, one scale": packed(8, one=True),
+    "pack-quantized, 4 and 8 bits": mixed(),
     "pack-quantized, one scale, asymmetric": packed(one=True, sym=False),
     "int-quantized": int8(),
     "int-quantized, asymmetric": int8(sym=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -11,13 +12,16 @@ from safetensors.torch import save_file
 
 import ops
 from ops import native
+from ops.stored import CODED
 from runtime.config import WeightPolicy
 from runtime.models.load import load_model
 from runtime.models.reading import ParameterReader
 from runtime.models.registry import spec_from_config
 from runtime.models.spec.sharding import sharded
 from runtime.weights.fetch import resolve
+from runtime.weights.formats import schemes
 from runtime.weights.rules import AS_STORED, WeightsError
+from runtime.weights.safetensors_file import SafetensorsCheckpoint
 from tests.runtime.models.paged import Paged
 from tests.runtime.weights.published import DIALECTS, Dialect
 
@@ -102,6 +106,30 @@ def logits(decoder) -> torch.Tensor:
 def test_its_numbers_are_transformers(dialect, tmp_path):
     theirs = write(tmp_path, dialect)
     torch.testing.assert_close(logits(load(tmp_path)), theirs(torch.tensor([IDS])).logits[0], rtol=1e-4, atol=1e-4)
+
+
+def test_rows_from_anywhere_are_those_of_the_whole_weight(dialect, tmp_path):
+    """As numbers, and as kernels take them. Spans begin within blocks and behind the first 256 scales; groups without a negative
+    number have the zero point 0."""
+    random = torch.Generator().manual_seed(7)
+    weight = torch.randn(224, 128, generator=random)
+    weight[200:] = weight[200:].abs()
+    tensors, numbers = dialect.write("q", weight, random)
+    save_file(
+        {name: each.contiguous() for name, each in tensors.items()}, tmp_path / "model.safetensors", dialect.texts("q")
+    )
+    checkpoint = SafetensorsCheckpoint(tmp_path, schemes({"quantization_config": dialect.section}))
+    for first, stop in ((0, 224), (5, 9), (50, 224), (150, 217)):
+        read = np.empty((stop - first, 128), np.float32)
+        checkpoint.read_rows("q.weight", first, read)
+        found = [torch.from_numpy(read)]
+        if ops.WeightFormat(written := checkpoint.types["q.weight"]) in CODED:
+            rows = {
+                role: torch.from_numpy(each) for role, each in checkpoint.read_stored("q.weight", first, stop).items()
+            }
+            found.append(ops.dequantize(ops.StoredWeight.as_written(written, rows)))
+        for each in found:
+            torch.testing.assert_close(each, numbers[first:stop], rtol=1e-5, atol=1e-6)
 
 
 @NATIVE
