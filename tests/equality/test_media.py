@@ -391,6 +391,21 @@ def test_together(case, told):
     assert same(case, told, config()).num_encoded == 3
 
 
+def test_a_picture_of_one_token_beside_a_larger_one(case):
+    """Alone, transformers' Mistral 3 fails for it."""
+    rng = np.random.default_rng(4)
+    if case.family.draw is of_any_size:
+        side = 8 * getattr(case.theirs.config, "spatial_merge_size", 1)
+        inputs = {"pixel_values": floats(rng, 1, 3, side, side), "image_sizes": np.array([[side, side]])}
+    elif case.family.draw is on_a_grid:
+        inputs = {"pixel_values": floats(rng, 4, 3 * 2 * 4 * 4), "image_grid_thw": np.array([[1, 2, 2]])}
+    else:
+        pytest.skip("its pictures are of one size")
+    icon = Medium(inputs, (START, IMAGE, END), IMAGE)
+    prompt = Prompt.of(case.text(5), icon, case.text(3), case.pictures[1], case.text(2))
+    same(case, [(prompt, case.reference(prompt))], config())
+
+
 def test_a_prefix_with_the_same_pictures_is_found_and_no_other(case, told):
     if not case.family.has_prefixes:
         pytest.skip("it has recurrent layers, or sees whole prompts")

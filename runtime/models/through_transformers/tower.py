@@ -199,6 +199,9 @@ def _features(model: Any, modality: str) -> Any:
         if modality == "image":
             return partial(_phi4_pictures, model.embed_tokens_extend)
         return partial(_phi4_sounds, model.embed_tokens_extend)
+    if isinstance(model, transformers.Mistral3Model):
+        # `get_image_features` squeezes the projector's [N, W], which breaks where N is 1.
+        model.multi_modal_projector.register_forward_hook(lambda module, given, projected: projected[None])
     own = getattr(model, _FEATURES[modality], None)
     if own is None and isinstance(model, transformers.Qwen2AudioModel):
         return partial(_qwen2_audio, model)
