@@ -82,6 +82,23 @@ def test_whoever_lacks_a_token_has_no_drafts_and_others_have():
     assert proposed(last) == {1: 0, 2: 3}
 
 
+def test_where_drafts_are_in_flight_what_replaces_wrong_ones_is_lacking_too():
+    """The next step is scheduled as if all drafts were right."""
+    scheduler, told = make()
+    scheduler.add(one := sequence(1, PROMPT))
+    for _ in range(2):
+        step(scheduler)
+    checks = scheduler.schedule()
+    assert one.num_in_flight == 4
+    first_replaced = one.num_known_tokens  # what the next step computes first, if all drafts are wrong
+    told.follow = False
+    resting = scheduler.schedule()
+    assert not resting.follows
+    assert one.first_unfollowed <= first_replaced < resting.rows[0].start
+    scheduler.settle(checks, [[9]])
+    assert one.num_known_tokens == first_replaced + 1
+
+
 def test_a_step_in_which_all_lack_some_is_not_followed():
     scheduler, told = make()
     told.follow = False

@@ -45,3 +45,11 @@ def test_match_length_counts_back_from_both_ends():
     assert index.match_length(4, index.ids, 2) == 2
     assert index.match_length(4, [7, 4], 10) == 1
     assert index.match_length(3, [1, 2, 3], 10) == 3  # no further than the text's beginning
+
+
+def test_a_match_ends_at_the_beginning_of_either_text_and_does_not_go_round():
+    index = GramIndex(2)
+    index.extend([1, 2, 5, 9])
+    assert index.match_length(2, [9, 1, 2], 10) == 2
+    assert index.match_length(4, [5, 9], 10) == 2
+    assert index.match_length(3, [2, 5], 10) == 2

@@ -65,6 +65,7 @@ def test_a_prediction_begins_the_answer_and_goes_before_what_stands_elsewhere():
     assert [*proposer.propose(add(text, 1), 3)] == [2, 4, 5]
     assert [*proposer.propose(add(text, 2), 3)] == [4, 5]  # the prompt has 3 here
     assert [*Ngram(2, 2).propose(sequence([7], [2, 3], prediction=[1, 2, 3]), 3)] == []  # nothing follows in it
+    assert [*Ngram(2, 2).propose(sequence([7], [6], prediction=[1, 2, 3]), 3)] == []  # its first token is another
     other = add(text, 6, 7)  # it goes on otherwise than predicted
     assert [*proposer.propose(other, 3)] == []
     assert [*proposer.propose(add(other, 4, 5), 3)] == []

@@ -29,6 +29,12 @@ def test_what_followed_most_often_is_guessed_as_far_as_it_is_likely():
     assert [*make(factor=9, min_probability=0.7).propose(sequence(often, [1, 2]), 2)] == []
 
 
+def test_places_with_more_tokens_in_common_have_more_votes():
+    longer, shorter = [3, 1, 2, 5], [8, 1, 2, 7]
+    assert [*make().propose(sequence([*longer, *shorter], [3, 1, 2]), 1)] == [5]
+    assert [*make().propose(sequence([*longer, *shorter, 9, 1, 2, 7], [3, 1, 2]), 1)] == [7]  # two of two tokens
+
+
 def test_past_answers_count_for_those_who_share_their_salt():
     proposer = make(factor=2)
     for number, salt in enumerate(("mine", "theirs")):

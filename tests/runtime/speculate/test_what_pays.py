@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.batch import ON_DEVICE, Sample, ScheduledBatch, ScheduledRow
-from runtime.sequence import Sequence
+from runtime.sequence import Forced, Sequence
 from runtime.speculate.ngram import Ngram
 from runtime.speculate.on_device import DeviceSpeculation
-from runtime.speculate.speculation import Speculation
+from runtime.speculate.speculation import Speculation, forced_ids
 from runtime.speculate.verification_cost import VerificationCost
 from runtime.step_budget import FixedBudget
+from tests.runtime.speculate.texts import sequence
 from tests.simulate import DEVICES, Arrival, Device, Traffic, closed, simulate
 
 RIGHT, WRONG = 1, 2  # tokens
@@ -173,6 +174,16 @@ def test_without_adapting_all_guesses_are_checked():
     simulate(CPU, FixedBudget(None), closed(1, 1, 64, 100), speculation=speculation, gained=Truth(0.0))
     assert speculation.num_draft_tokens > 3 * 95
     assert speculation.num_accepted_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("num_known", "num_in_flight", "most", "ids"),
+    [(3, 0, 9, ()), (4, 0, 9, (50, 51, 52)), (4, 1, 9, (51, 52)), (5, 1, 1, (52,)), (4, 0, 2, (50, 51)), (6, 1, 9, ())],
+)
+def test_forced_ids_stand_behind_what_is_known_or_in_flight(num_known, num_in_flight, most, ids):
+    one = sequence([1, 2], [7] * num_known)
+    one.num_in_flight, one.forced = num_in_flight, Forced(4, (50, 51, 52))
+    assert forced_ids(one, most) == ids
 
 
 HEAD = {"follow": 0.05, "guess": 0.2}  # of a step of 8B's, and ms of a round
