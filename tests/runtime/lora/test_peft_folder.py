@@ -184,6 +184,10 @@ def test_embedding_and_head_are_read_where_there_is_room(tmp_path):
             {f"{ENDS}embed_tokens.lora_{half}.weight": torch.ones(16, 16) for half in "AB"},
             "embed_tokens is no linear layer of this model",
         ),
+        (
+            tensors(Q) | {name.replace("model.layers", "layers"): each for name, each in tensors(Q).items()},
+            "q_proj is adapted twice",
+        ),
         (tensors(Q) | {f"base_model.model.{Q}.lora_magnitude_vector": torch.ones(16)}, "DoRA"),
         ({f"base_model.model.{Q}.weight": torch.ones(16)}, "no part of a LoRA adapter"),
         ({name: tensor.to(torch.float64) for name, tensor in tensors(Q).items()}, "F64"),
