@@ -173,6 +173,23 @@ def test_who_is_retired_goes_with_its_last_user():
     assert bench.dropped == [1, 1]
 
 
+def test_a_retired_adapter_gives_its_slot_back():
+    bench = Bench(2, max_loras=1)
+    runs = bench.ask(1)
+    bench.start(runs)
+    bench.end(runs)
+    assert places(bench) == {"memory": 2, "slot": 1}
+    bench.slots.retire(1)
+    assert places(bench) == {"memory": 1, "slot": 0}
+    assert bench.start(bench.ask(2)) == 0
+    assert bench.slots.num_slot_evictions == 0
+
+
+def places(bench: Bench) -> dict[str, float]:
+    (resident,) = (metric for metric in bench.slots.metrics() if metric.name == "lora_resident")
+    return {place: number for ((_, place),), number in resident.samples.items()}
+
+
 def test_a_step_that_did_not_run_has_written_no_slot():
     bench = Bench(1, max_loras=1)
     first = bench.ask(1)
