@@ -51,6 +51,14 @@ def test_modules_are_read_in_their_order(tmp_path):
     assert "2_Dense/*.safetensors" in files_of_modules(tmp_path)
 
 
+def test_a_linear_layer_without_an_activation_is_followed_by_tanh(tmp_path):
+    """That is the default of sentence-transformers' Dense."""
+    linear = {key: value for key, value in LINEAR.items() if key != "activation_function"}
+    write(tmp_path, TRANSFORMER, POOLING, DENSE, _2_Dense=linear)
+    (dense,) = with_modules(spec_from_config(BERT), read_modules(tmp_path)).pooler.dense
+    assert dense.activation == "tanh"
+
+
 JUDGE = {"path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}
 
 
