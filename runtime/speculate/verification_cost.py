@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _ASSUMED_SHARE = 0.05  # of a step, for having drafts at all
+_MOST_ASSUMED = 0.5  # of a step, for each draft: so drafts that are mostly right are tried, whatever was timed at start
 _KEPT = 0.97  # of what is known, from step to step with drafts
 _KEPT_OF_PLAIN = 0.9
 _ODD = 3.0  # a step that takes so many times what was expected counts as one at this border
@@ -86,5 +87,5 @@ class VerificationCost:
 
     def assumed(self, num_rows: int) -> Cost:
         """Before anything is known: the rows of a step take as long as so many drafts."""
-        share = self.draft_share
+        share = min(self.draft_share, _MOST_ASSUMED)
         return Cost(_ASSUMED_SHARE, share / (1 + share * (num_rows - 1)))

@@ -89,7 +89,8 @@ def test_drafts_that_are_often_right_bring_what_they_can(device, streams, chance
 
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize(
-    ("device", "streams"), [(GPU, 256), (GPU, 1), (CPU, 16), (CPU, 1), (replace(GPU, token=0.2), 64)]
+    ("device", "streams"),
+    [(GPU, 256), (GPU, 1), (CPU, 16), (CPU, 1), (replace(GPU, token=0.2), 64), (replace(CPU, token=15), 1)],
 )
 def test_drafts_never_cost_more_than_they_bring(device, streams, chance):
     gain, _ = faster(device, streams, chance, 3, length=256 if streams < 64 else 96)
@@ -105,6 +106,31 @@ def test_on_any_device_at_any_load_they_cost_next_to_nothing(base, token, drafts
     device = Device(base, token, 1e-4, 1e-6, drafts=drafts, launch=min(launch, base / 4))
     gain, _ = faster(device, streams, chance, most)
     assert gain > 0.93  # what it takes to learn, in 512 tokens a stream
+
+
+@pytest.mark.parametrize("num_chats", [0, 8])
+@pytest.mark.parametrize("assumed_share", [0.1, 1.0, 3.0])
+def test_a_lone_stream_that_repeats_itself_is_drafted_for_soon_whatever_a_draft_was_assumed_to_cost(
+    assumed_share, num_chats
+):
+    """A period of 20 tokens, after chats in which n-grams are seldom right."""
+    rng, answers, drafted_at = random.Random(1), {}, []
+
+    def gained(row: ScheduledRow) -> list[int]:
+        answer, ids = answers.setdefault(row.number, []), []
+        for guess in (*row.draft_ids, None):
+            place = len(answer) + len(ids)
+            ids.append(100 + place % 20 if row.number == num_chats else 1000 + rng.randrange(10))
+            if ids[-1] != guess:
+                break
+        if row.number == num_chats and row.draft_ids:
+            drafted_at.append(len(answer))
+        answer += ids
+        return ids
+
+    speculation = Speculation(Ngram(2, 5), 8, VerificationCost(assumed_share))
+    simulate(CPU, FixedBudget(None), closed(1, num_chats + 1, 64, 120), speculation=speculation, gained=gained)
+    assert drafted_at[0] < 40
 
 
 def test_a_sequence_whose_guesses_turn_bad_drafts_less_and_more_again_when_they_turn_good():
