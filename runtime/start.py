@@ -206,7 +206,7 @@ async def _built(
     try:
         running = await worker.run(lambda: _build(config, files, worker, report, draft, device))
         await _encode_first(running, device.platform(config.device), report)
-        parts = await worker.run(lambda: running.assembled(report, config.cache_key))
+        parts = await worker.run(lambda: running.assembled(config.cache_key))
         return replace(parts, expert_load=_expert_load(config, [running.model]))
     except BaseException:
         await worker.close()
@@ -300,7 +300,7 @@ async def _built_on_ranks(
         await own.close()
         raise
     shards, every = [each.model for each in ranks[-1]], [each for stage in ranks for each in stage]
-    parts = running.assembled(report, config.cache_key, shards)
+    parts = running.assembled(config.cache_key, shards)
     facts = replace(
         parts.model,
         weights_bytes=sum(each.model.weights_bytes for each in every),
@@ -359,7 +359,7 @@ async def _built_over_processes(
     far, plan, first = processes.runners(runner), built[-1].plan, ranks[0]
     stages: list[Sequence[TakesTurns]] = [own.stages[0], *([each.stage] * own.size for each in far)]
     runner = RunnersOverProcesses(processes, [runner, *far], stages, own.lines, plan.steps_in_flight, end)
-    parts = Running(plan, first.model, first.eos_token_ids, runner).assembled(report, config.cache_key)
+    parts = Running(plan, first.model, first.eos_token_ids, runner).assembled(config.cache_key)
     facts = replace(
         built[-1].model,
         weights_bytes=sum(each.model.weights_bytes for each in ranks) + sum(each.weights_bytes for each in built),
@@ -673,12 +673,11 @@ class Running(NamedTuple):
     eos_token_ids: frozenset[int]
     runner: Runner
 
-    def assembled(self, report: Report, cache_key: bytes | None, shards: Sequence[Model] = ()) -> EngineParts:
+    def assembled(self, cache_key: bytes | None, shards: Sequence[Model] = ()) -> EngineParts:
         """`shards`: the models of all ranks, where `model` is the first one's."""
         import ops
 
         parts = assemble(*self, cache_key=cache_key, shards=shards)
-        report(LoadProgress("ready"))
         for line in (*ops.describe(usual=False), *self.plan.notes):
             log.info(line)
         return parts

@@ -201,7 +201,6 @@ def quantise(argv: list[str]) -> int:
     from server.process.terminal import StartupDisplay
 
     def run(job: quantize.Job, display: StartupDisplay) -> dict[str, Any]:
-        from runtime.quantize.model import quantize as write
         from runtime.weights.fetch import resolve
         from runtime.weights.rules import WeightsError
         from server.loaded.tokenizer import Tokenizer
@@ -212,6 +211,8 @@ def quantise(argv: list[str]) -> int:
             gguf = files.gguf
             made = Tokenizer.from_folder(files.tokenizer_path) if gguf is None else Tokenizer.from_gguf(gguf.metadata)
             pieces = job.pieces(made, files.config.get("max_position_embeddings") or 512)
+            from runtime.quantize.model import quantize as write  # imports torch, which takes seconds
+
             done = write(files, job.out, job.scheme, pieces, display.report)
             if gguf is not None:
                 quantize.write_tokenizer(made, job.out)

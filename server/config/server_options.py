@@ -384,7 +384,10 @@ class ServerOptions(EngineOptions):
         metavar="FOLDER",
     )
     dry_run: bool = option(
-        False, "print what the options come to for this model on this machine, load nothing, and end", group=HTTP
+        False,
+        "print the plan for this model on this machine (memory, context, sequences) and end; loads no weights, but downloads a "
+        "built-in model that is not cached yet",
+        group=HTTP,
     )
     config: str | None = option(None, "YAML file with any of these options", group=_LOG, metavar="FILE")
 

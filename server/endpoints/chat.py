@@ -25,4 +25,6 @@ from server.routes.service import Service
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given, request = await read_as(http, request_types.CHAT, requests.of_chat, service.config, service.offload)
-    return await answer(service, await lookup.named(loaded, given.model), http, given, request, shape_of(given))
+    return await answer(
+        service, await lookup.named(loaded, given.model, to_chat=True), http, given, request, shape_of(given)
+    )

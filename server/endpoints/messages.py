@@ -40,7 +40,7 @@ ERRORS = ErrorsBelow("/v1/messages", AnthropicErrors())
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     request = await read_request(http, request_types.MESSAGES, service.config, service.offload)
-    loaded = await lookup.named(loaded, request.model)
+    loaded = await lookup.named(loaded, request.model, to_chat=True)
     prepared = await _prepare_messages(service, loaded, http, request)
     id = f"msg_{request_id(http.scope)}"
     with NAMES.spoken():
@@ -87,7 +87,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
 async def count_tokens(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     request = await read_request(http, request_types.COUNT, service.config, service.offload)
-    loaded = await lookup.named(loaded, request.model)
+    loaded = await lookup.named(loaded, request.model, to_chat=True)
     prepared = await _prepare_messages(service, loaded, http, request)
     note_ignored(http, prepared.ignored, service.config)
     with NAMES.spoken():

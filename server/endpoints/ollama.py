@@ -44,7 +44,7 @@ ERRORS = ErrorsBelow("/api", OllamaErrors())
 async def chat(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, request_types.CHAT, service.config, service.offload, from_any_program=True)
-    loaded = await named(loaded, given.model)
+    loaded = await named(loaded, given.model, to_chat=bool(given.messages))
     if not given.messages:
         return await _load(loaded, given, ChatShape())
     with CHAT_NAMES.spoken():

@@ -45,7 +45,7 @@ class Responses:
     async def create(self, service: Service, http: Request) -> ASGIApp:
         loaded = service.lifecycle.require_model()
         wire = await read_request(http, RESPONSES, service.config, service.offload)
-        loaded = await lookup.named(loaded, wire.model)
+        loaded = await lookup.named(loaded, wire.model, to_chat=True)
         prepared = await while_waited_for(http.receive, prepare(service, self._store, loaded, http, wire))
         if wire.background:
             return self._in_background(service, prepared, streams=bool(wire.stream))
@@ -137,7 +137,7 @@ class Responses:
         """Counts the prompt that the same request would make."""
         loaded = service.lifecycle.require_model()
         wire = await read_request(http, COUNT, service.config, service.offload)
-        loaded = await lookup.named(loaded, wire.model)
+        loaded = await lookup.named(loaded, wire.model, to_chat=True)
         return json_response(
             {"object": "response.input_tokens", "input_tokens": await counted(service, self._store, loaded, http, wire)}
         )
@@ -145,7 +145,7 @@ class Responses:
     async def compact(self, service: Service, http: Request) -> ASGIApp:
         loaded = service.lifecycle.require_model()
         wire = await read_request(http, COMPACT, service.config, service.offload)
-        loaded = await lookup.named(loaded, wire.model)
+        loaded = await lookup.named(loaded, wire.model, to_chat=True)
         return json_response(await compacted(service, self._store, loaded, http, wire))
 
     def _entry(self, http: Request) -> Entry:

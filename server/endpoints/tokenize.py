@@ -47,7 +47,7 @@ class DetokenizeResponse(Struct):
 async def tokenize(service: Service, http: Request) -> Response:
     loaded, offload = service.lifecycle.require_model(), service.offload
     given = await read_request(http, request_types.TOKENIZE, service.config, offload)
-    loaded = await lookup.named(loaded, given.model)
+    loaded = await lookup.named(loaded, given.model, to_chat=given.messages is not None)
     if given.messages is not None:
         chat = await offload.run(body_cost(http), partial(requests.chat_of, given))
         work = chat_ids(loaded, offload, chat)

@@ -16,7 +16,7 @@ from server.generate.request import MESSAGES, TOOLS, Chat, Function, Message, Pa
 from server.loaded.chat_format import ChatFormat, OutputParser
 from server.loaded.control_tokens import ControlTokens, Shield
 from server.loaded.model import LoadedModel
-from server.loaded.prompt import MEDIA_MARKS, ChatTemplate, EndlessTemplate, PromptError
+from server.loaded.prompt import MEDIA_MARKS, NO_TEMPLATE, ChatTemplate, EndlessTemplate, PromptError
 from server.loaded.template_bounds import MAX_RENDER_S
 from server.loaded.text_pieces import PIECE_CHARS
 from server.media.part import MediaPart
@@ -72,6 +72,12 @@ async def chat_prompt(
         show_reasoning=show_reasoning,
     )
     return ChatPrompt(rendered.ids, output_parser, ignored, rendered.media)
+
+
+def check_template(loaded: LoadedModel) -> None:
+    """Raise InvalidRequest for a model that generates and has no chat template."""
+    if loaded.pooling is None and not loaded.chat_template:
+        raise InvalidRequest(NO_TEMPLATE, param=MESSAGES)
 
 
 async def chat_ids(loaded: LoadedModel, offload: Offload, chat: Chat) -> list[int]:

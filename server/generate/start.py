@@ -17,7 +17,7 @@ from server.context.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.context.offload import Offload
 from server.generate.allowed_ids import allowed_token_ids
 from server.generate.beams import BeamParams
-from server.generate.conversation import chat_prompt
+from server.generate.conversation import chat_prompt, check_template
 from server.generate.generation import Generation, TextOptions
 from server.generate.logprobs import Echo
 from server.generate.long_prompt import all_prepared
@@ -57,6 +57,8 @@ async def start(
     terms = Terms.of(
         config, arrival, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
     )
+    if isinstance(request.prompt, Chat):
+        check_template(loaded)
     await loaded.enter_to_generate(terms.deadline_s)
     fits = request.truncation is None
     output_parser: OutputParser | None = None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from runtime.api import AdapterRefused
 from server.loaded.model import LoadedModel
-from server.wire.errors import InvalidRequest, ModelNotFound
+from server.loaded.prompt import NO_TEMPLATE
+from server.loaded.swaps import Outline
+from server.wire.errors import InvalidRequest, ModelNotFound, TaskNotSupported
 
 _NAMED_AT_MOST = 20  # adapters in a message
 
 
-async def named(loaded: LoadedModel, wanted: str | None) -> LoadedModel:
+async def named(loaded: LoadedModel, wanted: str | None, *, to_chat: bool = False) -> LoadedModel:
     """The model as a request for `wanted` has it: `loaded`, for one of its names or None; the one beside it, for one of those;
     another one, which is loaded if it has never been; or with the adapter of that name, which may have to be loaded.
+    `to_chat`: for a conversation, for which no model is loaded that cannot take one.
 
     Raises ModelNotFound, or InvalidRequest for an adapter that cannot be served, or as `SwappedModel.enter` does."""
     if wanted is None or wanted in loaded.names:
@@ -20,6 +23,8 @@ async def named(loaded: LoadedModel, wanted: str | None) -> LoadedModel:
         return loaded.beside
     for other in loaded.others:
         if other.name == wanted:
+            if to_chat and other.outline is not None:
+                _check_chats(other.name, other.outline)
             return await other.once_loaded()
     adapters = loaded.engine.adapters
     if adapters is None:
@@ -33,6 +38,14 @@ async def named(loaded: LoadedModel, wanted: str | None) -> LoadedModel:
     if adapter is None:
         raise ModelNotFound(wanted, (*loaded.all_names, *(each.name for each in adapters.all()[:_NAMED_AT_MOST])))
     return loaded.with_adapter(adapter)
+
+
+def _check_chats(name: str, outline: Outline) -> None:
+    """Raise InvalidRequest for a model that answers no conversations."""
+    if "generate" not in outline.tasks:
+        raise TaskNotSupported(name, "generate", outline.tasks)
+    if not outline.chats:
+        raise InvalidRequest(NO_TEMPLATE, param="model")
 
 
 async def pooled_by(loaded: LoadedModel, wanted: str | None) -> LoadedModel:

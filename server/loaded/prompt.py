@@ -27,8 +27,9 @@ from server.loaded.template_bounds import MAX_RENDER_S, BoundedEnvironment, Temp
 Message = Mapping[str, Any]
 N = TypeVar("N", bound=nodes.Node)
 
-_NO_TEMPLATE: Final = (
-    "this model has no chat template: use /v1/completions with a prompt, or start the server with --chat-template"
+NO_TEMPLATE: Final = (
+    "this model has no chat template: send a prompt to /v1/completions, "
+    "or serve the model by itself with --chat-template FILE"
 )
 
 
@@ -158,11 +159,13 @@ class ChatTemplate:
 
     def _choose(self, with_tools: bool) -> _Compiled:
         if not self._templates:
-            raise PromptError(_NO_TEMPLATE)
+            raise PromptError(NO_TEMPLATE)
         if found := self._find(with_tools):
             return found
         names = ", ".join(sorted(self._templates))
-        raise PromptError(f"the model's chat templates ({names}) include no default one: choose with --chat-template")
+        raise PromptError(
+            f"the model's chat templates ({names}) include no default one: serve it by itself with --chat-template FILE"
+        )
 
 
 # --- Jinja as transformers sets it up -----------------------------------------------------------------------------

@@ -44,11 +44,12 @@ class Status(StrEnum):
 
 class Outline(NamedTuple):
     """What is known of a model that has never been loaded. `max_model_len`: tokens, unless memory allows less; `modalities`: what
-    it reads beside text; `tasks`: "generate", or what its prompts are pooled to."""
+    it reads beside text; `tasks`: "generate", or what its prompts are pooled to; `chats`: its files have a chat template."""
 
     max_model_len: int
     modalities: tuple[str, ...]
     tasks: tuple[str, ...]
+    chats: bool
 
 
 class Served(Protocol):

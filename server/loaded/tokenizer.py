@@ -310,6 +310,13 @@ def _has_token_types(config: Mapping[str, Any]) -> bool:
     return "token_type_ids" in names
 
 
+def template_of(folder: Path, metadata: Mapping[str, Any] | None) -> str | dict[str, str] | None:
+    """Return the chat template of a folder, or of a GGUF file's `metadata`, without its tokenizer. Raises TokenizerError."""
+    if metadata is not None:
+        return _gguf_template(metadata)
+    return _folder_template(folder, _read_json(folder / "tokenizer_config.json"))
+
+
 def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     """chat_template.jinja, then tokenizer_config.json, then chat_template.json; further ones in their own folder."""
     named: dict[str, str] = {}

@@ -26,9 +26,10 @@ def full_name(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
-async def named(loaded: LoadedModel, given: str) -> LoadedModel:
+async def named(loaded: LoadedModel, given: str, *, to_chat: bool = False) -> LoadedModel:
     """`lookup.named`, with or without the tag that says nothing."""
-    return await lookup.named(loaded, given if loaded.knows(given) else given.removesuffix(LATEST))
+    name = given if loaded.knows(given) else given.removesuffix(LATEST)
+    return await lookup.named(loaded, name, to_chat=to_chat)
 
 
 def listed(loaded: LoadedModel, name: str) -> Json:

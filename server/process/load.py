@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -30,7 +31,7 @@ from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling, pooled_t
 from server.loaded.prompt import ChatTemplate, PromptError
 from server.loaded.score_template import ScoreTemplate
 from server.loaded.swaps import Outline, SwappedModel, Swaps
-from server.loaded.tokenizer import Tokenizer, TokenizerError
+from server.loaded.tokenizer import Tokenizer, TokenizerError, template_of
 from server.media.media_options import MediaOptions
 from server.structured.compiler import Grammars
 from server.text import native
@@ -62,19 +63,27 @@ async def load(
 
     Raises LoadError."""
     native.warn_if_missing()
+    device, beside_source = functools.cache(_shared_device), None
+    if config.embedding_model is not None:
+        pooled = embedding_config(config, config.embedding_model)
+        beside_source = ModelSource(pooled, report, cancel, device, beside=True)
+        config = dataclasses.replace(config, runner="generate", convert="auto", pooler_config=None)
+    first, *others = config.each_model()
+    source = ModelSource(first, report, cancel, device, stages=stages)
+    # Before torch is imported, which takes seconds: a wrong name, a missing file or a bad tokenizer is refused at once.
+    await asyncio.to_thread(_check_names, others)
+    for each in (beside_source, source):
+        if each is not None:
+            await each.prepare()
     report(LoadProgress("import"))
     await asyncio.to_thread(import_engine)
     if not gc.isenabled():  # by a start, which leaves out of collections what it loads; it makes some itself on the way
         gc.freeze()
-    from runtime.start import SharedDevice
-
-    device, beside = SharedDevice(), None
-    if config.embedding_model is not None:
-        source = ModelSource(embedding_config(config, config.embedding_model), report, cancel, device, beside=True)
-        beside = await source.loaded()
-        config = dataclasses.replace(config, runner="generate", convert="auto", pooler_config=None)
+    beside = None if beside_source is None else await beside_source.load()
     try:
-        loaded = await _load_turns(config, report, cancel, device, stages)
+        loaded = await source.load()
+        if others:
+            loaded = _in_turns(config, source, loaded, others, cancel, device)
     except BaseException:
         if beside is not None:
             await beside.engine.close()
@@ -82,33 +91,40 @@ async def load(
     return loaded if beside is None else dataclasses.replace(loaded, beside=beside)
 
 
-async def _load_turns(
-    config: ServerConfig, report: Report, cancel: Event, device: SharedDevice, stages: Callable[[], Launcher] | None
-) -> LoadedModel:
-    """The first of its models, and how it takes turns with the others, if there are any."""
+def _shared_device() -> SharedDevice:
+    from runtime.start import SharedDevice
+
+    return SharedDevice()
+
+
+def _check_names(configs: Sequence[ServerConfig]) -> None:
+    """Raise LoadError for a model name that nothing can have, which its first request would meet otherwise."""
     from runtime.weights.fetch import check_name
     from runtime.weights.rules import WeightsError
 
-    first, *others = configs = config.each_model()
     try:
-        for each in others:  # a name that is none is told now, and not to the first who asks for it
+        for each in configs:
             check_name(each.model)
     except WeightsError as error:
         raise LoadError(str(error)) from error
-    sources = [ModelSource(first, report, cancel, device, stages=stages)]
-    sources += [ModelSource(each, _phases_logged(each.served_names[0]), cancel, device) for each in others]
-    loaded = await sources[0].loaded()
-    if not others:
-        return loaded
+
+
+def _in_turns(
+    config: ServerConfig, source: ModelSource, loaded: LoadedModel, others: Sequence[ServerConfig], cancel: Event,
+    device: Callable[[], SharedDevice],
+) -> LoadedModel:  # fmt: skip
+    """`loaded`, which `source` has loaded, as one of several models that are swapped in for requests."""
+    sources = [source]
+    sources += [ModelSource(other, _phases_logged(other.served_names[0]), cancel, device) for other in others]
     swaps = Swaps[LoadedModel](
-        [(each.served_names[0], source) for each, source in zip(configs, sources, strict=True)],
+        list(zip(config.served_model_name or config.models, sources, strict=True)),
         max_loaded=config.max_loaded_models,
         level=SleepLevel.HOST if config.unloaded_weights == "host" else SleepLevel.DROPPED,
         max_waiting=config.max_queue,
         max_wait_s=config.max_queue_time,
     )
-    for model, source in zip(swaps.models, sources, strict=True):
-        source.place = model
+    for model, each in zip(swaps.models, sources, strict=True):
+        each.place = model
     loaded = loaded.in_turns(swaps.models[0])
     swaps.begin_with(swaps.models[0], loaded)
     return loaded
@@ -150,7 +166,7 @@ class ModelSource:
     has one. `stages`: as `load` has it."""
 
     def __init__(
-        self, config: ServerConfig, report: Report, cancel: Event, device: SharedDevice, *, beside: bool = False,
+        self, config: ServerConfig, report: Report, cancel: Event, device: Callable[[], SharedDevice], *, beside: bool = False,
         stages: Callable[[], Launcher] | None = None,
     ) -> None:  # fmt: skip
         self._stages = stages
@@ -162,11 +178,6 @@ class ModelSource:
         self._beside = beside
         self._prepared: Prepared | None = None
 
-    async def loaded(self) -> LoadedModel:
-        """Raises LoadError."""
-        await self.prepare()
-        return await self.load()
-
     async def prepare(self) -> None:
         self._prepared = await _prepare(self._config, self._report, self._cancel)
 
@@ -176,7 +187,7 @@ class ModelSource:
     async def load(self) -> LoadedModel:
         assert self._prepared is not None, "it was prepared"
         loaded = await _load_one(
-            self._config, self._report, self._prepared, self._device, beside=self._beside, stages=self._stages
+            self._config, self._report, self._prepared, self._device(), beside=self._beside, stages=self._stages
         )
         self._prepared = None
         return loaded.in_turns(self.place)
@@ -220,10 +231,11 @@ def outline(config: ServerConfig, cancel: Event) -> Outline | None:
         tasks = (
             pooled_tasks(model, _pooler_config(config, model), config.convert) if runner == "pooling" else ("generate",)
         )
-    except (WeightsError, UnsupportedModel, ValueError) as error:
+        chats = bool(template_of(files.tokenizer_path, None if files.gguf is None else files.gguf.metadata))
+    except (WeightsError, UnsupportedModel, TokenizerError, ValueError) as error:
         logger.info("%s: what it is will be known when it is loaded (%s)", config.served_names[0], error)
         return None
-    return Outline(model.max_model_len, tuple(sorted(model.modalities)), tasks)
+    return Outline(model.max_model_len, tuple(sorted(model.modalities)), tasks, chats)
 
 
 def _is_light(model: str) -> bool:
@@ -374,23 +386,29 @@ def _pooler_config(config: ServerConfig, model: ModelInfo | ModelOutline) -> Poo
 
 
 def dry_run(config: ServerConfig, report: Report) -> dict[str, Any]:
-    """What the options come to for this model on this machine, ready for JSON. Nothing is loaded, and of a model on the hub nothing
-    but its configuration and tokenizer fetched.
+    """Plan what the options come to for this model on this machine, ready for JSON, without loading weights. Of a model on the hub
+    only configuration and tokenizer are downloaded, of a built-in one the whole file.
 
     Raises LoadError."""
-    import_engine()
     from runtime.config import EngineConfig, PlanError
-    from runtime.start import plan_engine
     from runtime.weights.builtin import BUILTIN_MODELS
     from runtime.weights.fetch import looks_local, resolve
     from runtime.weights.rules import WeightsError
 
-    here = config.model in BUILTIN_MODELS or looks_local(config.model) or Path(config.model).exists()
-    if not here:
-        config = dataclasses.replace(config, load_format="dummy")
+    def is_here(model: str) -> bool:
+        return model in BUILTIN_MODELS or looks_local(model) or Path(model).exists()
+
+    def fetch(model: str, revision: str | None, *, load_format: str) -> ModelFiles:
+        return resolve(model, revision, report, load_format=load_format if is_here(model) else "dummy")
+
     try:
-        files = resolve(config.model, config.revision, report, load_format=config.load_format)
-        draft = draft_files(config, partial(resolve, progress=report))
+        files = fetch(config.model, config.revision, load_format=config.load_format)
+        draft = draft_files(config, fetch)
+        if not is_here(config.model):
+            config = dataclasses.replace(config, load_format="dummy")
+        import_engine()
+        from runtime.start import plan_engine
+
         planned = plan_engine(EngineConfig.of(config, end_token_ids=frozenset()), files, report, draft)
     except (WeightsError, PlanError) as error:
         raise LoadError(str(error)) from error
@@ -421,8 +439,8 @@ def dry_run(config: ServerConfig, report: Report) -> dict[str, Any]:
     }
 
 
-def draft_files(config: ServerConfig, fetch: partial[ModelFiles]) -> ModelFiles | None:
-    """Those of the draft model, None where there is none. Raises WeightsError."""
+def draft_files(config: ServerConfig, fetch: Callable[..., ModelFiles]) -> ModelFiles | None:
+    """Fetch the files of the draft model; None where the options name none. Raises WeightsError."""
     speculation = config.speculation
     if speculation is None or speculation.model is None:
         return None

@@ -10,6 +10,7 @@ from server.context.arrival import CURRENT_ID
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import LoadError
 from server.loaded.model import LoadedModel
+from server.loaded.prompt import ChatTemplate
 from server.loaded.swaps import Outline, SwappedModel, Swaps, visiting
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, chatml, loaded_model, tiny_tokenizer
@@ -36,6 +37,7 @@ class FakeSource:
         self.may_prepare.set()
         self.may_load.set()
         self.may_outline = asyncio.Event()  # nobody knows anything of it, unless a test lets it
+        self.chats, self.tasks = True, ("generate",)  # what its files say
         self.missing: str | None = None
         self.broken: str | None = None
         self.num_prepared = self.num_loaded = 0
@@ -50,7 +52,7 @@ class FakeSource:
 
     async def outline(self) -> Outline:
         await self.may_outline.wait()
-        return Outline(1024, ("image",), ("generate",))
+        return Outline(1024, ("image",), self.tasks, self.chats)
 
     async def load(self) -> LoadedModel:
         self.num_loaded += 1
@@ -58,7 +60,8 @@ class FakeSource:
         await self.may_load.wait()
         if self.broken is not None:
             raise LoadError(self.broken)
-        made = loaded_model(self.engine, TOKENIZER, chatml(TOKENIZER), SamplingDefaults(), (self.name,))
+        template = chatml(TOKENIZER) if self.chats else ChatTemplate(None)
+        made = loaded_model(self.engine, TOKENIZER, template, SamplingDefaults(), (self.name,))
         return made.in_turns(self.place)
 
 

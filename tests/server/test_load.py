@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from runtime.api import LoadProgress
 from runtime.config import PlanError
+from runtime.weights.rules import WeightsError
 from server.config.server_config import ServerConfig
 from server.loaded.chat_format import ChatFormat
 from server.loaded.lifecycle import LoadError
@@ -64,7 +66,7 @@ async def test_grammars_are_warmed_while_weights_are_read_and_not_before(load):
 
     loaded = await with_engine(start)
     assert loaded.engine is engine
-    assert phases == ["import", "files", "import", "weights", "warm", "warm-up", "grammars"]
+    assert phases == ["files", "import", "import", "weights", "warm", "warm-up", "grammars"]
 
 
 @pytest.mark.parametrize(("module", "num_warnings"), [(None, 1), (SimpleNamespace(), 0)])
@@ -126,3 +128,29 @@ async def test_an_engine_that_does_not_start_leaves_nobody_waiting(load):
     await asyncio.sleep(0)
     assert "warm" not in phases
     assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize(("files", "chats"), [({}, False), ({"chat_template": "{{ messages }}"}, True)])
+def test_the_outline_of_a_model_says_whether_its_files_have_a_chat_template(tmp_path, files, chats):
+    config = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(files))
+    assert loading.outline(ServerConfig(models=(str(tmp_path),)), Event()) == (512, (), ("generate",), chats)
+
+
+def test_a_dry_run_downloads_no_weights_of_a_draft_model(tmp_path, monkeypatch):
+    asked = {}
+
+    def resolve(model, revision, report, load_format):
+        asked[model] = load_format
+        if len(asked) == 2:
+            raise WeightsError("both were resolved")
+
+    monkeypatch.setattr("runtime.weights.fetch.resolve", resolve)
+    config = ServerConfig(models=(str(tmp_path),), speculative_method="draft_model", speculative_model="owner/draft")
+    with pytest.raises(LoadError, match="both were resolved"):
+        loading.dry_run(config, lambda progress: None)
+    assert asked == {str(tmp_path): "auto", "owner/draft": "dummy"}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -371,14 +372,21 @@ def test_models_lists_what_can_be_served_and_what_computes_it(arguments, code, w
     [
         (["--model", "/no/such/folder"], ["/no/such/folder", "no such file or folder"]),
         (["--model", "smollm2"], ["smollm2", "did you mean"]),
+        (["--model", "tests"], ["tests: no config.json in this folder"]),
+        (["--model", "/no/such/folder", "--dry-run"], ["no such file or folder"]),
         (["--host", "no.such.host.invalid"], ["no.such.host.invalid"]),
     ],
 )
-def test_what_cannot_be_served_is_said_without_a_traceback_and_ends_with_1(options, words):
+def test_what_cannot_be_served_is_said_without_a_traceback_before_torch_is_imported(options, words):
     ended = subprocess.run(
-        [sys.executable, "-m", "server", "--port", "0", *options], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-X", "importtime", "-m", "server", "--port", "0", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
+    assert re.search(r"\| +server\.config\.parse$", ended.stderr, re.MULTILINE)
+    assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
     for word in words:
         assert word in ended.stderr

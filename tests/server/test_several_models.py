@@ -53,6 +53,44 @@ async def test_every_api_has_it_loaded(several, path):
     assert "I am b" in answer.text
 
 
+CHATS = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/responses/input_tokens": {"input": "Hi"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 20},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/api/chat": {"messages": MESSAGES, "stream": False},
+    "/invocations": {"messages": MESSAGES},
+    "/tokenize": {"messages": MESSAGES},
+}
+
+
+@pytest.mark.parametrize("path", CHATS)
+async def test_a_model_without_a_chat_template_is_not_loaded_to_refuse_a_chat(several, path):
+    server, turns = await several()
+    turns.sources["b"].chats = False
+    turns.sources["b"].may_outline.set()
+    await until(lambda: turns["b"].outline is not None)
+    answer = await server.post(path, {**CHATS[path], "model": "b"})
+    assert (answer.status_code, turns["b"].status, turns["b"].num_swaps) == (400, "unloaded", 0), answer.text
+    assert "this model has no chat template" in answer.text
+    # Once it has been loaded for a prompt and unloaded again, it is not loaded either.
+    assert (await server.complete(model="b")).status_code == 200
+    assert (await server.complete(model="a")).status_code == 200
+    answer = await server.post(path, {**CHATS[path], "model": "b"})
+    assert (answer.status_code, turns["b"].num_swaps) == (400, 1), answer.text
+
+
+async def test_a_model_that_only_embeds_is_not_loaded_to_refuse_a_chat(several):
+    server, turns = await several()
+    turns.sources["b"].tasks = ("embed",)
+    turns.sources["b"].may_outline.set()
+    await until(lambda: turns["b"].outline is not None)
+    answer = await server.chat(model="b")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "task_not_supported")
+    assert turns["b"].num_swaps == 0
+
+
 async def test_a_stream_is_never_cut_and_its_model_goes_when_it_has_ended(several):
     server, turns = await several(paused=True)
     stream = await server.open_stream("/v1/completions", prompt="Hi", stream=True, model="a")
