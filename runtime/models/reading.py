@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -77,6 +78,7 @@ class ParameterReader:
         self._types = {load.parameter.name: [source.types[shard.name] for shard in load.shards] for load in self._loads}
         for line in dict.fromkeys(filter(None, (keeping.widened(load, refusal) for load, refusal in matrices))):
             log.info(line)
+        self._widen_mixed_experts(spec, replace(keeping, policy=replace(policy, keep_quantized=False)))
 
     def formats(self, name: str) -> frozenset[str]:
         """Formats in which the weight of this name will come, by the names of `ops.WeightFormat`."""
@@ -156,6 +158,18 @@ class ParameterReader:
         if why is not None:
             log.info("experts are not rounded to %s: %s", online, why)
         return {f"{spec.head.name}.weight"} | uneven | (set() if why is None else self._halves)
+
+    def _widen_mixed_experts(self, spec: DecoderSpec, plain: Keeping) -> None:
+        """Read all matrices of a layer's experts as plain numbers where no kernel takes their formats together."""
+        loads = {load.parameter.name: load for load in self._loads}
+        for experts in spec.experts():
+            names = [f"{half.name}.weight" for number in range(experts.num_experts) for half in experts.halves(number)]
+            formats = sorted(frozenset().union(*map(self.formats, names)))
+            why = ops.moe_refusal([ops.WeightFormat(each) for each in formats], DTYPES[self._dtype], self._device)
+            if len(formats) > 1 and why is not None:
+                log.info("experts in %s become %s: %s", " and ".join(formats), self._dtype, why)
+                self._rounded -= set(names)
+                self.storage |= {name: plain.storage(loads[name], self._refusal(loads[name])) for name in names}
 
     def _place(self, name: str) -> torch.device:
         """Experts are copied to where they belong, wherever that is."""

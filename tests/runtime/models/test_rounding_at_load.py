@@ -74,6 +74,17 @@ def test_routers_stay_wide_and_experts_where_no_kernel_reads_them(caplog, online
     assert formats["model.layers.0.self_attn.o_proj.weight"] == online
 
 
+@pytest.mark.parametrize("online", ROUNDINGS)
+def test_experts_of_which_some_cannot_be_rounded_stay_wide_together(monkeypatch, caplog, online):
+    """As on a GPU, whose kernels read all matrices of a layer's experts in one format."""
+    caplog.set_level("INFO", logger="oneloop.start")
+    monkeypatch.setattr(ops, "moe_refusal", lambda formats, *_: "not together" if len(formats) > 1 else None)
+    even, uneven = read(MIXTRAL, online), read(MIXTRAL | {"intermediate_size": 136}, online)
+    assert {written for name, written in even.items() if ".experts." in name} == {online}
+    assert {written for name, written in uneven.items() if ".experts." in name} == {"bfloat16"}
+    assert f"experts in bfloat16 and {online} become bfloat16: not together" in caplog.text
+
+
 @pytest.mark.gpu
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
