@@ -22,6 +22,10 @@ _COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#dc2626", "#525252")
 _STYLES = ("-", "--", ":", "-.")
 _PLAIN = FuncFormatter(lambda value, _: f"{value:g}")  # 200, where a logarithm has 2·10²
 _FEW = FuncFormatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else "")
+_SOME = FuncFormatter(
+    lambda value, _: f"{value:g}" if f"{value:g}"[0] in "2357" else ""
+)  # on an axis of about one decade
+PERCENTILES = ("p50", "p99")  # of the latencies of a sweep
 _TITLES = {
     "ttft": "time to first token",
     "tpot": "time per output token",
@@ -65,7 +69,7 @@ def draw_runs(path: Path, records: Sequence[Record]) -> None:
 
 
 def draw_levels(path: Path, levels: Sequence[Record]) -> None:
-    """Throughput by load, and the latencies that it costs (p50, and p99 dashed); the knee of each server is marked."""
+    """Draw throughput by load, and latency by throughput (p50 solid, p99 dashed). The knee of each server is marked."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(11, 3.8), layout="constrained")
         panels = figure.subplots(1, 3)
@@ -74,15 +78,18 @@ def draw_levels(path: Path, levels: Sequence[Record]) -> None:
         by_rate = bool(levels[0]["rate_per_s"])
         load, first, later = panels
         load.set(title="throughput by load (ring: the knee)", ylabel="output tokens per second")
-        load.set(xlabel="requests per second" if by_rate else "streams")
-        first.set(title="what it costs: TTFT, p50 and p99", xlabel="output tokens per second", ylabel="ms")
-        later.set(title="what it costs: TPOT, p50 and p99", xlabel="output tokens per second", ylabel="ms")
+        load.set(xlabel="requests per second" if by_rate else "streams (log scale)")
         for axes, metric in ((first, "ttft"), (later, "tpot")):
+            axes.set(title=f"{metric.upper()} by throughput", xlabel="output tokens per second", ylabel="ms")
+            for style, percent in zip(_STYLES, PERCENTILES, strict=False):
+                axes.plot([], [], style, color=_COLOURS[-1], label=percent)
+            axes.legend()
             axes.set_xlim(left=0)
             if all((each[f"{metric}_ms_p50"] or 0) > 0 for each in levels):  # no logarithm of what took no time
                 axes.set_yscale("log")
                 axes.yaxis.set_major_formatter(_PLAIN)
-                axes.yaxis.set_minor_formatter(_FEW)
+                axes.yaxis.set_minor_formatter(_SOME)
+                axes.set_ylabel("ms (log scale)")
         load.set_ylim(bottom=0)
         if not by_rate:  # which are doubled
             load.set_xscale("log", base=2)
@@ -135,7 +142,7 @@ def _draw_server(panels: Sequence[Axes], name: str, levels: Sequence[Record], co
     if knee is not None:
         load.plot(knee["load"], knee["out_tok_per_s"], **ring)
     for axes, metric in ((first, "ttft"), (later, "tpot")):
-        for style, percent in zip(_STYLES, ("p50", "p99"), strict=False):
+        for style, percent in zip(_STYLES, PERCENTILES, strict=False):
             values = [_known(each[f"{metric}_ms_{percent}"]) for each in levels]
             axes.plot(speeds, values, style, color=colour, marker="o", markersize=3)
         if knee is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,17 +116,16 @@ def _tell(args: argparse.Namespace, levels: Sequence[dict[str, Any]], why: str |
         print(f"ended: {why}")
     knee, options = knee_of(levels), suggestions(levels)
     if knee is not None:
-        unit = "requests/s" if knee["rate_per_s"] else "streams"
-        print(
-            f"knee: {knee['load']:g} {unit}, {knee['out_tok_per_s']:.0f} tokens/s, TTFT {knee['ttft_ms_p50'] or 0:.0f} ms, "
-            f"TPOT {knee['tpot_ms_p50'] or 0:.1f} ms (p50)"
-        )
+        print(f"knee (best throughput for its latency): {_figures(knee)}")
         best = max((level for level in levels if level["ok"]), key=lambda level: level["out_tok_per_s"])
         if best is not knee:
-            print(
-                f"most: {best['load']:g} {unit}, {best['out_tok_per_s']:.0f} tokens/s, TTFT {best['ttft_ms_p50'] or 0:.0f} ms"
-            )
-    print("\n".join(f"suggested: {option}" for option in options))
+            print(f"highest throughput: {_figures(best)}")
+    nothing = (
+        "no option: no request was answered"
+        if knee is None
+        else "no option: no counter of the server shows a bottleneck"
+    )
+    print("\n".join(f"suggested: {option}" for option in options or [nothing]))
     for path in args.plot:
         draw(path, levels)
     shown = [{name: value for name, value in each.items() if name not in ("cdf", "timeline")} for each in levels]
@@ -137,3 +136,11 @@ def _tell(args: argparse.Namespace, levels: Sequence[dict[str, Any]], why: str |
         flush=True,
     )
     return 0 if knee is not None else 1
+
+
+def _figures(level: Mapping[str, Any]) -> str:
+    """The load of a level, its throughput, and its latencies at p50."""
+    unit = "requests/s" if level["rate_per_s"] else "streams"
+    ttft_ms, tpot_ms = level["ttft_ms_p50"] or 0, level["tpot_ms_p50"] or 0
+    speed = f"{level['out_tok_per_s']:.0f} tokens/s"
+    return f"{level['load']:g} {unit}, {speed}, TTFT {ttft_ms:.0f} ms, TPOT {tpot_ms:.1f} ms (p50)"

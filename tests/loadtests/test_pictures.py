@@ -70,9 +70,11 @@ def test_a_sweep_finds_its_knee_and_draws_it(tmp_path, served, capsys):
     assert [level["load"] for level in summary["levels"]] == [1, 2]
     assert [level["requests"] for level in summary["levels"]] == [12, 12]
     assert summary["knee"] in (1, 2)
-    assert "knee: " in out
+    assert "knee (best throughput for its latency): " in out
     assert "suggested: " in out
-    assert "throughput by load" in texts(tmp_path / "x.svg")
+    drawn = texts(tmp_path / "x.svg")
+    for words in ("throughput by load", "streams (log scale)", "ms (log scale)", "p50", "p99"):
+        assert words in drawn
     assert main(["plot", str(tmp_path / "x.jsonl"), "--out", str(tmp_path / "again.svg")]) == 0
     assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "x.svg").read_bytes()
 
