@@ -49,7 +49,7 @@ function take(node, delta) {
 // Tokens, speed and time to the first token, in words; of one that was broken off what is known.
 export function statsInWords({prompt, tokens, cached, ttft, rest, pieces} = {}) {
   const words = [];
-  if (prompt !== undefined) words.push(`${prompt} + ${tokens} tokens${cached ? ` (${cached} cached)` : ""}`);
+  if (prompt !== undefined) words.push(`${prompt} tokens in${cached ? ` (${cached} cached)` : ""}, ${tokens} out`);
   else if (pieces) words.push(`about ${pieces} tokens`);
   const count = tokens ?? pieces;
   if (count > 1 && rest > 0) words.push(`${perSecond((count - 1) / rest * 1000)} tokens/s`);

@@ -164,6 +164,7 @@ async function list() {
 
 function open(chosen) {
   whole = running?.whole.id === chosen.id ? running.whole : chosen;
+  pictures.forgive();
   show();
   list();
   scrollToEnd();
@@ -208,13 +209,13 @@ function toggle(name, wanted) {
   }
 }
 
-// Closes what lies over the chat on a narrow screen; or else stops the answer.
+// Closes what lies over the chat on a narrow screen; or else stops the answer; or else closes the settings.
 function escape() {
-  const over = WIDE.matches ? undefined : ["library", "settings"].find(name => !$(name).hidden);
-  if (over) {
-    toggle(over, false);
-    $(`${over}-toggle`).focus();
-  } else running?.stop();
+  const shown = ["library", "settings"].find(name => !$(name).hidden && !(WIDE.matches && (running || name === "library")));
+  if (!shown) return running?.stop();
+  const inside = $(shown).contains(document.activeElement);
+  toggle(shown, false);
+  if (inside) $(`${shown}-toggle`).focus();
 }
 
 async function greet() {
@@ -254,7 +255,7 @@ $("export").addEventListener("click", async () => download(`oneloop-${new Date()
 $("import-button").addEventListener("click", () => $("import").click());
 $("import").addEventListener("change", importFiles);
 $("key").addEventListener("click", changeKey);
-$("models").addEventListener("change", () => { models.keep(); setSeeing(); });
+$("models").addEventListener("change", () => { models.keep(); setSeeing(); pictures.forgive(); });
 pictures.listen(document.querySelector("main"), models.sees);
 for (const name of ["library", "settings"]) {
   $(`${name}-toggle`).addEventListener("click", () => toggle(name));

@@ -85,7 +85,7 @@ export class Message {
       if (node.role === "user") controls.push(button("Edit", () => this.edit(), {class: "small plain"}));
     }
     if (!isRunning && node.role === "assistant") {
-      controls.push(button("Again", () => acts.again(), {class: "small plain", title: "Another answer, beside this one"}));
+      controls.push(button("Regenerate", () => acts.again(), {class: "small plain", title: "Another answer, beside this one"}));
       if (node.content && node.stats?.prompt) controls.push(button("Heat map", () => this.heat(), {class: "small plain", "aria-pressed": String(Boolean(this.heatBox)), title: "How likely the model finds each token"}));
     }
     const notes = [node.model && acts.namesModel() ? `${node.model}:` : "", isRunning ? "" : statsInWords(node.stats), node.finish ? ENDS[node.finish] ?? node.finish : "", node.stopped ? "Stopped." : "", node.note ?? ""].filter(Boolean);
@@ -99,7 +99,7 @@ export class Message {
     const back = () => { this.showOwn(); this.foot.hidden = false; };
     const send = () => { if (input.value.trim()) this.acts.edit(input.value.trim()); };
     input.addEventListener("keydown", event => {
-      if (event.key === "Escape") back();
+      if (event.key === "Escape") { event.stopPropagation(); back(); } // or it would close a panel, too
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
     });
     this.body.replaceChildren(el("div", {class: "edit"}, input, el("div", {class: "row"}, button("Cancel", back), button("Send", send, {class: "main"}))));

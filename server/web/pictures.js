@@ -15,11 +15,15 @@ export const isPicture = text => typeof text === "string" && KINDS.test(text);
 export function take() {
   const taken = pending.map(each => each.url);
   pending = [];
+  forgive();
   draw();
   return taken;
 }
 
 export const areThere = () => pending.length > 0;
+
+// Removes the words about what was refused.
+export const forgive = () => { $("picture-words").textContent = ""; };
 
 // Adds those of `files` that are pictures, in their order, and says what is none.
 async function add(files) {
@@ -31,7 +35,7 @@ async function add(files) {
       $("picture-words").textContent = `${file.name || "What you gave"}: ${error.message}.`;
       continue;
     }
-    $("picture-words").textContent = "";
+    forgive();
   }
   draw();
 }

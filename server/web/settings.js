@@ -27,10 +27,14 @@ try { kept = {...kept, ...JSON.parse(localStorage.getItem(KEPT))}; } catch { /* 
 
 export const system = () => kept.system;
 
-// Fields of a request. Throws Error, with what is wrong, for text that is to be JSON and is none.
+// Fields of a request. Throws Error, with what is wrong, for a number out of range, and for text that is to be JSON and is none.
 export function fields() {
   const found = {};
-  for (const [name] of NUMBERS) if (kept[name] !== undefined && kept[name] !== "") found[name] = Number(kept[name]);
+  for (const [name, text, {min, max}] of NUMBERS) {
+    if (kept[name] === undefined || kept[name] === "") continue;
+    const value = found[name] = Number(kept[name]);
+    if (value < min || value > max) throw new Error(`${text} is ${value}. Enter a number ${max === undefined ? `of at least ${min}` : `from ${min} to ${max}`} in the settings, or leave it empty.`);
+  }
   const stop = kept.stop.split("\n").filter(line => line);
   if (stop.length) found.stop = stop;
   if (kept.thinking !== "auto") found.chat_template_kwargs = {enable_thinking: kept.thinking === "on"};
@@ -68,7 +72,7 @@ export function fillPanel(panel) {
   const labelled = (text, input, more) => { input.id ||= `set-${text.toLowerCase().replace(/\W+/g, "-")}`; return el("div", {class: "field"}, el("label", {for: input.id}, text), input, more); };
   const area = (name, text, rows, attributes) => labelled(text, bound(el("textarea", {rows, ...attributes}), name));
   const numbers = NUMBERS.map(([name, text, limits]) => labelled(text, bound(el("input", {type: "number", placeholder: "default", ...limits}), name)));
-  const thinking = bound(el("select", null, el("option", {value: "auto"}, "As the model likes"), el("option", {value: "on"}, "On"), el("option", {value: "off"}, "Off")), "thinking");
+  const thinking = bound(el("select", null, el("option", {value: "auto"}, "Model default"), el("option", {value: "on"}, "On"), el("option", {value: "off"}, "Off")), "thinking");
 
   const kinds = bound(el("select", null, Object.entries(FORMS).map(([name, [text]]) => el("option", {value: name}, text))), "form");
   const text = el("textarea", {id: "set-form-text", class: "code", rows: 9, spellcheck: "false", "aria-label": "The form itself"});

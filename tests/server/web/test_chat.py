@@ -36,7 +36,7 @@ async def test_an_answer_is_streamed_and_says_what_it_took(serve, page_of):
     assert await page.texts(".own") == ["Hi"]
     assert await page.texts(".assistant .markdown") == ["Hello there"]
     (stats,) = await page.texts(".stats")
-    assert "+ 12 tokens" in stats
+    assert "tokens in, 12 out" in stats
     assert "tokens/s" in stats
     assert "first token after" in stats
     assert await page.texts("#send") == ["Send"]
@@ -69,7 +69,7 @@ async def test_edits_and_other_answers_are_branches(serve, page_of):
     await page.type("#set-max-tokens", "9")
     await page.say("First question")
     await page.until(ANSWERED)
-    await page.click_text("Again")
+    await page.click_text("Regenerate")
     await page.until("document.querySelector('.assistant .branch')?.textContent.includes('2/2')")
     await page.until(ANSWERED)
     await page.click_text("Edit")
@@ -88,6 +88,57 @@ async def test_edits_and_other_answers_are_branches(serve, page_of):
     await page.reload()
     assert await page.texts(".own") == ["First question"]
     assert await page.texts(".assistant .branch span") == ["1/2"]
+
+
+_INSIDE = """
+const main = document.querySelector("main").getBoundingClientRect();
+return [...document.querySelectorAll(".edit textarea, .edit button")].every(each => {
+  const box = each.getBoundingClientRect();
+  return box.width > 0 && box.left >= main.left && box.right <= main.right;
+});
+"""
+
+
+async def test_a_message_is_edited_beside_the_open_settings(serve, page_of):
+    page = page_of(await serve("Hello"))
+    await page.open()
+    await page.say("Hi")
+    await page.until(ANSWERED)
+    await page.click("#settings-toggle")
+    await page.click_text("Edit")
+    assert await page.run(_INSIDE)
+    await page.press(Keys.ESCAPE)
+    await page.until("!document.querySelector('.edit')")
+    assert not await page.run("return document.getElementById('settings').hidden"), "Escape ends the edit alone"
+
+
+async def test_escape_in_the_message_field_closes_the_settings_once_no_answer_is_coming(serve, page_of):
+    server = await serve("Hello there", paused=True)
+    page = page_of(server)
+    await page.open()
+    await page.click("#settings-toggle")
+    await page.say("Hi")
+    await server.engine.until(lambda: bool(server.engine.live))
+    await page.press(Keys.ESCAPE)
+    await page.until("document.querySelector('.stats')?.textContent.includes('Stopped.')")
+    assert not await page.run("return document.getElementById('settings').hidden")
+    await page.press(Keys.ESCAPE)
+    assert await page.run("return document.getElementById('settings').hidden")
+    assert await page.run("return document.activeElement.id") == "text"
+    assert not await page.run("return document.getElementById('library').hidden")
+
+
+async def test_a_number_out_of_range_is_refused_in_the_page_s_own_words(serve, page_of):
+    server = await serve("Hello")
+    page = page_of(server)
+    await page.open()
+    await page.click("#settings-toggle")
+    await page.type("#set-temperature", "9")
+    await page.say("Hi")
+    await page.until("document.querySelector('.assistant .error')")
+    (said,) = await page.texts(".assistant .error")
+    assert said == "Temperature is 9. Enter a number from 0 to 2 in the settings, or leave it empty."
+    assert server.engine.submitted == []
 
 
 async def test_conversations_are_kept_found_exported_and_imported(serve, page_of):
@@ -328,7 +379,7 @@ async def test_a_chat_by_keys_alone(serve, page_of):
     await page.press(Keys.ESCAPE)
     await server.engine.until(lambda: not server.engine.live)
     await page.until("document.querySelector('.stats')?.textContent.includes('Stopped.')")
-    while await page.run("return document.activeElement.textContent") != "Again":
+    while await page.run("return document.activeElement.textContent") != "Regenerate":
         await page.back()
     await page.press(Keys.ENTER)
     await server.engine.until(lambda: bool(server.engine.live))

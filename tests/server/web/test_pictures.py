@@ -132,6 +132,9 @@ async def test_a_model_that_reads_text_is_sent_none(serve, page_of):
     assert await page.run("return document.getElementById('picture').hidden")
     assert await page.run(BRING, "main", "drop", files(("one.png", "image/png", SMALL)))
     await page.until("document.getElementById('picture-words').textContent === 'This model reads text only.'")
+    await page.say("Hi")
+    await page.until(ANSWERED % 1)
+    assert await page.texts("#picture-words") == [""]
 
 
 async def test_a_file_brings_pictures_and_nothing_that_only_looks_like_one(opened):
