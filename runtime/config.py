@@ -157,11 +157,11 @@ class EnginePlan:
         kv_bytes = self.layout.block_bytes / self.layout.block_size
         cost = StepCost.assumed(timed, kv_bytes / max(1, weights_bytes))
         note = (
-            f"a step that answers share takes {1000 * goals.max_itl_s:.0f} ms at most (max-itl), half of it while prompts "
-            f"are served in {1000 * goals.target_ttft_s:.0f} ms (target-ttft)"
+            f"steps that mix prompts with decodes take at most {1000 * goals.max_itl_s:.0f} ms (--max-itl), and half of that while "
+            f"prompts finish within {1000 * goals.target_ttft_s:.0f} ms (--target-ttft)"
         )
         if goals.slowdown is not None:
-            note += f", and by one request no more than {goals.slowdown.by_one:g} times what the answers alone take"
+            note += f"; a single prompt makes them at most {goals.slowdown.by_one:g} times as long as decodes alone"
         least = min(platform.least_tokens, self.max_num_batched_tokens)
         budget = partial(TimedBudget, cost, goals, least=least, lead=platform.lead)
         return replace(self, step_budget=budget, notes=(*self.notes, note))

@@ -170,8 +170,8 @@ class EngineOptions:
     max_num_batched_tokens: int | None = option(None, "tokens in one step, prompts included", group=ENGINE, minimum=1)
     max_num_encoder_tokens: int | None = option(
         None,
-        "tokens that a step has pictures and sounds make beside it, unless a single one makes more (default: as "
-        "--max-num-batched-tokens)",
+        "maximum tokens of images, audio and video that are encoded beside one step; a single larger item is encoded by itself "
+        "(default: --max-num-batched-tokens)",
         group=ENGINE,
         minimum=1,
     )
@@ -188,9 +188,8 @@ class EngineOptions:
     )
     max_itl: float | None = option(
         None,
-        "milliseconds that a step takes at most which running answers share with prompts, as far as prompts go; half of them "
-        "while prompts are served in time (default: what 3072 tokens take, from 20 to 70; on a CPU to 200, and 5 times the step "
-        "without prompts)",
+        "maximum time of a step that mixes prompts with decodes, in ms; half of it while prompts meet --target-ttft (default: the "
+        "time of 3072 prompt tokens, from 20 to 70; on a CPU up to 200, and 5 times a step without prompts)",
         group=ENGINE,
         minimum=1,
         maximum=60_000,
@@ -198,8 +197,8 @@ class EngineOptions:
     )
     target_ttft: float | None = option(
         None,
-        "milliseconds in which prompts that wait should be computed: where they would take longer, steps grow up to --max-itl "
-        "(default: five times that)",
+        "target time to compute waiting prompts, in ms; if they would take longer, steps grow up to --max-itl (default: 5 times "
+        "--max-itl)",
         group=ENGINE,
         minimum=1,
         maximum=600_000,
@@ -207,7 +206,7 @@ class EngineOptions:
     )
     max_num_mixed_tokens: int | None = option(
         None,
-        "tokens of prompts in a step that running answers share, whatever they take (default: as --max-itl says)",
+        "maximum prompt tokens in a step that also decodes, however long they take (default: by --max-itl)",
         group=ENGINE,
         minimum=1,
     )
@@ -333,7 +332,7 @@ class EngineOptions:
     )
     max_queue: int = option(
         256,
-        "requests waiting before new ones get 429; a client with less than his part of a full queue still gets in",
+        "waiting requests before new ones get 429; a client below its fair share of a full queue is still admitted",
         group=HTTP,
         minimum=1,
     )

@@ -31,7 +31,7 @@ USAGE = (
     "       oneloop health [live|ready|generate] [options]\n       oneloop models [--json]\n"
     "       oneloop lora inspect FOLDER [--model MODEL]\n"
     "       oneloop quantize MODEL OUT --scheme w4a16|fp8|w8a8 [--calibrate FILE]\n"
-    "       oneloop doctor [--json]\n       oneloop completion bash|zsh|fish\n"
+    "       oneloop doctor [--json] [--verbose]\n       oneloop completion bash|zsh|fish\n"
     "       oneloop ray [--replicas N] [options]"
 )
 

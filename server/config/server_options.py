@@ -234,18 +234,18 @@ class ServerOptions(EngineOptions):
     )
     ssl_certfile: str | None = option(
         None,
-        "certificate in PEM, and those that vouch for it: the server speaks HTTPS, and nothing else",
+        "TLS certificate with its chain (PEM); the server then speaks HTTPS only",
         group=HTTP,
         metavar="FILE",
     )
     ssl_keyfile: str | None = option(
-        None, "its private key, if that is not in the same file", group=HTTP, metavar="FILE"
+        None, "private key of --ssl-certfile (PEM), if it is in another file", group=HTTP, metavar="FILE"
     )
     ssl_ca_certs: str | None = option(
-        None, "certificates in PEM of who vouches for clients", group=HTTP, metavar="FILE"
+        None, "CA certificates (PEM) that client certificates are checked against", group=HTTP, metavar="FILE"
     )
     ssl_cert_reqs: int = option(
-        0, "certificates of clients: 0 not asked for, 1 checked where there is one, 2 required (Python's ssl.CERT_*)",
+        0, "client certificates: 0 ignored, 1 checked if there is one, 2 required (Python's ssl.CERT_*)",
         group=HTTP, minimum=0, maximum=2,
     )  # fmt: skip
     max_body_size: int = option(
@@ -385,8 +385,8 @@ class ServerOptions(EngineOptions):
     )
     dry_run: bool = option(
         False,
-        "print the plan for this model on this machine (memory, context, sequences) and end; loads no weights, but downloads a "
-        "built-in model that is not cached yet",
+        "print the plan for this model on this machine (memory, context, sequences; kernels with --log-level debug) and end; loads "
+        "no weights, but downloads a built-in model that is not cached yet",
         group=HTTP,
     )
     config: str | None = option(None, "YAML file with any of these options", group=_LOG, metavar="FILE")

@@ -67,8 +67,8 @@ async def version(service: Service, http: Request) -> Response:
 
 async def _manage(service: Service, http: Request) -> Response:
     raise InvalidRequest(
-        "this server has what it was started with: it fetches, makes, copies and deletes no models; "
-        "start it with another --model"
+        "this server serves the models it was started with and cannot pull, create, copy or delete models; "
+        "restart it with --model NAME"
     )
 
 

@@ -107,12 +107,14 @@ class ChatFormat:
         return OutputParser(tool_parser, tools, self.tags, reasoning_open, keep_ids, parallel, show_reasoning)
 
     def __str__(self) -> str:
-        calls = next((name for name, parser in TOOL_PARSERS.items() if parser is self.tool_parser), "not looked for")
+        calls = next((name for name, parser in TOOL_PARSERS.items() if parser is self.tool_parser), "none")
         explained = (
-            ", which the system message explains since the chat template knows no tools" if self.prompted else ""
+            ", described in the system message because the chat template does not support tools"
+            if self.prompted
+            else ""
         )
         own = self.tool_parser is not None and self.tool_parser.reasons
-        thoughts = calls if own else "not looked for" if self.tags is None else self.tags.opens[0]
+        thoughts = calls if own else "none" if self.tags is None else self.tags.opens[0]
         return f"tool calls: {calls}{explained}; reasoning: {thoughts}"
 
 

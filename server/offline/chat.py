@@ -22,13 +22,13 @@ from server.offline.arguments import Arguments, answering, arguments_or_exit_cod
 
 QUESTION, MORE, QUOTES = "> ", ". ", '"""'
 HELP = """\
-  /new             forget the conversation          /system TEXT     say how the model shall be; nothing: no longer
-  /retry           answer the last question anew    /undo            take the last question and its answer back
-  /set NAME VALUE  temperature, top_p, max_tokens, seed …; nothing: what is set
-  /save FILE       the conversation as JSON         /load FILE       go on with one
-  /help            this                             /exit            or Ctrl-D
+  /new             start a new conversation     /system TEXT     set the system prompt; without TEXT, remove it
+  /retry           regenerate the last answer   /undo            remove the last question and its answer
+  /set NAME VALUE  set temperature, top_p, max_tokens, seed …; without arguments, show what is set
+  /save FILE       save the conversation        /load FILE       continue a saved conversation
+  /help            show this help               /exit            end the chat (or Ctrl-D)
 
-Lines between two lines of \"\"\" are one question, and so are lines that end in a backslash. Ctrl-C stops an answer."""
+To write several lines, begin and end with a line of \"\"\", or end each line with a backslash. Ctrl-C stops an answer."""
 
 
 @dataclass(slots=True)

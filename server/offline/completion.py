@@ -23,7 +23,7 @@ _OWN = {
     "chat": ("--url",),
     "complete": ("--url",),
     "batch": ("--resume",),
-    "doctor": ("--json",),
+    "doctor": ("--json", "--verbose"),
     "models": ("--json",),
     "completion": SHELLS,
     "quantize": ("--scheme", "--calibrate", "--calibration-tokens", "--revision", "--json"),

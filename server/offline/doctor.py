@@ -4,21 +4,26 @@ could be at most, and what is missing, with the command that mends it. Text from
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from server.offline.findings import Found, show
 from server.process.terminal import size_of
 
-USAGE = "usage: oneloop doctor [--json]\n\nLook at this machine: processor, GPUs, kernels, what would fit, what is missing.\n"
+USAGE = (
+    "usage: oneloop doctor [--json] [--verbose]\n\nCheck hardware and dependencies, and list the models that fit.\n\n"
+    "  --json     print the findings as JSON\n  --verbose  also list the kernel of each operation, and why no faster one\n"
+)
 MARKS = {"good": "ok  ", "note": "note", "missing": "MISS"}
 
 
 def main(argv: Sequence[str], findings: Callable[[], Found]) -> int:
     """The exit code: 0, 1 where something is missing that serving would be better with, 2 for options there are not."""
-    code, found = show(argv, USAGE, findings, report)
+    rest = [word for word in argv if word != "--verbose"]
+    code, found = show(rest, USAGE, findings, partial(report, is_verbose=len(rest) < len(argv)))
     return code or int(any(finding["state"] == "missing" for finding in found.get("findings", ())))
 
 
-def report(found: Found) -> str:
+def report(found: Found, *, is_verbose: bool) -> str:
     lines = []
     for finding in found["findings"]:
         lines.append(f"{MARKS[finding['state']]}  {finding['topic']:<12} {finding['text']}")
@@ -36,5 +41,8 @@ def report(found: Found) -> str:
         weights = f"{fit['format']} {size_of(fit['weights_bytes'])}"
         cells = f"{fit['kv_tokens']:>20,}{fit['tokens_per_s']:>18,.1f}" if fit["fits"] else f"{'does not fit':>20}"
         lines.append(f"      {fit['model']:<16}{weights:>14}{cells}")
-    lines += ["", "What computes each operation in the usual case:", ""]
-    return "\n".join([*lines, *(f"      {line}" for line in found["kernels"])])
+    if is_verbose:
+        lines += ["", "The kernel of each operation:", "", *(f"      {line}" for line in found["kernels"])]
+    else:
+        lines += ["", "oneloop doctor --verbose also lists the kernel of each operation."]
+    return "\n".join(lines)

@@ -24,7 +24,8 @@ def main(config: ServerConfig, plan: Callable[[ServerConfig, Report], Mapping[st
         return 1
     finally:
         display.finish()
-    print(table(found))
+    kernels = {"kernels"} if config.log_level != "debug" else set()
+    print(table({name: value for name, value in found.items() if name not in kernels}))
     print(json.dumps(found))
     return 0
 

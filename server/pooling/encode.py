@@ -244,7 +244,7 @@ class Encoder:
             raise InvalidRequest(name, " is empty: there is no token to compute", param=name)
         if len(ids) > self._context:
             raise ContextLengthExceeded(
-                f"This model's maximum context length is {self._context} tokens; ", name, f" has {len(ids)}. ",
-                "truncate_prompt_tokens cuts it", param=name,
+                f"This model's maximum context length is {self._context} tokens, but ", name, f" has {len(ids)} tokens. ",
+                "Shorten it, or set truncate_prompt_tokens to cut it", param=name,
             )  # fmt: skip
         return Encoded(ids)

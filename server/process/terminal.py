@@ -87,7 +87,8 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
     caching = "on" if model.prefix_caching else "off"
     lines = [
         ("model", f"{', '.join(loaded.names)}: {model.architecture}, {_count(model.num_parameters)} parameters"),
-        ("weights", f"{size_of(model.weights_bytes)}, {model.dtype} on {model.device}{_replicas(loaded)}"),
+        ("weights", f"{size_of(model.weights_bytes)}{_source(loaded)}{_replicas(loaded)}"),
+        ("computed", f"in {model.dtype} on {model.device}"),
         *((("devices", model.topology),) if model.topology else ()),
         ("context", f"{model.max_model_len:,} tokens; up to {model.max_num_seqs} sequences at once"),
         (
@@ -109,6 +110,11 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
     return (
         f"\noneloop {__version__} serves on {url}\n\n{body}\n\n  Ctrl-C ends it when what is in flight has finished\n"
     )
+
+
+def _source(loaded: LoadedModel) -> str:
+    """The file format that says in how many bits weights came; their own dtype is not what they are computed in."""
+    return "" if loaded.gguf_quantization is None else f" from a GGUF file of type {loaded.gguf_quantization}"
 
 
 def _replicas(loaded: LoadedModel) -> str:

@@ -21,7 +21,7 @@ const TILES = [
   ["Running", () => count(now().running), () => `of ${count(now().max_num_seqs)} at most`, () => values(sample => sample.running)],
   ["Waiting", () => count(now().waiting), () => `${count(rate("num_preemptions", 60) * 60)} preempted/min`, () => values(sample => sample.waiting)],
   ["Generated", () => count(rate("generation_tokens")), () => "tokens/s", () => rates("generation_tokens")],
-  ["Prompts", () => count(rate("prompt_tokens")), () => "tokens/s, cached too", () => rates("prompt_tokens")],
+  ["Prompts", () => count(rate("prompt_tokens")), () => "tokens/s, including cached", () => rates("prompt_tokens")],
   ["Prefix hits", () => percent(hitRate()), () => "of prompt tokens", () => rates("prefix_cache_hits")],
   ["KV in use", () => percent(metric("kv_cache_usage_perc")(now())), () => `of ${count(now().kv?.num_blocks)} blocks`, () => values(metric("kv_cache_usage_perc"))],
 ];

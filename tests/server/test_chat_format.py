@@ -74,6 +74,8 @@ def test_only_the_special_tokens_of_the_format_are_text():
 
 def test_what_it_chose_can_be_read_in_the_log():
     assert str(chosen(HERMES + "<think>")) == "tool calls: hermes; reasoning: <think>"
-    assert "system message" in str(chosen(CHATML))
+    assert str(chosen(CHATML)) == (
+        "tool calls: hermes, described in the system message because the chat template does not support tools; reasoning: none"
+    )
     assert str(chosen(HARMONY)) == "tool calls: harmony; reasoning: harmony"
-    assert str(chosen(None)) == "tool calls: not looked for; reasoning: not looked for"
+    assert str(chosen(None)) == "tool calls: none; reasoning: none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -36,8 +37,15 @@ def test_what_is_missing_comes_with_what_mends_it_and_an_exit_code(capsys):
     assert "try:" not in capsys.readouterr().out
     assert doctor.main([], lambda: found(GOOD, MISSING)) == 1
     out = capsys.readouterr().out
-    for words in ("try: apt-get install g++", "13 GB/s", "1,000", "12.5", "does not fit", "rope: k"):
+    for words in ("try: apt-get install g++", "13 GB/s", "1,000", "12.5", "does not fit"):
         assert words in out
+
+
+def test_the_kernel_of_each_operation_is_listed_to_whoever_asks(capsys):
+    assert doctor.main([], lambda: found(GOOD)) == 0
+    assert "rope: k" not in capsys.readouterr().out
+    assert doctor.main(["--verbose"], lambda: found(GOOD)) == 0
+    assert "rope: k" in capsys.readouterr().out
 
 
 def test_programs_read_json(capsys):
@@ -60,6 +68,10 @@ def test_a_dry_run_tells_what_an_engine_would_be_and_loads_nothing(tmp_path, cap
     assert (told["architecture"], told["device"], told["num_kv_blocks"]) == ("LlamaForCausalLM", "cpu", 20)
     assert (told["max_model_len"], told["max_num_seqs"], told["notes"]) == (128, 3, [])
     assert any("max num seqs" in line and line.endswith(" 3") for line in table)
+    assert told["kernels"]
+    assert not any("kernels" in line for line in table)
+    assert dry_run.main(replace(config, log_level="debug"), plan) == 0
+    assert any("kernels" in line for line in capsys.readouterr().out.splitlines()[:-1])
 
 
 def test_a_dry_run_of_what_does_not_fit_says_so(tmp_path, capsys):

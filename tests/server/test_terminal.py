@@ -92,6 +92,14 @@ async def test_the_summary_says_how_devices_are_connected_where_that_is_known(se
     assert "\n  devices   18 NVLinks, PCIe 5 x16\n" in summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
 
 
+async def test_the_summary_tells_the_type_of_stored_weights_from_the_type_they_are_computed_in(serve):
+    loaded = (await serve()).service.lifecycle.require_model()
+    assert "GGUF" not in summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+    loaded.engine.model = replace(loaded.engine.model, weights_bytes=92 << 20, dtype="float32", device="cpu")
+    text = summary(replace(loaded, gguf_quantization="Q4_1"), ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+    assert "\n  weights   92 MiB from a GGUF file of type Q4_1\n  computed  in float32 on cpu\n" in text
+
+
 async def test_the_summary_says_in_capitals_that_guesses_are_right_by_chance(serve):
     loaded = (await serve()).service.lifecycle.require_model()
     assert "drafts" not in summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
