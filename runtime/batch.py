@@ -76,6 +76,11 @@ class Sample:
     num_drafts: int = 0
     masked: bool = False
 
+    @property
+    def num_ids(self) -> int:
+        """Ids that the row brings at most."""
+        return 1 + self.num_drafts
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
@@ -131,6 +136,11 @@ class ScheduledRow(NamedTuple):
     @property
     def masked(self) -> bool:
         return type(self.work) is Sample and self.work.masked
+
+    def without_extra(self, end: int, work: Work) -> ScheduledRow:
+        """Return the row without its guesses, which were given up, so that it ends at `end`, with its `work`."""
+        num_tokens = self.num_tokens - len(self.draft_ids)
+        return self._replace(start=end - num_tokens, num_tokens=num_tokens, draft_ids=(), work=work)
 
 
 def decode_row(

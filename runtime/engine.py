@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Several
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -48,7 +47,7 @@ from runtime.api import (
     TokenLogprobs,
     cache_root,
 )
-from runtime.batch import NOT_FINITE, EncoderWork, ScheduledBatch
+from runtime.batch import NOT_FINITE, ScheduledBatch
 from runtime.constrain.masked_sampling import MaskedSampling
 from runtime.deadlines import Deadlines, Limit
 from runtime.fault import Fault, RowFailed
@@ -58,7 +57,8 @@ from runtime.metrics.engine_meter import EngineMeter
 from runtime.metrics.step_health import HealthLimits, StepHealth
 from runtime.profiling.session import Profiling, Recorder
 from runtime.prompt import check_ids, prepare
-from runtime.scheduler import Scheduler, Settled
+from runtime.scheduler import Scheduler
+from runtime.scheduling.settling import Settled
 from runtime.sequence import Sequence, Status
 from runtime.sleeping import Asleep, Bed, CallLater, Sleeping
 from runtime.step import ForwardOutput, Runner, Step, StepResult
@@ -130,7 +130,7 @@ class Engine:
     ) -> None:
         """`callers`: of other engines too, where limits are of all together. `more_metrics`: of what the engine does not see."""
         self._scheduler = scheduler
-        self._runner = runner
+        self.runner = runner
         self._model = model
         self._admission = Admission(admission or AdmissionLimits(), clock, callers)
         self._deadlines = Deadlines()
@@ -188,18 +188,18 @@ class Engine:
         """See `Replica`."""
         scheduler = self._scheduler
         num = len(scheduler.running) + len(scheduler.waiting)
-        return num / scheduler.limits.max_num_seqs + scheduler.pool.usage + 2 * bool(self._sleeping.level)
+        return num / scheduler.limits.max_num_seqs + scheduler.blocks.pool.usage + 2 * bool(self._sleeping.level)
 
     def num_cached(self, prompt: PreparedPrompt) -> int:
         """See `Replica`."""
-        return self._scheduler.cache.num_cached(cast("Several[BlockHash]", prompt.block_hashes))
+        return self._scheduler.blocks.cache.num_cached(cast("Several[BlockHash]", prompt.block_hashes))
 
     def prepare(
         self, prompt_ids: Several[int], cache_salt: str | None = None, adapter: Adapter | None = None,
         media: tuple[MediaItem, ...] = (),
     ) -> PreparedPrompt:  # fmt: skip
         root = cache_root(cache_salt, adapter)
-        return prepare(self._scheduler.cache, self._model.vocab_size, prompt_ids, root, media)
+        return prepare(self._scheduler.blocks.cache, self._model.vocab_size, prompt_ids, root, media)
 
     def submit(self, requests: Several[Request], *, continues: bool = False) -> EngineTokenStream:
         if not self._accepting:
@@ -210,7 +210,7 @@ class Engine:
             known_ids = request.prompt_ids
         if not continues:
             with self._counting_refusals():
-                self._admission.check(requests, self._scheduler.waiting, self._scheduler.num_free_rows)
+                self._admission.check(requests, self._scheduler.waiting, len(self._scheduler.sequences.free_rows))
         group = self._num_requests + 1
         stream = self._admit([self._sequence(request, group) for request in requests], continues=continues)
         self._meter.submitted(len(requests))
@@ -218,7 +218,7 @@ class Engine:
 
     def check_room(self, caller: bytes | None) -> None:
         with self._counting_refusals():
-            self._admission.check_caller(caller, self._scheduler.waiting, self._scheduler.num_free_rows)
+            self._admission.check_caller(caller, self._scheduler.waiting, len(self._scheduler.sequences.free_rows))
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
@@ -256,7 +256,7 @@ class Engine:
         return len(asked)
 
     def reset_prefix_cache(self) -> None:
-        self._scheduler.cache.clear()
+        self._scheduler.blocks.cache.clear()
 
     async def probe(self) -> None:
         while self._accepting and self._sinks:  # others' steps prove as much, and cost nothing
@@ -290,9 +290,8 @@ class Engine:
         return await asyncio.shield(self._death)
 
     def metrics(self) -> list[Metric]:
-        of_adapters = [] if self._adapters is None else self._adapters.slots.metrics()
         more = [] if self._more_metrics is None else self._more_metrics()
-        return [*self._meter.metrics(), self._sleeping.metric(), *of_adapters, *more]
+        return [*self._meter.metrics(), self._sleeping.metric(), *more]
 
     def activity(self, *, after_step: int = 0, after_request: int = 0, num_cells: int = 1024) -> Activity:
         live = [sink.sequence for sink in self._sinks.values()]
@@ -333,7 +332,7 @@ class Engine:
         self._masked.close()
         if self._adapters is not None:
             self._adapters.close()
-        return bool(await self._runner.close() and ended)
+        return bool(await self.runner.close() and ended)
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
@@ -369,7 +368,7 @@ class Engine:
                 continue
             await self._let_come()
             launched = self._launched(self._masked.sample_deferred()) or await self._launch_next()
-            if (captured := self._runner.capture_next(idle=False)) is not None:
+            if (captured := self.runner.capture_next(idle=False)) is not None:
                 await captured
             if self._in_flight and (not launched or len(self._in_flight) >= self._steps_in_flight):
                 await self._settle_oldest()
@@ -381,7 +380,7 @@ class Engine:
         if not self._sinks and not self._sleeping.should_wake:
             return False
         try:
-            self._runner = await self._sleeping.wake()
+            self.runner = await self._sleeping.wake()
         except Exception:
             log.exception("the engine cannot wake; the next request tries again")
             for number in list(self._sinks):
@@ -391,10 +390,10 @@ class Engine:
 
     def _take_runner(self) -> Runner:
         """The runner, which the engine has no more; nor is there anything left of what it kept for others."""
-        runner, self._runner = self._runner, Asleep()
-        self._scheduler.cache.clear()
-        if self._scheduler.encoding is not None:
-            self._scheduler.encoding.clear()
+        runner, self.runner = self.runner, Asleep()
+        self._scheduler.blocks.cache.clear()
+        for feature in self._scheduler.features:
+            feature.clear()
         return runner
 
     async def _let_come(self) -> None:
@@ -403,7 +402,7 @@ class Engine:
             return
         (step,) = self._in_flight
         begun_s = max(step.launched_s, self._meter.last_settled_s)
-        left_s = begun_s + self._scheduler.step_budget.decide_after_s(step.batch) - self._clock()
+        left_s = begun_s + self._scheduler.step_policy.budget.decide_after_s(step.batch) - self._clock()
         if left_s > 0:
             with contextlib.suppress(Exception):  # what the device raises is told where the step settles
                 async with asyncio.timeout(left_s):
@@ -414,12 +413,12 @@ class Engine:
         batch = self._scheduler.schedule()
         if batch is None:
             return False
-        if batch.encoder_work or batch.encoder_drops:
-            self._encode(batch)
+        for feature in self._scheduler.features:
+            feature.launches(batch, self)
         if batch.masked_rows:
             await self._launch_in_two(batch)
         else:
-            step = self.enqueue(lambda: self._runner.launch(batch), batch)
+            step = self.enqueue(lambda: self.runner.launch(batch), batch)
             if step is not None:
                 self._note_launch(batch, step.launched_s)
             elif self._sinks:
@@ -428,7 +427,7 @@ class Engine:
         return True
 
     async def _launch_in_two(self, batch: ScheduledBatch) -> None:
-        output = self._unsampled = self.enqueue(lambda: self._runner.launch_forward(batch), batch)
+        output = self._unsampled = self.enqueue(lambda: self.runner.launch_forward(batch), batch)
         if output is None:
             return
         self._note_launch(batch, output.launched_s)
@@ -442,26 +441,9 @@ class Engine:
         self._unsampled = None
 
     def _note_launch(self, batch: ScheduledBatch, launched_s: float) -> None:
-        num_started = self._observe(self._meter.launched, batch, launched_s)
+        num_started = self.observe(self._meter.launched, batch, launched_s)
         if num_started:
             self._admission.started(num_started, others_wait=bool(self._scheduler.waiting))
-
-    def _encode(self, batch: ScheduledBatch) -> None:
-        for work, done in zip(batch.encoder_work, self._runner.encode(batch), strict=True):
-            done.add_done_callback(partial(self._encoded, work, self._clock()))
-
-    def _encoded(self, work: EncoderWork, began_s: float, done: asyncio.Future[None]) -> None:
-        encoding, error = self._scheduler.encoding, done.exception()
-        assert encoding is not None
-        if error is None:
-            self._observe(self._meter.encoders.encoded, work, self._clock() - began_s)
-            encoding.encoded(work)
-        elif not isinstance(error, RowFailed):
-            self._lost = error
-        elif encoding.failed(work):
-            self._observe(self._meter.encoders.failed, work)
-            self.end(work.number, FinishReason.ERROR, STEP_ERROR)
-        self.wake()
 
     def _launched(self, step: Step | None) -> bool:
         if step is not None:
@@ -485,7 +467,7 @@ class Engine:
             self.end(error.number, FinishReason.ERROR, STEP_ERROR)
             return
         self._health.failed(self._clock())
-        fault = self._runner.fault(error)
+        fault = self.runner.fault(error)
         if fault is Fault.LOST:
             raise _DeviceLost from error
         if fault is Fault.MEMORY and batch.rows:
@@ -520,7 +502,7 @@ class Engine:
 
     async def _capture_while_idle(self) -> None:
         """One after another: whoever comes waits for one at most."""
-        while not self._work.is_set() and (captured := self._runner.capture_next(idle=True)) is not None:
+        while not self._work.is_set() and (captured := self.runner.capture_next(idle=True)) is not None:
             await captured
         if not self._work.is_set():
             self._rested.set()
@@ -545,7 +527,7 @@ class Engine:
 
     def note_deferred(self, sampling: ScheduledBatch) -> None:
         """The masks of its rows were late."""
-        self._observe(self._meter.deferred, sampling, self._clock())
+        self.observe(self._meter.deferred, sampling, self._clock())
 
     async def _sleep(self) -> None:
         self._work.clear()
@@ -568,14 +550,14 @@ class Engine:
     def _settle(self, step: Step, result: StepResult, prompt_logprobs: list[list[TokenLogprobs] | None]) -> None:
         now = self._clock()
         waited_s = max(0.0, step.launched_s - self._meter.last_settled_s)  # where it was not launched one step ahead
-        took_s = self._observe(self._meter.settled, step, now)
+        took_s = self.observe(self._meter.settled, step, now)
         if took_s is not None:
-            self._observe(self._health.settled, step.batch, took_s)
-            encoding = self._scheduler.encoding
-            if encoding is None or not encoding.is_encoding:  # beside encoders a step takes longer
-                self._observe(self._scheduler.step_budget.settled, step.batch, took_s)
-            if self._scheduler.speculation is not None:
-                self._observe(self._scheduler.speculation.took, step.batch, took_s + waited_s)
+            self.observe(self._health.settled, step.batch, took_s)
+            features = self._scheduler.features
+            if not any(feature.slows_steps for feature in features):
+                self.observe(self._scheduler.step_policy.budget.settled, step.batch, took_s)
+            for feature in features:
+                self.observe(feature.took, step.batch, took_s + waited_s)
         if self._probing is not None and _is_sound(result):
             self._tell_probe(True)
         rows = step.batch.prompt_logprobs_rows if prompt_logprobs else ()
@@ -583,7 +565,7 @@ class Engine:
             self._hold(row.number, entries)
         logprobs = result.logprobs  # nearly always empty
         all_settled = self._scheduler.settle(step.batch, result.tokens, result.pooled)
-        self._observe(self._meter.gained, all_settled, now)
+        self.observe(self._meter.gained, all_settled, now)
         sinks, notes_all = self._sinks, self._admission.counts_tokens
         for settled in all_settled:
             sequence, token_ids, finish, place, _ = settled
@@ -594,10 +576,10 @@ class Engine:
                         self._note_gained(sequence, token_ids)
                     continue
             self._deliver(settled, logprobs[place] if logprobs and token_ids else None)
-        self._observe(self._profiling.settled)
-        self._observe(self._meter.report, now)
+        self.observe(self._profiling.settled)
+        self.observe(self._meter.report, now)
 
-    def _observe(self, observe: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def observe(self, observe: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call a function that only counts, learns or reports. An exception in it is logged, and ends no request. Return what it
         returns, or None after an exception."""
         try:
@@ -626,7 +608,7 @@ class Engine:
             len(sequences),
             lambda index, reason: self._leave(sequences[index], reason),
             self._stream_interval,
-            lambda index: self._observe(self._meter.delivered, sequences[index], stream.held_s),
+            lambda index: self.observe(self._meter.delivered, sequences[index], stream.held_s),
             handover=self._handover,
             left=lambda indices: self._note_left([sequences[index] for index in indices]),
         )
@@ -685,8 +667,8 @@ class Engine:
     def _check(self, request: Request, *, knows_ids: bool) -> None:
         """`knows_ids`: those of its prompt have been looked at."""
         self._model.check(request)
-        if request.media and self._scheduler.encoding is not None:
-            self._scheduler.encoding.check(request, self._scheduler.limits.max_num_batched_tokens)
+        for feature in self._scheduler.features:
+            feature.check(request)
         prepared = request.prepared
         if prepared is None:
             if not knows_ids:
@@ -820,9 +802,9 @@ class Engine:
         self._spared.discard(sequence.number)
         self._admission.ended(sequence.request.caller)
         self._masked.forget(sequence)
-        if (finished := self._observe(self._meter.finished, sequence)) is not None:
+        if (finished := self.observe(self._meter.finished, sequence)) is not None:
             for call in self._when_finished:
-                self._observe(call, finished)
+                self.observe(call, finished)
         if not sequence.request.is_probe:
             self._sleeping.used()
         self._work.set()

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from runtime.api import FinishReason, PoolingParams, Request, SamplingParams
 from runtime.batch import SAMPLE, SAMPLE_MASKED, Pool, Sample
-from runtime.kv.block_pool import BlockIds
 from runtime.kv.block_table import BlockTable
 from runtime.kv.prefix_cache import BlockHash
 
 if TYPE_CHECKING:
+    from runtime.feature import Claim
     from runtime.media import Int32s
 
 _NOTHING = SamplingParams(max_tokens=0, temperature=0.0)
@@ -29,13 +29,6 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-class Checkpoint(NamedTuple):
-    """Recurrent states as they were behind token `start` - 1: for each block table of states, copies of its blocks."""
-
-    start: int
-    block_ids: tuple[BlockIds, ...]
-
-
 class Forced(NamedTuple):
     """Of an answer, from its token number `start` on, `ids` are all that may be drawn."""
 
@@ -45,10 +38,9 @@ class Forced(NamedTuple):
 
 class Sequence:
     __slots__ = (
-        "adapter_slot",
         "block_hashes",
-        "checkpoint",
         "chunk_work",
+        "claims",
         "ending_ids",
         "events",
         "finish",
@@ -59,10 +51,12 @@ class Sequence:
         "group",
         "has_matchers",
         "has_new_blocks",
+        "is_paused",
         "is_resumed",
         "last_step",
         "last_token_s",
         "last_turn",
+        "learns",
         "max_tokens_total",
         "needs_bind",
         "next_prompt_logprob",
@@ -81,7 +75,7 @@ class Sequence:
         "output_ids",
         "prompt_ids",
         "request",
-        "restart",
+        "rewound_to",
         "rope_positions",
         "row",
         "sampling",
@@ -132,8 +126,8 @@ class Sequence:
         self.is_resumed = False  # it has had a row before, and is computed again
         self.num_draft_tokens = 0  # that steps have checked, and those that were right
         self.num_accepted_tokens = 0
-        self.checkpoint: Checkpoint | None = None  # while a step checks drafts that its recurrent layers have read
-        self.restart = -1  # where its next step has to begin anew, since some of these were wrong
+        self.is_paused = False  # in no step until those under way have settled
+        self.rewound_to = -1  # where its next step begins again, since a step computed tokens that do not count
         self.forced: Forced | None = None  # by its matchers, as their last masks told
         self.num_proposed = 0  # drafts that the device makes behind its last step
         self.first_unfollowed = (
@@ -142,7 +136,8 @@ class Sequence:
         self.status = Status.WAITING
         self.finish: FinishReason | None = None
         self.row: int | None = None
-        self.adapter_slot = -1  # while it has a row: where the device has its adapter
+        self.claims: tuple[Claim, ...] = ()  # of the features that concern it
+        self.learns = False  # whether one of them learns from every token
         self.rope_positions: Int32s | None = (
             None  # [3, num_prompt_tokens + 1], the next token's included, where an embedding of three axes has them elsewhere
         )

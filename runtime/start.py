@@ -21,9 +21,9 @@ from runtime.admission import AdmissionLimits, Callers
 from runtime.api import LoadProgress, ModelInfo, ModelOutline, SleepLevel
 from runtime.config import EngineConfig, EnginePlan, PlanError
 from runtime.encode.first_items import encode_first
-from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.engine import Engine
 from runtime.fault import WorkerGone
+from runtime.features import features_of, takes_embeds
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.lora.adapters import Adapters
@@ -786,15 +786,13 @@ def assemble(
 ) -> EngineParts:  # fmt: skip
     """Books and facts around a runner. `cache_key`: as `EngineConfig` has it. `shards`: as `Running.assembled` has them."""
     limits = SchedulerLimits(
-        plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, in_one_step=plan.layout.in_one_step,
-        num_stages=plan.num_stages,
-    )  # fmt: skip
+        plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, in_one_step=plan.layout.in_one_step
+    )
     prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups, cache_key)
     adapters = _adapters(plan, model, shards or [model])
-    speculation = plan.speculation(model.spec.draft_share if isinstance(model.spec, PairSpec) else 0.0)
     scheduler = Scheduler(
-        limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), speculation, plan.step_budget(),
-        None if adapters is None else adapters.slots, _encoding(plan, model),
+        limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), step_budget=plan.step_budget(),
+        features=features_of(plan, model, adapters),
     )  # fmt: skip
     return EngineParts(scheduler, runner, _model_info(plan, model, eos_token_ids), plan, adapters)
 
@@ -811,33 +809,6 @@ def _adapters(plan: EnginePlan, model: Model, shards: Sequence[Model]) -> Adapte
     rooms = [shard.adapters for shard in shards if shard.adapters is not None]
     targets = targets_of(whole, experts=model.adapters.has_experts, vocabulary=model.adapters.has_vocabulary)
     return Adapters(plan.lora, AdapterStore(rooms, targets, plan.lora.max_lora_rank))
-
-
-def _encoding(plan: EnginePlan, model: Model) -> EncoderScheduling | None:
-    spec = None if model.encoder is None else model.encoder.spec
-    whole_prompts = plan.layout.in_one_step and model.spec.generates
-    if spec is None and not whole_prompts and not _takes_embeds(plan, model):
-        return None
-    return EncoderScheduling(
-        EncoderLimits(
-            plan.max_num_encoder_tokens,
-            plan.encoder_cache_size,
-            plan.max_model_len,
-            spec is not None and spec.whole_items,
-            model.spec.pooler_info.embedding_size * (1 + (0 if spec is None else spec.num_deepstack)),
-            None if spec is None else spec.rope_positions,
-            whole_prompts,
-            spec is not None and spec.apart,
-        )
-    )
-
-
-def _takes_embeds(plan: EnginePlan, model: Model) -> bool:
-    """Not where all tokens of an item or of a prompt see each other: those of embeddings do not. Nor where layers want more than
-    an embedding."""
-    spec = None if model.encoder is None else model.encoder.spec
-    takes = spec is None or not (spec.whole_items or spec.num_deepstack)
-    return plan.enable_prompt_embeds and model.spec.generates and takes and not plan.layout.in_one_step
 
 
 def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -> ModelInfo:
@@ -862,5 +833,5 @@ def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -
         speculative="" if plan.speculative is None else str(plan.speculative),
         reads_predictions=plan.speculative is not None and plan.speculative.reads_predictions,
         modalities=frozenset() if model.encoder is None else model.encoder.spec.modalities,
-        takes_embeds=_takes_embeds(plan, model),
+        takes_embeds=takes_embeds(plan, model),
     )

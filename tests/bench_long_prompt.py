@@ -57,7 +57,7 @@ def one(ids: list[int], *, ahead: bool) -> dict[str, float]:
     found = {}
     num_blocks = len(ids) // BLOCK + 64
     scheduler = scheduler_of(num_blocks)
-    prepared = prepare(scheduler.cache, VOCAB, ids, None) if ahead else None
+    prepared = prepare(scheduler.blocks.cache, VOCAB, ids, None) if ahead else None
     found["check the ids"] = 0.0 if ahead else ms(lambda: check_ids(ids, VOCAB))
     made: list[Sequence] = []
     found["make the sequence"] = ms(lambda: made.append(sequence(1, ids, prepared)))

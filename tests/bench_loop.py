@@ -32,7 +32,7 @@ from server.routes.service import Service
 from tests.paced_runner import paced_engine
 from tests.server.tiny import VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 
-STAGES = {"schedule": ("_scheduler", "schedule"), "launch": ("_runner", "launch"), "settle": (None, "_settle")}
+STAGES = {"schedule": ("_scheduler", "schedule"), "launch": ("runner", "launch"), "settle": (None, "_settle")}
 
 
 class Dropped(asyncio.Transport):

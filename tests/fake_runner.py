@@ -9,22 +9,29 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Several
 from dataclasses import replace
 from functools import partial
+from weakref import WeakSet
 
 import numpy as np
 
 from runtime.api import ModelInfo, PoolerInfo
 from runtime.batch import ON_DEVICE, ScheduledBatch, ScheduledRow
+from runtime.constrain import deferred as deferred_sampling
 from runtime.constrain.masks import MaskWords, RowMasks, allows, mask_of, num_words
+from runtime.encode.scheduling import EncoderScheduling
 from runtime.engine import Engine
 from runtime.fault import Fault, host_fault
+from runtime.feature import Feature
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.lora.adapters import Adapters
+from runtime.lora.scheduling import AdapterScheduling
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
+from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
 from runtime.step import ForwardOutput, Step, StepResult
+from runtime.step_budget import StepBudget
 
 NO_WORDS = np.empty((0, 0), dtype=np.int32)
 
@@ -197,23 +204,34 @@ class Rule:
         return take_back
 
 
+_LATE: WeakSet[LateMasks] = WeakSet()
+_defer = deferred_sampling.defer
+
+
+def _defer_and_note(scheduler: Scheduler, sampling: ScheduledBatch) -> ScheduledBatch:
+    deferred = _defer(scheduler, sampling)
+    for late in _LATE:
+        late.note(scheduler, sampling)
+    return deferred
+
+
+deferred_sampling.defer = _defer_and_note
+
+
 class LateMasks:
     """Makes rules whose every mask is late: it is not made before its row is deferred. One a request, under its id."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._defer = scheduler.defer
         self._deferred: dict[str, threading.Event] = {}
-        scheduler.defer = self._note  # type: ignore[method-assign]
+        _LATE.add(self)
 
-    def _note(self, sampling: ScheduledBatch) -> ScheduledBatch:
-        deferred = self._defer(sampling)
-        for row in sampling.rows:
-            sequence = self._scheduler.sequence(row.number)
+    def note(self, scheduler: Scheduler, sampling: ScheduledBatch) -> None:
+        for row in sampling.rows if scheduler is self._scheduler else ():
+            sequence = scheduler.sequences.find(row.number)
             # Others' masks are late as well, now and then, where the machine is busy.
             if sequence is not None and sequence.request.id in self._deferred:
                 self._deferred[sequence.request.id].set()
-        return deferred
 
     def rule(self, request_id: str, *rule) -> Callable[[], Rule]:
         deferred = self._deferred[request_id] = threading.Event()
@@ -230,8 +248,8 @@ class LateMasks:
 class NotedScheduler(Scheduler):
     """Keeps the request ids of its sequences by number, for whoever looks at batches afterwards."""
 
-    def __init__(self, *args) -> None:
-        super().__init__(*args)
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
         self.names: dict[int, str] = {}
 
     def add(self, sequence: Sequence) -> None:
@@ -259,13 +277,19 @@ def make_engine(
     speculation: Speculation | None = None,
     model: ModelInfo | None = None,
     adapters: Adapters | None = None,
+    encoding: EncoderScheduling | None = None,
+    step_budget: StepBudget | None = None,
     **options,
 ) -> Engine:
     """`model` says what the engine is to believe; its rows and blocks are those given here."""
     model = replace(model or model_info(), max_num_seqs=max_num_seqs, num_kv_blocks=num_blocks)
     limits = SchedulerLimits(max_num_seqs, budget, model.eos_token_ids)
-    scheduler = NotedScheduler(limits, BlockPool(num_blocks), PrefixCache(4), POLICIES[policy](), speculation)
-    scheduler.adapters = None if adapters is None else adapters.slots
+    features: list[Feature] = [] if speculation is None else [DraftScheduling(speculation)]
+    features += [] if adapters is None else [AdapterScheduling(adapters.slots)]
+    features += [] if encoding is None else [encoding]
+    scheduler = NotedScheduler(
+        limits, BlockPool(num_blocks), PrefixCache(4), POLICIES[policy](), step_budget=step_budget, features=features
+    )
     if isinstance(runner, FakeRunner):
         scheduler.names = runner.names
     return Engine(scheduler, runner, model, adapters=adapters, **options)

@@ -10,14 +10,15 @@ def check_pool(scheduler: Scheduler) -> None:
     """Every block is counted once for each table it stands in and each copy under way; what is free
     is neither, and more than what tables are promised."""
     uses = Counter(block_id for sequence in scheduler.running for block_id in _ids(sequence))
-    uses.update(scheduler.copies.block_ids)
-    kept = (sequence.checkpoint.block_ids for sequence in scheduler.running if sequence.checkpoint is not None)
+    uses.update(scheduler.blocks.copies.block_ids)
+    copies = (getattr(claim, "copy", None) for sequence in scheduler.running for claim in sequence.claims)
+    kept = (copy.block_ids for copy in copies if copy is not None)
     uses.update(block_id for tables in kept for block_ids in tables for block_id in block_ids)
-    for block_id in range(scheduler.pool.num_blocks):
-        assert scheduler.pool.count(block_id) == uses[block_id]
+    for block_id in range(scheduler.blocks.pool.num_blocks):
+        assert scheduler.blocks.pool.count(block_id) == uses[block_id]
     num_reserved = sum(table.num_reserved for sequence in scheduler.running for table in sequence.tables)
-    assert scheduler.pool.num_reserved == num_reserved
-    assert scheduler.pool.num_free == scheduler.pool.num_blocks - len(uses) - num_reserved >= 0
+    assert scheduler.blocks.pool.num_reserved == num_reserved
+    assert scheduler.blocks.pool.num_free == scheduler.blocks.pool.num_blocks - len(uses) - num_reserved >= 0
 
 
 def check_tables(scheduler: Scheduler, *, drafting: bool = False) -> None:
@@ -30,9 +31,9 @@ def check_tables(scheduler: Scheduler, *, drafting: bool = False) -> None:
     for sequence in scheduler.running:
         assert sequence.status is Status.RUNNING
         assert len(set(_ids(sequence))) == len(_ids(sequence))
-        for group, table in zip(scheduler.cache.groups, sequence.tables, strict=True):
+        for group, table in zip(scheduler.blocks.cache.groups, sequence.tables, strict=True):
             assert table.num_slots >= sequence.num_computed_tokens
-            size = scheduler.cache.block_size
+            size = scheduler.blocks.cache.block_size
             first = max(0, sequence.num_computed_tokens - sequence.num_in_flight)
             assert table.first_entry <= group.first_in_window(first) // group.kind.entry_tokens(size)
             num_entries = group.kind.num_entries(table.num_slots, size)

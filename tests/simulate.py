@@ -22,6 +22,7 @@ from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
 from runtime.step_budget import FixedBudget, Goals, Lead, PlatformSteps, Slowdown, StepBudget, TimedBudget
 from runtime.step_cost import StepCost, TimedSteps
@@ -190,7 +191,8 @@ def simulate(
     """`gained`: what a sampling row does."""
     limits = SchedulerLimits(device.seqs, device.budget, frozenset())
     pool, prefixes = BlockPool(60_000), PrefixCache(16, False)
-    scheduler = Scheduler(limits, pool, prefixes, POLICIES[policy](), speculation, step_budget=budget)
+    features = [] if speculation is None else [DraftScheduling(speculation)]
+    scheduler = Scheduler(limits, pool, prefixes, POLICIES[policy](), step_budget=budget, features=features)
     coming = [(arrival.time_s, number, arrival) for number, arrival in enumerate(traffic.arrivals)]
     heapq.heapify(coming)
     again, num_arrivals, number, now, free_s = traffic.again, len(coming), 0, 0.0, 0.0

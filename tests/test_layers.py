@@ -32,8 +32,9 @@ RUNTIME_ROOMS = (
     ("runner", "lora"),
     ("models", "sample"),
     ("parallel",),
-    ("constrain", "metrics"),
-    ("kv", "weights", "speculate", "profiling", "encode"),
+    ("constrain", "speculate", "encode"),
+    ("metrics",),
+    ("kv", "weights", "profiling"),
 )
 BENCH = {("server.__main__", "loadtests.__main__"), ("server.__main__", "loadtests.__main__.main")}
 NO_TORCH_IN_RUNTIME = (
@@ -144,6 +145,19 @@ def test_rooms_know_only_those_below_them(wing, rooms):
     known = {pair: said for pair, said in arrows(wing).items() if set(pair) <= set(floor)}
     assert known, "the rooms are not where the test looks"
     assert not [said for (above, below), said in known.items() if floor[above] >= floor[below]]
+
+
+def test_the_scheduler_knows_no_feature():
+    """Nor does what it is made of: features reach it through `runtime.features` alone."""
+    spine = (
+        "batch", "feature", "kv", "policy", "scheduler", "scheduling", "sequence", "step_budget", "step_cost", "step_policy",
+        "decode_turns",
+    )  # fmt: skip
+    features = ("constrain", "encode", "features", "lora", "parallel", "pool", "sample", "speculate")
+    assert not offences(
+        lambda m: within(m, *(f"runtime.{name}" for name in spine)),
+        lambda m, n: within(n, *(f"runtime.{name}" for name in features)),
+    )
 
 
 def test_every_room_of_the_server_has_its_floor():

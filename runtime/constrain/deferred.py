@@ -7,10 +7,12 @@ in the device tables may be another's."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from runtime.batch import ScheduledBatch
+from runtime.batch import Sample, ScheduledBatch, ScheduledRow
 from runtime.constrain.mask_maker import MaskMaker
 from runtime.scheduler import Scheduler
+from runtime.scheduling.settling import roll_back
 from runtime.step import ForwardOutput
 
 
@@ -21,17 +23,51 @@ class DeferredSampling:
         self._snapshots: list[ForwardOutput] = []
 
     def add(self, snapshot: ForwardOutput) -> None:
-        self._snapshots.append(replace(snapshot, batch=self._scheduler.defer(snapshot.batch)))
+        self._snapshots.append(replace(snapshot, batch=defer(self._scheduler, snapshot.batch)))
 
     def take_ready(self) -> tuple[ForwardOutput, ScheduledBatch] | None:
         """Take those rows of one step whose masks have come, to be sampled now."""
-        is_current = self._scheduler.is_current
-        self._snapshots = [snapshot for snapshot in self._snapshots if any(map(is_current, snapshot.batch.rows))]
+        current = partial(is_current, self._scheduler)
+        self._snapshots = [snapshot for snapshot in self._snapshots if any(map(current, snapshot.batch.rows))]
         for snapshot in self._snapshots:
-            rows = filter(is_current, snapshot.batch.rows)
+            rows = filter(current, snapshot.batch.rows)
             ready = {row.row for row in rows if self._mask_maker.has_mask(row.number)}
             if ready:
                 _, sampling = snapshot.batch.split(ready)
-                self._scheduler.resume(sampling)
+                resume(self._scheduler, sampling)
                 return snapshot, sampling
         return None
+
+
+def defer(scheduler: Scheduler, sampling: ScheduledBatch) -> ScheduledBatch:
+    """Note that `sampling`, split off its step, comes later, when all steps before that one have settled. Until then its
+    sequences have nothing to compute and are in no step. Return what is to be sampled then: ids on trial are given up."""
+    rows = []
+    for row in sampling.rows:
+        sequence, work = scheduler.sequences.find(row.number), row.work
+        if sequence is None:
+            continue
+        assert type(work) is Sample
+        sequence.num_in_flight -= work.num_ids
+        if work.num_ids > 1:
+            roll_back(sequence, work.num_ids - 1)
+        rows.append(row.without_extra(sequence.num_computed_tokens, sequence.work))
+    return replace(sampling, rows=tuple(rows))
+
+
+def is_current(scheduler: Scheduler, row: ScheduledRow) -> bool:
+    """Return whether a deferred row may still be sampled. Not where its sequence has ended, or has been preempted: then it is
+    computed again and sampled anew."""
+    sequence = scheduler.sequences.find(row.number)
+    return (
+        sequence is not None
+        and sequence.row == row.row
+        and row.end == sequence.num_computed_tokens == sequence.num_tokens
+    )
+
+
+def resume(scheduler: Scheduler, sampling: ScheduledBatch) -> None:
+    """Note that `sampling`, which was deferred and is current, is under way."""
+    for row in sampling.rows:
+        if (sequence := scheduler.sequences.find(row.number)) is not None:
+            sequence.num_in_flight += 1

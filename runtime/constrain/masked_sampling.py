@@ -43,7 +43,9 @@ class Engine(Protocol):
 class MaskedSampling:
     def __init__(self, model: ModelInfo, scheduler: Scheduler, engine: Engine) -> None:
         self._engine = engine
-        self._mask_maker = MaskMaker(model, engine.wake, looks_ahead=scheduler.speculation is not None)
+        self._mask_maker = MaskMaker(
+            model, engine.wake, looks_ahead=any(feature.looks_ahead for feature in scheduler.features)
+        )
         self._deferred = DeferredSampling(scheduler, self._mask_maker)
 
     # --- sequences ------------------------------------------------------------------------------------------------

@@ -1,38 +1,46 @@
 """Scheduling of encoders: what has to be encoded before a prompt's chunk, and how far a chunk may go without it.
 
-A chunk may end between and within pictures: it needs the outputs of those that it reaches, and ends before one whose outputs are
-not there. These are encoded beside steps, and the chunks behind them come when they are. A sequence holds what its chunks have
-begun and not finished, and the next item, which needs nothing more than to be encoded: so nobody waits with something that another
-waits for."""
+A chunk may end between and within pictures: it needs the outputs of those that it reaches, and ends before one whose outputs
+are not there. These are encoded beside steps, and the chunks behind them come when they are. A sequence holds what its chunks
+have begun and not finished, and the next item, which needs nothing more than to be encoded: so nobody waits with something that
+another waits for."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Several
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from runtime.api import Request
-from runtime.batch import EncoderWork, MediaSpan, RowMedia
+from runtime.api import FinishReason, Metric, Request
+from runtime.batch import EncoderWork, MediaSpan, RowMedia, ScheduledBatch, ScheduledRow
 from runtime.encode.cache import EncoderCache, Holder
+from runtime.encode.stats import EncoderStats
+from runtime.fault import RowFailed
+from runtime.feature import Claim, Door, Feature, Scheduling
 from runtime.media import BESIDE_PICTURES, EMBEDS, MediaItem
 from runtime.sequence import Sequence
 
 if TYPE_CHECKING:
     from runtime.media import Int32s
 
+STEP_ERROR = "the engine failed to compute this request"
 RopePositions: TypeAlias = "Callable[[Several[MediaItem], int], Int32s]"
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderLimits:
-    """`max_num_encoder_tokens`: outputs that a step has encoders begin with, unless a single item has more. `cache_size`: outputs
-    that are kept. `max_model_len`: positions that there are. `whole_items`: an item is never cut, since its tokens see each other
-    all. `width`: of an output. `rope_positions`: where a prompt's tokens stand for a rotary embedding of three axes, if the model
-    has one. `whole_prompts`: nor is a prompt, with items or without. `apart`: sounds beside pictures are items of their own."""
+    """`max_num_encoder_tokens`: outputs that a step has encoders begin with, unless a single item has more. `cache_size`:
+    outputs that are kept. `max_model_len`: positions that there are. `whole_items`: an item is never cut, since its tokens see
+    each other all. `width`: of an output. `rope_positions`: where a prompt's tokens stand for a rotary embedding of three axes,
+    if the model has one. `whole_prompts`: nor is a prompt, with items or without. `apart`: sounds beside pictures are items of
+    their own."""
 
     max_num_encoder_tokens: int
     cache_size: int
@@ -44,7 +52,7 @@ class EncoderLimits:
     apart: bool = False
 
 
-class EncoderScheduling:
+class EncoderScheduling(Feature):
     def __init__(self, limits: EncoderLimits) -> None:
         self.limits = limits
         self.cache = EncoderCache(limits.cache_size)
@@ -52,11 +60,22 @@ class EncoderScheduling:
         self._pending: dict[bytes, EncoderWork] = {}  # of what is in the cache: whose outputs are not there yet
         self._finished: list[tuple[bytes, Holder]] = []  # what sequences need in that step, and not behind it
         self._left = limits.max_num_encoder_tokens  # of the step that is being decided
-        self.num_queries = 0  # items that chunks came to, and those that were there, or about to be
-        self.num_hits = 0
+        self.stats = EncoderStats()
 
-    def check(self, request: Request, max_num_batched_tokens: int) -> None:
+    def connect(self, scheduler: Scheduling) -> None:
+        self._max_num_batched_tokens = scheduler.limits.max_num_batched_tokens
+
+    def claim(self, sequence: Sequence) -> Claim | None:
+        if not sequence.request.media and not self.limits.whole_prompts:
+            return None
+        self.admit(sequence)
+        return _Items(self, sequence)
+
+    def check(self, request: Request) -> None:
         """Raises ValueError, whose message is for people, for what no step could hold, and for grids that do not fit."""
+        if not request.media:
+            return
+        max_num_batched_tokens = self._max_num_batched_tokens
         for item in request.media:
             num = len(item.positions)
             embeds = item.inputs.get(EMBEDS)
@@ -100,8 +119,8 @@ class EncoderScheduling:
             sequence.max_tokens_total = min(sequence.max_tokens_total, longest)
 
     def reach(self, sequence: Sequence, num_tokens: int, most: int) -> int:
-        """How many of its next `num_tokens` a step may compute, which has then what they need: fewer where an item does not fit,
-        more, up to `most`, where one may not be cut."""
+        """How many of its next `num_tokens` a step may compute, which has then what they need: fewer where an item does not
+        fit, more, up to `most`, where one may not be cut."""
         if self.limits.whole_prompts:
             return self._reach_whole(sequence, num_tokens, most)
         start = sequence.num_computed_tokens
@@ -125,8 +144,8 @@ class EncoderScheduling:
         return end - start
 
     def _reach_whole(self, sequence: Sequence, num_tokens: int, most: int) -> int:
-        """`reach` of a prompt that is computed at once, when all of its items are there. Who cannot have them all holds none, so
-        nobody waits with some that another waits for."""
+        """`reach` of a prompt that is computed at once, when all of its items are there. Who cannot have them all holds none,
+        so nobody waits with some that another waits for."""
         missing = sequence.num_prompt_tokens - sequence.num_computed_tokens
         if missing > most:
             return 0
@@ -142,15 +161,15 @@ class EncoderScheduling:
         key, num, holder = key_of(item, sequence.request.cache_salt), len(item.positions), _holder(sequence, item)
         if key in self.cache:
             if not self.cache.is_held_by(key, holder):
-                self.num_queries += 1
-                self.num_hits += 1
+                self.stats.num_queries += 1
+                self.stats.num_hits += 1
         elif (self._work and num > self._left) or not self.cache.add(key, num):
             return False
         else:
             work = self._pending[key] = EncoderWork(sequence.number, key, item)
             self._work.append(work)
             self._left -= num
-            self.num_queries += 1
+            self.stats.num_queries += 1
         self.cache.hold(key, holder)
         return key not in self._pending
 
@@ -169,12 +188,12 @@ class EncoderScheduling:
         return True
 
     @property
-    def is_encoding(self) -> bool:
+    def slows_steps(self) -> bool:
         return bool(self._pending)
 
     def of_row(self, sequence: Sequence, start: int, end: int) -> RowMedia | None:
-        """What a row brings that computes tokens [start, end) of a prompt, None of others. Behind the step its sequence holds no
-        more than what it has begun."""
+        """What a row brings that computes tokens [start, end) of a prompt, None of others. Behind the step its sequence holds
+        no more than what it has begun."""
         if start >= sequence.num_prompt_tokens:
             return None
         spans = []
@@ -201,8 +220,8 @@ class EncoderScheduling:
     def has_work(self) -> bool:
         return bool(self._work)
 
-    def take(self) -> tuple[tuple[EncoderWork, ...], tuple[bytes, ...]]:
-        """What is to be encoded before the step, and what goes to make room for it. The next step has a budget of its own."""
+    def complete(self, batch: ScheduledBatch) -> ScheduledBatch:
+        """Add what is to be encoded before the step, and what goes to make room for it. The next step has a budget of its own."""
         for key, holder in self._finished:
             self.cache.release(key, holder)
         self._finished.clear()
@@ -213,12 +232,55 @@ class EncoderScheduling:
         work = tuple(each for each in self._work if self._pending.get(each.key) is each)
         self._work.clear()
         self._left = self.limits.max_num_encoder_tokens
-        return work, dropped
+        return replace(batch, encoder_work=work, encoder_drops=dropped) if work or dropped else batch
+
+    def launches(self, batch: ScheduledBatch, door: Door) -> None:
+        if not (batch.encoder_work or batch.encoder_drops):
+            return
+        began_s = time.monotonic()
+        for work, done in zip(batch.encoder_work, door.runner.encode(batch), strict=True):
+            done.add_done_callback(partial(self._done, work, began_s, door))
+
+    def _done(self, work: EncoderWork, began_s: float, door: Door, done: asyncio.Future[None]) -> None:
+        if (error := done.exception()) is None:
+            door.observe(self.stats.encoded, work, time.monotonic() - began_s)
+            self.encoded(work)
+        elif not isinstance(error, RowFailed):
+            door.lose(error)
+        elif self.failed(work):
+            door.observe(self.stats.failed, work)
+            door.end(work.number, FinishReason.ERROR, STEP_ERROR)
+        door.wake()
 
     def clear(self) -> None:
-        """Nothing is there any more."""
+        """Forget all outputs: none is there any more."""
         self.cache.clear()
         self._pending.clear()
+
+    def metrics(self) -> list[Metric]:
+        return self.stats.metrics(self.cache)
+
+
+class _Items(Claim):
+    """The items of one sequence's prompt."""
+
+    __slots__ = ("_feature", "_sequence")
+
+    def __init__(self, feature: EncoderScheduling, sequence: Sequence) -> None:
+        self._feature = feature
+        self._sequence = sequence
+
+    def reach(self, num_tokens: int, room: int) -> int:
+        if self._sequence.num_computed_tokens >= self._sequence.num_prompt_tokens:
+            return num_tokens
+        return self._feature.reach(self._sequence, num_tokens, room)
+
+    def scheduled(self, row: ScheduledRow) -> ScheduledRow:
+        media = self._feature.of_row(self._sequence, row.start, row.end)
+        return row if media is None else row._replace(media=media)
+
+    def suspended(self) -> None:
+        self._feature.release(self._sequence)
 
 
 def key_of(item: MediaItem, cache_salt: str | None) -> bytes:

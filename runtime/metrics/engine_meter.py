@@ -12,12 +12,12 @@ from dataclasses import asdict
 
 from runtime.api import Activity, Finished, FinishReason, Metric, ModelInfo, StepRecord
 from runtime.batch import ScheduledBatch
-from runtime.metrics.encoder_stats import EncoderStats
 from runtime.metrics.history import History
 from runtime.metrics.loop_lag import LoopLag
 from runtime.metrics.stats import EngineStats, counter, gauge
 from runtime.metrics.throughput_log import ThroughputLog
-from runtime.scheduler import Scheduler, Settled
+from runtime.scheduler import Scheduler
+from runtime.scheduling.settling import Settled
 from runtime.sequence import Sequence
 from runtime.step import Step
 from runtime.step_budget import StepBudget, TimedBudget
@@ -32,14 +32,13 @@ class EngineMeter:
         self.last_settled_s = 0.0
         self._scheduler = scheduler
         self._stats = EngineStats(model.max_model_len)
-        self.encoders = EncoderStats()
         self._lag = LoopLag(self._stats.loop_lag.observe)
         self._throughput = ThroughputLog(self._stats, scheduler)
         self._history = History()
         self._cache_facts = (
             ("block_size", str(model.kv_block_size)),
             ("num_gpu_blocks", str(model.num_kv_blocks)),  # vLLM's name, whatever the device
-            ("enable_prefix_caching", str(scheduler.cache.enabled)),
+            ("enable_prefix_caching", str(scheduler.blocks.cache.enabled)),
         )
 
     # --- the engine as a whole ------------------------------------------------------------------------------------
@@ -78,7 +77,7 @@ class EngineMeter:
         for row in batch.rows:
             # The first row of a sequence has a binding.
             if row.binding is not None or (has_chunks and row.num_tokens > 1 + len(row.draft_ids)):
-                sequence = scheduler.sequence(row.number)
+                sequence = scheduler.sequences.find(row.number)
                 if sequence is None or sequence.request.is_probe:
                     continue
                 if sequence.first_scheduled_s is None:
@@ -98,7 +97,7 @@ class EngineMeter:
     def deferred(self, sampling: ScheduledBatch, now: float) -> None:
         """The masks of its rows were late."""
         for row in sampling.rows:
-            if (sequence := self._scheduler.sequence(row.number)) is not None:
+            if (sequence := self._scheduler.sequences.find(row.number)) is not None:
                 self._history.note(sequence, "deferred", now)
 
     def settled(self, step: Step, now: float) -> float:
@@ -197,19 +196,22 @@ class EngineMeter:
             gauge("num_requests_running", "Requests that are running.", len(scheduler.running)),
             gauge("num_requests_waiting", "Requests that are waiting to be scheduled.", len(scheduler.waiting)),
             gauge("event_loop_tasks", "Tasks on the event loop, the server's own included.", _num_tasks()),
-            gauge("kv_cache_usage_perc", "Share of KV blocks in use by requests, 0 to 1.", scheduler.pool.usage),
+            gauge("kv_cache_usage_perc", "Share of KV blocks in use by requests, 0 to 1.", scheduler.blocks.pool.usage),
             Metric("cache_config_info", "The KV cache, as labels.", "gauge", {self._cache_facts: 1.0}),
             gauge(
                 "kv_cache_cached_blocks",
                 "KV blocks that a prompt's prefix can reuse, in use or not.",
-                len(scheduler.cache),
+                len(scheduler.blocks.cache),
             ),
-            counter("num_preemptions", "Sequences preempted for lack of KV blocks.", scheduler.num_preemptions),
-            counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", scheduler.num_prefix_queries),
-            counter("prefix_cache_hits", "Tokens found in the prefix cache.", scheduler.num_prefix_hits),
-            *_step_cost(scheduler.step_budget),
-            *_drafts(scheduler),
-            *self.encoders.metrics(scheduler.encoding),
+            counter(
+                "num_preemptions", "Sequences preempted for lack of KV blocks.", scheduler.sequences.num_preemptions
+            ),
+            counter(
+                "prefix_cache_queries", "Tokens looked up in the prefix cache.", scheduler.blocks.num_prefix_queries
+            ),
+            counter("prefix_cache_hits", "Tokens found in the prefix cache.", scheduler.blocks.num_prefix_hits),
+            *_step_cost(scheduler.step_policy.budget),
+            *[metric for feature in scheduler.features for metric in feature.metrics()],
             *self._stats.metrics(),
         ]
 
@@ -228,31 +230,6 @@ def _step_cost(budget: StepBudget) -> list[Metric]:
             "step_cost_seconds", "What a step takes, as learned: at least, and for each of its parts.", "gauge", samples
         ),
         *(gauge(f"{name}_seconds", f"The goal of --{name.replace('_', '-')}.", value) for name, value in goals),
-    ]
-
-
-def _drafts(scheduler: Scheduler) -> list[Metric]:
-    speculation = scheduler.speculation
-    if speculation is None:
-        return []
-    accepted_at = speculation.num_accepted_at
-    return [
-        counter("spec_decode_num_drafts", "Times that tokens of a sequence were guessed.", speculation.num_drafts),
-        counter(
-            "spec_decode_num_draft_tokens", "Guessed tokens that steps have checked.", speculation.num_draft_tokens
-        ),
-        counter("spec_decode_num_accepted_tokens", "Guessed tokens that were right.", speculation.num_accepted_tokens),
-        counter(
-            "spec_decode_num_computed_anew",
-            "Sequences computed anew, so that tokens of them could be guessed again.",
-            scheduler.num_computed_anew,
-        ),
-        Metric(
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Guessed tokens that were right, by their place in the guess.",
-            "counter",
-            {(("position", str(position)),): float(num) for position, num in enumerate(accepted_at)},
-        ),
     ]
 
 

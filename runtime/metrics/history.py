@@ -107,6 +107,6 @@ def _record(sequence: Sequence, finished_s: float | None) -> RequestRecord:
 
 
 def _kv_map(scheduler: Scheduler, num_cells: int) -> KVMap:
-    pool = scheduler.pool
+    pool = scheduler.blocks.pool
     per_cell = max(1, -(-pool.num_blocks // num_cells))
     return KVMap(pool.num_blocks, per_cell, pool.num_reserved, pool.states(per_cell))

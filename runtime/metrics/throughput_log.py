@@ -17,9 +17,6 @@ REPORT_S = 10.0
 class _Counts(NamedTuple):
     prompt: int
     generation: int
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted: int = 0
 
 
 class ThroughputLog:
@@ -44,25 +41,11 @@ class ThroughputLog:
             gained.generation / elapsed_s,
             len(scheduler.running),
             len(scheduler.waiting),
-            100.0 * scheduler.pool.usage,
-            100.0 * scheduler.num_prefix_hits / max(1, scheduler.num_prefix_queries),
-            _acceptance(gained),
+            100.0 * scheduler.blocks.pool.usage,
+            100.0 * scheduler.blocks.num_prefix_hits / max(1, scheduler.blocks.num_prefix_queries),
+            "".join([feature.progress() for feature in scheduler.features]),
         )
         self.restart()
 
     def _counts(self) -> _Counts:
-        prompt, generation, drafts = (
-            self._stats.prompt_tokens,
-            self._stats.generation_tokens,
-            self._scheduler.speculation,
-        )
-        if drafts is None:
-            return _Counts(prompt, generation)
-        return _Counts(prompt, generation, drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens)
-
-
-def _acceptance(gained: _Counts) -> str:
-    if not gained.drafts:
-        return ""
-    share = 100.0 * gained.accepted / gained.draft_tokens
-    return f", drafts of {gained.draft_tokens / gained.drafts:.1f} tokens accepted {share:.0f} %"
+        return _Counts(self._stats.prompt_tokens, self._stats.generation_tokens)

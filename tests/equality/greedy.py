@@ -21,8 +21,10 @@ from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler
 from runtime.speculate.config import MAX_DRAFTS
 from runtime.speculate.proposer import Proposer
+from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
 from runtime.start import EngineParts, assemble
+from tests.features import exchange
 
 THREADS = torch.get_num_threads()  # all cores, or one in a worker that shares them
 TIE = 1e-4  # transformers' own two best logits are closer than this: rounding decides, in either engine
@@ -84,8 +86,10 @@ async def our_greedy(
     config = by_tokens(config)
     parts = await (parts_of or engine_parts)(model, config)
     if not planned:
-        parts.scheduler.speculation = None if proposer is None else Speculation(proposer, MAX_DRAFTS)
-    speculation = parts.scheduler.speculation
+        drafts = None if proposer is None else DraftScheduling(Speculation(proposer, MAX_DRAFTS))
+        exchange(parts.scheduler, DraftScheduling, drafts)
+    drafts = [feature for feature in parts.scheduler.features if isinstance(feature, DraftScheduling)]
+    speculation = drafts[0].speculation if drafts else None
     if preempting:
         preempt_often(parts.scheduler)
     engine = make_engine(parts, config)
@@ -101,9 +105,9 @@ async def our_greedy(
                 cached += group_cached
     finally:
         await engine.close()
-    assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
+    assert parts.scheduler.blocks.pool.num_free == parts.scheduler.blocks.pool.num_blocks
     drafted = (0, 0) if speculation is None else (speculation.num_draft_tokens, speculation.num_accepted_tokens)
-    return Outcome(ids, cached, parts.scheduler.num_preemptions, *drafted)
+    return Outcome(ids, cached, parts.scheduler.sequences.num_preemptions, *drafted)
 
 
 def make_engine(parts: EngineParts, config: EngineConfig) -> Engine:
@@ -121,7 +125,7 @@ def preempt_often(scheduler: Scheduler) -> None:
 
     def preempt_first() -> ScheduledBatch | None:
         if next(calls) % 4 == 0 and scheduler.running:
-            scheduler._preempt(scheduler.running[-1])
+            scheduler.sequences.preempt(scheduler.running[-1])
         return schedule()
 
     scheduler.schedule = preempt_first

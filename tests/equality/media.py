@@ -12,10 +12,12 @@ import torch
 
 from runtime.api import MediaItem, Request, SamplingParams
 from runtime.config import EngineConfig
+from runtime.encode.scheduling import EncoderScheduling
 from runtime.engine import Engine
 from runtime.models.model import Model
 from runtime.scheduler import Scheduler
 from tests.equality.greedy import THREADS, Outcome, Reference, engine_parts, make_engine, preempt_often
+from tests.features import feature_of
 
 
 @dataclass(frozen=True)
@@ -114,11 +116,11 @@ async def _run(
                 cached += from_cache
     finally:
         await engine.close()
-    assert scheduler.pool.num_free == scheduler.pool.num_blocks
-    assert scheduler.encoding is not None
-    assert not scheduler.encoding.cache._holders
-    outcome = Outcome(ids, cached, scheduler.num_preemptions, 0, 0)
-    return Seen(outcome, len(encoded), scheduler.encoding.num_hits)
+    assert scheduler.blocks.pool.num_free == scheduler.blocks.pool.num_blocks
+    encoding = feature_of(scheduler, EncoderScheduling)
+    assert not encoding.cache._holders
+    outcome = Outcome(ids, cached, scheduler.sequences.num_preemptions, 0, 0)
+    return Seen(outcome, len(encoded), encoding.stats.num_hits)
 
 
 def _count_encoder_work(scheduler: Scheduler) -> list[bytes]:

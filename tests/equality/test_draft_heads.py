@@ -336,7 +336,7 @@ async def left(pair: ModelPair, config: EngineConfig) -> list[list[int]]:
         return await asyncio.gather(*(answer(ids, 5 if nth % 2 else NUM_TOKENS) for nth, ids in enumerate(PROMPTS)))
     finally:
         await engine.close()
-        assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
+        assert parts.scheduler.blocks.pool.num_free == parts.scheduler.blocks.pool.num_blocks
 
 
 @pytest.mark.parametrize("name", ["glm-4.5, louder by 0.05", "qwen 3 next, louder by 0.05"])

@@ -16,11 +16,13 @@ from runtime.models.load import load_model
 from runtime.models.model import Model
 from runtime.speculate.config import METHODS, ON_DEVICE, SpeculativeConfig
 from runtime.speculate.methods import speculation_of
+from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import TIE, engine_parts
 from tests.equality.oracle import Oracle
 from tests.fake_runner import Rule
+from tests.features import exchange
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 VOCAB, NUM_TOKENS = 211, 40
@@ -76,7 +78,8 @@ async def generate(
     )  # fmt: skip
     parts = await engine_parts(decoder, config)
     if proposer != "planned":
-        parts.scheduler.speculation = Speculation(proposer, 6) if isinstance(proposer, Oracle) else proposer
+        speculation = Speculation(proposer, 6) if isinstance(proposer, Oracle) else proposer
+        exchange(parts.scheduler, DraftScheduling, None if speculation is None else DraftScheduling(speculation))
     num_drafted, schedule = 0, parts.scheduler.schedule
 
     def counted():
@@ -102,7 +105,7 @@ async def generate(
                     shown += [each.top for each in output.logprobs or ()]
     finally:
         await engine.close()
-    assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
+    assert parts.scheduler.blocks.pool.num_free == parts.scheduler.blocks.pool.num_blocks
     return found, num_drafted
 
 

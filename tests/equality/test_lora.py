@@ -254,14 +254,14 @@ async def test_the_engine_says_what_each_merged_model_would(case, speculative):
         assert num_cached == 0
         assert_same(ids, case.expected(deltas["third"], shared, ids), "loaded again")
         (_, num_cached) = await answer(engine, "first", shared)
-        assert (num_cached > 0) == parts.scheduler.cache.enabled
+        assert (num_cached > 0) == parts.scheduler.blocks.cache.enabled
         slots = adapters.slots
         assert slots.num_evictions > 0
         assert slots.num_slot_evictions > 0
-        assert parts.scheduler.num_preemptions > 0
+        assert parts.scheduler.sequences.num_preemptions > 0
     finally:
         await engine.close()
-    assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
+    assert parts.scheduler.blocks.pool.num_free == parts.scheduler.blocks.pool.num_blocks
 
 
 async def answer(engine: Engine, name: str | None, prompt: list[int]) -> tuple[list[int], int]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from runtime import features
 from runtime.config import EngineConfig
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
@@ -50,6 +51,18 @@ def model(request, tmp_path_factory):
     ours = load_model(files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None)
     drafts = run(ours, EngineConfig(num_kv_blocks=256), prompts, MAX_TOKENS, together=True).token_ids
     return ours, prompts, references(theirs, prompts, MAX_TOKENS, drafts)
+
+
+@pytest.mark.parametrize("model", ["qwen3"], indirect=True)
+@pytest.mark.parametrize("left_out", range(len(features.FEATURES)), ids=lambda place: features.FEATURES[place].__name__)
+def test_greedy_equals_transformers_without_any_one_of_the_features(model, left_out, monkeypatch):
+    decoder, prompts, expected = model
+    kept = tuple(make for place, make in enumerate(features.FEATURES) if place != left_out)
+    monkeypatch.setattr(features, "FEATURES", kept)
+    compare(
+        run(decoder, EngineConfig(max_num_batched_tokens=64, num_kv_blocks=256), prompts, MAX_TOKENS, together=True),
+        expected,
+    )
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["together", "one by one"])

@@ -21,10 +21,12 @@ from runtime.admission import AdmissionLimits
 from runtime.api import ConstraintError, EngineStopped, FinishReason, MediaItem, QueueFull, Request, SamplingParams
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.speculate.on_device import DeviceSpeculation
+from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
 from runtime.token_stream import EngineTokenStream
 from tests.fake_runner import Rule, make_engine, model_info
 from tests.faulty_runner import Fail, FaultyRunner, Lost
+from tests.features import has_feature
 from tests.invariants import check_pool, check_tables
 
 NUM_BLOCKS, NUM_ROWS, BUDGET = 20, 4, 16  # so few that sequences of 40 tokens preempt each other
@@ -153,11 +155,11 @@ class Chaos(RuleBasedStateMachine):
             "speculation": speculation,
         }
         model = model_info(modalities=frozenset({"image"}))
-        engine = make_engine(
-            self.runner, **options, model=model, steps_in_flight=steps_in_flight, admission=AdmissionLimits(max_queue=6)
-        )
-        engine._scheduler.encoding = EncoderScheduling(EncoderLimits(6, 10, 64))
-        return engine
+        self.encoding = EncoderScheduling(EncoderLimits(6, 10, 64))
+        return make_engine(
+            self.runner, **options, model=model, steps_in_flight=steps_in_flight,
+            admission=AdmissionLimits(max_queue=6), encoding=self.encoding,
+        )  # fmt: skip
 
     def run(self, work):
         return self.loop.run_until_complete(work)
@@ -298,7 +300,7 @@ class Chaos(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         if hasattr(self, "engine"):
             check_pool(self.scheduler)
-            check_tables(self.scheduler, drafting=self.scheduler.speculation is not None)
+            check_tables(self.scheduler, drafting=has_feature(self.scheduler, DraftScheduling))
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -342,12 +344,12 @@ class Chaos(RuleBasedStateMachine):
             for index, request in enumerate(client.requests):
                 self.check_one(client, index, request)
         check_pool(self.scheduler)
-        assert self.scheduler.pool.num_free == NUM_BLOCKS
-        assert sorted(self.scheduler._free_rows) == list(range(NUM_ROWS))
+        assert self.scheduler.blocks.pool.num_free == NUM_BLOCKS
+        assert sorted(self.scheduler.sequences.free_rows) == list(range(NUM_ROWS))
         assert not self.engine._sinks
         assert not self.engine._in_flight
-        assert not self.scheduler.encoding.cache._holders
-        assert self.scheduler.encoding.cache.num_used <= 10
+        assert not self.encoding.cache._holders
+        assert self.encoding.cache.num_used <= 10
         (ended,) = (metric for metric in self.engine.metrics() if metric.name == "request_success")
         assert sum(ended.samples[("finished_reason", reason.value),] for reason in FinishReason) == self.num_admitted
 
@@ -371,7 +373,18 @@ class Chaos(RuleBasedStateMachine):
             assert len(ids) == num
 
 
-logging.getLogger("oneloop.engine").addFilter(lambda record: record.exc_info is None)  # thousands of tracebacks
+def _has_no_traceback(record: logging.LogRecord) -> bool:
+    return record.exc_info is None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_tracebacks():
+    """Keep thousands of tracebacks out of the log, of these tests only."""
+    logger = logging.getLogger("oneloop.engine")
+    logger.addFilter(_has_no_traceback)
+    yield
+    logger.removeFilter(_has_no_traceback)
+
 
 TestChaos = Chaos.TestCase
 TestChaos.settings = settings(
@@ -409,5 +422,5 @@ async def test_a_device_that_is_lost_at_any_moment_leaves_nobody_waiting_and_not
     probe.exception()
     assert await engine.drain(3600) == 0
     assert await engine.close(limit_s=60)
-    assert engine._scheduler.pool.num_free == NUM_BLOCKS
+    assert engine._scheduler.blocks.pool.num_free == NUM_BLOCKS
     assert not engine._sinks

@@ -66,7 +66,7 @@ async def test_a_running_request_ends_at_its_deadline_and_its_neighbour_goes_on(
                 event.complete()
         assert sum(len(output.token_ids) for output in await outputs_of(other)) == 50
         check_pool(engine._scheduler)
-        assert engine._scheduler.pool.num_free == engine._scheduler.pool.num_blocks
+        assert engine._scheduler.blocks.pool.num_free == engine._scheduler.blocks.pool.num_blocks
 
 
 async def test_who_waits_too_long_to_start_ends_and_is_told_when_to_come_again():

@@ -81,6 +81,6 @@ def test_who_rests_is_in_line_for_blocks_all_the_same():
         scheduler.add(one)
     while any(one.finish is None for one in asked):
         step(scheduler)
-    assert scheduler.num_preemptions
+    assert scheduler.sequences.num_preemptions
     assert all(one.num_output_tokens == 24 for one in asked)
-    assert scheduler.pool.num_free == 24
+    assert scheduler.blocks.pool.num_free == 24

@@ -17,6 +17,7 @@ from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from runtime.speculate.config import SpeculativeConfig
 from runtime.speculate.methods import speculation_of
+from runtime.speculate.scheduling import DraftScheduling
 from runtime.start import plan_engine, start_engine
 from runtime.weights.fetch import resolve
 
@@ -123,7 +124,9 @@ def scheduler_of(num_blocks: int) -> Scheduler:
         0.1,
     )
     limits = SchedulerLimits(4, 64, frozenset())
-    return Scheduler(limits, BlockPool(num_blocks), PrefixCache(BLOCK), POLICIES["fcfs"](), speculation)
+    return Scheduler(
+        limits, BlockPool(num_blocks), PrefixCache(BLOCK), POLICIES["fcfs"](), features=[DraftScheduling(speculation)]
+    )
 
 
 def sequence(number: int, prompt: list[int], max_tokens: int = 50, **params) -> Sequence:
@@ -151,7 +154,7 @@ def test_guesses_cost_nobody_a_block_and_have_room_where_they_are_made():
     scheduler.add(one := sequence(1, [5, 6, 7], max_tokens=9))
     while (batch := scheduler.schedule()) is not None:
         (row,) = batch.rows
-        assert row.end + row.num_proposed <= BLOCK * (4 - scheduler.pool.num_free)
+        assert row.end + row.num_proposed <= BLOCK * (4 - scheduler.blocks.pool.num_free)
         assert row.end + row.num_proposed <= 3 + 9
         scheduler.settle(batch, [[4]])
     assert one.output_ids == [4] * 9

@@ -20,10 +20,12 @@ from runtime.api import (
     SamplingParams,
 )
 from runtime.batch import NOT_FINITE, ScheduledBatch
+from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
 from runtime.step_budget import FixedBudget
 from runtime.token_stream import EngineTokenStream
 from tests.fake_runner import FakeRunner, make_engine
+from tests.features import feature_of
 from tests.invariants import check_pool, check_tables
 from tests.pooling import LAST, POOLING
 
@@ -105,7 +107,7 @@ class DecidedWhen(FixedBudget):
 async def test_who_comes_while_a_long_step_is_computed_waits_for_that_one_alone(after_s, waited_for):
     runner = FakeRunner(manual=True)
     async with engine_on(runner) as engine:
-        engine._scheduler.step_budget = DecidedWhen(None, after_s=after_s)
+        engine._scheduler.step_policy.budget = DecidedWhen(None, after_s=after_s)
         stays = engine.submit([request(max_tokens=9)])
         await turns(8)
         assert len(runner.batches) == waited_for
@@ -123,7 +125,7 @@ async def test_who_comes_while_a_long_step_is_computed_waits_for_that_one_alone(
 async def test_a_step_that_fails_while_the_next_is_held_back_ends_its_rows_only():
     runner = FakeRunner(manual=True)
     async with engine_on(runner) as engine:
-        engine._scheduler.step_budget = DecidedWhen(None, after_s=3600.0)
+        engine._scheduler.step_policy.budget = DecidedWhen(None, after_s=3600.0)
         stream = engine.submit([request()])
         await turns(8)
         runner.events[0].complete(RuntimeError("a kernel"))
@@ -528,7 +530,7 @@ async def test_what_came_of_drafts_is_counted_logged_and_told(caplog):
         assert [*by_place.samples] == [(("position", str(place)),) for place in range(3)]
         assert sum(by_place.samples.values()) == accepted
         assert by_place.samples[("position", "0"),] == drafts  # the first token of a guess is always right
-        assert len(engine._scheduler.speculation._rows) == 0
+        assert len(feature_of(engine._scheduler, DraftScheduling).speculation._rows) == 0
         with caplog.at_level("INFO", "oneloop.engine"):
             throughput = engine._meter._throughput
             throughput.maybe(throughput._since_s + 10)

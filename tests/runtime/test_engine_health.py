@@ -222,7 +222,7 @@ async def test_what_is_too_large_for_the_memory_ends_and_the_others_go_on(where)
         assert results[3] == ([], FinishReason.ERROR)
         check_pool(engine._scheduler)
         check_tables(engine._scheduler)
-        assert engine._scheduler.pool.num_free == 64
+        assert engine._scheduler.blocks.pool.num_free == 64
 
 
 # --- the device is lost -------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ async def test_a_probe_of_an_idle_engine_computes_one_token_and_is_in_no_statist
         for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
             assert sum(value(engine, name).counts) == 0, name
         assert not any(value(engine, "request_success", ("finished_reason", reason.value)) for reason in FinishReason)
-        assert engine._scheduler.pool.num_free == 64
+        assert engine._scheduler.blocks.pool.num_free == 64
 
 
 async def test_a_probe_of_a_busy_engine_costs_no_step():
@@ -404,4 +404,4 @@ async def test_a_probe_that_is_given_up_leaves_nothing_behind():
         await asyncio.wait({probing})
         assert engine.health().num_running == 0
         await complete_next(runner)
-        assert engine._scheduler.pool.num_free == 64
+        assert engine._scheduler.blocks.pool.num_free == 64

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from runtime.api import EngineStopped, FinishReason
+from runtime.constrain.deferred import is_current
 from tests.fake_runner import FakeRunner, LateMasks, Rule
 from tests.invariants import check_pool, check_tables
 from tests.runtime.test_engine import engine_on, read, request, value
@@ -53,7 +54,7 @@ def hasty() -> FakeRunner:
 def held(engine) -> dict[str, int]:
     """Where the tokens will stand whose draws are held; on a slow machine any mask may be late for a moment."""
     snapshots, scheduler = engine._masked._deferred._snapshots, engine._scheduler
-    rows = [row for snapshot in snapshots for row in snapshot.batch.rows if scheduler.is_current(row)]
+    rows = [row for snapshot in snapshots for row in snapshot.batch.rows if is_current(scheduler, row)]
     return {scheduler.names[row.number]: row.end for row in rows}
 
 

@@ -118,7 +118,7 @@ async def test_a_prompt_that_goes_on_from_a_prepared_one_is_hashed_from_there(ha
             stream = engine.submit([request_of(longer, prepared.extended(longer))])
             assert await read(stream) == {0: ([45, 46, 47], FinishReason.LENGTH)}
         assert hashed[threading.current_thread()] == 2  # the eleventh block, each time
-        assert engine._scheduler.num_prefix_hits == 44
+        assert engine._scheduler.blocks.num_prefix_hits == 44
 
 
 @pytest.mark.parametrize("wrong", [-1, 1000])
@@ -147,7 +147,9 @@ def test_who_waits_at_the_head_of_the_line_is_looked_up_again_only_where_its_pre
     memory = Memory(scheduler)
     lookups = []
     monkeypatch.setattr(
-        scheduler.cache, "_match", lambda *args: lookups.append(1) or PrefixCache._match(scheduler.cache, *args)
+        scheduler.blocks.cache,
+        "_match",
+        lambda *args: lookups.append(1) or PrefixCache._match(scheduler.blocks.cache, *args),
     )
     prompt = list(range(20, 50))
     scheduler.add(sequence(1, prompt, max_tokens=1))

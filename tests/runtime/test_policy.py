@@ -41,7 +41,7 @@ class Service:
             if batch is None:
                 return
             for row in batch.rows:
-                name = self.scheduler.sequence(row.number).request.id
+                name = self.scheduler.sequences.find(row.number).request.id
                 self.got[name] = self.got.get(name, 0) + row.num_tokens
                 if row.binding is not None:
                     self.started.append(name)
@@ -125,7 +125,7 @@ def test_who_is_preempted_does_not_pay_twice():
     service.ask("b", 6, prompt=12, output=40)
     while service.scheduler.running or service.scheduler.waiting:
         service.step()
-    assert service.scheduler.num_preemptions
+    assert service.scheduler.sequences.num_preemptions
     assert sorted(service.started[:2]) == ["a", "b"]
 
 

@@ -15,13 +15,17 @@ from hypothesis import strategies as st
 
 from runtime.api import FinishReason, Request, SamplingParams
 from runtime.batch import NOT_FINITE, SAMPLE_MASKED, BlockCopy, Pool, Sample, ScheduledBatch, ScheduledRow
+from runtime.constrain import deferred as deferred_sampling
+from runtime.feature import Feature
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.kinds import AttentionKVSpec, Chunk, Full, Nothing, RecurrentStateSpec, State, Window
 from runtime.kv.layout import LayerGroup
 from runtime.kv.prefix_cache import PLAIN, PrefixCache
+from runtime.parallel.stage_turns import StageTurns
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence, Status
+from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
 from runtime.step_budget import FixedBudget, Load
 from tests.invariants import check_pool, check_tables
@@ -58,12 +62,15 @@ def make(
     step_budget=None,
     stages=1,
 ) -> Scheduler:
-    limits = SchedulerLimits(seqs, budget, frozenset({EOS}), mixed, num_stages=stages)
+    limits = SchedulerLimits(seqs, budget, frozenset({EOS}))
     caching = caching and all(group.kind.no_prefix_reason is None for group in groups)
-    speculation = None if proposer is None else Speculation(proposer, 64)
+    features: list[Feature] = [StageTurns(stages)] if stages > 1 else []
+    if proposer is not None:
+        features.append(DraftScheduling(Speculation(proposer, 64)))
     return Scheduler(
-        limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy](), speculation, step_budget
-    )
+        limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy](),
+        step_budget=step_budget or FixedBudget(mixed), features=features,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,7 @@ def pooling_sequence(number: int, prompt, priority=0, salt=None, params=POOLING)
 
 
 def idle_blocks(scheduler: Scheduler) -> list[int]:
-    pool = scheduler.pool
+    pool = scheduler.blocks.pool
     return [block_id for block_id in range(pool.num_blocks) if not pool.count(block_id)]
 
 
@@ -122,9 +129,9 @@ class Memory:
     which rows gain nothing in a step."""
 
     def __init__(self, scheduler: Scheduler, skips: Callable[[], bool] = lambda: False) -> None:
-        self.groups = scheduler.cache.groups
+        self.groups = scheduler.blocks.cache.groups
         self.skips = skips
-        self.blocks = [[None] * BLOCK for _ in range(scheduler.pool.num_blocks)]
+        self.blocks = [[None] * BLOCK for _ in range(scheduler.blocks.pool.num_blocks)]
         self.rows = [self.empty() for _ in range(scheduler.limits.max_num_seqs)]
 
     def empty(self) -> DeviceRow:
@@ -245,7 +252,7 @@ def note_prompt_logprobs(scheduler: Scheduler, batch: ScheduledBatch, positions:
         span = row.prompt_logprobs
         end = span.start + len(span.token_ids)
         assert row.start < span.start < end <= row.end + 1
-        sequence = scheduler.sequence(row.number)
+        sequence = scheduler.sequences.find(row.number)
         assert sequence is None or list(span.token_ids) == sequence.token_ids[span.start : end]
         positions.setdefault(row.number, []).extend(range(span.start, end))
 
@@ -289,7 +296,7 @@ def test_every_sequence_reads_its_own_tokens_whatever_the_chunks_and_blocks(plen
         assert seq.token_ids == expected(seq)
         assert seq.finish is FinishReason.LENGTH
     # Where all layers have windows, states or nothing a sequence hardly ever has more blocks than it starts with.
-    assert (scheduler.num_preemptions > 0) == (not plenty) or groups in (
+    assert (scheduler.sequences.num_preemptions > 0) == (not plenty) or groups in (
         GROUPS["windows"], GROUPS["states"], GROUPS["nothing"],
     )  # fmt: skip
 
@@ -317,7 +324,7 @@ def test_a_state_takes_the_same_blocks_however_long_its_sequence():
         scheduler.add(seq)
     run_to_end(scheduler, memory, max_steps=1000)
     assert [seq.token_ids == expected(seq) for seq in (first, second, third)] == [True] * 3
-    assert scheduler.num_preemptions == 0
+    assert scheduler.sequences.num_preemptions == 0
 
 
 def cached(scheduler: Scheduler, memory: Memory, *prompts) -> list[int]:
@@ -349,9 +356,9 @@ def test_a_prefix_whose_window_is_gone_is_no_hit_for_those_that_see_everything_e
     memory = Memory(scheduler)
     prompt = list(range(10, 40))  # seven full entries, of which a window of 6 shows the last two
     assert cached(scheduler, memory, prompt, prompt) == [0, 28]
-    second = scheduler.cache._blocks_of[1][1]
-    block_hashes = scheduler.cache.hash_blocks(prompt)
-    scheduler.cache.forget([second[block_hashes[5]]])  # of three
+    second = scheduler.blocks.cache._blocks_of[1][1]
+    block_hashes = scheduler.blocks.cache.hash_blocks(prompt)
+    scheduler.blocks.cache.forget([second[block_hashes[5]]])  # of three
     assert cached(scheduler, memory, prompt[:21]) == [20]
     assert cached(scheduler, memory, prompt) == [20]
 
@@ -490,16 +497,16 @@ def test_a_held_draw_is_void_once_its_sequence_has_another_row():
     scheduler.add(first)
     scheduler.add(second)
     _, draws = scheduler.schedule().split({0, 1})
-    scheduler.defer(draws)
-    assert [scheduler.is_current(row) for row in draws.rows] == [True, True]
+    deferred_sampling.defer(scheduler, draws)
+    assert [deferred_sampling.is_current(scheduler, row) for row in draws.rows] == [True, True]
     assert scheduler.schedule() is None
-    scheduler._preempt(first)
-    scheduler._preempt(second)
+    scheduler.sequences.preempt(first)
+    scheduler.sequences.preempt(second)
     _, again = scheduler.schedule().split({0, 1})
-    scheduler.defer(again)
+    deferred_sampling.defer(scheduler, again)
     assert [row.row for row in draws.rows] == [row.row for row in again.rows][::-1]
-    assert [scheduler.is_current(row) for row in draws.rows] == [False, False]
-    assert [scheduler.is_current(row) for row in again.rows] == [True, True]
+    assert [deferred_sampling.is_current(scheduler, row) for row in draws.rows] == [False, False]
+    assert [deferred_sampling.is_current(scheduler, row) for row in again.rows] == [True, True]
 
 
 def test_a_prompt_to_be_scored_is_computed_whole_though_it_is_cached():
@@ -522,7 +529,7 @@ def test_prompt_logprobs_that_have_gone_out_are_not_computed_again():
     first = scheduler.schedule()
     note_prompt_logprobs(scheduler, first, positions)
     scheduler.settle(first, *memory.run(first))
-    scheduler._preempt(seq)
+    scheduler.sequences.preempt(seq)
     again = scheduler.schedule()
     assert again.rows[0].start == 8  # two blocks are cached, and token 9 is what token 10 is told by
     note_prompt_logprobs(scheduler, again, positions)
@@ -610,10 +617,10 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
             victim = alive.pop(rng.randrange(len(alive)))
             if victim.status is not Status.FINISHED:
                 scheduler.finish(victim, FinishReason.ABORT)
-        if scheduler.running and scheduler.pool.num_free and rng.random() < 0.1:
+        if scheduler.running and scheduler.blocks.pool.num_free and rng.random() < 0.1:
             held_ids = [block_id for table in rng.choice(scheduler.running).tables for block_id in table.ids]
             if held_ids:  # layers without memory take none
-                scheduler.copies.add(rng.choice(held_ids), rng.choice(idle_blocks(scheduler)))
+                scheduler.blocks.copies.add(rng.choice(held_ids), rng.choice(idle_blocks(scheduler)))
         batch = scheduler.schedule()
         if batch is not None:
             assert batch.num_tokens <= budget
@@ -624,7 +631,7 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
                     if rng.random() < 0.2 and not (has_states and row.draft_ids)  # states with matchers have none
                 }
                 batch, sampling = batch.split(late)
-                held.append(scheduler.defer(sampling))
+                held.append(deferred_sampling.defer(scheduler, sampling))
                 in_flight.append((batch, *memory.run(batch)))
                 memory.give_up_drafts(sampling)
             else:
@@ -636,7 +643,7 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
         check_tables(scheduler, drafting=drafts > 0)
         if in_flight and rng.random() < 0.03:
             for row in in_flight[0][0].rows:
-                if (victim := scheduler.sequence(row.number)) is not None:
+                if (victim := scheduler.sequences.find(row.number)) is not None:
                     scheduler.finish(victim, FinishReason.ERROR)
             scheduler.forget_step([batch for batch, *_ in in_flight])
             in_flight.clear()
@@ -659,17 +666,17 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
             assert seq.finish is FinishReason.STOP
             assert pooled[seq.number] == vector_of(list(seq.prompt_ids))
         assert seq.status is Status.FINISHED
-    assert scheduler.pool.num_free == num_blocks
-    assert all(scheduler.pool.count(block_id) == 0 for block_id in range(num_blocks))
+    assert scheduler.blocks.pool.num_free == num_blocks
+    assert all(scheduler.blocks.pool.count(block_id) == 0 for block_id in range(num_blocks))
 
 
 def resume(scheduler: Scheduler, memory: Memory, held: list[ScheduledBatch], in_flight: deque, share, rng) -> None:
     """Sample that share of what is deferred."""
     for sampling in held:
         _, now = sampling.split(
-            {row.row for row in sampling.rows if scheduler.is_current(row) and rng.random() < share}
+            {row.row for row in sampling.rows if deferred_sampling.is_current(scheduler, row) and rng.random() < share}
         )
-        scheduler.resume(now)
+        deferred_sampling.resume(scheduler, now)
         if now.rows:
             in_flight.append((now, memory.sample(now), []))
 
@@ -731,7 +738,7 @@ def test_a_row_that_gained_nothing_computes_its_last_token_again():
 def test_a_row_that_gained_more_than_it_could_is_a_bug():
     scheduler = make()
     scheduler.add(sequence(1, range(10, 16)))
-    with pytest.raises(ValueError, match="1 tokens more"):
+    with pytest.raises(ValueError, match="2 tokens where 1 were reserved"):
         scheduler.settle(scheduler.schedule(), [[20, 21]])
 
 
@@ -752,7 +759,7 @@ def test_a_sequence_may_end_in_the_middle_of_what_it_gained(params, gained, coun
     (settled,) = scheduler.settle(scheduler.schedule(), [gained])
     assert (settled.token_ids, settled.finish) == (counts, finish)
     assert seq.token_ids == [*range(10, 16), 40, *counts]
-    assert scheduler.pool.num_free == scheduler.pool.num_blocks
+    assert scheduler.blocks.pool.num_free == scheduler.blocks.pool.num_blocks
     assert scheduler.schedule() is None
 
 
@@ -793,7 +800,7 @@ def test_drafts_cost_nobody_a_block_and_no_decode_its_turn():
     assert len(batch.rows) == 2
     full.settle(batch, [[40], [41]])
     assert [len(row.draft_ids) for row in full.schedule().rows] == [2, 0]
-    assert full.num_preemptions == 0
+    assert full.sequences.num_preemptions == 0
     narrow = make(budget=7, proposer=Known([50] * 9, [51] * 9, [52] * 9))
     for number in (1, 2, 3):
         narrow.add(sequence(number, [10 + number], max_tokens=20))
@@ -835,7 +842,9 @@ def test_what_a_state_has_read_wrongly_is_read_again_from_a_copy_of_it(groups):
     batch = scheduler.schedule()
     (row,) = batch.rows
     assert (row.restart, row.start, row.token_ids, row.draft_ids, row.work) == (6, 6, (40, 50, 55), (60,), Sample(1))
-    taken = [block_id for new in row.new_blocks if scheduler.cache.groups[new.group].state for block_id in new.ids]
+    taken = [
+        block_id for new in row.new_blocks if scheduler.blocks.cache.groups[new.group].state for block_id in new.ids
+    ]
     assert taken == [copy.target for copy in drafted.copies]
     check_pool(scheduler)
     scheduler.settle(batch, [[60, 61]])
@@ -843,7 +852,7 @@ def test_what_a_state_has_read_wrongly_is_read_again_from_a_copy_of_it(groups):
     assert (row.restart, row.start, row.token_ids) == (-1, 10, (61,))
     scheduler.finish(seq, FinishReason.ABORT)
     scheduler.settle(batch_of(row), [[70]])
-    assert scheduler.pool.num_free == scheduler.pool.num_blocks
+    assert scheduler.blocks.pool.num_free == scheduler.blocks.pool.num_blocks
 
 
 def test_where_there_is_no_block_for_the_copy_of_a_state_there_are_no_drafts():
@@ -867,13 +876,13 @@ def test_a_row_with_matchers_and_drafts_waits_for_masks_and_keeps_no_draft_where
     batch = scheduler.schedule()
     assert batch.rows[0].work == Sample(2, masked=True)
     rest, sampling = batch.split({batch.rows[0].row})
-    deferred = scheduler.defer(sampling)
+    deferred = deferred_sampling.defer(scheduler, sampling)
     assert scheduler.settle(rest, []) == []
     assert scheduler.schedule() is None
     (row,) = deferred.rows
     assert (row.start, row.num_tokens, row.draft_ids, row.work) == (6, 1, (), SAMPLE_MASKED)
-    assert scheduler.is_current(row)
-    scheduler.resume(deferred)
+    assert deferred_sampling.is_current(scheduler, row)
+    deferred_sampling.resume(scheduler, deferred)
     scheduler.settle(deferred, [[41]])
     assert first.output_ids == [40, 41]
     assert (first.num_computed_tokens, first.num_tokens) == (7, 8)
@@ -899,19 +908,19 @@ def test_blocks_of_a_copy_are_nobody_else_s_until_its_step_has_settled():
     scheduler.add(seq)
     first = scheduler.schedule()
     source, target = seq.tables[0].ids[0], idle_blocks(scheduler)[0]
-    scheduler.copies.add(source, target)
+    scheduler.blocks.copies.add(source, target)
     check_pool(scheduler)
     scheduler.settle(first, [[40]])
-    assert (scheduler.pool.count(source), scheduler.pool.count(target)) == (1, 1)
+    assert (scheduler.blocks.pool.count(source), scheduler.blocks.pool.count(target)) == (1, 1)
     batch = scheduler.schedule()  # no row can advance, and the copy need not wait for one
     assert (batch.rows, batch.copies) == ((), (BlockCopy(source, target),))
     assert scheduler.schedule() is None
     check_pool(scheduler)
     scheduler.settle(batch, [])
-    assert scheduler.pool.num_free == 8
-    scheduler.copies.add(source, target)
+    assert scheduler.blocks.pool.num_free == 8
+    scheduler.blocks.copies.add(source, target)
     scheduler.forget_step([scheduler.schedule()])
-    assert scheduler.pool.num_free == 8
+    assert scheduler.blocks.pool.num_free == 8
 
 
 def test_a_copy_ends_what_its_target_was_known_to_hold():
@@ -919,8 +928,8 @@ def test_a_copy_ends_what_its_target_was_known_to_hold():
     memory = Memory(scheduler)
     prompt = list(range(20, 37))
     assert cached(scheduler, memory, prompt, prompt) == [0, 16]
-    target = scheduler.cache._blocks_of[0][0][scheduler.cache.hash_blocks(prompt)[2]]
-    scheduler.copies.add(idle_blocks(scheduler)[0], target)
+    target = scheduler.blocks.cache._blocks_of[0][0][scheduler.blocks.cache.hash_blocks(prompt)[2]]
+    scheduler.blocks.copies.add(idle_blocks(scheduler)[0], target)
     assert cached(scheduler, memory, prompt) == [8]
 
 
@@ -986,19 +995,19 @@ def test_blocks_of_a_prompt_are_promised_at_once_taken_step_by_step_and_nobody_e
     long, other = sequence(1, range(10, 34), max_tokens=1), sequence(2, range(50, 61), max_tokens=1)
     scheduler.add(long)
     first = scheduler.schedule()
-    assert (len(long.tables[0].ids), scheduler.pool.num_reserved, scheduler.pool.num_free) == (2, 4, 2)
-    scheduler.pool.share([(idle := idle_blocks(scheduler))[0]])
+    assert (len(long.tables[0].ids), scheduler.blocks.pool.num_reserved, scheduler.blocks.pool.num_free) == (2, 4, 2)
+    scheduler.blocks.pool.share([(idle := idle_blocks(scheduler))[0]])
     with pytest.raises(RuntimeError, match="2 blocks asked, 1 free and not reserved"):
-        scheduler.pool.share(idle[1:3])
+        scheduler.blocks.pool.share(idle[1:3])
     with pytest.raises(RuntimeError, match="2 blocks asked, 1 free and not reserved"):
-        scheduler.pool.allocate(2)
-    scheduler.pool.release(idle[:1], scheduler.cache)
+        scheduler.blocks.pool.allocate(2)
+    scheduler.blocks.pool.release(idle[:1], scheduler.blocks.cache)
     scheduler.add(other)
     second = scheduler.schedule()
     assert [row.number for row in second.rows] == [1]
-    assert (len(long.tables[0].ids), scheduler.pool.num_reserved) == (4, 2)
+    assert (len(long.tables[0].ids), scheduler.blocks.pool.num_reserved) == (4, 2)
     scheduler.finish(long, FinishReason.ABORT)  # what it was promised and had not taken is free again
-    assert (scheduler.pool.num_reserved, scheduler.pool.num_free) == (0, 8)
+    assert (scheduler.blocks.pool.num_reserved, scheduler.blocks.pool.num_free) == (0, 8)
     for batch in (first, second):
         scheduler.settle(batch, *memory.run(batch))
     run_to_end(scheduler, memory)
@@ -1013,11 +1022,11 @@ def test_what_is_cached_is_hit_until_a_promised_block_is_taken():
     long = sequence(1, range(10, 34), max_tokens=1)
     scheduler.add(long)
     scheduler.schedule()
-    block_hashes = scheduler.cache.hash_blocks(old)
-    assert scheduler.cache.match(block_hashes, 4).num_entries == 4
+    block_hashes = scheduler.blocks.cache.hash_blocks(old)
+    assert scheduler.blocks.cache.match(block_hashes, 4).num_entries == 4
     scheduler.schedule()
     scheduler.schedule()
-    assert scheduler.cache.match(block_hashes, 4).num_entries == 2
+    assert scheduler.blocks.cache.match(block_hashes, 4).num_entries == 2
 
 
 def test_a_sequence_that_was_refused_is_looked_at_again_once_a_block_has_become_free():
@@ -1029,14 +1038,14 @@ def test_a_sequence_that_was_refused_is_looked_at_again_once_a_block_has_become_
     for each in (running, waiting):
         scheduler.add(each)
     first = scheduler.schedule()
-    refusal = scheduler._refusal
+    refusal = scheduler.blocks._refusal
     second = scheduler.schedule()
-    assert scheduler._refusal is refusal is not None
+    assert scheduler.blocks._refusal is refusal is not None
     assert waiting.status is Status.WAITING
     scheduler.settle(first, *memory.run(first))
     scheduler.settle(second, *memory.run(second))
     assert [row.number for row in scheduler.schedule().rows] == [2]
-    assert scheduler._refusal is None
+    assert scheduler.blocks._refusal is None
 
 
 def test_a_sequence_starts_only_where_every_running_one_keeps_a_block_to_grow_into():
@@ -1048,7 +1057,7 @@ def test_a_sequence_starts_only_where_every_running_one_keeps_a_block_to_grow_in
     assert [row.number for row in first.rows] == [1]  # two blocks are free, and two are what the other needs
     scheduler.settle(first, [[40]])
     (row,) = scheduler.schedule().rows
-    assert (row.number, scheduler.num_preemptions) == (1, 0)
+    assert (row.number, scheduler.sequences.num_preemptions) == (1, 0)
 
 
 def test_a_preempted_sequence_is_not_admitted_while_an_id_of_it_is_in_flight():
@@ -1056,7 +1065,7 @@ def test_a_preempted_sequence_is_not_admitted_while_an_id_of_it_is_in_flight():
     seq = sequence(1, range(10, 16), max_tokens=5)
     scheduler.add(seq)
     first = scheduler.schedule()
-    scheduler._preempt(seq)
+    scheduler.sequences.preempt(seq)
     assert scheduler.schedule() is None
     scheduler.settle(first, [[40]])
     (row,) = scheduler.schedule().rows
@@ -1231,11 +1240,11 @@ def test_who_waits_for_a_mask_is_a_stream_too():
     scheduler = make(budget=16, mixed=5)
     scheduler.add(sequence(0, range(10, 14), max_tokens=8))
     _, sampling = scheduler.schedule().split({0})
-    scheduler.defer(sampling)
-    scheduler.resume(sampling)
+    deferred_sampling.defer(scheduler, sampling)
+    deferred_sampling.resume(scheduler, sampling)
     scheduler.settle(sampling, [[1]])
     _, sampling = scheduler.schedule().split({0})
-    scheduler.defer(sampling)
+    deferred_sampling.defer(scheduler, sampling)
     scheduler.add(sequence(1, range(20, 40)))
     assert [(row.number, row.num_tokens) for row in scheduler.schedule().rows] == [(1, 5)]
 

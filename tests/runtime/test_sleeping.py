@@ -83,11 +83,11 @@ async def test_it_gives_its_runner_and_its_cached_prefixes_away_and_gets_another
     runner, bed = FakeRunner(), FakeBed()
     async with engine_on(runner, bed=bed) as engine:
         before = await read(engine.submit([request(range(2, 14))]))
-        assert len(engine._scheduler.cache)
+        assert len(engine._scheduler.blocks.cache)
         await engine.sleep(asked)
         assert (level(engine), bed.released) == (asked, [asked])
         assert runner.closed
-        assert not len(engine._scheduler.cache)
+        assert not len(engine._scheduler.blocks.cache)
         assert await read(engine.submit([request(range(2, 14))])) == before
         assert level(engine) is AWAKE
         assert len(bed.runners) == 1
@@ -96,7 +96,7 @@ async def test_it_gives_its_runner_and_its_cached_prefixes_away_and_gets_another
 
 async def test_nothing_refers_to_the_runner_any_more():
     engine = make_engine(FakeRunner(), bed=FakeBed())
-    gone = weakref.ref(engine._runner)
+    gone = weakref.ref(engine.runner)
     await read(engine.submit([request()]))
     await engine.sleep()
     gc.collect()

@@ -15,6 +15,7 @@ from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from runtime.speculate.ngram import Ngram
 from runtime.speculate.on_device import DeviceSpeculation
+from runtime.speculate.scheduling import DraftScheduling
 from tests.kinds import full, window
 
 BLOCK = 4
@@ -42,7 +43,9 @@ class Told(DeviceSpeculation):
 def make(groups=None) -> tuple[Scheduler, Told]:
     told = Told()
     cache = PrefixCache(BLOCK) if groups is None else PrefixCache(BLOCK, groups=groups)
-    return Scheduler(SchedulerLimits(4, 64, frozenset()), BlockPool(80), cache, POLICIES["fcfs"](), told), told
+    return Scheduler(
+        SchedulerLimits(4, 64, frozenset()), BlockPool(80), cache, POLICIES["fcfs"](), features=[DraftScheduling(told)]
+    ), told
 
 
 def sequence(number: int, prompt: list[int], max_tokens: int = 50, *, speculative: bool = True) -> Sequence:
@@ -184,11 +187,15 @@ def test_one_who_lacks_some_is_computed_anew_when_that_is_worth_while_and_tells_
     assert len(batches) - 1 <= 3  # steps without drafts that were waited for: what it takes
     assert anew.rows[0].binding is not None
     assert anew.rows[0].start == len(PROMPT)  # what was followed is found in the cache
-    assert (scheduler.num_computed_anew, scheduler.num_preemptions, one.num_preemptions) == (1, 0, 0)
+    assert (scheduler.features[0].num_computed_anew, scheduler.sequences.num_preemptions, one.num_preemptions) == (
+        1,
+        0,
+        0,
+    )
     while scheduler.running:
         step(scheduler)
     assert one.output_ids == [9] * 40
-    assert scheduler.pool.num_free == scheduler.pool.num_blocks
+    assert scheduler.blocks.pool.num_free == scheduler.blocks.pool.num_blocks
 
 
 def test_nobody_is_computed_anew_for_little_or_while_others_wait():
@@ -200,11 +207,11 @@ def test_nobody_is_computed_anew_for_little_or_while_others_wait():
     told.follow, told.worth = True, 0.1  # of a step, for each of twelve tokens
     for _ in range(6):
         step(scheduler)
-    assert not scheduler.num_computed_anew
+    assert not scheduler.features[0].num_computed_anew
     told.worth = 100.0
     scheduler.add(sequence(9, [9]))  # all rows are taken
     step(scheduler)
-    assert not scheduler.num_computed_anew
+    assert not scheduler.features[0].num_computed_anew
 
 
 def test_blocks_that_are_handed_out_anew_lack_nothing():
@@ -214,10 +221,10 @@ def test_blocks_that_are_handed_out_anew_lack_nothing():
         scheduler.add(sequence(number, [number + token for token in PROMPT], max_tokens=2))
         while scheduler.running or scheduler.waiting:
             step(scheduler)
-    assert len(scheduler._unfollowed._blocks) > 40
+    assert len(scheduler.features[0].unfollowed._blocks) > 40
     told.follow = True
     for number in range(30, 60):
         scheduler.add(sequence(number, [100 + number + token for token in PROMPT], max_tokens=2))
         while scheduler.running or scheduler.waiting:
             step(scheduler)
-    assert not scheduler._unfollowed._blocks
+    assert not scheduler.features[0].unfollowed._blocks

@@ -36,11 +36,13 @@ _NAME = re.compile(r"(?<![\w:$.])([a-zA-Z_][\w:]*)(?!\s*\(|[\w:])")
 
 async def page() -> str:
     """What `/metrics` of an engine says."""
-    stats, engine = HttpStats(), make_engine(FakeRunner())
-    engine._scheduler.encoding = EncoderScheduling(EncoderLimits(16, 16, 64))
+    stats, engine = (
+        HttpStats(),
+        make_engine(FakeRunner(), encoding=(encoding := EncoderScheduling(EncoderLimits(16, 16, 64)))),
+    )
     picture = MediaItem("image", b"digest", np.array([1], np.int32), {})
-    engine._meter.encoders.encoded(EncoderWork(1, b"key", picture), 0.1)
-    engine._meter.encoders.failed(EncoderWork(2, b"key", picture))
+    encoding.stats.encoded(EncoderWork(1, b"key", picture), 0.1)
+    encoding.stats.failed(EncoderWork(2, b"key", picture))
     stats.observe("/v1/completions", "POST", 200, 0.1)
     try:
         metrics = [*engine.metrics(), *stats.metrics(), *Clients(ServerConfig(), None).metrics()]

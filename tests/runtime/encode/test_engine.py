@@ -11,6 +11,7 @@ from runtime.api import FinishReason, MediaItem, Request, SamplingParams
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.fault import Fault, RowFailed
 from tests.fake_runner import FakeRunner, model_info
+from tests.features import exchange
 from tests.runtime.test_engine import engine_on, read, request, value
 
 
@@ -42,7 +43,7 @@ def picture(name: str = "p") -> Request:
 
 
 async def begun(engine, runner: Seeing, *requests: Request):
-    engine._scheduler.encoding = EncoderScheduling(EncoderLimits(16, 16, 64))
+    exchange(engine._scheduler, EncoderScheduling, EncoderScheduling(EncoderLimits(16, 16, 64)))
     streams = [asyncio.ensure_future(read(engine.submit([each]))) for each in requests]
     await runner.has_begun.wait()
     return streams

@@ -20,6 +20,7 @@ from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
+from tests.features import feature_of
 
 TEXT, PICTURE = 7, 9
 
@@ -58,8 +59,12 @@ def make(budget=16, *, encoder_tokens=16, cache_size=32, seqs=3, num_blocks=64, 
     encoding = EncoderScheduling(EncoderLimits(encoder_tokens, cache_size, 256, **rest))
     return Scheduler(
         SchedulerLimits(seqs, budget, frozenset(), in_one_step=encoding.limits.whole_prompts), BlockPool(num_blocks),
-        PrefixCache(4, caching), POLICIES["fcfs"](), encoding=encoding,
+        PrefixCache(4, caching), POLICIES["fcfs"](), features=[encoding],
     )  # fmt: skip
+
+
+def encoding_of(scheduler: Scheduler) -> EncoderScheduling:
+    return feature_of(scheduler, EncoderScheduling)
 
 
 def sequence(number: int, *parts: int | tuple[bytes, int], salt: str | None = None, max_tokens: int = 2) -> Sequence:
@@ -84,7 +89,7 @@ def steps(scheduler: Scheduler, device: Device, *, most: int = 200) -> list[Sche
         assert len(found) < most, "it does not come to an end"
         device.run(batch)
         while device.pending:
-            device.finish(scheduler.encoding)
+            device.finish(encoding_of(scheduler))
         scheduler.settle(batch, [[TEXT]] * len(batch.sampling_rows))
         found.append(batch)
     assert not scheduler.waiting
@@ -152,7 +157,7 @@ def test_what_the_prefix_cache_has_of_a_picture_needs_no_encoder():
     scheduler, device = make(budget=64, caching=True), Device(32)
     scheduler.add(sequence(1, 2, (b"a", 6), 9))
     steps(scheduler, device)
-    scheduler.encoding.clear()
+    encoding_of(scheduler).clear()
     scheduler.add(sequence(2, 2, (b"a", 6), 5))
     (first, *_) = steps(scheduler, device)
     assert spans(first) == [(12, 13)]
@@ -161,7 +166,7 @@ def test_what_the_prefix_cache_has_of_a_picture_needs_no_encoder():
 
 def test_items_that_may_not_be_cut_are_in_one_step_even_beyond_its_budget_for_prompts():
     scheduler, device = make(budget=16, whole_items=True), Device(32)
-    scheduler.step_budget = type("Two", (), {"has_turns": False, "prompt_tokens": lambda *_: 2, "scored_cost": lambda _: 1,
+    scheduler.step_policy.budget = type("Two", (), {"has_turns": False, "prompt_tokens": lambda *_: 2, "scored_cost": lambda _: 1,
                                              "ending_cost": lambda _: 0})()  # fmt: skip
     scheduler.add(sequence(1, 2, max_tokens=9))
     scheduler.add(sequence(2, 3, (b"a", 10), 1))
@@ -181,12 +186,12 @@ def test_others_go_on_while_a_picture_is_encoded():
         scheduler.settle(batch, [[TEXT]] * len(batch.sampling_rows))
         seen.append([(row.number, row.start, row.end) for row in batch.rows])
         if number == 2:
-            device.finish(scheduler.encoding)
+            device.finish(encoding_of(scheduler))
     assert seen[0] == [(1, 0, 2), (2, 0, 1), (3, 0, 1)]
     assert seen[1:3] == [[(1, 2, 3)], [(1, 3, 4)]]
     assert seen[3] == [(1, 4, 5), (2, 1, 6), (3, 1, 5)]
     assert device.encoded == [b"a"]
-    assert (scheduler.encoding.num_queries, scheduler.encoding.num_hits) == (2, 1)
+    assert (encoding_of(scheduler).stats.num_queries, encoding_of(scheduler).stats.num_hits) == (2, 1)
 
 
 def test_nothing_is_launched_while_all_wait_for_a_picture():
@@ -195,8 +200,8 @@ def test_nothing_is_launched_while_all_wait_for_a_picture():
     device.run(batch := scheduler.schedule())
     assert (batch.rows, len(batch.encoder_work)) == ((), 1)
     assert scheduler.schedule() is None
-    assert scheduler.encoding.is_encoding
-    device.finish(scheduler.encoding)
+    assert encoding_of(scheduler).slows_steps
+    device.finish(encoding_of(scheduler))
     assert [spans(each) for each in steps(scheduler, device)[:1]] == [[(0, 5)]]
 
 
@@ -206,12 +211,12 @@ def test_whose_picture_failed_for_another_tries_for_itself():
     scheduler.add(first)
     scheduler.add(second)
     device.run(scheduler.schedule())
-    device.finish(scheduler.encoding, fails=True)
+    device.finish(encoding_of(scheduler), fails=True)
     scheduler.finish(first, FinishReason.ERROR)
     again = scheduler.schedule()
     assert [work.number for work in again.encoder_work] == [2]
     device.run(again)
-    device.finish(scheduler.encoding)
+    device.finish(encoding_of(scheduler))
     steps(scheduler, device)
     assert device.encoded == [b"a", b"a"]
 
@@ -226,10 +231,10 @@ def test_what_was_encoded_for_nobody_is_not_taken_for_what_comes_later():
     scheduler.add(sequence(2, (b"b", 6), 2))
     device.pending.clear()
     device.run(scheduler.schedule())
-    assert not scheduler.encoding.encoded(old)
-    assert not scheduler.encoding.failed(old)
+    assert not encoding_of(scheduler).encoded(old)
+    assert not encoding_of(scheduler).failed(old)
     assert scheduler.schedule() is None
-    device.finish(scheduler.encoding)
+    device.finish(encoding_of(scheduler))
     assert scheduler.schedule() is not None
 
 
@@ -241,34 +246,34 @@ def test_of_items_that_take_turns_a_chunk_ends_before_the_first_that_is_missing(
         for modality, places in (("video", seen), ("audio", heard))
     )
     one = Sequence(Request("1", [TEXT] * 12, SamplingParams(2), media=media), number=1, max_model_len=256, seed=0)
-    encoding = make().encoding
+    encoding = encoding_of(make())
     assert encoding.reach(one, 12, 16) == 2
-    encoding = make().encoding
+    encoding = encoding_of(make())
     one.num_computed_tokens = 4
     assert encoding.reach(one, 8, 16) == 0
-    for work in encoding.take()[0]:
+    for work in encoding.complete(ScheduledBatch((), 0, 0)).encoder_work:
         encoding.encoded(work)
     assert encoding.reach(one, 8, 16) == 8
 
 
 def test_what_no_step_could_hold_is_refused():
-    whole = make(budget=8, cache_size=10, whole_items=True).encoding
+    whole = make(budget=8, cache_size=10, whole_items=True).features[0]
     large, wide = (sequence(1, (b"a", num)).request for num in (11, 8))
     with pytest.raises(ValueError, match=r"11 tokens, and there is room for 10 \(--encoder-cache-size\)"):
-        whole.check(large, 8)
+        whole.check(large)
     with pytest.raises(ValueError, match=r"8 tokens, and a step holds 8 \(--max-num-batched-tokens\)"):
-        whole.check(wide, 8)
-    make(cache_size=10).encoding.check(wide, 8)
+        whole.check(wide)
+    encoding_of(make(budget=8, cache_size=10)).check(wide)
     sounds = replace(large, media=(*large.media, MediaItem("audio", b"s", np.array([20], np.int32), {})))
     with pytest.raises(ValueError, match="sounds beside pictures are others than alone"):
-        make(apart=True).encoding.check(sounds, 32)
-    make(apart=True).encoding.check(replace(sounds, media=beside_pictures(sounds.media)), 32)
-    make(apart=True).encoding.check(replace(sounds, media=sounds.media[1:]), 32)
-    make().encoding.check(sounds, 32)
+        encoding_of(make(budget=32, apart=True)).check(sounds)
+    encoding_of(make(budget=32, apart=True)).check(replace(sounds, media=beside_pictures(sounds.media)))
+    encoding_of(make(budget=32, apart=True)).check(replace(sounds, media=sounds.media[1:]))
+    encoding_of(make(budget=32)).check(sounds)
     several = sequence(1, (b"a", 6), (b"b", 6), (b"a", 6)).request
-    make(cache_size=12, whole_prompts=True).encoding.check(several, 32)
+    encoding_of(make(budget=32, cache_size=12, whole_prompts=True)).check(several)
     with pytest.raises(ValueError, match=r"items have 12 tokens, and there is room for 11 \(--encoder-cache-size\)"):
-        make(cache_size=11, whole_prompts=True).encoding.check(several, 32)
+        encoding_of(make(budget=32, cache_size=11, whole_prompts=True)).check(several)
 
 
 def test_a_step_that_failed_takes_nothing_of_what_is_encoded_beside_it():
@@ -277,7 +282,7 @@ def test_a_step_that_failed_takes_nothing_of_what_is_encoded_beside_it():
     device.run(failed := scheduler.schedule())
     assert len(failed.encoder_work) == 1
     scheduler.forget_step([failed])
-    device.finish(scheduler.encoding)
+    device.finish(encoding_of(scheduler))
     steps(scheduler, device)
     assert device.encoded == [b"a"]
 
@@ -333,25 +338,25 @@ def test_prompts_whose_tokens_see_each_other_are_computed_at_once_and_all_come_t
 
 def rows_of(scheduler: Scheduler, prompts, data) -> Iterator[tuple[ScheduledRow, Request]]:
     """All rows of steps with whatever happens between them, until all have ended."""
-    device = Device(scheduler.encoding.cache.capacity)
+    device = Device(encoding_of(scheduler).cache.capacity)
     sequences = [sequence(number, *each) for number, each in enumerate(prompts)]
     for each in sequences:
         scheduler.add(each)
     for number in range(400):
         event = data.draw(st.integers(0, 12)) if number < 40 else None  # then nothing keeps them from their end
         if event == 0 and scheduler.running:
-            scheduler._preempt(scheduler.running[-1])
+            scheduler.sequences.preempt(scheduler.running[-1])
         elif event == 1 and scheduler.running:
             scheduler.finish(scheduler.running[0], FinishReason.ABORT)
         batch = scheduler.schedule()
         if batch is None:
             if not device.pending:
                 break
-            device.finish(scheduler.encoding)
+            device.finish(encoding_of(scheduler))
             continue
         device.run(batch)
         for _ in range(data.draw(st.integers(0, len(device.pending)))):
-            device.finish(scheduler.encoding, fails=event == 3)
+            device.finish(encoding_of(scheduler), fails=event == 3)
         if event == 2:
             scheduler.forget_step([batch])
             continue
@@ -364,7 +369,7 @@ def rows_of(scheduler: Scheduler, prompts, data) -> Iterator[tuple[ScheduledRow,
         scheduler.settle(batch, [[TEXT]] * len(batch.sampling_rows))
     assert not scheduler.running
     assert not scheduler.waiting
-    assert not scheduler.encoding.cache._holders
+    assert not encoding_of(scheduler).cache._holders
 
 
 @pytest.mark.parametrize("num_text", [1, 5, 16, 17])
@@ -376,9 +381,9 @@ def test_the_last_token_of_a_prompt_waits_for_its_picture_though_it_is_alone_lik
         if (batch := scheduler.schedule()) is not None:
             device.run(batch)
             scheduler.settle(batch, [[5] for _ in batch.sampling_rows])
-    assert scheduler.sequence(1).num_computed_tokens == num_text
-    assert scheduler.sequence(2) is None
-    device.finish(scheduler.encoding)
+    assert scheduler.sequences.find(1).num_computed_tokens == num_text
+    assert scheduler.sequences.find(2) is None
+    device.finish(encoding_of(scheduler))
     batch = scheduler.schedule()
     device.run(batch)
     assert [(row.number, row.start, len(row.media.spans)) for row in batch.rows] == [(1, num_text, 1)]

@@ -146,7 +146,7 @@ async def test_a_host_with_less_memory_decides_for_all(files, monkeypatch):
     monkeypatch.setattr(start, "plan_engine", fewer)
     engine = await start_engine(options(**APART), files, quiet, processes=elsewhere(files))
     try:
-        assert engine.model.num_kv_blocks == engine._scheduler.pool.num_blocks == 48
+        assert engine.model.num_kv_blocks == engine._scheduler.blocks.pool.num_blocks == 48
     finally:
         await engine.close()
 

@@ -114,7 +114,7 @@ async def test_a_cpu_times_a_step_and_bounds_prompts_beside_streams_by_it(files,
     config = EngineConfig(device="cpu", kernels="reference", max_num_batched_tokens=64, **asked)
     engine = await start_engine(config, files, lambda progress: None)
     await engine.close()
-    budget = engine._scheduler.step_budget
+    budget = engine._scheduler.step_policy.budget
     if isinstance(found, FixedBudget):
         assert budget == found
     else:

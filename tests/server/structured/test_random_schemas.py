@@ -92,5 +92,5 @@ async def test_many_schemas_in_one_batch_through_the_engine_preempted_or_not(num
     for number, schema in enumerate(schemas):
         check(TOKENIZER.decode(ids[2 * number][:-1], skip_special_tokens=False), schema)
         assert ids[2 * number + 1] == list(range(3, 53))
-    assert (engine._scheduler.num_preemptions > 0) == (num_blocks < 4000)
+    assert (engine._scheduler.sequences.num_preemptions > 0) == (num_blocks < 4000)
     await engine.close()

@@ -6,7 +6,7 @@ from collections import Counter
 
 from runtime.api import Metric
 from runtime.batch import EncoderWork
-from runtime.encode.scheduling import EncoderScheduling
+from runtime.encode.cache import EncoderCache
 from runtime.metrics.stats import REQUEST_S, Histogram, counter, gauge
 
 
@@ -16,6 +16,8 @@ class EncoderStats:
         self._tokens: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._time = Histogram(REQUEST_S)
+        self.num_queries = 0  # items that chunks came to, and those that were there, or about to be
+        self.num_hits = 0
 
     def encoded(self, work: EncoderWork, took_s: float) -> None:
         modality = work.item.modality
@@ -26,11 +28,7 @@ class EncoderStats:
     def failed(self, work: EncoderWork) -> None:
         self._failures[work.item.modality] += 1
 
-    def metrics(self, encoding: EncoderScheduling | None) -> list[Metric]:
-        """Nothing where no model here takes pictures or sounds."""
-        if encoding is None:
-            return []
-        cache = encoding.cache
+    def metrics(self, cache: EncoderCache) -> list[Metric]:
         return [
             _by_modality("encoder_items", "Pictures, sounds and videos that were encoded.", self._items),
             _by_modality("encoder_tokens", "Tokens that encoders have made of them.", self._tokens),
@@ -39,8 +37,8 @@ class EncoderStats:
                 "encoder_time_seconds", "From a step that wants an item encoded until it is.", "histogram",
                 {(): self._time.data()},
             ),
-            counter("mm_cache_queries", "Items that prompts came to.", encoding.num_queries),
-            counter("mm_cache_hits", "Items that were encoded already, or about to be.", encoding.num_hits),
+            counter("mm_cache_queries", "Items that prompts came to.", self.num_queries),
+            counter("mm_cache_hits", "Items that were encoded already, or about to be.", self.num_hits),
             gauge("encoder_cache_usage_perc", "Share of the encoder cache in use, 0 to 1.", cache.num_used / cache.capacity),
         ]  # fmt: skip
 

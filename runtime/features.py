@@ -1,0 +1,70 @@
+"""The features of scheduling, in the order in which the scheduler calls them. To remove one, delete its folder and its line in
+`FEATURES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from runtime.config import EnginePlan
+from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
+from runtime.feature import Feature
+from runtime.lora.adapters import Adapters
+from runtime.lora.scheduling import AdapterScheduling
+from runtime.models.model import Model
+from runtime.models.spec.pair import PairSpec
+from runtime.parallel.stage_turns import StageTurns
+from runtime.speculate.scheduling import DraftScheduling
+
+
+def _stages(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feature | None:
+    return StageTurns(plan.num_stages) if plan.num_stages > 1 else None
+
+
+def _drafts(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feature | None:
+    speculation = plan.speculation(model.spec.draft_share if isinstance(model.spec, PairSpec) else 0.0)
+    return None if speculation is None else DraftScheduling(speculation)
+
+
+def _adapters(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feature | None:
+    return None if adapters is None else AdapterScheduling(adapters.slots)
+
+
+def _encoders(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feature | None:
+    spec = None if model.encoder is None else model.encoder.spec
+    whole_prompts = plan.layout.in_one_step and model.spec.generates
+    if spec is None and not whole_prompts and not takes_embeds(plan, model):
+        return None
+    return EncoderScheduling(
+        EncoderLimits(
+            plan.max_num_encoder_tokens,
+            plan.encoder_cache_size,
+            plan.max_model_len,
+            spec is not None and spec.whole_items,
+            model.spec.pooler_info.embedding_size * (1 + (0 if spec is None else spec.num_deepstack)),
+            None if spec is None else spec.rope_positions,
+            whole_prompts,
+            spec is not None and spec.apart,
+        )
+    )
+
+
+def takes_embeds(plan: EnginePlan, model: Model) -> bool:
+    """Return whether prompts may hold embeddings in the place of ids. Not where all tokens of an item or of a prompt see each
+    other: those of embeddings do not. Nor where layers need more than an embedding."""
+    spec = None if model.encoder is None else model.encoder.spec
+    takes = spec is None or not (spec.whole_items or spec.num_deepstack)
+    return plan.enable_prompt_embeds and model.spec.generates and takes and not plan.layout.in_one_step
+
+
+FEATURES: tuple[Callable[[EnginePlan, Model, Adapters | None], Feature | None], ...] = (
+    _stages,
+    _drafts,
+    _adapters,
+    _encoders,
+)
+
+
+def features_of(plan: EnginePlan, model: Model, adapters: Adapters | None) -> list[Feature]:
+    """Return the features that `plan` and `model` ask for."""
+    made = [make(plan, model, adapters) for make in FEATURES]
+    return [feature for feature in made if feature is not None]

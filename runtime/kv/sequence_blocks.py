@@ -1,0 +1,182 @@
+"""Blocks of sequences: reserved when one starts, taken as it grows, offered to the prefix cache when full, and given back.
+
+A sequence that starts is promised the blocks of all its known tokens and takes them as its steps get to them. Blocks that fall
+out of a window are given up before the next step is decided. Knows nothing of steps or rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from runtime.block_copies import BlockCopies
+from runtime.kv.block_pool import BlockIds, BlockPool
+from runtime.kv.block_table import BlockTable, NewBlocks
+from runtime.kv.kinds import Nothing
+from runtime.kv.prefix_cache import NO_EXTRAS, Match, PrefixCache
+from runtime.media import media_of_blocks
+
+if TYPE_CHECKING:
+    from runtime.sequence import Sequence
+
+_NEW_SHARE = 0.1  # weight of the last sequence that started in `hit_share`
+
+
+class _Refusal(NamedTuple):
+    """There was no room for sequence `number`. Nor is there while all of these stay the same: blocks can only have become
+    fewer, and a hit that another sequence came to use is a free block less and one less to take."""
+
+    number: int
+    match: Match
+    num_freed: int
+    num_running: int
+
+
+class SequenceBlocks:
+    """`when_allocated`: called with ids of blocks that are handed out anew."""
+
+    def __init__(self, pool: BlockPool, cache: PrefixCache) -> None:
+        self.pool = pool
+        self.cache = cache
+        self.copies = BlockCopies(pool, cache)
+        self.when_allocated: list[Callable[[BlockIds], None]] = []
+        self.has_windows = any(group.window is not None for group in cache.groups)
+        self._blocks_per_entry = sum(group.width for group in cache.groups if group.kind.grows)
+        # Of an encoder's sequences, whose layers keep nothing: these stay empty, so all may have the same.
+        keeps_nothing = all(isinstance(group.kind, Nothing) for group in cache.groups)
+        self._empty_tables = (
+            tuple(BlockTable(cache.block_size, group) for group in cache.groups) if keeps_nothing else ()
+        )
+        self._refusal: _Refusal | None = None  # the last
+        self.num_prefix_queries = 0  # tokens looked up, and found
+        self.num_prefix_hits = 0
+        self.hit_share = 0.0  # of the tokens of sequences that started lately, found
+
+    # --- a sequence starts ----------------------------------------------------------------------------------------
+
+    def reserve(self, sequence: Sequence, num_running: int, longest_step: int) -> bool:
+        """Give `sequence` tables with what is cached of its known tokens, which it shares from now on, and the promise of the
+        rest. False, and nothing changes, where there are too few blocks.
+
+        Reserving the whole of it means that a prompt which starts can finish; one spare entry for each of `num_running`
+        sequences keeps it from being preempted at once. `longest_step`: tokens that a step holds at most."""
+        cache, size, num_tokens = self.cache, self.cache.block_size, sequence.num_tokens
+        if self._empty_tables:
+            sequence.tables, sequence.num_slots = self._empty_tables, self._empty_tables[0].num_slots
+            return True
+        if cache.enabled:
+            self._extend_hashes(sequence)
+        match = cache.match(sequence.block_hashes, sequence.num_reusable // size)
+        for claim in sequence.claims:
+            if (num_entries := claim.reuses(match)) < match.num_entries:
+                match = cache.match(sequence.block_hashes, num_entries)
+        refusal = _Refusal(sequence.number, match, self.pool.num_freed, num_running)
+        if refusal == self._refusal:
+            return False
+        start = match.num_entries * size
+        tables = tuple(BlockTable(size, group, start) for group in cache.groups)
+        for table, block_ids in zip(tables, match.ids, strict=True):
+            table.append(block_ids)
+            table.num_reserved = table.num_missing(table.group.reserved_to(start, num_tokens, longest_step))
+        missing = sum(table.num_reserved for table in tables)
+        room = self.pool.num_free - missing - self._blocks_per_entry * num_running
+        if room < sum(map(len, match.ids)) and (room < 0 or room < sum(map(self.pool.num_idle, match.ids))):
+            self._refusal = refusal
+            return False
+        self._refusal = None
+        for block_ids in match.ids:
+            self.pool.share(block_ids)
+        self.pool.reserve(missing)
+        sequence.tables = tables
+        sequence.has_new_blocks = True
+        sequence.num_computed_tokens = start
+        sequence.num_registered_blocks = match.num_entries
+        self.hit_share += _NEW_SHARE * (start / num_tokens - self.hit_share)
+        if cache.enabled and not sequence.request.is_probe:
+            self.num_prefix_queries += num_tokens
+            self.num_prefix_hits += start
+        if not sequence.is_resumed:
+            sequence.num_cached_tokens = start
+        return True
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Release the blocks of `sequence`, and what it was promised."""
+        for table in sequence.tables:
+            self.pool.release(table.ids, self.cache)
+            self.pool.unreserve(table.num_reserved)
+        sequence.tables = ()
+        sequence.num_registered_blocks = 0
+
+    # --- a sequence grows -----------------------------------------------------------------------------------------
+
+    def num_missing(self, sequence: Sequence, end: int) -> int:
+        """Return how many blocks, beyond those it was promised, `sequence` lacks for its tokens up to `end`."""
+        return sum(
+            max(0, table.num_missing(end) - table.num_reserved) for table in sequence.tables if end > table.num_slots
+        )
+
+    def extend(self, sequence: Sequence, end: int) -> None:
+        """Give `sequence` blocks for its tokens up to `end`, first those that it was promised. The caller checked that there
+        are."""
+        if self._empty_tables:
+            return
+        for table in sequence.tables:
+            if num := table.num_missing(end):
+                num_reserved = min(num, table.num_reserved)
+                table.num_reserved -= num_reserved
+                table.append(self.allocate(num, num_reserved))
+                sequence.has_new_blocks = True
+        sequence.num_slots = min(table.num_slots for table in sequence.tables)
+
+    def allocate(self, num: int, num_reserved: int = 0) -> BlockIds:
+        """Return `num` blocks, of which `num_reserved` were promised; what they held is forgotten."""
+        block_ids = self.pool.allocate(num, num_reserved)
+        self.cache.forget(block_ids)
+        for call in self.when_allocated:
+            call(block_ids)
+        return block_ids
+
+    def release_out_of_window(self, sequence: Sequence) -> None:
+        """Release blocks that no later query of `sequence` sees, wherever its unsettled steps really ended."""
+        first = sequence.num_computed_tokens - sequence.num_in_flight  # if no unsettled step gained anything
+        for table in sequence.tables:
+            if out_of_window := table.take_out_of_window(first):
+                self.pool.release(out_of_window, self.cache)
+
+    def take_new(self, sequence: Sequence) -> tuple[NewBlocks, ...]:
+        """Return what the device has not been told of the tables of `sequence`."""
+        if not sequence.has_new_blocks:
+            return ()
+        sequence.has_new_blocks = False
+        taken = (NewBlocks(group, *table.take_unsent()) for group, table in enumerate(sequence.tables))
+        return tuple(new for new in taken if new.ids)
+
+    # --- the prefix cache -----------------------------------------------------------------------------------------
+
+    def register(self, sequence: Sequence, num_full: int) -> None:
+        """Offer the first `num_full` blocks of `sequence`, as far as they are new. Before they are written: a sequence that
+        hits them runs in this step or later, and within a step every layer stores all keys before any query reads."""
+        self._extend_hashes(sequence)
+        for group, table in enumerate(sequence.tables):
+            # A window that is shorter than what is in flight has given up blocks whose ids were not known yet.
+            first = max(sequence.num_registered_blocks, table.first_entry)
+            if first < num_full:
+                self.cache.insert(sequence.block_hashes[first:num_full], group, table.entry_ids(first, num_full))
+        first, sequence.num_registered_blocks = sequence.num_registered_blocks, num_full
+        for claim in sequence.claims:
+            claim.registered(first)
+
+    def _extend_hashes(self, sequence: Sequence) -> None:
+        """Hash all full blocks of known tokens of `sequence`."""
+        block_hashes, num_tokens = sequence.block_hashes, sequence.num_known_tokens
+        start = len(block_hashes) * self.cache.block_size
+        if num_tokens - start >= self.cache.block_size:
+            ids, media = sequence.known_ids(start, num_tokens), sequence.request.media
+            block_hashes += self.cache.hash_blocks(
+                ids,
+                sequence.request.cache_root,
+                block_hashes[-1] if block_hashes else None,
+                media_of_blocks(media, self.cache.block_size)
+                if media and start <= media[-1].positions[-1]
+                else NO_EXTRAS,
+                len(block_hashes),
+            )

@@ -1,0 +1,46 @@
+"""Turns of pipeline stages: which decodes are in a step, where each stage of the model computes another step."""
+
+from __future__ import annotations
+
+from runtime.feature import Feature, Scheduling
+
+
+class StageTurns(Feature):
+    """Shares decodes out among the steps under way, one in each of `num_stages` stages.
+
+    In this step are decodes whose ids are there, or will be when the step begins. Where there are none, those that rested
+    longest are, and the first stage waits for their ids."""
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self._num_steps = 0  # of which stages have several under way
+        self._is_lifted = False
+
+    def connect(self, scheduler: Scheduling) -> None:
+        self._scheduler = scheduler
+
+    def share(self, wanted: list[int]) -> None:
+        if self._is_lifted:
+            self._is_lifted = False
+            return
+        self._num_steps += 1
+        decodes = [
+            (index, sequence)
+            for index, (sequence, num_wanted) in enumerate(zip(self._scheduler.running, wanted, strict=True))
+            if num_wanted == 1 or (num_wanted and sequence.rewound_to >= 0)
+        ]
+        decodes.sort(key=lambda one: one[1].last_step)
+        part, last = -(-len(decodes) // self._num_stages), self._num_steps - self._num_stages
+        could = [one for one in decodes if not one[1].num_in_flight or one[1].last_step <= last]
+        turns = could or [one for one in decodes if one[1].num_in_flight < 2]
+        has_turn = {index for index, _ in turns[:part]}
+        for index, sequence in decodes:
+            if index in has_turn:
+                sequence.last_step = self._num_steps
+            else:
+                wanted[index] = 0
+
+    def relaxes(self) -> bool:
+        """The decodes of this turn could not go on, and nothing is in flight: let any."""
+        self._is_lifted = not any(sequence.num_in_flight for sequence in self._scheduler.running)
+        return self._is_lifted

@@ -1,0 +1,1 @@
+"""Parts of the scheduler: the lines of sequences, the rows of a step, and what steps bring back."""

@@ -1,0 +1,82 @@
+"""Sequences that have not finished: those waiting in line, and those running with a row and blocks."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from runtime.api import FinishReason
+from runtime.kv.sequence_blocks import SequenceBlocks
+from runtime.policy import Policy
+from runtime.sequence import Sequence, Status
+
+
+class Sequences:
+    """`num_rows`: of the device tables. `waiting` and `running` are in the policy's order and stay the same two lists."""
+
+    def __init__(self, num_rows: int, blocks: SequenceBlocks, policy: Policy) -> None:
+        self._blocks = blocks
+        self._policy = policy
+        self._by_number: dict[int, Sequence] = {}
+        self.find = self._by_number.get  # a sequence by its number, None where it has finished
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.free_rows = list(range(num_rows - 1, -1, -1))
+        self.num_preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        self._by_number[sequence.number] = sequence
+        self._wait(sequence)
+
+    def start(self, sequence: Sequence) -> None:
+        """Give a waiting sequence a row. Its blocks have been reserved."""
+        self.waiting.remove(sequence)
+        self._policy.starts(sequence)
+        sequence.status = Status.RUNNING
+        sequence.row = self.free_rows.pop()
+        sequence.needs_bind = True
+        for claim in sequence.claims:
+            claim.started()
+        insort(self.running, sequence, key=self._policy.order)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Put a running sequence back in line, for lack of blocks."""
+        self.suspend(sequence)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+
+    def suspend(self, sequence: Sequence) -> None:
+        """Put a running sequence back in line, to be computed again. Ids still in flight arrive later and are kept."""
+        self.running.remove(sequence)
+        self._give_back(sequence)
+        sequence.status = Status.WAITING
+        sequence.is_resumed = True
+        self._wait(sequence)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence, whatever it was doing: its row and blocks are free when this returns."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            self._give_back(sequence)
+        elif sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        self._policy.ends(sequence)
+        for claim in sequence.claims:
+            claim.finished()
+        sequence.claims = ()
+        sequence.status = Status.FINISHED
+        sequence.finish = reason
+        self._by_number.pop(sequence.number, None)
+
+    def _wait(self, sequence: Sequence) -> None:
+        self._policy.waits(sequence)
+        insort(self.waiting, sequence, key=self._policy.order)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        assert sequence.row is not None
+        self.free_rows.append(sequence.row)
+        sequence.row = None
+        for claim in sequence.claims:
+            claim.suspended()
+        self._blocks.give_back(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.rewound_to = -1

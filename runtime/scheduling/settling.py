@@ -1,0 +1,107 @@
+"""Settling: takes what a step brought into its sequences, and corrects counts that were reserved for the most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from typing import NamedTuple
+
+from runtime.api import FinishReason
+from runtime.batch import NOT_FINITE, SAMPLE, Sample, ScheduledBatch
+from runtime.scheduling.sequences import Sequences
+from runtime.sequence import Sequence, Status
+
+
+class Settled(NamedTuple):
+    """What a step brought a sequence: the sampled tokens that count, none where the model failed to give one or none was wanted,
+    or what was pooled; and how it ended, if it did. `place`: which of the step's sampling or pooling rows it was."""
+
+    sequence: Sequence
+    token_ids: list[int]
+    finish: FinishReason | None
+    place: int
+    pooled: memoryview | None = None
+
+
+_made = tuple.__new__  # of a named tuple: in a third of the time that its class takes
+
+
+def settle(
+    sequences: Sequences,
+    batch: ScheduledBatch,
+    tokens: Several[list[int]],
+    pooled: Several[memoryview | None],
+) -> list[Settled]:
+    """Take in what each sampling and each pooling row of `batch` gained, in row order. Sequences that end here are finished; what
+    they sampled behind their end is dropped. A row that gained nothing computes its last token again."""
+    sampling, find, settled = batch.sampling_rows, sequences.find, []
+    for place, (row, token_ids) in enumerate(zip(sampling, tokens, strict=True)):
+        sequence, work = find(row.number), row.work
+        if sequence is None:
+            continue  # it ended while this step ran: tokens too many were computed
+        if work is SAMPLE and len(token_ids) == 1 and not sequence.learns:  # as nearly all
+            token_id, num_known = token_ids[0], sequence.num_known_tokens + 1
+            if token_id not in sequence.ending_ids and num_known < sequence.max_tokens_total:
+                sequence.num_in_flight -= 1
+                sequence.num_known_tokens = num_known
+                sequence.output_ids.append(token_id)
+                settled.append(_made(Settled, (sequence, token_ids, None, place, None)))
+                continue
+        assert type(work) is Sample
+        sequence.num_in_flight -= work.num_ids
+        for claim in sequence.claims:
+            claim.settled(work.num_ids - 1, token_ids)
+        if len(token_ids) > work.num_ids:
+            raise ValueError(f"a row gained {len(token_ids)} tokens where {work.num_ids} were reserved for it")
+        if len(token_ids) < work.num_ids:
+            roll_back(sequence, work.num_ids - len(token_ids))
+            if not token_ids:
+                continue
+        finish, num_before = None, sequence.num_known_tokens
+        for token_id in token_ids:
+            if token_id in sequence.ending_ids or sequence.num_known_tokens + 1 >= sequence.max_tokens_total:
+                finish = _end_with(sequences, sequence, token_id)
+                token_ids = token_ids[: sequence.num_known_tokens - num_before]
+                break
+            sequence.output_ids.append(token_id)
+            sequence.num_known_tokens += 1
+        settled.append(Settled(sequence, token_ids, finish, place))
+    for place, (row, vector) in enumerate(zip(batch.pooling_rows, pooled, strict=True)):
+        if (sequence := find(row.number)) is not None:
+            finish = FinishReason.ERROR if vector is None else FinishReason.STOP
+            sequences.finish(sequence, finish)
+            settled.append(Settled(sequence, [], finish, place, vector))
+    return settled
+
+
+def roll_back(sequence: Sequence, num_tokens: int) -> None:
+    """Count `num_tokens` fewer than were reserved. A sequence that has been preempted meanwhile starts over anyway."""
+    if not any([claim.rewinds() for claim in sequence.claims]) and sequence.row is not None:  # noqa: C419 - each is asked
+        sequence.num_computed_tokens -= num_tokens
+
+
+def _end_with(sequences: Sequences, sequence: Sequence, token_id: int) -> FinishReason:
+    """End it with `token_id`, which is its last token; but where it failed, or wanted none, it has no further one."""
+    if token_id == NOT_FINITE:
+        finish = FinishReason.ERROR
+    elif not sequence.sampling.max_tokens:
+        finish = FinishReason.LENGTH
+    else:
+        finish = FinishReason.STOP if token_id in sequence.ending_ids else FinishReason.LENGTH
+        sequence.output_ids.append(token_id)
+        sequence.num_known_tokens += 1
+    sequences.finish(sequence, finish)
+    return finish
+
+
+def forget(sequences: Sequences, batch: ScheduledBatch) -> None:
+    """Take back what was counted for `batch`, which did not run, and preempt its sequences."""
+    for row in batch.rows:
+        sequence = sequences.find(row.number)
+        if sequence is None:
+            continue
+        if type(row.work) is Sample:
+            sequence.num_in_flight -= row.work.num_ids
+        if row.prompt_logprobs is not None:
+            sequence.next_prompt_logprob = min(sequence.next_prompt_logprob, row.prompt_logprobs.start)
+        if sequence.status is Status.RUNNING:
+            sequences.preempt(sequence)

@@ -1,0 +1,272 @@
+"""Scheduling of drafts: which sequences have some in a step, and which have the device make some behind it.
+
+Where drafts are worth while for sequences with ids in flight, the step waits for these, so that all go on together, with drafts
+behind known ids; where there are none it is one step ahead as ever. Drafts that the device makes behind a step wait for nobody:
+a row says how many it is to make, has blocks for them, and the next one checks them unseen. What makes them by layers of its
+own rests in steps where drafts do not pay. It has no keys and values of these steps: sequences that lack some have no drafts,
+nor have sequences that find their blocks in the prefix cache (`UnfollowedTokens`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Several
+from dataclasses import replace
+
+from runtime.api import Metric
+from runtime.batch import ON_DEVICE, Sample, ScheduledBatch, ScheduledRow
+from runtime.feature import Claim, Feature, Scheduling
+from runtime.kv import states
+from runtime.kv.block_pool import BlockIds
+from runtime.kv.prefix_cache import Match
+from runtime.sequence import Sequence
+from runtime.speculate.speculation import Speculation
+from runtime.speculate.unfollowed import UnfollowedTokens
+from runtime.step_policy import StepPlan
+
+
+class DraftScheduling(Feature):
+    """`speculation`: guesses, and what they are worth."""
+
+    looks_ahead = True
+
+    def __init__(self, speculation: Speculation) -> None:
+        self.speculation = speculation
+        self.num_computed_anew = 0  # sequences, so that drafts of them could be made again
+        self._reported = 0, 0, 0  # drafts, their tokens and those accepted, when the log was written last
+        self.drafts: dict[int, tuple[int, ...]] = {}  # of this step, by number of the sequence
+        self.to_propose: dict[int, int] = {}  # drafts that are wanted behind this step, by number
+
+    def connect(self, scheduler: Scheduling) -> None:
+        self.scheduler = scheduler
+        self.unfollowed = UnfollowedTokens(self.speculation, scheduler.blocks.cache.block_size)
+        scheduler.blocks.when_allocated.append(self.unfollowed.forget)
+        self.widths = [group.width for group in scheduler.blocks.cache.groups]
+        self.has_states = states.has_states(scheduler.blocks)
+
+    def claim(self, sequence: Sequence) -> Claim:
+        return _Drafts(self, sequence)
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Decide whether the next step is followed. If so, a sequence that lacks tokens may be computed anew, where nobody
+        waits."""
+        if not self.speculation.on_device:
+            return
+        running = self.scheduler.running
+        self.unfollowed.begin(len(running))
+        if not self.scheduler.waiting and (sequence := self.unfollowed.to_compute_anew(running)) is not None:
+            self.scheduler.sequences.suspend(sequence)
+            self.num_computed_anew += 1
+
+    def extend(self, wanted: list[int], plan: StepPlan) -> bool:
+        found = self._find(wanted, plan.extra_room) if plan.num_decodes else {}
+        self.drafts = found or {}
+        if found is None:
+            return False
+        if self.speculation.on_device:
+            self.to_propose = self._proposals(wanted, found) if self.unfollowed.follows else {}
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.drafts) or self.speculation.on_device
+
+    def _find(self, wanted: list[int], room: int) -> dict[int, tuple[int, ...]] | None:
+        """Return drafts for decodes by number, `room` in all at most. None where a sequence that should have some has ids in
+        flight; but where others have drafts of the device, it gets 0 in `wanted`, and they go on."""
+        running = self.scheduler.running
+        most, could_draft = self.scheduler.limits.max_num_batched_tokens, []
+        for sequence, num_wanted in zip(running, wanted, strict=True):
+            if (num_wanted == 1 or sequence.rewound_to >= 0) and num_wanted and self._takes_drafts(sequence):
+                # No step computes what lies beyond the last token; and with what may be computed anew it stays within the budget,
+                # or a window could not be sure of what it shows.
+                num = min(sequence.max_tokens_total - sequence.num_tokens, most - sequence.num_in_flight) - 1
+                if num > 0:
+                    could_draft.append((sequence, num))
+        guesses = self.speculation.guesses(could_draft, len(wanted)) if could_draft else {}
+        drafts: dict[int, tuple[int, ...]] = {}
+        waiting: set[int] = set()
+        for sequence, _ in could_draft:
+            draft_ids = guesses.get(sequence.number, ())[: max(0, room)]
+            if not draft_ids:
+                continue
+            if sequence.num_in_flight and draft_ids[0] != ON_DEVICE:
+                if not self.speculation.on_device:
+                    return None
+                waiting.add(sequence.number)
+                continue
+            drafts[sequence.number] = draft_ids
+            room -= len(draft_ids)
+        if waiting:
+            for index, sequence in enumerate(running):
+                if sequence.number in waiting:
+                    wanted[index] = 0
+        return drafts
+
+    def _takes_drafts(self, sequence: Sequence) -> bool:
+        """Where masks may be late, so that drafts are given up, states had better not have read them."""
+        return sequence.takes_drafts and not (self.has_states and sequence.has_matchers)
+
+    def _proposals(self, wanted: Several[int], drafts: Mapping[int, Several[int]]) -> dict[int, int]:
+        """Return how many drafts decodes, of which the step checks `drafts`, are to find behind it, by number. Sequences whose
+        drafts the host has to know find none: masks would have to wait for ids that only the device knows."""
+        most, could_draft = self.scheduler.limits.max_num_batched_tokens, []
+        for sequence, num_wanted in zip(self.scheduler.running, wanted, strict=True):
+            decodes = num_wanted == 1 or (num_wanted and sequence.rewound_to >= 0)
+            may_have = sequence.takes_drafts and sequence.first_unfollowed < 0
+            if decodes and may_have and not self.speculation.is_on_host(sequence):
+                num_new = 1 + len(drafts.get(sequence.number, ()))
+                left = sequence.max_tokens_total - sequence.num_tokens, most - sequence.num_in_flight
+                if (num := min(left) - num_new - 1) > 0:
+                    could_draft.append((sequence, num))
+        return self.speculation.to_propose(could_draft, len(wanted)) if could_draft else {}
+
+    def decided(self, rows: Several[ScheduledRow]) -> None:
+        """Note that all rows lack the tokens of this step, where it has none for whose sake it would be followed."""
+        if not self.unfollowed.follows or self.unfollowed.is_followed:
+            return
+        starts = {row.number: row.start for row in rows}
+        for sequence in self.scheduler.running:
+            for claim in sequence.claims if sequence.number in starts else ():
+                if isinstance(claim, _Drafts):
+                    claim.lacks_from(starts[sequence.number])
+
+    def complete(self, batch: ScheduledBatch) -> ScheduledBatch:
+        return batch if self.unfollowed.is_followed else replace(batch, follows=False)
+
+    # --- afterwards -----------------------------------------------------------------------------------------------
+
+    def took(self, batch: ScheduledBatch, took_s: float) -> None:
+        self.speculation.took(batch, took_s)
+
+    def metrics(self) -> list[Metric]:
+        speculation = self.speculation
+        return [
+            _counter("num_drafts", "Times that tokens of a sequence were guessed.", speculation.num_drafts),
+            _counter("num_draft_tokens", "Guessed tokens that steps have checked.", speculation.num_draft_tokens),
+            _counter("num_accepted_tokens", "Guessed tokens that were right.", speculation.num_accepted_tokens),
+            _counter(
+                "num_computed_anew",
+                "Sequences computed anew, so that tokens of them could be guessed again.",
+                self.num_computed_anew,
+            ),
+            Metric(
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Guessed tokens that were right, by their place in the guess.",
+                "counter",
+                {(("position", str(place)),): float(num) for place, num in enumerate(speculation.num_accepted_at)},
+            ),
+        ]
+
+    def progress(self) -> str:
+        now = self.speculation.num_drafts, self.speculation.num_draft_tokens, self.speculation.num_accepted_tokens
+        drafts, tokens, accepted = (new - old for new, old in zip(now, self._reported, strict=True))
+        self._reported = now
+        return f", drafts of {tokens / drafts:.1f} tokens accepted {100.0 * accepted / tokens:.0f} %" if drafts else ""
+
+
+class _Drafts(Claim):
+    """The drafts of one sequence. `copy`: its recurrent states, while a step checks some that these have read."""
+
+    __slots__ = ("_feature", "_found", "_sequence", "_stale", "copy")
+    learns = True
+
+    def __init__(self, feature: DraftScheduling, sequence: Sequence) -> None:
+        self._feature = feature
+        self._sequence = sequence
+        self.copy: states.StateCopy | None = None
+        self._found = -1  # the first unfollowed token of what it found in the prefix cache
+        self._stale: Several[BlockIds] = ()  # blocks found there that it computes anew
+
+    # --- it starts ------------------------------------------------------------------------------------------------
+
+    def reuses(self, match: Match) -> int:
+        unfollowed, block_size = self._feature.unfollowed, self._feature.scheduler.blocks.cache.block_size
+        self._found, self._stale = unfollowed.first_of(match.num_entries, match.ids, self._feature.widths), ()
+        if self._found < 0 or not unfollowed.is_computed_anew(self._sequence, self._found):
+            return match.num_entries
+        num_entries, self._found, self._stale = self._found // block_size, -1, match.ids
+        return num_entries
+
+    def started(self) -> None:
+        self._sequence.first_unfollowed = self._found
+        for block_ids in self._stale:
+            self._feature.scheduler.blocks.cache.forget(self._feature.unfollowed.among(block_ids))
+        self._stale = ()
+
+    # --- it runs --------------------------------------------------------------------------------------------------
+
+    def extra_ids(self, num_tokens: int) -> tuple[int, ...]:
+        draft_ids = self._feature.drafts.get(self._sequence.number, ())
+        return draft_ids if draft_ids and self._has_blocks(num_tokens + len(draft_ids)) else ()
+
+    def _has_blocks(self, num_tokens: int) -> bool:
+        """Return whether `num_tokens` more, and a copy of its states, cost no other sequence a block."""
+        blocks = self._feature.scheduler.blocks
+        missing = blocks.num_missing(self._sequence, self._sequence.num_computed_tokens + num_tokens)
+        if self._feature.has_states:
+            missing += states.num_state_blocks(self._sequence)
+        return missing <= blocks.pool.num_free
+
+    def scheduled(self, row: ScheduledRow) -> ScheduledRow:
+        feature, sequence = self._feature, self._sequence
+        if row.draft_ids and feature.has_states:
+            self.copy = states.keep(feature.scheduler.blocks, sequence)
+        num = feature.to_propose.pop(sequence.number, 0) if type(row.work) is Sample else 0
+        if num and row.end + num > sequence.num_slots:
+            if self._has_blocks(row.num_tokens + num):
+                feature.scheduler.blocks.extend(sequence, row.end + num)
+            else:
+                num = 0
+        sequence.num_proposed = num
+        if feature.speculation.on_device:
+            feature.unfollowed.advances(sequence)
+        return row._replace(num_proposed=num) if num else row
+
+    def lacks_from(self, start: int) -> None:
+        """Note that tokens from `start` on, or before that as far as drafts in flight are wrong, were not followed."""
+        if self._sequence.first_unfollowed < 0:
+            self._sequence.first_unfollowed = max(0, start - self._sequence.num_in_flight)
+            self.registered(0)
+
+    def registered(self, first_entry: int) -> None:
+        """Of its entries that the prefix cache knows, from this one on, note those that lack some tokens."""
+        sequence, block_size = self._sequence, self._feature.scheduler.blocks.cache.block_size
+        if sequence.first_unfollowed < 0:
+            return
+        for table in sequence.tables:
+            first = max(first_entry, table.first_entry, sequence.first_unfollowed // block_size)
+            self._feature.unfollowed.note(table.entry_ids(first, max(first, sequence.num_registered_blocks)))
+
+    def settled(self, num_extra: int, token_ids: Several[int]) -> None:
+        self._feature.speculation.settled(self._sequence, num_extra, token_ids)
+        # Of a step behind this one it is still needed.
+        if self.copy is not None and num_extra and len(token_ids) == 1 + num_extra:
+            self._drop_copy()
+
+    def rewinds(self) -> bool:
+        if self.copy is None:
+            return False
+        states.go_back(self._feature.scheduler.blocks, self._sequence, self.copy)
+        self.copy = None
+        return True
+
+    # --- it ends --------------------------------------------------------------------------------------------------
+
+    def suspended(self) -> None:
+        self._drop_copy()
+        self._sequence.num_proposed = 0
+        self._sequence.first_unfollowed = -1
+
+    def finished(self) -> None:
+        self._feature.speculation.finished(self._sequence)
+
+    def _drop_copy(self) -> None:
+        if self.copy is not None:
+            states.drop(self._feature.scheduler.blocks, self._sequence, self.copy)
+            self.copy = None
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return Metric(f"spec_decode_{name}", text, "counter", {(): float(value)})

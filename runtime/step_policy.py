@@ -1,0 +1,140 @@
+"""Step policy: who decodes in a step, and how many tokens of prompts it may hold beside them.
+
+Where decodes are bounded (`StepBudget.has_turns`), rows take turns; where prompts wait beside decodes, they get what the budget
+says. Pure: it is told what there is, and decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from typing import TYPE_CHECKING, NamedTuple
+
+from runtime.decode_turns import DecodeTurns, Turns, asking, num_asking
+from runtime.step_budget import Decodes, Load, StepBudget
+
+if TYPE_CHECKING:
+    from runtime.sequence import Sequence
+
+_TILE = 64  # tokens
+_TILES = (
+    (4096, 512),
+    (2048, 256),
+    (1024, 128),
+    (0, _TILE),
+)  # tokens of a step, and what it is cut to: as graphs are captured
+
+
+class Queues(NamedTuple):
+    """The sequences when a step is decided. `wanted`: tokens that each of `running` could compute. `num_could_start`: rows that
+    are free. `hit_share`: of the tokens of those waiting, found in the prefix cache, as expected."""
+
+    running: Several[Sequence]
+    wanted: list[int]
+    waiting: Several[Sequence]
+    num_could_start: int
+    hit_share: float
+
+
+class StepPlan(NamedTuple):
+    """`budget`: tokens of the step. `extra_room`: tokens that it may compute on trial. `scored_cost`: what a token of a prompt
+    that is scored counts as, in tokens."""
+
+    num_decodes: int
+    budget: int
+    extra_room: int
+    scored_cost: int
+
+
+def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
+    """Return the tokens of a step with so many decodes and tokens of prompts, less what would only begin a further tile of a
+    device's matrix units."""
+    total = num_decodes + num_prompt_tokens
+    return (
+        total if num_prompt_tokens < 2 * _TILE else total - total % next(tile for size, tile in _TILES if total >= size)
+    )
+
+
+def _is_answering(sequence: Sequence) -> bool:
+    """Return whether it has begun to answer and goes on, even if it waits for a mask or for ids at the moment."""
+    return bool(sequence.output_ids or sequence.num_in_flight) and sequence.num_tokens < sequence.max_tokens_total
+
+
+class StepPolicy:
+    """`budget`: of prompts beside decodes. `max_num_tokens`: of any step."""
+
+    def __init__(self, budget: StepBudget, max_num_tokens: int) -> None:
+        self.budget = budget
+        self._max_num_tokens = max_num_tokens
+        self._turns = DecodeTurns()
+
+    def plan(self, queues: Queues) -> StepPlan:
+        """Plan a step. Decodes that rest in it get 0 in `queues.wanted`."""
+        wanted = queues.wanted
+        turns, alone = self._take_turns(queues) if self.budget.has_turns else (None, False)
+        num_decodes, num_again, num_prompts = wanted.count(1), 0, 0
+        if num_decodes + wanted.count(0) < len(wanted):
+            for sequence, num_wanted in zip(queues.running, wanted, strict=True):
+                if num_wanted > 1 and sequence.rewound_to >= 0:
+                    num_decodes += 1
+                    num_again += num_wanted - 1
+                elif num_wanted > 1:
+                    num_prompts += 1
+        budget = self._max_num_tokens
+        if not (queues.waiting or num_prompts):
+            return StepPlan(num_decodes, budget, budget - num_decodes - num_again, 1)
+        scored_cost = 1
+        if num_decodes or any(map(_is_answering, queues.running)):
+            mixed = 0 if alone else self.budget.prompt_tokens(self._load(queues, turns))
+            if mixed is not None:
+                budget = min(budget, _whole_tiles(num_decodes, mixed))
+                scored_cost = max(1, min(self.budget.scored_cost(), mixed))
+        return StepPlan(
+            num_decodes, budget, (budget - num_decodes - num_again) // 2, scored_cost
+        )  # prompts move on, too
+
+    def _take_turns(self, queues: Queues) -> tuple[Turns, bool]:
+        """Return whose turn it is to decode, and whether only those decode that want least, with no prompts beside them.
+        Sequences that rest in this step get 0 in `queues.wanted`."""
+        running, wanted, budget = queues.running, queues.wanted, self.budget
+        turns = self._turns.shared(
+            [
+                sequence
+                for sequence, num_wanted in zip(running, wanted, strict=True)
+                if num_wanted == 1 and sequence.rewound_to < 0 and _is_answering(sequence)
+            ]
+        )
+        others = turns.wide or queues.waiting or any(num_wanted > 1 for num_wanted in wanted)
+        alone = bool(turns.narrowest and others) and budget.is_for_narrowest()
+        decoding = turns.order
+        if alone:
+            decoding = turns.narrowest
+        elif turns.wide:
+            decoding = turns.order[: max(turns.num_always, budget.num_decodes(self._load(queues, turns)))]
+        if len(decoding) < len(turns.order):
+            self._turns.took(decoding)
+            resting = {sequence.number for sequence in turns.order} - {sequence.number for sequence in decoding}
+            for index, sequence in enumerate(running):
+                if sequence.number in resting:
+                    wanted[index] = 0
+        return turns, alone
+
+    def _load(self, queues: Queues, turns: Turns | None) -> Load:
+        num_decodes = num_context = num_waiting = depth = 0
+        requests = set(turns.wide) if turns is not None else set()
+        for sequence, wanted in zip(queues.running, queues.wanted, strict=True):
+            if wanted == 1:
+                num_decodes += 1
+                num_context += sequence.num_computed_tokens
+            elif wanted:
+                num_waiting += wanted
+                depth = depth or sequence.num_computed_tokens
+                requests.add(asking(sequence))
+        could_start = queues.waiting[: queues.num_could_start]
+        num_waiting += int(sum([sequence.num_known_tokens for sequence in could_start]) * (1 - queues.hit_share))
+        load = Load(num_decodes, num_context, num_waiting, depth)
+        if turns is None:
+            return load
+        requests.update([asking(sequence) for sequence in could_start])
+        context = sum([sequence.num_computed_tokens for sequence in turns.narrowest])
+        return load._replace(
+            num_asking=num_asking(requests, turns.narrowest), narrowest=Decodes(len(turns.narrowest), context)
+        )
