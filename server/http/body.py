@@ -60,8 +60,8 @@ async def _chunks(request: Request, limit_bytes: int) -> list[bytes]:
             raise BodyTooLarge(limit_bytes)
         chunks.append(chunk)
     incoming: IncomingBody | None = request.scope.get(INCOMING_BODY)
-    if incoming is not None and incoming.error is not None:
-        raise incoming.error
+    if incoming is not None:
+        incoming.check()
     return chunks
 
 

@@ -51,14 +51,27 @@ class Phase(Enum):
 
 
 class IncomingBody:
-    """A request's body as its connection sees it, in the request's scope. `error`: why it ends before its end."""
+    """A request's body as its connection sees it, in the request's scope."""
 
-    __slots__ = ("_connection", "error", "num_bytes")
+    __slots__ = ("_connection", "_error", "num_bytes")
 
     def __init__(self, connection: HttpProtocol) -> None:
-        self.error: ApiError | None = None
+        self._error: ApiError | None = None
         self.num_bytes = 0
         self._connection = connection
+
+    def fail(self, error: ApiError) -> None:
+        """End the body early; its reader gets `error`."""
+        self._error, self.num_bytes = error, 0
+
+    def check(self) -> None:
+        """Raise the error that ended the body early, if any. It is not kept: its traceback holds frames that hold this object."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback holds this frame
 
     def release(self) -> None:
         """Nothing of what came is needed any more: it counts no longer in what all connections hold together."""
@@ -407,7 +420,7 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             cycle.keep_alive = False
             if self._in_body and self._body is not None:
-                self._body.error, self._body.num_bytes = error, 0
+                self._body.fail(error)
                 cycle.more_body = False
                 cycle.message_event.set()
             if self._phase is not Phase.READER:

@@ -85,5 +85,5 @@ async def _bounded(http: Request, limit_bytes: int) -> AsyncGenerator[bytes, Non
         if incoming is not None:
             incoming.release()
         yield chunk
-    if incoming is not None and incoming.error is not None:
-        raise incoming.error
+    if incoming is not None:
+        incoming.check()

@@ -87,11 +87,9 @@ class _pillow:
         return PIL
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, InvalidMedia) or not isinstance(error, Exception):
+        if isinstance(error, InvalidMedia | MemoryError) or not isinstance(error, Exception):
             return
         image = self._module.Image
-        if isinstance(error, MemoryError):
-            raise error
         if isinstance(error, image.DecompressionBombError | image.DecompressionBombWarning):
             raise InvalidMedia("it has far too many pixels", self._where) from None
         if isinstance(error, image.UnidentifiedImageError):

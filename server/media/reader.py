@@ -6,7 +6,6 @@ there is room: conversations send their pictures again with every turn."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import threading
@@ -17,6 +16,7 @@ from typing import Any, NoReturn
 
 from runtime.api import EMBEDS
 from server.context.arrival import TENANT
+from server.context.gather import gather_or_cancel
 from server.context.offload import RETRY_AFTER_S, Offload, Pieces
 from server.media.decode import Decoded, decode, fingerprint, sample
 from server.media.embeds import read_embeds
@@ -95,12 +95,7 @@ class MediaReader:
             raise InvalidRequest(
                 f"mm_processor_kwargs: {USE_SOUND}: this model hears no videos", param="mm_processor_kwargs"
             )
-        tasks = [asyncio.ensure_future(self._read(part, options)) for part in parts]
-        try:
-            read = list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
+        read = await gather_or_cancel(self._read(part, options) for part in parts)
         made = self.processor
         return PromptMedia(read, made.tokens, made.output_ids, made.layout, made.tells_apart)
 

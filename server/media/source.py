@@ -72,24 +72,22 @@ class Sources:
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or "\x00" in unquote(parts.path):
             raise InvalidMedia("a file has to be named by its absolute path: file:///folder/name", where)
-        # One answer for what is not there and for what may not be read: nobody learns which files there are.
-        refusal = InvalidMedia("there is no such file below the folder of --allowed-local-media-path", where)
         try:
             path = Path(unquote(parts.path)).resolve(strict=True)
             if not path.is_relative_to(self._folder):
-                raise refusal
+                raise _no_such_file(where)
             with open(path, "rb", buffering=0, opener=_opener) as file:
-                return self._opened(file, refusal, where)
+                return self._opened(file, where)
         except (OSError, RuntimeError, ValueError):
-            raise refusal from None
+            raise _no_such_file(where) from None
 
-    def _opened(self, file: FileIO, refusal: InvalidMedia, where: str) -> bytes:
+    def _opened(self, file: FileIO, where: str) -> bytes:
         assert self._folder is not None, "it was looked up there"
         facts = os.fstat(file.fileno())
         # A folder on the way may have become a link meanwhile: what was opened says where it is.
         opened = Path(os.readlink(f"/proc/self/fd/{file.fileno()}"))
         if not stat.S_ISREG(facts.st_mode) or not opened.is_relative_to(self._folder):
-            raise refusal
+            raise _no_such_file(where)
         if facts.st_size > self._max_bytes:
             raise too_large(self._max_bytes, where)
         return _not_empty(file.readall(), where)
@@ -112,6 +110,11 @@ def base64_bytes(text: str, where: str, max_bytes: int) -> bytes:
     except ValueError:
         raise InvalidMedia("its data is not base64", where) from None
     return _not_empty(b"".join(pieces), where)
+
+
+def _no_such_file(where: str) -> InvalidMedia:
+    """The error both for a missing file and for one outside the folder: clients cannot probe for files."""
+    return InvalidMedia("there is no such file below the folder of --allowed-local-media-path", where)
 
 
 def _not_empty(data: bytes, where: str) -> bytes:

@@ -42,6 +42,7 @@ from server.config.parse import config_of
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError, flag_of
 from server.context import logs
+from server.context.gather import gather_or_cancel
 from server.wire.errors import ApiError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -280,12 +281,7 @@ class Batch:
                 else:
                     await self._one(number, custom_id, line)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(rows + max(4, rows // 4)):
-                    group.create_task(work())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        await gather_or_cancel(work() for _ in range(rows + max(4, rows // 4)))
 
     async def _one(self, number: int, custom_id: str | None, line: bytes | None) -> None:
         try:

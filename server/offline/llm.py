@@ -28,6 +28,7 @@ from server.config.parse import from_keywords
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
 from server.context.arrival import Arrival
+from server.context.gather import gather_or_cancel
 from server.context.offload import Offload
 from server.generate.generation import EngineFailed
 from server.generate.request import Chat
@@ -188,12 +189,7 @@ class _Core:
                     answer = found[number] = await self._whole(ask)
                 progress.done(sum(len(output.token_ids) for output in answer.outputs))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(len(asks), self._window.limit)):
-                    group.create_task(work())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        await gather_or_cancel(work() for _ in range(min(len(asks), self._window.limit)))
         return [answer for answer in found if answer is not None]
 
     async def _whole(self, ask: Prepared) -> RequestOutput:

@@ -5,7 +5,6 @@ steps' work, a request of thousands never holds more than that of the queue, and
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -15,6 +14,7 @@ from runtime import api
 from runtime.api import FinishReason, TokenStream
 from server.config.server_config import ServerConfig
 from server.context.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
+from server.context.gather import gather_or_cancel
 from server.context.offload import Offload
 from server.generate.generation import FAILED, failure_of
 from server.generate.long_prompt import prepared
@@ -102,12 +102,7 @@ class _Run:
             for span in spans:
                 await self._run(span)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self._num_lanes):
-                    group.create_task(lane())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        await gather_or_cancel(lane() for _ in range(self._num_lanes))
 
     def _spans(self) -> Iterator[range]:
         """Neighbours, as many as one `submit` takes."""

@@ -96,7 +96,11 @@ class Letterbox:
             if self._ended:
                 raise StopAsyncIteration
             if self._error is not None:
-                raise self._error
+                self._ended, error, self._error = True, self._error, None
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback holds this frame
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self._pieces.popleft()

@@ -291,10 +291,12 @@ def _read(given: Json, where: str, unread: dict[str, None] | None) -> Item | Ite
     try:
         item: Item | ItemReference = msgspec.convert(given, Item | ItemReference)
     except msgspec.ValidationError as error:
-        refusal = refusal_of(str(error), where=where)
-        name = (refusal.param or "").removeprefix(f"{where}.")
-        if unread is None or not isinstance(refusal, UnknownParameter) or name not in given:
-            raise refusal from None
+        try:
+            raise refusal_of(str(error), where=where) from None
+        except UnknownParameter as refusal:
+            name = (refusal.param or "").removeprefix(f"{where}.")
+            if unread is None or name not in given:
+                raise
         unread[f"input.{clip(name)}"] = None
         return _read({key: value for key, value in given.items() if key != name}, where, unread)
     item.check(where)

@@ -164,7 +164,7 @@ class Grammars:
         return None
 
     async def _run(self, compilation: _Compilation) -> None:
-        work = asyncio.wrap_future(_on_large_stack(lambda: self._compile(compilation.grammar)))
+        work = asyncio.wrap_future(_on_large_stack(partial(self._compile, compilation.grammar)))
         work.add_done_callback(
             lambda done: self._leave(compilation, done)
         )  # it cannot be interrupted, and keeps its place till then

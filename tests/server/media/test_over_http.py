@@ -15,6 +15,7 @@ from tests.server.media.pictures import data_url, drawn, png, stored
 from tests.server.media.processors import written
 from tests.server.media.reading import reader
 from tests.server.test_refusals import error_of
+from tests.server.test_refused_bodies import SIZE, refused
 
 PICTURE = stored(drawn())
 URL, BASE64 = data_url(PICTURE), base64.b64encode(PICTURE).decode()
@@ -269,3 +270,20 @@ async def test_a_bomb_beside_a_stream_costs_it_nothing(serve_seeing):
     error_of(await server.chat(messages=user({"type": "image_url", "image_url": {"url": BOMB}})), 400)
     server.engine.step()
     assert b"data: " in await stream.chunk()
+
+
+async def test_nothing_is_left_of_media_that_cannot_be_read(serve_seeing, tmp_path):
+    server = await serve_seeing(allowed_local_media_path=str(tmp_path), limit_mm_per_prompt='{"image": 4}')
+    (tmp_path / "folder").mkdir()
+    broken = {"type": "image_url", "image_url": {"url": data_url(PICTURE[:-100] * 100)}}
+    urls = (
+        data_url(b"x" * SIZE),
+        "data:image/png;base64,?" + "A" * SIZE,
+        "ftp://" + "a" * SIZE,
+        f"file://{tmp_path}/none",
+    )
+    urls += (f"file://{tmp_path}/folder", f"file://{tmp_path}/../other", BOMB)
+    for url in urls:
+        bad = {"type": "image_url", "image_url": {"url": url}}
+        more = {"type": "text", "text": "x " * (SIZE // 2)}
+        await refused(server, ("/v1/chat/completions", {"messages": user(broken, OPENAI, bad, more)}))
