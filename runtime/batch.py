@@ -15,7 +15,7 @@ from runtime.media import MediaItem
 if TYPE_CHECKING:
     from runtime.media import Int32s
 
-ON_DEVICE = -1  # in place of a guessed id: only the device knows it
+ON_DEVICE = -2  # in place of a guessed id: only the device knows it
 NOT_FINITE = -1  # in place of a sampled id: this row's logits were NaN or infinite, its neighbours' were not
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self
 
 METHODS: Final = ("ngram", "suffix", "draft_model", "ngram_gpu", "ngram_cpu", "mtp", "eagle", "eagle3")
-ON_DEVICE: Final = (
+DEVICE_METHODS: Final = (
     "draft_model",
     "ngram_gpu",
     "mtp",
@@ -141,7 +141,7 @@ class SpeculativeConfig:
 
     @property
     def on_device(self) -> bool:
-        return self.method in ON_DEVICE
+        return self.method in DEVICE_METHODS
 
     @property
     def reads_predictions(self) -> bool:

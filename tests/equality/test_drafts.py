@@ -14,7 +14,7 @@ from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.models.model import Model
-from runtime.speculate.config import METHODS, ON_DEVICE, SpeculativeConfig
+from runtime.speculate.config import DEVICE_METHODS, METHODS, SpeculativeConfig
 from runtime.speculate.methods import speculation_of
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
@@ -136,7 +136,7 @@ def test_guesses_change_no_token(decoder, options):
     assert 0 < oracle.num_right < oracle.num_guesses
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in ON_DEVICE])
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in DEVICE_METHODS])
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_neither_does_what_stood_before_in_prompt_or_answer(decoder, method, adaptive):
     """Past answers too: the second time suffixes know them all."""

@@ -9,7 +9,7 @@ import pytest
 from runtime.config import EngineConfig, EnginePlan
 from runtime.engine_options import EngineOptions
 from runtime.platform import cpu, cuda
-from runtime.speculate.config import METHODS, ON_DEVICE, WITH_MODEL, SpeculativeConfig
+from runtime.speculate.config import DEVICE_METHODS, METHODS, WITH_MODEL, SpeculativeConfig
 from runtime.speculate.methods import PROPOSERS, speculation_of
 from tests.kinds import full
 
@@ -71,7 +71,7 @@ def test_the_plain_options_say_the_same():
 def test_every_method_is_an_option_and_has_a_proposer(method):
     (choices, _) = get_args(get_type_hints(EngineOptions)["speculative_method"])
     assert get_args(choices) == METHODS
-    assert {*METHODS} == {"ngram", *PROPOSERS, *ON_DEVICE}
+    assert {*METHODS} == {"ngram", *PROPOSERS, *DEVICE_METHODS}
     for adaptive in (True, False):
         given = {"method": method, "num_speculative_tokens": 3, "adaptive": adaptive}
         config = SpeculativeConfig.of(given | ({"model": "x/y"} if method in WITH_MODEL else {}))
