@@ -45,10 +45,10 @@ class Comparison:
 
 
 def cosine(first: memoryview, second: memoryview) -> float:
-    """The cosine of two vectors [D]; 0 where one has no length."""
+    """Return the cosine of two vectors [D], -1 to 1; 0 where one has no length."""
     a, b = as_array(first), as_array(second)
     length = float((a @ a) * (b @ b)) ** 0.5
-    return float(a @ b) / length if length else 0.0
+    return max(-1.0, min(1.0, float(a @ b) / length)) if length else 0.0
 
 
 def max_sim(first: memoryview, second: memoryview) -> float:

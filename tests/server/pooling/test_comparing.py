@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 
 import msgspec
 import pytest
@@ -60,6 +61,10 @@ async def ranks(server, path="/rerank", **body) -> dict:
 def test_cosine_is_that_of_the_directions_whatever_the_lengths():
     assert cosine(vector([3.0, 4.0]), vector([6.0, 8.0])) == pytest.approx(1, abs=CLOSE)
     assert cosine(vector([1.0, 0.0]), vector([0.0, 2.0])) == 0
+    for seed in range(200):  # rounding makes some of these more than 1
+        some = vector([random.Random(seed).gauss(0, 1) for _ in range(9)])
+        assert cosine(some, some) <= 1
+        assert cosine(some, vector([-each for each in some.tolist()])) >= -1
     assert cosine(vector([0.0, 0.0]), vector([1.0, 2.0])) == 0
 
 
