@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
+from email.message import Message
 from typing import BinaryIO
 
 from starlette.datastructures import UploadFile
@@ -16,6 +17,11 @@ from server.http.protocol import INCOMING_BODY, IncomingBody
 from server.wire.errors import BodyTooLarge, InvalidRequest, OriginNotAllowed, WrongContentType
 
 FORM = "multipart/form-data"
+CHARSETS = (
+    "utf-8",
+    "us-ascii",
+    "iso-8859-1",
+)  # of names and values of fields; Python's other codecs may raise anything
 MAX_FIELDS = 16
 MAX_FIELD_BYTES = 4096
 FORM_EXTRA_BYTES = 64 * 1024  # of a form around its file
@@ -47,6 +53,10 @@ async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> 
     given = http.headers.get("content-type")
     if (given or "").partition(";")[0].strip().lower() != FORM:
         raise WrongContentType(given, FORM)
+    header = Message()
+    header["content-type"] = given
+    if (charset := header.get_content_charset("utf-8")) not in CHARSETS:
+        raise InvalidRequest(f"the form's charset {charset!r} is not supported: use one of {', '.join(CHARSETS)}")
     announced = http.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit_bytes + FORM_EXTRA_BYTES:
         raise BodyTooLarge(limit_bytes)

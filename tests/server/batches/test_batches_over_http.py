@@ -441,6 +441,16 @@ async def test_forms_that_are_none_are_refused(serve, folder):
         assert response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("charset", ["undefined", "punycode", "idna", "base64", "utf-7", "no such"])
+async def test_a_form_in_an_unknown_charset_is_refused(serve, folder, charset):
+    server = await serve(batch_dir=folder)
+    body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="\xff"\r\n\r\nx\r\n--b--\r\n'
+    kind = f'multipart/form-data; boundary=b; charset="{charset}"'.encode("latin-1")
+    response = await server.http.post("/v1/files", content=body, headers={b"content-type": kind})
+    assert response.status_code == 400, response.text
+    assert "charset" in response.json()["error"]["message"]
+
+
 async def test_pages_of_other_origins_send_no_forms(serve, folder):
     server = await serve(batch_dir=folder)
     form = {"data": {"purpose": "batch"}, "files": {"file": b"x"}}
