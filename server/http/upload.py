@@ -54,7 +54,7 @@ async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> 
     if (given or "").partition(";")[0].strip().lower() != FORM:
         raise WrongContentType(given, FORM)
     header = Message()
-    header["content-type"] = given
+    header["content-type"] = given or ""
     if (charset := header.get_content_charset("utf-8")) not in CHARSETS:
         raise InvalidRequest(f"the form's charset {charset!r} is not supported: use one of {', '.join(CHARSETS)}")
     announced = http.headers.get("content-length", "")
