@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-from server.config.option import Option, did_you_mean
+from server.config.option import Option, did_you_mean, options_by_name
 from server.config.server_options import ConfigError, flag_of
 from server.config.version import __version__
 
@@ -82,8 +82,48 @@ class CommandParser(argparse.ArgumentParser):
         )
 
 
-def add_options(parser: CommandParser, options: Mapping[str, Option], *, shown: bool = True) -> None:
-    """Add the options of the server to `parser`, except flags that it has already. `shown`: whether --help lists them."""
+# What most people use, as --help lists it; `--help all` lists every option.
+COMMON = frozenset({
+    "model", "served_model_name", "tokenizer", "chat_template", "tool_parser", "reasoning_parser", "embedding_model", "runner",
+    "lora_modules", "max_loaded_models", "dtype", "quantization", "device", "tensor_parallel_size", "pipeline_parallel_size",
+    "data_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_itl", "target_ttft",
+    "gpu_memory_utilization", "kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "speculative_method",
+    "speculative_model", "threads", "seed", "limit_mm_per_prompt", "host", "port", "uds", "ssl_certfile", "ssl_keyfile",
+    "api_key", "admin_api_key", "cors_origin", "max_queue", "dry_run", "config", "log_level",
+})  # fmt: skip
+
+
+class _Help(argparse.Action):
+    """Prints the options that most people use; with `all` every option, with the name of a group its options."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        options = options_by_name()
+        shown: Collection[str] = COMMON
+        if values == "all":
+            shown = options
+        elif values is not None:
+            shown = {
+                name for name, opt in options.items() if opt.metadata["group"].split(",")[0].lower() == values.lower()
+            }
+        if not shown:
+            raise ConfigError(f"--help {values}: there is no such group; use all, {', '.join(_groups(options))}")
+        option_parser(options, shown).print_help()
+        parser.exit()
+
+
+def _groups(options: Mapping[str, Option]) -> list[str]:
+    """Return the first word of each group's title, by which --help names the group."""
+    return list(dict.fromkeys(opt.metadata["group"].split(",")[0].lower() for opt in options.values()))
+
+
+def add_options(parser: CommandParser, options: Mapping[str, Option], shown: Collection[str] = ()) -> None:
+    """Add the options of the server to `parser`, except flags that it has already. `shown`: names of those that --help lists."""
     parser.secret_flags = {flag_of(opt.name) for opt in options.values() if opt.metadata["secret"]}
     groups: dict[str, Any] = {}
     for opt in options.values():
@@ -91,7 +131,7 @@ def add_options(parser: CommandParser, options: Mapping[str, Option], *, shown: 
         if flag in parser._option_string_actions:
             continue
         group = groups.get(title) or groups.setdefault(title, parser.add_argument_group(title))
-        text = opt.help() if shown else argparse.SUPPRESS
+        text = opt.help() if opt.name in shown else argparse.SUPPRESS
         if opt.kind is bool:
             group.add_argument(flag, dest=opt.name, action=argparse.BooleanOptionalAction, help=text)
         else:
@@ -100,7 +140,7 @@ def add_options(parser: CommandParser, options: Mapping[str, Option], *, shown: 
             group.add_argument(flag, *opt.metadata["aliases"], dest=opt.name, metavar=opt.metavar(), help=text, **how)
 
 
-def option_parser(options: Mapping[str, Option]) -> CommandParser:
+def option_parser(options: Mapping[str, Option], shown: Collection[str] = COMMON) -> CommandParser:
     width = min(120, shutil.get_terminal_size().columns)
     parser = CommandParser(
         prog="oneloop",
@@ -117,8 +157,13 @@ def option_parser(options: Mapping[str, Option]) -> CommandParser:
         '[{"role": "user", "content": "Name the capital of France."}]}\', or in a browser at http://127.0.0.1:8000.',
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=width),
         allow_abbrev=False,
+        add_help=False,
         argument_default=argparse.SUPPRESS,
     )
+    listed = (
+        f"list the options that most people use, all {len(options)}, or those of a group: {', '.join(_groups(options))}"
+    )
+    parser.add_argument("-h", "--help", nargs="?", action=_Help, metavar="all|GROUP", help=listed)
     parser.add_argument("--version", action="version", version=f"oneloop {__version__}")
-    add_options(parser, options)
+    add_options(parser, options, shown)
     return parser

@@ -78,7 +78,7 @@ def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, 
         add("--system", metavar="TEXT", help="system prompt, sent before the conversation")
     for name in NUMBER_FLAGS:
         add("--" + name.replace("_", "-"), metavar="N", help=argparse.SUPPRESS if name in ("top_k", "min_p") else None)
-    add_options(parser, options_by_name(), shown=False)
+    add_options(parser, options_by_name())
     given = parser.read(argv)
     fields: dict[str, Any] = {}
     for name in NUMBER_FLAGS:

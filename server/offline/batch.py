@@ -100,7 +100,7 @@ class Job:
         )
         parser.add_argument("paths", nargs="*")
         parser.add_argument("--resume", action="store_true", default=False)
-        add_options(parser, options_by_name(), shown=False)
+        add_options(parser, options_by_name())
         given = parser.read(argv)
         paths, resume = given.pop("paths", ()), given.pop("resume")
         if len(paths) != 2:

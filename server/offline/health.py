@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         prog="oneloop health", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
     parser.add_argument("kinds", nargs="*")
-    add_options(parser, options_by_name(), shown=False)
+    add_options(parser, options_by_name())
     try:
         given = parser.read(argv)
         kind, *others = given.pop("kinds", ["ready"])

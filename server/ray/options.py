@@ -85,7 +85,7 @@ class RayOptions:
         for field in dataclasses.fields(cls):
             kind = float if field.name == "target_ongoing_requests" else str if field.name == "ray_address" else int
             parser.add_argument(flag_of(field.name), type=kind, dest=field.name, default=field.default)
-        add_options(parser, options_by_name(), shown=False)
+        add_options(parser, options_by_name())
         given = parser.read(argv)
         own = {field.name: given.pop(field.name) for field in dataclasses.fields(cls)}
         return cls(**own), replica_config(config_of(given, environ))

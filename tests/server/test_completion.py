@@ -49,7 +49,7 @@ def test_every_option_and_command_is_in_every_script(script):
         (["ser"], ["serve"]), (["serve", "--enable-pre"], ["--enable-prefix-caching"]),
         (["--no-access"], ["--no-access-log"]), (["--dtype", "bf"], ["bfloat16"]),
         (["serve", "--log-format", ""], ["text", "json"]), (["completion", ""], list(completion.SHELLS)),
-        (["doctor", "--"], ["--json"]), (["chat", "--ur"], ["--url"]), (["--port", ""], []),
+        (["doctor", "--"], ["--json", "--verbose"]), (["chat", "--ur"], ["--url"]), (["--port", ""], []),
     ],
 )  # fmt: skip
 def test_bash_offers_what_fits(tmp_path, capsys, words, offered):
@@ -72,7 +72,7 @@ def test_zsh_reads_it(tmp_path, capsys):
 
 def test_another_shell_is_refused_and_none_is_explained(capsys):
     with pytest.raises(ConfigError, match="did you mean zsh"):
-        completion.main(["zhs"])
+        completion.main(["zish"])
     assert completion.main([]) == 2
     assert "source <(oneloop completion bash)" in capsys.readouterr().err
     assert completion.main(["--help"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,10 +16,11 @@ from runtime.config import CACHE_TYPES, ELEMENT_BYTES, EngineConfig
 from runtime.engine_options import Dtype, EngineOptions, KVCacheDtype, SchedulingPolicy, parse_size
 from runtime.policy import POLICIES
 from runtime.speculate.config import SpeculativeConfig
-from server.config.option import variable_of
+from server.config.command_line import COMMON
+from server.config.option import options_by_name, variable_of
 from server.config.parse import from_keywords, parse
 from server.config.server_config import ServerConfig
-from server.config.server_options import ConfigError, flag_of
+from server.config.server_options import MEDIA, ConfigError, flag_of
 from server.config.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -316,11 +318,36 @@ def test_help_and_version_import_nothing_heavy(flag):
     assert ("--served-model-name" in ended.stdout) == (flag == "--help")
 
 
-def test_help_names_every_option_and_its_variable(capsys):
+def helped(capsys, *words: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        parse(["--help"], {})
+        parse(["--help", *words], {})
     assert ended.value.code == 0
-    text = capsys.readouterr().out
+    return capsys.readouterr().out
+
+
+def flags_in(text: str) -> set[str]:
+    return set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)) - {"--help", "--version"}
+
+
+def test_help_lists_the_options_that_most_people_use(capsys):
+    assert set(options_by_name()) >= COMMON
+    assert flags_in(helped(capsys)) == {flag_of(name) for name in COMMON}
+
+
+def test_help_of_a_group_lists_its_options(capsys):
+    found = flags_in(helped(capsys, "images"))
+    assert found == {flag_of(name) for name, opt in options_by_name().items() if opt.metadata["group"] == MEDIA}
+
+
+def test_help_of_an_unknown_group_names_those_there_are():
+    with pytest.raises(
+        ConfigError, match="--help kernels: there is no such group; use all, model, engine, images, http, logging"
+    ):
+        parse(["--help", "kernels"], {})
+
+
+def test_help_all_names_every_option_and_its_variable(capsys):
+    text = helped(capsys, "all")
     for spec in dataclasses.fields(ServerConfig):
         assert flag_of(spec.metadata["name"] or spec.name) in text
         assert variable_of(spec.metadata["name"] or spec.name) in text
@@ -346,9 +373,7 @@ def test_a_variable_that_the_kernels_read_is_no_option_and_no_mistake():
 
 
 def test_help_says_what_kind_of_value_every_option_takes(capsys):
-    with pytest.raises(SystemExit):
-        parse(["--help"], {})
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(helped(capsys, "all").split())
     assert "--gpu-memory-utilization FRACTION" in text
     assert "--ping-interval SECONDS" in text
     assert " TEXT " not in text  # which would say nothing
