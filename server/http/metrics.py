@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from runtime import api
@@ -110,3 +112,15 @@ def registry(
     made.register(MetricSource(list(metrics), model_name, others or {}))
     ProcessCollector(registry=made)
     return made
+
+
+def exposition(numbers: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """Return the page of metrics and its content type: OpenMetrics for clients that accept it, else the text format.
+
+    Names are never escaped, whatever `accept` says of that. A colon is legal in every format, but prometheus_client escapes it to
+    an underscore in OpenMetrics without UTF-8 names, which Prometheus 2 accepts."""
+    encode: Callable[..., bytes] = generate_latest
+    content_type = CONTENT_TYPE_PLAIN_0_0_4
+    if choose_encoder(accept)[1].startswith("application/openmetrics-text"):
+        encode, content_type = openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST
+    return encode(numbers, escaping=openmetrics.ALLOWUTF8), content_type

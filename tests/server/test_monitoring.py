@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from prometheus_client import generate_latest
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.api import MediaItem
@@ -22,11 +22,24 @@ from runtime.batch import EncoderWork
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from server.config.server_config import ServerConfig
 from server.http.clients import Clients
-from server.http.metrics import HttpStats, registry
+from server.http.metrics import HttpStats, exposition, registry
 from tests.fake_runner import FakeRunner, make_engine
 
 DEPLOY = Path(__file__).parents[2] / "server" / "deploy"
 OF_PROMETHEUS = {"job", "instance"}  # labels that it puts on what it asks for
+ACCEPTED = {
+    "nothing": "",
+    "anything": "*/*",
+    "text": "text/plain;version=1.0.0;escaping=underscores",
+    "Prometheus 2": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    "Prometheus 3": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+    "Prometheus 3 with legacy names": "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=underscores;q=0.4,*/*;q=0.2",
+    "Prometheus 3 with dots": "application/openmetrics-text;version=1.0.0;escaping=dots;q=0.6,*/*;q=0.2",
+}
 WORDS = {"sum", "max", "min", "avg", "by", "without", "and", "or", "unless", "on", "ignoring", "bool", "offset"}
 _STRING = re.compile(r"\"(?:[^\"\\]|\\.)*\"")
 _LABELS = re.compile(r"\{([^}]*)\}")
@@ -34,8 +47,8 @@ _GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
 _NAME = re.compile(r"(?<![\w:$.])([a-zA-Z_][\w:]*)(?!\s*\(|[\w:])")
 
 
-async def page() -> str:
-    """What `/metrics` of an engine says."""
+async def page(accept: str) -> tuple[str, str]:
+    """What `/metrics` of an engine says, and its content type."""
     stats, engine = (
         HttpStats(),
         make_engine(FakeRunner(), encoding=(encoding := EncoderScheduling(EncoderLimits(16, 16, 64)))),
@@ -46,16 +59,21 @@ async def page() -> str:
     stats.observe("/v1/completions", "POST", 200, 0.1)
     try:
         metrics = [*engine.metrics(), *stats.metrics(), *Clients(ServerConfig(), None).metrics()]
-        return generate_latest(registry(metrics, "tiny")).decode()
+        body, content_type = exposition(registry(metrics, "tiny"), accept)
+        return body.decode(), content_type
     finally:
         await engine.close()
 
 
-@pytest.fixture(scope="module")
-def served() -> dict[str, set[str]]:
-    """Samples, and their labels."""
+@pytest.fixture(scope="module", params=ACCEPTED)
+def served(request) -> dict[str, set[str]]:
+    """Samples, and their labels, as who scrapes gets them."""
     found: dict[str, set[str]] = {"up": set()}
-    for family in text_string_to_metric_families(asyncio.run(page())):
+    text, content_type = asyncio.run(page(ACCEPTED[request.param]))
+    is_openmetrics = content_type.startswith("application/openmetrics-text")
+    assert is_openmetrics == request.param.startswith("Prometheus")
+    parse = openmetrics.text_string_to_metric_families if is_openmetrics else text_string_to_metric_families
+    for family in parse(text):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found

@@ -226,6 +226,7 @@ async def test_metrics_speak_openmetrics_to_who_asks(serve):
     response = await server.http.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
     assert response.headers["content-type"].startswith("application/openmetrics-text")
     assert response.text.endswith("# EOF\n")
+    assert "\noneloop:num_requests_running{" in response.text
 
 
 async def test_version_answers_always(serve):
