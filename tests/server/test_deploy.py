@@ -22,6 +22,7 @@ from server.config.command_line import COMMANDS, command_of
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
+from server.http.auth import needs_admin
 from server.process.app import ROUTES
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +120,25 @@ def test_routes_variables_and_options_that_a_file_names_are_there(path):
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - OF_OTHERS
     variables = set(re.findall(r"\bONELOOP_[A-Z_]+\b(?!=tcp)", text))
     assert flags | {"--" + name.removeprefix("ONELOOP_").lower().replace("_", "-") for name in variables} <= options()
+
+
+def test_prometheus_scrapes_the_service_with_the_key_that_the_server_has():
+    [monitor] = documents("kubernetes-servicemonitor.yaml")
+    [service] = [each for each in documents("kubernetes.yaml") if each["kind"] == "Service"]
+    [pod] = pods("kubernetes.yaml")
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    [admin_key] = [each for each in container(pod)["env"] if each["name"] == "ONELOOP_ADMIN_API_KEY"]
+    assert needs_admin(endpoint["path"], user_key=True, admin_key=True)
+    assert endpoint["authorization"] == {"credentials": admin_key["valueFrom"]["secretKeyRef"]}
+
+
+@pytest.mark.parametrize("name", KUBERNETES)
+def test_no_annotation_asks_to_be_scraped_where_metrics_need_a_key(name):
+    """What reads such annotations has no key."""
+    has_key = any("ONELOOP_ADMIN_API_KEY" in variables(container(pod)) for pod in pods(name))
+    assert not (has_key and "prometheus.io/scrape:" in (DEPLOY / name).read_text())
 
 
 @pytest.mark.parametrize("name", KUBERNETES)
