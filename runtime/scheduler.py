@@ -169,23 +169,22 @@ class Scheduler:
     def _decode(self, step: _NewStep, wanted: Several[int]) -> list[Sequence]:
         """Add a row for each running sequence that decodes; return those in the middle of their prompts."""
         prompts: list[Sequence] = []
-        blocks, busy = self.blocks, any(feature.is_busy for feature in self.features)
+        blocks, rows, running, num_plain, budget = self.blocks, step.rows, self.running, 0, step.budget
+        moves, busy = blocks.has_windows, any(feature.is_busy for feature in self.features)
         for index, num_wanted in enumerate(wanted):
-            if index == len(self.running):
+            if index == len(running):
                 break  # the rest was preempted
             if not num_wanted:
                 continue
-            sequence = self.running[index]
-            if (
-                num_wanted == 1
-                and not (blocks.has_windows or (busy and sequence.claims))
-                and (row := plain_row(sequence, blocks))
-            ):
-                step.rows.append(row)
-                step.num_plain += 1
-                step.budget -= 1
-                continue
-            if num_wanted != 1 and (sequence.rewound_to < 0 or num_wanted > step.budget - len(self.running) + index):
+            sequence = running[index]
+            if num_wanted == 1 and not (moves or (busy and sequence.claims)):
+                row = plain_row(sequence, blocks)
+                if row is not None:
+                    rows.append(row)
+                    num_plain += 1
+                    budget -= 1
+                    continue
+            if num_wanted != 1 and (sequence.rewound_to < 0 or num_wanted > budget - len(running) + index):
                 prompts.append(sequence)
                 continue
             if sequence.claims and not self._reach(step, sequence, 1):
@@ -196,8 +195,9 @@ class Scheduler:
             num_tokens = num_wanted + len(extra_ids)
             if not self._grow(step, sequence, sequence.num_computed_tokens + num_tokens):
                 break  # it was the last in line and preempted itself
-            step.rows.append(row_of(sequence, blocks, num_tokens, extra_ids))
-            step.budget -= num_tokens
+            rows.append(row_of(sequence, blocks, num_tokens, extra_ids))
+            budget -= num_tokens
+        step.num_plain, step.budget = num_plain, budget
         return prompts
 
     # --- prompts --------------------------------------------------------------------------------------------------

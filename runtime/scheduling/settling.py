@@ -47,13 +47,14 @@ def settle(
                 settled.append(_made(Settled, (sequence, token_ids, None, place, None)))
                 continue
         assert type(work) is Sample
-        sequence.num_in_flight -= work.num_ids
+        num_extra = work.num_drafts
+        sequence.num_in_flight -= 1 + num_extra
         for claim in sequence.claims:
-            claim.settled(work.num_ids - 1, token_ids)
-        if len(token_ids) > work.num_ids:
-            raise ValueError(f"a row gained {len(token_ids)} tokens where {work.num_ids} were reserved for it")
-        if len(token_ids) < work.num_ids:
-            roll_back(sequence, work.num_ids - len(token_ids))
+            claim.settled(num_extra, token_ids)
+        if (missing := 1 + num_extra - len(token_ids)) < 0:
+            raise ValueError(f"a row gained {len(token_ids)} tokens where {1 + num_extra} were reserved for it")
+        if missing:
+            roll_back(sequence, missing)
             if not token_ids:
                 continue
         finish, num_before = None, sequence.num_known_tokens

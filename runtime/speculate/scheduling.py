@@ -169,11 +169,12 @@ class DraftScheduling(Feature):
 class _Drafts(Claim):
     """The drafts of one sequence. `copy`: its recurrent states, while a step checks some that these have read."""
 
-    __slots__ = ("_feature", "_found", "_sequence", "_stale", "copy")
+    __slots__ = ("_feature", "_found", "_sequence", "_speculation", "_stale", "copy")
     learns = True
 
     def __init__(self, feature: DraftScheduling, sequence: Sequence) -> None:
         self._feature = feature
+        self._speculation = feature.speculation
         self._sequence = sequence
         self.copy: states.StateCopy | None = None
         self._found = -1  # the first unfollowed token of what it found in the prefix cache
@@ -240,10 +241,9 @@ class _Drafts(Claim):
             self._feature.unfollowed.note(table.entry_ids(first, max(first, sequence.num_registered_blocks)))
 
     def settled(self, num_extra: int, token_ids: Several[int]) -> None:
-        self._feature.speculation.settled(self._sequence, num_extra, token_ids)
-        # Of a step behind this one it is still needed.
-        if self.copy is not None and num_extra and len(token_ids) == 1 + num_extra:
-            self._drop_copy()
+        self._speculation.settled(self._sequence, num_extra, token_ids)
+        if num_extra and self.copy is not None and len(token_ids) == 1 + num_extra:
+            self._drop_copy()  # without drafts it is that of a step behind this one
 
     def rewinds(self) -> bool:
         if self.copy is None:
@@ -260,7 +260,7 @@ class _Drafts(Claim):
         self._sequence.first_unfollowed = -1
 
     def finished(self) -> None:
-        self._feature.speculation.finished(self._sequence)
+        self._speculation.finished(self._sequence)
 
     def _drop_copy(self) -> None:
         if self.copy is not None:
