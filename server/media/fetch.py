@@ -62,7 +62,8 @@ class Fetcher:
                 return await self._follow(client, url, where)
         except TimeoutError:
             raise InvalidMedia(f"it did not come within {self._timeout_s:g} s", where) from None
-        except httpx.HTTPError as error:
+        # httpx and the standard library report a malformed URL, of the request or of a redirect, as InvalidURL or a ValueError.
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise InvalidMedia(f"it could not be fetched ({type(error).__name__})", where) from None
 
     def _client(self) -> httpx.AsyncClient:
@@ -77,7 +78,7 @@ class Fetcher:
             request = await self._pinned(client, url, where)
             response = await client.send(request, stream=True)
             try:
-                if not response.is_redirect:
+                if not response.has_redirect_location:
                     return await self._body(response, where)
                 url = urljoin(url, response.headers["location"])
             finally:
@@ -92,7 +93,7 @@ class Fetcher:
             raise InvalidMedia(f"{clip(host)} is not one of the hosts that --allowed-media-domains names", where)
         try:
             addresses = await self._resolver(host, port)
-        except OSError:
+        except (OSError, UnicodeError):  # the latter for a label that is empty or longer than 63 characters
             raise InvalidMedia(f"there is no host {clip(host)}", where) from None
         if not addresses or not all(map(self._hosts.takes_address, addresses)):
             raise InvalidMedia(f"{clip(host)} is at no address that may be fetched from", where)

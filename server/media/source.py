@@ -62,6 +62,8 @@ class Sources:
         _, comma, text = url.partition(",")
         if not comma:
             raise InvalidMedia("the data URL has no comma, and so no data", where)
+        if not text.isascii():
+            raise InvalidMedia("the URL has characters that no URL has", where)
         if len(text) > 3 * self._max_bytes:
             raise too_large(self._max_bytes, where)
         return _not_empty(unquote_to_bytes(text), where)
@@ -69,10 +71,10 @@ class Sources:
     def _file(self, url: str, where: str) -> bytes:
         if self._folder is None:
             raise InvalidMedia("this server reads no files: it was started without --allowed-local-media-path", where)
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost") or "\x00" in unquote(parts.path):
-            raise InvalidMedia("a file has to be named by its absolute path: file:///folder/name", where)
         try:
+            parts = urlsplit(url)
+            if parts.netloc not in ("", "localhost") or "\x00" in unquote(parts.path):
+                raise InvalidMedia("a file has to be named by its absolute path: file:///folder/name", where)
             path = Path(unquote(parts.path)).resolve(strict=True)
             if not path.is_relative_to(self._folder):
                 raise _no_such_file(where)

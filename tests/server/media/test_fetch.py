@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import random
 
 import httpx
 import pytest
 
 from server.media.addresses import AllowedHosts, is_public
-from server.media.fetch import MAX_REDIRECTS, Fetcher
+from server.media.fetch import MAX_REDIRECTS, Fetcher, resolve
 from server.wire.errors import InvalidMedia
 
 PUBLIC = "93.184.215.14"
@@ -185,8 +186,65 @@ async def test_redirects_are_checked_like_the_first_url():
     assert len(network.asked) == 3 + MAX_REDIRECTS + 1
 
 
+@pytest.mark.parametrize("location", [
+    "http://[", "//[", "mailto:x", "http://xn--a/", "http://pictures.test:99999/", "\0", "http://é/", "x" * 70_000,
+])  # fmt: skip
+async def test_a_redirect_to_a_malformed_url_is_refused(location):
+    answer = httpx.Response(302, headers=[(b"location", location.encode())])
+    await refused(Network(answers={"pictures.test/": answer}).fetcher(), "http://pictures.test/")
+
+
+@pytest.mark.parametrize("host", [f"{'a' * 64}.test", "a..test", ".a.test"])
+async def test_a_host_with_a_label_that_dns_does_not_allow_is_not_found(host):
+    network = Network()
+    network.resolve = resolve  # encodes a name before it looks it up: nothing reaches the network
+    assert f"there is no host {host}" in await refused(network.fetcher("*"), f"http://{host}/")
+
+
+URL_PIECES = (
+    ("http:", "https:", "HTTP:", "", "ftp:", "mailto:", "data:", "file:", ":"),
+    ("//", "//", "//", "", "/", "///", "\\\\"),
+    ("", "", "", "a@", "a:b@", "@"),
+    (
+        "pictures.test", "pictures.test", "a..b", ".", "a" * 64, "xn--a", "xn--", "[", "]", "[::1", "[::1]", "[v1.a]",
+        "[::1%25a]", "é.test", "℀", "%", "%zz", "1.2.3.4", "0x7f", "1" * 99, "*", "", "\ud800", "ß", "\u3002",
+    ),
+    ("", "", "", ":", ":0", ":80", ":99999", ":b", ":-1", ":" + "1" * 5000, ":²"),
+    ("", "/", "/a", "//", "?", "#", "/%", "/\0", "/\x7f", "/ a", "/é", "/\ud800", "/;a", "/a:b", "/" + "a" * 9000),
+)  # fmt: skip
+
+
+async def test_every_url_and_redirect_is_fetched_or_refused():
+    rng = random.Random(0)
+
+    def url() -> str:
+        return "".join(map(rng.choice, URL_PIECES))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if rng.random() < 0.3:
+            return picture()
+        location = url().encode(errors=rng.choice(("replace", "surrogatepass")))
+        return httpx.Response(rng.randrange(300, 310), headers=[(b"location", location)] if rng.random() < 0.9 else PNG)
+
+    async def resolver(host: str, port: int) -> list[str]:
+        host.encode("idna")  # as `socket.getaddrinfo` does first
+        return [PUBLIC]
+
+    fetcher = Fetcher(
+        AllowedHosts(["*"]), max_bytes=10, timeout_s=3600, transport=httpx.MockTransport(answer), resolver=resolver
+    )
+    urls = [*(url() for _ in range(500)), *["http://pictures.test/"] * 500]
+    found = await asyncio.gather(*(fetcher.fetch(each, "where") for each in urls), return_exceptions=True)
+    for each, got in zip(urls, found, strict=True):
+        assert isinstance(got, bytes | InvalidMedia), (each, got)
+    assert {type(got) for got in found} == {bytes, InvalidMedia}
+
+
 @pytest.mark.parametrize(("answer", "reason"), [
     (httpx.Response(404, headers=PNG), "status 404"),
+    (httpx.Response(302, headers=PNG), "status 302"),
+    (httpx.Response(304, headers={"location": "/a"}), "status 304"),
+    (httpx.Response(200, headers=PNG | {"content-length": "1" * 5000}), "could not be fetched"),
     (httpx.Response(200, headers={"content-type": "text/html"}), "no picture, sound or video"),
     (httpx.Response(200, headers={"content-type": "application/json"}), "no picture, sound or video"),
     (httpx.Response(200, headers=PNG | {"content-length": "1001"}), "more than 1000 bytes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from runtime.api import PoolerInfo
 from server.loaded.prompt import ChatTemplate
 from server.loaded.tokenizer import Tokenizer
+from server.media.addresses import AllowedHosts
+from server.media.fetch import Fetcher
 from server.media.reader import NoMedia
 from tests.server.media.pictures import data_url, drawn, png, stored
 from tests.server.media.processors import written
@@ -245,6 +248,21 @@ async def test_only_users_and_tools_show_pictures(serve_seeing, role):
 async def test_what_cannot_be_had(serve_seeing, part):
     server = await serve_seeing()
     assert error_of(await server.chat(messages=user(part)), 400)["param"].startswith("messages[0].content[0]")
+
+
+MALFORMED = (f"http://{'a' * 64}.test/", "http://a..b/", "http://[", "file://[", "data:,é")
+
+
+@pytest.mark.parametrize("name", ["chat", "chat, a plain URL", "chat, as Responses", "responses", "messages, a URL"])
+async def test_a_malformed_url_is_a_400_without_a_traceback_in_the_log(serve_seeing, tiny, tmp_path, caplog, name):
+    fetcher = Fetcher(AllowedHosts(["*"]), max_bytes=10, timeout_s=3600)
+    server = await serve_seeing(media=reader(tiny, fetcher, allowed_local_media_path=str(tmp_path)))
+    path, body = REQUESTS[name]
+    for url in MALFORMED:
+        answer = await server.post(path, json.loads(json.dumps(body).replace(URL, url)))
+        assert answer.status_code == 400, answer.text
+        assert "cannot be read" in answer.json()["error"]["message"]
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_what_is_pooled_is_text(serve_seeing):

@@ -47,6 +47,7 @@ def test_data_urls(url, expected):
     ("data:image/png;base64,YW$j", "not base64"), ("data:image/png;base64,YWJ", "not base64"),
     ("data:image/png;base64,ü", "not base64"),
     ("data:image/png;base64," + "A" * 400, "more than 100 bytes"), ("data:," + "a" * 400, "more than 100 bytes"),
+    ("data:,é", "characters that no URL has"), ("data:,\ud800", "characters that no URL has"),
     ("", "begin with data:"), ("YWJj", "begin with data:"), ("ftp://a/b", "begin with data:"), ("javascript:x", "begin with data:"),
 ])  # fmt: skip
 def test_urls_without_data(url, reason):
@@ -150,7 +151,10 @@ def test_nothing_but_files_below_the_folder_and_one_answer_for_all(tree):
     assert len(messages) == 1
 
 
-@pytest.mark.parametrize("url", ["file://host/a", "file://..%2fa", "file:///a%00b", "file:a", "file:///" + "a" * 5000])
+@pytest.mark.parametrize("url", [
+    "file://host/a", "file://..%2fa", "file:///a%00b", "file:a", "file:///" + "a" * 5000,
+    "file://[", "file://℀/a", "file:///\ud800",
+])  # fmt: skip
 def test_file_urls_that_are_none(tree, url):
     with pytest.raises(InvalidMedia):
         read(url, tree / "open")
