@@ -82,7 +82,7 @@ def _tensors(data: bytes, where: str) -> Iterator[tuple[str, Array]]:
         raise InvalidMedia(_NO_FILE, where)
     try:
         head = json.loads(data[8 : 8 + size])
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidMedia(_NO_FILE, where) from None
     if not isinstance(head, dict):
         raise InvalidMedia(_NO_FILE, where)
@@ -102,7 +102,7 @@ def _tensor(body: memoryview, entry: Any, what: str, where: str) -> Array:
     span: Any = entry.get("data_offsets")
     if kind not in _TYPES:
         raise InvalidMedia(f"{what} is of type {clip(kind)}; {', '.join(_TYPES)} are read", where)
-    if not (_counts(shape) and len(shape) <= 4 and _counts(span) and len(span) == 2):
+    if not (_counts(shape) and len(shape) <= 4 and 0 not in shape and _counts(span) and len(span) == 2):
         raise InvalidMedia(f"{what} has no shape, or no place", where)
     dtype = np.dtype(_TYPES[kind])
     num_bytes = dtype.itemsize
