@@ -75,7 +75,7 @@ class Fetcher:
 
     async def _follow(self, client: httpx.AsyncClient, url: str, where: str) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
-            request = await self._pinned(client, url, where)
+            request = await self._pinned(url, where)
             response = await client.send(request, stream=True)
             try:
                 if not response.has_redirect_location:
@@ -85,8 +85,10 @@ class Fetcher:
                 await response.aclose()
         raise InvalidMedia(f"it was redirected more than {MAX_REDIRECTS} times", where)
 
-    async def _pinned(self, client: httpx.AsyncClient, url: str, where: str) -> httpx.Request:
+    async def _pinned(self, url: str, where: str) -> httpx.Request:
         """The request for `url`, to an address that was checked, by the name that the URL has."""
+        import httpx
+
         parts, port = _split(url, where)
         host = parts.hostname or ""
         if not self._hosts.takes_host(host):
@@ -108,8 +110,9 @@ class Fetcher:
             "accept": "image/*, audio/*, video/*",
             "accept-encoding": "identity",
         }
+        # Not `client.build_request`, which adds the cookies of earlier answers: several hosts may have the same address.
         # The certificate has to be the name's, not the address's.
-        return client.build_request("GET", target, headers=headers, extensions={"sni_hostname": host})
+        return httpx.Request("GET", target, headers=headers, extensions={"sni_hostname": host})
 
     async def _body(self, response: httpx.Response, where: str) -> bytes:
         if response.status_code != 200:

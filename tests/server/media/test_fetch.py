@@ -186,6 +186,13 @@ async def test_redirects_are_checked_like_the_first_url():
     assert len(network.asked) == 3 + MAX_REDIRECTS + 1
 
 
+async def test_a_cookie_is_not_sent_on_after_a_redirect():
+    set_cookie = httpx.Response(302, headers={"location": "http://other.test/", "set-cookie": "id=secret"})
+    network = Network({"other.test": [PUBLIC]}, {"pictures.test/": set_cookie})
+    await network.fetcher("*").fetch("http://pictures.test/", "x")
+    assert ["cookie" in request.headers for request in network.asked] == [False, False]
+
+
 @pytest.mark.parametrize("location", [
     "http://[", "//[", "mailto:x", "http://xn--a/", "http://pictures.test:99999/", "\0", "http://é/", "x" * 70_000,
 ])  # fmt: skip
