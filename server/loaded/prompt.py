@@ -438,7 +438,7 @@ def _with_object(call: object) -> object:
         return call
     try:
         parsed = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else call
 

@@ -267,6 +267,13 @@ def test_tool_call_arguments_sent_as_json_become_the_object_templates_write():
     assert template.render([call]) == '"not json"'
 
 
+def test_arguments_that_are_nested_too_deeply_stay_text():
+    template = ChatTemplate("{% for c in messages[0].tool_calls %}{{ c.function.arguments }}{% endfor %}")
+    deep = "[" * 100_000
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": deep}}]}
+    assert template.render([call]) == deep
+
+
 def test_arguments_reach_a_template_that_joins_them_to_text_as_json():
     template = ChatTemplate(
         "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '```' + c.function.arguments }}{% endfor %}{% endfor %}"
