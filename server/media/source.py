@@ -66,7 +66,10 @@ class Sources:
             raise InvalidMedia("the URL has characters that no URL has", where)
         if len(text) > 3 * self._max_bytes:
             raise too_large(self._max_bytes, where)
-        return _not_empty(unquote_to_bytes(text), where)
+        data = unquote_to_bytes(text)
+        if len(data) > self._max_bytes:
+            raise too_large(self._max_bytes, where)
+        return _not_empty(data, where)
 
     def _file(self, url: str, where: str) -> bytes:
         if self._folder is None:

@@ -36,7 +36,7 @@ def read(url: str, folder=None) -> bytes:
     ("data:;base64,YWJj", b"abc"),
     ("DATA:image/png;charset=x;BASE64,YWJj", b"abc"),
     ("data:image/png;base64,YW\nJj", b"abc"),
-    ("data:text/plain,a%20b", b"a b"),
+    ("data:text/plain,a%20b", b"a b"), ("data:," + "%61" * LIMIT, b"a" * LIMIT),
 ])  # fmt: skip
 def test_data_urls(url, expected):
     assert read(url) == expected
@@ -47,6 +47,7 @@ def test_data_urls(url, expected):
     ("data:image/png;base64,YW$j", "not base64"), ("data:image/png;base64,YWJ", "not base64"),
     ("data:image/png;base64,ü", "not base64"),
     ("data:image/png;base64," + "A" * 400, "more than 100 bytes"), ("data:," + "a" * 400, "more than 100 bytes"),
+    ("data:," + "a" * 101, "more than 100 bytes"), ("data:," + "%61" * 101, "more than 100 bytes"),
     ("data:,é", "characters that no URL has"), ("data:,\ud800", "characters that no URL has"),
     ("", "begin with data:"), ("YWJj", "begin with data:"), ("ftp://a/b", "begin with data:"), ("javascript:x", "begin with data:"),
 ])  # fmt: skip
