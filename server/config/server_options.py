@@ -57,10 +57,11 @@ class ServerOptions(EngineOptions):
     )
     served_model_name: tuple[str, ...] = option(
         (),
-        "name clients use, may be given several times; the first is the one in answers (default: --model); of several --model "
-        "each has one, in their order",
+        "names that clients may use, the first of which is in answers (default: --model); with several --model, one name for each "
+        "in their order",
         group=MODEL,
         metavar="NAME",
+        several=True,
     )
     tokenizer: str | None = option(
         None, "folder, .gguf file, hub id or alias to take the tokenizer from", group=MODEL, metavar="MODEL"

@@ -197,7 +197,7 @@ def test_a_program_and_a_file_may_give_an_object_where_a_flag_takes_json(name, c
 
 
 def test_a_repeated_served_name_collects_and_the_first_is_first():
-    config = parse(["--served-model-name", "a", "--served-model-name", "b", "--served-model-name", "a"], {})
+    config = parse(["--served-model-name", "a", "b", "--served-model-name", "a", "--port", "1"], {})
     assert config.served_names == ("a", "b")
     assert parse(["--model", "x/y"], {}).served_names == ("x/y",)
 
@@ -405,7 +405,7 @@ def test_several_models_are_one_after_another_called_as_they_are_given_or_as_som
     assert [(each.model, each.served_names, each.max_model_len) for each in config.each_model()] == [
         ("a/b", ("a/b",), 99), ("c", ("c",), 99),
     ]  # fmt: skip
-    named = parse(["--model", "a/b", "--model", "c", "--served-model-name", "x", "--served-model-name", "y"], {})
+    named = parse(["--model", "a/b", "--model", "c", "--served-model-name", "x", "y"], {})
     assert [each.served_names for each in named.each_model()] == [("x",), ("y",)]
     assert [parse([], {"ONELOOP_MODEL": "m"}).model, from_keywords({"model": "m"}).model] == ["m", "m"]
 
