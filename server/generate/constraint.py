@@ -29,6 +29,11 @@ def json_object(param: str) -> OutputConstraint:
     return OutputConstraint(ANY_OBJECT, param)
 
 
+def regex(pattern: str, param: str) -> OutputConstraint:
+    """A text that the regular expression `pattern` matches."""
+    return OutputConstraint(Regex(pattern), param)
+
+
 def rules(text: str, param: str) -> OutputConstraint:
     """A text of a grammar, in Lark's syntax or GBNF."""
     return OutputConstraint(Rules(text), param)

@@ -76,7 +76,25 @@ class StructuralTagFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_
             raise InvalidRequest("structures and triggers go together", param=f"{where}.triggers")
 
 
-ResponseFormat = AnyText | JsonObject | JsonSchemaFormat | StructuralTagFormat
+class ObjectFormat(JsonObject, kw_only=True, tag_field="type", tag="json_object"):
+    """`value`: the object's schema, as clients of TGI send it, Hugging Face's InferenceClient among them."""
+
+    value: dict[str, Any] | str | None = None
+
+
+class JsonFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="json"):
+    """JSON of a schema, as TGI has it."""
+
+    value: dict[str, Any] | str
+
+
+class RegexFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="regex"):
+    """Text that a regular expression matches, as TGI has it."""
+
+    value: Annotated[str, Meta(min_length=1)]
+
+
+ResponseFormat = AnyText | ObjectFormat | JsonFormat | RegexFormat | JsonSchemaFormat | StructuralTagFormat
 
 
 class GenerationRequest(ConstrainedOutput, kw_only=True):

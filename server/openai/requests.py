@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from server.generate.constraint import json_object, json_schema, one_constraint, structural_tag
+from server.generate.constraint import json_object, json_schema, one_constraint, regex, structural_tag
 from server.generate.custom_tools import arguments_of, custom_function
 from server.generate.request import (
     Beams,
@@ -28,7 +28,6 @@ from server.openai import request_types
 from server.openai.media_parts import AnyMediaPart, media_part
 from server.openai.request_types import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
 from server.wire.errors import InvalidRequest, clip
-from server.wire.schema import JsonObject
 
 DEFAULT_MAX_TOKENS = 16  # of a text completion, as OpenAI's
 
@@ -135,10 +134,15 @@ def _constraint(request: GenerationRequest) -> OutputConstraint | None:
     """The constraint that `request` has, in whichever fields. Raises InvalidRequest where these are different ones."""
     found: list[OutputConstraint] = []
     match request.response_format:
-        case JsonObject(schema=None):
+        case request_types.ObjectFormat(schema=None, value=None):
             found.append(json_object("response_format"))
-        case JsonObject(schema=schema):
-            found.append(json_schema(schema, "response_format.schema"))
+        case request_types.ObjectFormat() as asked:
+            given = {"schema": asked.schema, "value": asked.value}
+            found += (json_schema(each, f"response_format.{name}") for name, each in given.items() if each is not None)
+        case request_types.JsonFormat(value=schema):
+            found.append(json_schema(schema, "response_format.value"))
+        case request_types.RegexFormat(value=pattern):
+            found.append(regex(pattern, "response_format.value"))
         case request_types.JsonSchemaFormat(json_schema=named):
             found.append(json_schema(named.schema, "response_format.json_schema.schema"))
         case request_types.StructuralTagFormat() as tag:

@@ -3,6 +3,7 @@ than it asks for and a 200."""
 
 from __future__ import annotations
 
+import huggingface_hub
 import pytest
 
 from tests.server.structured.reading import reads
@@ -261,3 +262,14 @@ async def test_an_answer_comes_back_with_litellms_notes_on_it(serve):
         messages=[{"role": "user", "content": "Hi"}, answer, {"role": "user", "content": "Hi"}]
     )
     assert response.status_code == 200
+
+
+# --- Hugging Face -------------------------------------------------------------------------------------------------
+
+
+async def test_a_schema_of_hugging_faces_client_constrains(serve):
+    server = await serve()
+    asked = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    async with huggingface_hub.AsyncInferenceClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        await client.chat_completion([USER], model="tiny", response_format=asked)
+    holds(server, '{"a":1}', "{}")
