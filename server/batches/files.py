@@ -13,11 +13,13 @@ import os
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from server.batches.shares import Shares
 from server.wire.errors import BatchObjectNotFound, StorageFull
 from server.wire.schema import Json
 
@@ -81,14 +83,18 @@ class FileStore:
     """Reads the folder when it is made. `max_bytes`: of all files together. `clock`: seconds since the epoch. A file whose time is
     over is not there for anybody, whether it is deleted yet or not."""
 
-    def __init__(self, folder: Path, *, max_files: int, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path, *, max_files: int, max_bytes: int, shares: Shares | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
         self.clock = clock
+        self._shares = shares or Shares()
         self._folder = folder
         self._max_files = max_files
         self._max_bytes = max_bytes
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._files = {file.id: file for file in self._read()}
-        self._reserved_bytes = 0  # of files that are being written
+        self._reserved = Counter[str | None]()  # bytes of files that are being written, by owner
 
     def _read(self) -> Iterator[StoredFile]:
         whole: set[str] = set()
@@ -108,7 +114,13 @@ class FileStore:
 
     @property
     def num_bytes(self) -> int:
-        return sum(file.bytes for file in self._files.values()) + self._reserved_bytes
+        return self._used_bytes().total()
+
+    def _used_bytes(self) -> Counter[str | None]:
+        used = self._reserved.copy()
+        for file in self._files.values():
+            used[file.owner] += file.bytes
+        return used
 
     def path(self, id: str) -> Path:
         return self._folder / f"{id}.data"
@@ -128,34 +140,37 @@ class FileStore:
         found = [file for file in self._files.values() if owner.owns(file.owner) and not self._is_over(file)]
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
 
-    def check_room(self, num_bytes: int, num_files: int = 1) -> None:
-        """Raises StorageFull unless so much more fits."""
-        if len(self._files) + num_files > self._max_files:
+    def check_room(self, owner: str | None, num_bytes: int, num_files: int = 1) -> None:
+        """Raises StorageFull unless `owner` may have so much more."""
+        used_files = Counter(file.owner for file in self._files.values())
+        if num_files and not self._shares.has_room(self._max_files, used_files, owner, num_files):
             raise StorageFull(
-                f"this server keeps at most {self._max_files} files; delete some, or raise --max-batch-files"
+                f"this server keeps at most {self._max_files} files{self._shares.hint}; delete some, or raise "
+                "--max-batch-files"
             )
-        if self.num_bytes + num_bytes > self._max_bytes:
+        if not self._shares.has_room(self._max_bytes, self._used_bytes(), owner, num_bytes):
             raise StorageFull(
-                f"this server keeps at most {self._max_bytes} bytes of files; delete some, or raise --max-batch-bytes"
+                f"this server keeps at most {self._max_bytes} bytes of files{self._shares.hint}; delete some, or raise "
+                "--max-batch-bytes"
             )
 
-    def reserve(self, num_bytes: int) -> None:
+    def reserve(self, owner: str | None, num_bytes: int) -> None:
         """Make room for bytes that are about to be written outside the store. Raises StorageFull."""
-        self.check_room(num_bytes, 0)
-        self.account(num_bytes)
+        self.check_room(owner, num_bytes, 0)
+        self.account(owner, num_bytes)
 
-    def account(self, num_bytes: int) -> None:
+    def account(self, owner: str | None, num_bytes: int) -> None:
         """Count bytes that lie outside the store; less than 0: that are gone."""
-        self._reserved_bytes += num_bytes
+        self._reserved[owner] += num_bytes
 
     async def add(self, content: BinaryIO, file: StoredFile) -> StoredFile:
         """Copies `content`. Raises StorageFull."""
-        self.check_room(file.bytes)
-        self._reserved_bytes += file.bytes
+        self.check_room(file.owner, file.bytes)
+        self.account(file.owner, file.bytes)
         try:
             await asyncio.to_thread(self._write, content, file)
         finally:
-            self._reserved_bytes -= file.bytes
+            self.account(file.owner, -file.bytes)
         self._files[file.id] = file
         return file
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from server.batches.files import FileStore
+from server.batches.shares import Shares
 from server.batches.store import BatchStore
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
@@ -18,7 +19,7 @@ SECRET_BYTES = 32
 class BatchFolder:
     """Raises ConfigError for a folder that cannot be used, or is used by another process."""
 
-    def __init__(self, path: Path, *, max_files: int, max_bytes: int) -> None:
+    def __init__(self, path: Path, *, max_files: int, max_bytes: int, num_keys: int) -> None:
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = (path / "lock").open("wb")
@@ -28,7 +29,8 @@ class BatchFolder:
                 self._lock.close()
                 raise ConfigError(f"--batch-dir {path} is used by another process") from None
             self.secret = _secret(path / "secret")
-            self.files = FileStore(path / "files", max_files=max_files, max_bytes=max_bytes)
+            self.shares = Shares(num_keys)
+            self.files = FileStore(path / "files", max_files=max_files, max_bytes=max_bytes, shares=self.shares)
             self.batches = BatchStore(path / "batches")
         except OSError as error:
             raise ConfigError(f"--batch-dir {path}: {error.strerror}") from None
@@ -40,7 +42,9 @@ class BatchFolder:
             return None
         if importlib.util.find_spec("python_multipart") is None:
             raise ConfigError("--batch-dir needs a package that reads forms: pip install oneloop[batches]")
-        return cls(Path(config.batch_dir), max_files=config.max_batch_files, max_bytes=config.max_batch_bytes)
+        num_keys = len(config.user_keys()) + (config.admin_api_key is not None)
+        limits = {"max_files": config.max_batch_files, "max_bytes": config.max_batch_bytes}
+        return cls(Path(config.batch_dir), num_keys=num_keys, **limits)
 
     def close(self) -> None:
         """Another process may use it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, NamedTuple
@@ -89,6 +90,7 @@ class BatchRunner:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._files: FileStore = folder.files
+        self._shares = folder.shares
         self._store: BatchStore = folder.batches
         self._calls = LineCalls(apps)
         self._lifecycle = lifecycle
@@ -110,9 +112,12 @@ class BatchRunner:
 
     async def submit(self, batch: StoredBatch) -> StoredBatch:
         """Raises TooManyRequests."""
-        if len(self._store.unfinished()) >= MAX_UNFINISHED:
+        unfinished = Counter(each.owner for each in self._store.unfinished())
+        if not self._shares.has_room(MAX_UNFINISHED, unfinished, batch.owner, 1):
             raise TooManyRequests(
-                f"{MAX_UNFINISHED} batches are not finished; wait for one, or cancel it", retry_after_s=60
+                f"there are {unfinished.total()} of at most {MAX_UNFINISHED} unfinished batches{self._shares.hint}; wait for one, "
+                "or cancel it",
+                retry_after_s=60,
             )
         batch = batch.becomes("validating", int(self._clock()))
         self._store.set(batch)
@@ -174,8 +179,8 @@ class BatchRunner:
             if self._store.now(id).status == "validating":
                 await self._validate(id, run)
             done = await asyncio.to_thread(self._store.read_done, id)
-            self._files.account(done.num_bytes)
             batch = self._store.now(id)
+            self._files.account(batch.owner, done.num_bytes)
             self._store.set(replace(batch, completed=done.answered, failed=done.refused, usage=done.usage))
             if self._store.now(id).status == "in_progress":
                 await self._answer_lines(id, run, done)
@@ -245,7 +250,7 @@ class BatchRunner:
             until = None if batch.output_ttl_s is None else now + batch.output_ttl_s
             file = StoredFile(file_id, num_bytes, now, f"{id}_{kind}.jsonl", OUTPUT, batch.owner, until)
             await self._files.take(path, file)
-            self._files.account(-num_bytes)
+            self._files.account(batch.owner, -num_bytes)
         if run.failure is not None:
             await self._becomes(id, "failed", errors=(run.failure,))
         else:
@@ -345,7 +350,7 @@ class BatchRunner:
 
     async def _record(self, id: str, run: _Run, record: bytes, *, answered: bool, used: Usage = Usage()) -> None:
         try:
-            self._files.reserve(len(record))
+            self._files.reserve(self._store.now(id).owner, len(record))
         except StorageFull as error:
             run.failure = _error("storage_full", error.message)
             return

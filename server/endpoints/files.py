@@ -55,8 +55,9 @@ def owner_of(http: Request) -> Owner:
 )  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
     folder, config = folder_of(service), service.config
-    folder.files.check_room(0)
-    async with _reading(folder.files, http, config) as upload:
+    owner = owner_of(http).key
+    folder.files.check_room(owner, 0)
+    async with _reading(folder.files, owner, http, config) as upload:
         if (purpose := upload.fields.get("purpose")) != INPUT:
             what = "is missing" if purpose is None else f"{clip(purpose)!r} is not supported"
             raise InvalidRequest(f"purpose {what}: files here are for batches (purpose=batch)", param="purpose")
@@ -64,7 +65,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
         expiry, now = expires_after(upload.fields), int(folder.files.clock())
         name = upload.filename.replace("\\", "/").rpartition("/")[2][-MAX_FILENAME:]
         until = None if expiry is None else now + expiry.seconds
-        file = StoredFile(new_id("file-"), upload.num_bytes, now, name, INPUT, owner_of(http).key, until)
+        file = StoredFile(new_id("file-"), upload.num_bytes, now, name, INPUT, owner, until)
         await folder.files.add(upload.content, file)
     if until is not None and (runner := service.added_part(BatchRunner)) is not None:
         runner.expiry.look_again()
@@ -72,19 +73,19 @@ async def create(service: Service, http: Request) -> ASGIApp:
 
 
 @contextlib.asynccontextmanager
-async def _reading(files: FileStore, http: Request, config: ServerConfig) -> AsyncIterator[Upload]:
+async def _reading(files: FileStore, owner: str | None, http: Request, config: ServerConfig) -> AsyncIterator[Upload]:
     """`read_upload`, with room for what is being read: what many send at a time is bounded as what is kept is."""
     announced = http.headers.get("content-length", "")
     limit = config.max_batch_file_size
     num_bytes = min(int(announced), limit) if announced.isdigit() else limit
-    files.reserve(num_bytes)
+    files.reserve(owner, num_bytes)
     try:
         async with read_upload(http, config, limit) as upload:
-            files.account(-num_bytes)  # from here on the file itself counts
+            files.account(owner, -num_bytes)  # from here on the file itself counts
             num_bytes = 0
             yield upload
     finally:
-        files.account(-num_bytes)
+        files.account(owner, -num_bytes)
 
 
 @route(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import random
+from collections import Counter
 from pathlib import Path
 
 import openai
@@ -14,6 +16,7 @@ from runtime.api import EngineHealth
 from server.batches import runner as batch_runner
 from server.batches.files import FileStore
 from server.batches.folder import BatchFolder
+from server.batches.shares import Shares
 from server.batches.store import BatchStore
 from server.config.server_options import ConfigError
 from server.process.app import stop_batches
@@ -491,6 +494,44 @@ async def test_files_and_batches_belong_to_their_key_after_a_restart_too(serve, 
         assert await look(running, "admin") == [200, 200, 200, 1, 1]
 
 
+@pytest.mark.parametrize("bounds", [{"max_batch_bytes": 10_000}, {"max_batch_files": 4}])
+async def test_a_key_cannot_fill_the_files_of_others(serve, folder, bounds):
+    server = await serve(batch_dir=folder, api_key=("one", "two"), **bounds)
+    async with server.openai("one") as one, server.openai("two") as two:
+        for _ in range(3):  # half the limit, and the key's own share
+            await upload(one, "x" * 2400)
+        with pytest.raises(openai.BadRequestError, match="a share for each key"):
+            await upload(one, "x" * 2400)
+        await upload(two, "x" * 2400)
+        with pytest.raises(openai.BadRequestError, match="a share for each key"):
+            await upload(two, "x" * 2400)
+
+
+async def test_a_key_cannot_fill_the_unfinished_batches_of_others(serve, folder, monkeypatch):
+    monkeypatch.setattr(batch_runner, "MAX_UNFINISHED", 2)
+    server = await serve(batch_dir=folder, api_key=("one", "two"), paused=True)
+    async with server.openai("one") as one, server.openai("two") as two:
+        await submit(one, line("a"))
+        with pytest.raises(openai.RateLimitError):
+            await submit(one, line("a"))
+        await submit(two, line("a"))
+
+
+@pytest.mark.parametrize(("num_keys", "limit"), [(1, 10), (2, 10), (3, 100), (7, 1000), (40, 10)])
+def test_keys_that_take_all_they_can_leave_each_other_a_share(num_keys, limit):
+    made, shares, used = random.Random(35), Shares(num_keys), Counter()
+    waiting = [str(key) for key in range(num_keys)]
+    while waiting:  # the first takes most
+        key = waiting[min(made.randrange(len(waiting)), made.randrange(len(waiting)))]
+        if shares.has_room(limit, used, key, 1):
+            used[key] += 1
+        else:
+            waiting.remove(key)
+    assert used.total() == limit
+    served = sorted(used.values())[-min(num_keys, limit // 2) :]
+    assert served[0] >= max(1, limit // (2 * num_keys))
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -549,6 +590,6 @@ async def test_unfinished_batches_are_bounded(serve, folder, monkeypatch):
 
 def test_a_store_forgets_nothing_that_it_reserved(tmp_path):
     store = FileStore(tmp_path, max_files=9, max_bytes=100)
-    store.reserve(60)
-    store.account(-20)
+    store.reserve("key", 60)
+    store.account("key", -20)
     assert store.num_bytes == 40
