@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
-from email.message import Message
 from typing import BinaryIO
 
 from starlette.datastructures import UploadFile
@@ -14,7 +13,7 @@ from starlette.requests import Request
 
 from server.config.server_config import ServerConfig
 from server.http.protocol import INCOMING_BODY, IncomingBody
-from server.wire.errors import BodyTooLarge, InvalidRequest, OriginNotAllowed, WrongContentType
+from server.wire.errors import BodyTooLarge, InvalidRequest, OriginNotAllowed, WrongContentType, clip
 
 FORM = "multipart/form-data"
 CHARSETS = (
@@ -53,10 +52,11 @@ async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> 
     given = http.headers.get("content-type")
     if (given or "").partition(";")[0].strip().lower() != FORM:
         raise WrongContentType(given, FORM)
-    header = Message()
-    header["content-type"] = given or ""
-    if (charset := header.get_content_charset("utf-8")) not in CHARSETS:
-        raise InvalidRequest(f"the form's charset {charset!r} is not supported: use one of {', '.join(CHARSETS)}")
+    from python_multipart.multipart import parse_options_header  # what the form's parser reads this header with
+
+    charset = parse_options_header(given)[1].get(b"charset", b"utf-8").decode("latin-1").lower()
+    if charset not in CHARSETS:
+        raise InvalidRequest(f"the form's charset {clip(charset)!r} is not supported: use one of {', '.join(CHARSETS)}")
     announced = http.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit_bytes + FORM_EXTRA_BYTES:
         raise BodyTooLarge(limit_bytes)

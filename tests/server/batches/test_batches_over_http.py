@@ -444,7 +444,9 @@ async def test_forms_that_are_none_are_refused(serve, folder):
         assert response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("charset", ["undefined", "punycode", "idna", "base64", "utf-7", "no such"])
+@pytest.mark.parametrize(
+    "charset", ["undefined", "punycode", "idna", "base64", "utf-7", "no such", "a" * 1000, 'utf-8"; charset="undefined']
+)
 async def test_a_form_in_an_unknown_charset_is_refused(serve, folder, charset):
     server = await serve(batch_dir=folder)
     body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="\xff"\r\n\r\nx\r\n--b--\r\n'
