@@ -57,8 +57,8 @@ async def start(
     terms = Terms.of(
         config, arrival, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
     )
-    if isinstance(request.prompt, Chat):
-        check_template(loaded)
+    if isinstance(request.prompt, Chat) and not loaded.is_resident:
+        check_template(loaded)  # before another model is unloaded for it
     await loaded.enter_to_generate(terms.deadline_s)
     fits = request.truncation is None
     output_parser: OutputParser | None = None

@@ -60,7 +60,7 @@ async def _chunks(request: Request, limit_bytes: int) -> list[bytes]:
             raise BodyTooLarge(limit_bytes)
         chunks.append(chunk)
     incoming: IncomingBody | None = request.scope.get(INCOMING_BODY)
-    if incoming is not None:
+    if incoming is not None and incoming.has_failed:
         incoming.check()
     return chunks
 

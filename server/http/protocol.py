@@ -60,6 +60,10 @@ class IncomingBody:
         self.num_bytes = 0
         self._connection = connection
 
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
     def fail(self, error: ApiError) -> None:
         """End the body early; its reader gets `error`."""
         self._error, self.num_bytes = error, 0

@@ -95,5 +95,5 @@ async def _bounded(http: Request, limit_bytes: int) -> AsyncGenerator[bytes, Non
         if incoming is not None:
             incoming.release()
         yield chunk
-    if incoming is not None:
+    if incoming is not None and incoming.has_failed:
         incoming.check()
