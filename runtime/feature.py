@@ -178,6 +178,9 @@ class Feature:
     def took(self, batch: ScheduledBatch, took_s: float) -> None:
         """Learn from a step: `took_s` seconds passed between the end of the step before it, or its launch, and its own end."""
 
+    def settled(self, batch: ScheduledBatch) -> None:
+        """Note that `batch` ran: the device has done what it asked for."""
+
     def forget(self, batch: ScheduledBatch) -> None:
         """Note that `batch` did not run."""
 

@@ -107,6 +107,8 @@ class Scheduler:
     ) -> list[settling.Settled]:
         """Take in what each sampling and each pooling row of `batch` gained, in row order (`settling.settle`)."""
         self.blocks.copies.release(batch.copies)
+        for feature in self.features:
+            feature.settled(batch)
         return settling.settle(self.sequences, batch, tokens, pooled)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:

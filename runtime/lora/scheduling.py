@@ -29,6 +29,9 @@ class AdapterScheduling(Feature):
         loads = self.slots.take_loads()
         return replace(batch, adapter_loads=loads) if loads else batch
 
+    def settled(self, batch: ScheduledBatch) -> None:
+        self.slots.settled(batch.adapter_loads)
+
     def forget(self, batch: ScheduledBatch) -> None:
         self.slots.forget(batch.adapter_loads)
 

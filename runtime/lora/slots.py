@@ -8,7 +8,8 @@ room: the adapter that has had its slot longest lets nobody start any more who c
 it up with its last running sequence. So however popular those in slots are, whoever waits for another waits no longer than the
 sequences that run; and one adapter at a time makes room, while the others go on.
 
-A slot is written by the step in which its adapter's first sequence starts, behind all steps that read what was there before."""
+A slot is written by the step in which its adapter's first sequence starts, behind all steps that read what was there before. Until
+that step has settled the adapter stays in memory, even if its sequences have ended."""
 
 from __future__ import annotations
 
@@ -46,6 +47,7 @@ class Version:
     used: int = 0  # when a sequence of it started last
     num_users: int = 0
     num_running: int = 0
+    num_placing: int = 0  # steps in flight that write it into a slot
     makes_room_for: tuple[int, int] | None = None  # nobody behind this starts
     is_retired: bool = False  # it has no name any more, and goes with its last user
     when_unused: list[Callable[[], None]] = field(default_factory=list)
@@ -104,7 +106,6 @@ class AdapterSlots:
             self._leave_slot(version)
             if version.where is Where.READY:
                 version.where = Where.STORED
-        self._loads = []
 
     def knows(self, key: int) -> bool:
         return (version := self._versions.get(key)) is not None and not version.is_retired
@@ -115,7 +116,7 @@ class AdapterSlots:
         self.num_loads += 1
 
     def _go_if_unused(self, version: Version) -> None:
-        if not version.is_retired or version.num_users:
+        if not version.is_retired or version.num_users or version.num_placing:
             return
         self._leave_slot(version)
         if version.where is Where.READY:
@@ -201,7 +202,16 @@ class AdapterSlots:
         if not self._loads:
             return ()
         loads, self._loads = tuple(self._loads), []
+        for load in loads:
+            self._versions[load.key].num_placing += 1
         return loads
+
+    def settled(self, loads: Iterable[AdapterLoad]) -> None:
+        """Note that a step has settled, and so has written these."""
+        for load in loads:
+            version = self._versions[load.key]
+            version.num_placing -= 1
+            self._go_if_unused(version)
 
     def forget(self, loads: Iterable[AdapterLoad]) -> None:
         """A step did not run in which these were to be written: nobody runs, and the slots hold nothing."""
@@ -209,6 +219,7 @@ class AdapterSlots:
             holder = self._in_slot[load.slot]
             if holder is not None and holder.key == load.key:
                 self._leave_slot(holder)
+        self.settled(loads)
 
     # --- room -----------------------------------------------------------------------------------------------------
 
@@ -235,7 +246,7 @@ class AdapterSlots:
             version
             for version in held
             if version.where is Where.READY
-            and not version.num_running
+            and not (version.num_running or version.num_placing)
             and (not version.num_users or version.makes_room_for is not None)
         ]
         if not idle:
@@ -251,6 +262,7 @@ class AdapterSlots:
     def _leave_slot(self, version: Version) -> None:
         if version.slot is not None:
             self._in_slot[version.slot] = None
+            self._loads = [load for load in self._loads if load.key != version.key]
             version.slot, version.makes_room_for = None, None
 
     def _tick(self) -> int:

@@ -15,7 +15,7 @@ from runtime.lora.adapters import Adapters
 from runtime.lora.config import LoraLimits
 from runtime.weights.rules import WeightsError
 from tests.fake_runner import FakeRunner
-from tests.runtime.test_engine import engine_on, read
+from tests.runtime.test_engine import engine_on, read, turns
 
 T = TypeVar("T")
 
@@ -187,14 +187,19 @@ async def test_a_load_that_nobody_waits_for_any_more_leaves_nothing():
     assert adapters.find("name") is None
 
 
-async def test_an_aborted_request_gives_its_adapter_back():
-    store = Store()
+async def test_an_aborted_request_gives_its_adapter_back_once_the_step_that_needs_it_has_settled():
+    store, runner = Store(), FakeRunner(manual=True)
     adapters = serving(store)
-    async with engine_on(FakeRunner(manual=True), adapters=adapters) as engine:
+    async with engine_on(runner, adapters=adapters) as engine:
         adapter = await adapters.load("name", "a")
         async with engine.submit([request(adapter), request(adapter)]):
-            await asyncio.sleep(0)
-        assert await adapters.unload("name")
+            await runner.launched.wait()
+        unloading = asyncio.create_task(adapters.unload("name"))
+        await turns(4)
+        assert store.kept == {adapter.key}
+        runner.events[0].complete()
+        assert await unloading
+        assert store.kept == set()
 
 
 class Bed:

@@ -203,6 +203,34 @@ def test_a_step_that_did_not_run_has_written_no_slot():
     assert bench.slots.take_loads() == loads
 
 
+def test_an_adapter_stays_in_memory_until_the_step_that_writes_its_slot_has_settled():
+    bench = Bench(3, max_loras=1, max_cpu_loras=2)
+    first = bench.ask(2)
+    bench.start(first)
+    loads = bench.slots.take_loads()
+    bench.end(first)  # its reader has left, while the step is in flight
+    bench.ask(3)
+    bench.ask(1)
+    bench.may_start()
+    assert bench.dropped == [1]  # as there was room for two
+    bench.slots.retire(2)
+    assert bench.dropped == [1]
+    bench.slots.settled(loads)
+    assert bench.dropped == [1, 2]
+    bench.may_start()
+    assert bench.loading == [1]
+
+
+def test_a_slot_that_was_given_up_before_its_step_was_decided_is_not_written():
+    bench = Bench(1, max_loras=1)
+    first = bench.ask(1)
+    bench.start(first)
+    bench.slots.retire(1)
+    bench.end(first)
+    assert bench.dropped == [1]
+    assert bench.slots.take_loads() == ()
+
+
 def test_metrics_count_places_and_label_no_more_adapters_than_a_bound():
     bench = Bench(200, max_loras=1)
     for key in range(1, 201):
@@ -223,12 +251,15 @@ def test_metrics_count_places_and_label_no_more_adapters_than_a_bound():
     seed=st.integers(0, 10_000),
 )
 def test_whatever_comes_everybody_gets_a_turn_within_the_bounds(num_adapters, max_loras, spare, num_rows, seed):
-    """Loads end in any order, some fail; adapters retire; sequences are preempted. Bounds hold after every turn."""
+    """Loads end in any order, some fail; adapters retire; sequences are preempted; steps are in flight. Bounds hold after every
+    turn, and no adapter is dropped that a step in flight writes into a slot."""
     rng = random.Random(seed)
     bench = Bench(num_adapters, max_loras, max_loras + spare)
     running: list[Sequence] = []
+    in_flight: list[tuple[AdapterLoad, ...]] = []
     known = [*range(1, num_adapters + 1)]
     for turn in range(600):
+        num_dropped = len(bench.dropped)
         if turn < 120 and known and rng.random() < 0.7:
             bench.ask(rng.choice([*known, known[0], None]))  # one is more popular than others
         if turn < 120 and rng.random() < 0.03 and known:
@@ -255,7 +286,10 @@ def test_whatever_comes_everybody_gets_a_turn_within_the_bounds(num_adapters, ma
         found = {metric.name: metric.samples for metric in bench.slots.metrics()}
         in_memory = found["lora_resident"][(("place", "memory"),)]
         assert in_memory + len(bench.loading) <= max_loras + spare
-        for load in bench.slots.take_loads():
-            assert 0 <= load.slot < max_loras
+        in_flight.append(bench.slots.take_loads())
+        assert not {load.key for loads in in_flight for load in loads} & {*bench.dropped[num_dropped:]}
+        assert all(0 <= load.slot < max_loras for load in in_flight[-1])
+        while len(in_flight) > rng.randrange(3):
+            bench.slots.settled(in_flight.pop(0))
     assert not bench.waiting
     assert not running
