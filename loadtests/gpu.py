@@ -141,11 +141,13 @@ class Session:
             try:
                 with ServerProcess(server.command, log, env) as process:
                     took_s.append(wait_until_healthy(server, process))
+                    print(f"  start {number + 1}: {took_s[-1]:.2f} s", file=sys.stderr, flush=True)
                     answer = complete(server.address, NAME, 16)
                     failures += [answer.failure] if answer.failure is not None else []
                     answers.add(answer.text)
             except (ServerFailed, ProbeFailed) as error:
                 failures.append(str(error))
+                print(f"  start {number + 1} failed: {error}", file=sys.stderr, flush=True)
         self.facts["start_failures"] = failures
         self._note("starts.failed", len(failures))
         self._note("starts.distinct_answers", len(answers))
