@@ -56,7 +56,9 @@ def sharded(spec: DecoderSpec, rank: int, size: int, placement: Placement | None
         if placement is not None:
             layers = tuple(_placed(spec, index, layer, rank, size, placement) for index, layer in enumerate(layers))
     except UnsupportedModel as error:
-        raise UnsupportedModel(f"{spec.architecture} cannot be cut for {size} devices: {error}") from error
+        raise UnsupportedModel(
+            f"{spec.architecture} cannot be cut for {size} devices: {error}. Change --tensor-parallel-size"
+        ) from error
     return replace(spec, layers=layers, shard_of=ShardOf(spec, rank, size))
 
 
@@ -231,7 +233,7 @@ def _placed(spec: DecoderSpec, index: int, layer: AnyLayer, rank: int, size: int
         raise UnsupportedModel(f"a placement of {len(order)} experts of layer {index}, which has 0 to {num - 1}")
     if whole.router.num_groups > 1 and order != tuple(range(num)):
         raise UnsupportedModel("experts that a router chooses by groups, in another order than their own")
-    held = _share(num, size, "experts")
+    held = _share(num, size, "experts, which --enable-expert-parallel keeps whole")
 
     def of(moe: MoE) -> MoE:
         return replace(moe, intermediate_size=whole.intermediate_size, order=order, first=rank * held, num_held=held)

@@ -80,7 +80,7 @@ def test_what_cannot_be_placed_is_refused_by_name(tmp_path):
     spec = spec_from_config(checkpoint(tmp_path, MODELS["experts"], 1).config)
     with pytest.raises(UnsupportedModel, match="a placement of 3 experts of layer 1, which has 0 to 3"):
         sharded(spec, 0, 2, Placement({1: (0, 1, 2)}))
-    with pytest.raises(UnsupportedModel, match="4 experts"):
+    with pytest.raises(UnsupportedModel, match="4 experts, which --enable-expert-parallel keeps whole"):
         sharded(spec, 0, 8, Placement())
 
 
