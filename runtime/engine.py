@@ -50,7 +50,7 @@ from runtime.api import (
 from runtime.batch import NOT_FINITE, ScheduledBatch
 from runtime.constrain.masked_sampling import MaskedSampling
 from runtime.deadlines import Deadlines, Limit
-from runtime.fault import Fault, RowFailed
+from runtime.fault import STEP_ERROR, Fault, RowFailed
 from runtime.kv.prefix_cache import BlockHash
 from runtime.lora.adapters import Adapters
 from runtime.metrics.engine_meter import EngineMeter
@@ -70,7 +70,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CLOSE_LIMIT_S = 5.0  # for a step that is being computed when the engine is closed
-STEP_ERROR = "the engine failed to compute this request"
 NOT_FINITE_ERROR = "the model's output for this request is not finite"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+STEP_ERROR = "the engine failed to compute this request"
+
 
 class Fault(Enum):
     """STEP: this step, and nothing else. MEMORY: there was none left for it; a smaller one may go. LOST: no step can be computed

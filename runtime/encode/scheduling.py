@@ -22,7 +22,7 @@ from runtime.api import FinishReason, Metric, Request
 from runtime.batch import EncoderWork, MediaSpan, RowMedia, ScheduledBatch, ScheduledRow
 from runtime.encode.cache import EncoderCache, Holder
 from runtime.encode.stats import EncoderStats
-from runtime.fault import RowFailed
+from runtime.fault import STEP_ERROR, RowFailed
 from runtime.feature import Claim, Door, Feature, Scheduling
 from runtime.media import BESIDE_PICTURES, EMBEDS, MediaItem
 from runtime.sequence import Sequence
@@ -30,7 +30,6 @@ from runtime.sequence import Sequence
 if TYPE_CHECKING:
     from runtime.media import Int32s
 
-STEP_ERROR = "the engine failed to compute this request"
 RopePositions: TypeAlias = "Callable[[Several[MediaItem], int], Int32s]"
 
 

@@ -18,6 +18,7 @@ from runtime.feature import Claim, Feature, Scheduling
 from runtime.kv import states
 from runtime.kv.block_pool import BlockIds
 from runtime.kv.prefix_cache import Match
+from runtime.metrics.stats import counter
 from runtime.sequence import Sequence
 from runtime.speculate.speculation import Speculation
 from runtime.speculate.unfollowed import UnfollowedTokens
@@ -143,11 +144,15 @@ class DraftScheduling(Feature):
     def metrics(self) -> list[Metric]:
         speculation = self.speculation
         return [
-            _counter("num_drafts", "Times that tokens of a sequence were guessed.", speculation.num_drafts),
-            _counter("num_draft_tokens", "Guessed tokens that steps have checked.", speculation.num_draft_tokens),
-            _counter("num_accepted_tokens", "Guessed tokens that were right.", speculation.num_accepted_tokens),
-            _counter(
-                "num_computed_anew",
+            counter("spec_decode_num_drafts", "Times that tokens of a sequence were guessed.", speculation.num_drafts),
+            counter(
+                "spec_decode_num_draft_tokens", "Guessed tokens that steps have checked.", speculation.num_draft_tokens
+            ),
+            counter(
+                "spec_decode_num_accepted_tokens", "Guessed tokens that were right.", speculation.num_accepted_tokens
+            ),
+            counter(
+                "spec_decode_num_computed_anew",
                 "Sequences computed anew, so that tokens of them could be guessed again.",
                 self.num_computed_anew,
             ),
@@ -266,7 +271,3 @@ class _Drafts(Claim):
         if self.copy is not None:
             states.drop(self._feature.scheduler.blocks, self._sequence, self.copy)
             self.copy = None
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return Metric(f"spec_decode_{name}", text, "counter", {(): float(value)})

@@ -24,7 +24,7 @@ from runtime.speculate.proposer import Proposer
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
 from runtime.start import EngineParts, assemble
-from tests.features import exchange
+from tests.features import exchange, feature_of, has_feature
 
 THREADS = torch.get_num_threads()  # all cores, or one in a worker that shares them
 TIE = 1e-4  # transformers' own two best logits are closer than this: rounding decides, in either engine
@@ -88,8 +88,8 @@ async def our_greedy(
     if not planned:
         drafts = None if proposer is None else DraftScheduling(Speculation(proposer, MAX_DRAFTS))
         exchange(parts.scheduler, DraftScheduling, drafts)
-    drafts = [feature for feature in parts.scheduler.features if isinstance(feature, DraftScheduling)]
-    speculation = drafts[0].speculation if drafts else None
+    drafting = has_feature(parts.scheduler, DraftScheduling)
+    speculation = feature_of(parts.scheduler, DraftScheduling).speculation if drafting else None
     if preempting:
         preempt_often(parts.scheduler)
     engine = make_engine(parts, config)
