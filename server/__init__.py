@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from server.config.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from server.offline.beams import BeamSearchParams as BeamSearchParams
-    from server.offline.llm import LLM as LLM
-    from server.offline.lora_request import LoRARequest as LoRARequest
-    from server.offline.outputs import CompletionOutput as CompletionOutput
-    from server.offline.outputs import RequestOutput as RequestOutput
-    from server.offline.pooling import PoolingParams as PoolingParams
-    from server.offline.prepare import SamplingParams as SamplingParams
+    from server.llm.beams import BeamSearchParams as BeamSearchParams
+    from server.llm.llm import LLM as LLM
+    from server.llm.lora_request import LoRARequest as LoRARequest
+    from server.llm.outputs import CompletionOutput as CompletionOutput
+    from server.llm.outputs import RequestOutput as RequestOutput
+    from server.llm.pooling import PoolingParams as PoolingParams
+    from server.llm.prepare import SamplingParams as SamplingParams
 
 _OF_LLM = frozenset(
     {"LLM", "SamplingParams", "RequestOutput", "CompletionOutput", "BeamSearchParams", "PoolingParams", "LoRARequest"}
@@ -24,9 +24,9 @@ _OF_LLM = frozenset(
 
 def __getattr__(name: str) -> Any:
     if name in _OF_LLM:
-        import server.offline.llm
+        import server.llm.llm
 
-        return getattr(server.offline.llm, name)
+        return getattr(server.llm.llm, name)
     raise AttributeError(f"module 'server' has no attribute {name!r}")
 
 

@@ -23,7 +23,7 @@ from server.config.server_config import ServerConfig
 from server.config.server_options import DEFAULT_HOST, ConfigError
 
 if TYPE_CHECKING:
-    from server.loaded.lifecycle import Load
+    from server.models.lifecycle import Load
 
 CLUSTER_LIMIT_S = 10.0  # for Ray's processes to end
 
@@ -35,7 +35,7 @@ def main() -> int:
     try:
         command, argv = command_of(sys.argv[1:])
         if command == "batch":
-            from server.offline import batch
+            from server.cli import batch
 
             return batch.main(argv)
         if command == "bench":
@@ -43,19 +43,19 @@ def main() -> int:
 
             return bench(argv, prog="oneloop bench")
         if command == "chat":
-            from server.offline import chat
+            from server.cli import chat
 
             return chat.main(argv)
         if command == "complete":
-            from server.offline import complete
+            from server.cli import complete
 
             return complete.main(argv)
         if command == "health":
-            from server.offline import health
+            from server.cli import health
 
             return health.main(argv)
         if command == "completion":
-            from server.offline import completion
+            from server.cli import completion
 
             return completion.main(argv)
         if command == "models":
@@ -77,7 +77,7 @@ def main() -> int:
         if config.dry_run:
             if config.embedding_model is not None:
                 raise ConfigError("--dry-run plans one model: leave --embedding-model out")
-            from server.offline import dry_run
+            from server.cli import dry_run
             from server.process.load import dry_run as plan
 
             return dry_run.main(config, plan)
@@ -144,19 +144,19 @@ def check_early(config: ServerConfig) -> None:
     sizes = (config.max_model_len, config.kv_cache_bytes, config.num_kv_blocks)
     try:
         if names != ("auto", "auto"):
-            from server.loaded.chat_format import check_names
+            from server.models.chat_format import check_names
 
             check_names(*names)
         if config.pooler_config is not None:
-            from server.loaded.pooling import PoolerConfig
+            from server.models.pooling import PoolerConfig
 
             PoolerConfig.read(config.pooler_config)
         if config.lora_modules:
-            from server.loaded.adapters import AdapterModule
+            from server.models.adapters import AdapterModule
 
             AdapterModule.all_of(config.lora_modules)
         if config.default_mm_loras is not None:
-            from server.loaded.adapters import by_modality
+            from server.models.adapters import by_modality
 
             by_modality(config.default_mm_loras)
         if sizes != (None, None, None):
@@ -169,7 +169,7 @@ def check_early(config: ServerConfig) -> None:
 
 def list_models(argv: list[str]) -> int:
     """Print the models that can be served by name, and the architectures; the exit code."""
-    from server.offline import models
+    from server.cli import models
 
     def found() -> dict[str, Any]:
         from runtime.doctor.models import models
@@ -181,7 +181,7 @@ def list_models(argv: list[str]) -> int:
 
 def inspect_adapter(argv: list[str]) -> int:
     """Print what an adapter's folder holds; the exit code. Raises ConfigError."""
-    from server.offline import lora
+    from server.cli import lora
 
     def inspect(folder: str, model: str | None, max_rank: int) -> dict[str, Any]:
         from runtime.lora.inspect import inspect
@@ -197,13 +197,13 @@ def inspect_adapter(argv: list[str]) -> int:
 
 def quantise(argv: list[str]) -> int:
     """Write a model in fewer bits; the exit code. Raises ConfigError."""
-    from server.offline import quantize
+    from server.cli import quantize
     from server.process.terminal import StartupDisplay
 
     def run(job: quantize.Job, display: StartupDisplay) -> dict[str, Any]:
         from runtime.weights.fetch import resolve
         from runtime.weights.rules import WeightsError
-        from server.loaded.tokenizer import Tokenizer
+        from server.models.tokenizer import Tokenizer
         from server.text.gguf import TokenizerError
 
         try:
@@ -225,7 +225,7 @@ def quantise(argv: list[str]) -> int:
 
 def examine(argv: list[str]) -> int:
     """Print what this machine has for serving, and lacks; the exit code."""
-    from server.offline import doctor
+    from server.cli import doctor
 
     def findings() -> dict[str, Any]:
         from runtime.doctor.findings import findings
@@ -246,7 +246,7 @@ def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
 
     import uvloop
 
-    from server.context import logs
+    from server.http import logs
     from server.process.ending import leave_within
     from server.process.load import load
     from server.process.serve import Process

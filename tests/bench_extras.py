@@ -24,9 +24,9 @@ from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.start import start_engine
 from runtime.weights.fetch import DEFAULT_MODEL, resolve
-from server.loaded.tokenizer import Tokenizer
-from server.structured.compiler import Grammars
-from server.structured.grammar import JsonSchema
+from server.generate.structured.compiler import Grammars
+from server.generate.structured.grammar import JsonSchema
+from server.models.tokenizer import Tokenizer
 
 DECODE_TOKENS, DECODE_PROMPT, PROMPT_TOKENS = 48, 64, 512
 PERSON = {

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.api import Request, SamplingParams
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.feed import Snapshots
-from server.loaded.lifecycle import Lifecycle
+from server.models.defaults import SamplingDefaults
+from server.models.feed import Snapshots
+from server.models.lifecycle import Lifecycle
 from tests.fake_runner import FakeRunner, make_engine, model_info
 from tests.server.tiny import chatml, loaded_model, tiny_tokenizer
 

@@ -23,12 +23,12 @@ from typing import Any
 
 import uvloop
 
+from server.api.service import Service
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.lifecycle import Lifecycle
+from server.models.defaults import SamplingDefaults
+from server.models.lifecycle import Lifecycle
 from server.process.serve import http_server
-from server.routes.service import Service
 from tests.paced_runner import paced_engine
 from tests.server.tiny import VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 

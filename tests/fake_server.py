@@ -24,11 +24,11 @@ from runtime.weights.fetch import resolve
 from server.__main__ import opened
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.lifecycle import Load, Report
-from server.loaded.model import LoadedModel
-from server.loaded.prompt import ChatTemplate
-from server.loaded.tokenizer import Tokenizer
+from server.models.defaults import SamplingDefaults
+from server.models.lifecycle import Load, Report
+from server.models.model import LoadedModel
+from server.models.prompt import ChatTemplate
+from server.models.tokenizer import Tokenizer
 from server.process import ending
 from server.process import serve as serving
 from server.process.serve import Process

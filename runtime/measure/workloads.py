@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from runtime.engine import Engine
 
 Prompts = Sequence[Sequence[int]]
-POOLED_TOGETHER, POOL_LANES = 32, 8  # as server/pooling/run.py has them
+POOLED_TOGETHER, POOL_LANES = 32, 8  # as server/api/pooling/run.py has them
 
 
 class MeasureError(Exception):

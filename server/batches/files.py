@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from server.batches.shares import Shares
-from server.wire.errors import BatchObjectNotFound, StorageFull
-from server.wire.schema import Json
+from server.http.errors import BatchObjectNotFound, StorageFull
+from server.http.schema import Json
 
 logger = logging.getLogger("oneloop.batch")
 

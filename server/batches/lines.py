@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from server.batches.usage import Usage
-from server.wire.errors import ApiError, BodyTooLarge, InvalidRequest, RouteNotFound, clip
+from server.http.errors import ApiError, BodyTooLarge, InvalidRequest, RouteNotFound, clip
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message

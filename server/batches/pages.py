@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from server.wire.errors import InvalidRequest, clip
-from server.wire.schema import Json
+from server.http.errors import InvalidRequest, clip
+from server.http.schema import Json
 
 
 class Listed(Protocol):

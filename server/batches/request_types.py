@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from server.wire.errors import InvalidRequest
-from server.wire.schema import Name, Wire, refusal_of
+from server.http.errors import InvalidRequest
+from server.http.schema import Name, Wire, refusal_of
 
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)

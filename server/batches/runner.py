@@ -37,8 +37,8 @@ from server.batches.lines import (
 from server.batches.priority import behind_others
 from server.batches.store import BatchStore, Done, StoredBatch
 from server.batches.usage import Usage
-from server.loaded.lifecycle import Lifecycle, Phase
-from server.wire.errors import ApiError, BatchOver, InvalidRequest, StorageFull, TooManyRequests, clip
+from server.http.errors import ApiError, BatchOver, InvalidRequest, StorageFull, TooManyRequests, clip
+from server.models.lifecycle import Lifecycle, Phase
 
 logger = logging.getLogger("oneloop.batch")
 

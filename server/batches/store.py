@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, NamedTuple
 from server.batches.files import Owner, write_whole
 from server.batches.lines import digest
 from server.batches.usage import Usage
-from server.wire.errors import BatchObjectNotFound
-from server.wire.schema import Json
+from server.http.errors import BatchObjectNotFound
+from server.http.schema import Json
 
 logger = logging.getLogger("oneloop.batch")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from server.wire.schema import Json
+from server.http.schema import Json
 
 
 @dataclass(frozen=True, slots=True)

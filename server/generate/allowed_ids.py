@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from server.context.offload import Offload
 from server.generate.request import GenerateRequest
 from server.generate.sampling import check_token_ids
-from server.wire.errors import Field, InvalidRequest
+from server.http.errors import Field, InvalidRequest
+from server.http.offload import Offload
 
 IDS_PER_CHAR = 10  # looked at while a character is tokenised
 ALLOWED = Field("allowed_token_ids")

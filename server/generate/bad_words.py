@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 from runtime.api import MatcherFactory
-from server.structured.bitmask import all_but, without_bits
+from server.generate.structured.bitmask import all_but, without_bits
 
 Encode = Callable[[str], Sequence[int]]
 

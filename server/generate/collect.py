@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from runtime.api import Output
 from server.generate.generation import Generation
 from server.generate.transcript import Transcript
-from server.wire.errors import Aborted, ClientLeft
+from server.http.errors import Aborted, ClientLeft
 
 
 class Presence(Protocol):

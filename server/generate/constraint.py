@@ -11,12 +11,12 @@ from typing import Any
 from msgspec import structs
 
 from server.generate.request import OutputConstraint
-from server.loaded.json_style import Whitespace
-from server.loaded.model import Grammar
-from server.structured.grammar import ANY_OBJECT, Choice, JsonSchema, Regex, Rules
-from server.structured.tags import StructuralTag
-from server.wire.errors import InvalidRequest
-from server.wire.schema import StructuredOutputs
+from server.generate.structured.grammar import ANY_OBJECT, Choice, JsonSchema, Regex, Rules
+from server.generate.structured.tags import StructuralTag
+from server.http.errors import InvalidRequest
+from server.http.schema import StructuredOutputs
+from server.models.json_style import Whitespace
+from server.models.model import Grammar
 
 
 def json_schema(schema: Any, param: str) -> OutputConstraint:

@@ -10,20 +10,20 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 from runtime.api import MediaItem
-from server.context.offload import LONG_CHARS, SHORT_CHARS, Offload, Pieces
 from server.generate.preprocess import encode_pieces, max_tokens_of_text
 from server.generate.request import MESSAGES, TOOLS, Chat, Function, Message, PastCall
-from server.loaded.chat_format import ChatFormat, OutputParser
-from server.loaded.control_tokens import ControlTokens, Shield
-from server.loaded.model import LoadedModel
-from server.loaded.prompt import MEDIA_MARKS, NO_TEMPLATE, ChatTemplate, EndlessTemplate, PromptError
-from server.loaded.template_bounds import MAX_RENDER_S
-from server.loaded.text_pieces import PIECE_CHARS
+from server.http.errors import ContextLengthExceeded, Field, InvalidRequest, clip
+from server.http.offload import LONG_CHARS, SHORT_CHARS, Offload, Pieces
+from server.http.schema import Json
 from server.media.part import MediaPart
 from server.media.placeholders import PlaceholderError, PromptMedia, ReadMedia
+from server.models.chat_format import ChatFormat, OutputParser
+from server.models.control_tokens import ControlTokens, Shield
+from server.models.model import LoadedModel
+from server.models.prompt import MEDIA_MARKS, NO_TEMPLATE, ChatTemplate, EndlessTemplate, PromptError
+from server.models.template_bounds import MAX_RENDER_S
+from server.models.text_pieces import PIECE_CHARS
 from server.text.tools import prompted
-from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, clip
-from server.wire.schema import Json
 
 T = TypeVar("T")
 

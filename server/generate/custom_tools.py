@@ -10,8 +10,8 @@ import re
 from typing import Final
 
 from server.generate.request import Function
-from server.structured.grammar import Regex, Rules
-from server.wire.schema import InputGrammar
+from server.generate.structured.grammar import Regex, Rules
+from server.http.schema import InputGrammar
 
 _INPUT: Final = "input"
 _SCHEMA: Final = {

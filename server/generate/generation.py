@@ -15,17 +15,17 @@ from functools import cached_property, partial
 from typing import Any
 
 from runtime.api import EMBEDS, FinishReason, Output, Request, TokenLogprobs, TokenStream, TokenWriter
-from server.context.release import release
 from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
-from server.loaded.chat_format import OutputParser
-from server.loaded.model import LoadedModel
-from server.loaded.tokenizer import Tokenizer
+from server.http.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from server.http.release import release
+from server.models.chat_format import OutputParser
+from server.models.model import LoadedModel
+from server.models.tokenizer import Tokenizer
 from server.text import native
 from server.text.detokenize import Detokenizer
 from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolCall, joined
 from server.text.stop import StopStrings
-from server.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable
 
 TOOL_CALLS = "tool_calls"  # why it ended, for whoever is to make them
 FAILED = (FinishReason.ERROR, FinishReason.INVALID, FinishReason.TIMEOUT)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from runtime.api import TokenLogprobs
-from server.loaded.tokenizer import Tokenizer
-from server.wire.schema import Json
+from server.http.schema import Json
+from server.models.tokenizer import Tokenizer
 
 Entry = tuple[int, TokenLogprobs | None]  # an id and what is known of it; nothing of the first of a prompt
 Writer = Callable[[Sequence[Entry]], Json]  # of one choice; called with its entries in order, in pieces

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from runtime.api import Adapter, MediaItem, PreparedPrompt
-from server.context.offload import SHORT_CHARS, Offload, Pieces
-from server.loaded.model import LoadedModel
+from server.http.offload import SHORT_CHARS, Offload, Pieces
+from server.models.model import LoadedModel
 
 LONG_PROMPT = SHORT_CHARS  # tokens: to check and hash them is about as much work as to tokenise so many characters
 PIECE_TOKENS = 16 * LONG_PROMPT  # of short prompts, behind which other callers have their turn

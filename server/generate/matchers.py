@@ -10,14 +10,14 @@ from typing import NamedTuple
 from runtime.api import MatcherFactory
 from server.generate.bad_words import forbid
 from server.generate.request import CONTINUE, TOOL_CHOICE, TOOLS, Chat, GenerateRequest, OnlyFunction, OutputConstraint
-from server.loaded.chat_format import OutputParser
-from server.loaded.model import LoadedModel
-from server.structured.after_reasoning import after_reasoning
-from server.structured.budget import ReasoningMarkers, thinking_budget
-from server.structured.chats import ChatGrammar, Function
-from server.structured.grammar import GrammarError
+from server.generate.structured.after_reasoning import after_reasoning
+from server.generate.structured.budget import ReasoningMarkers, thinking_budget
+from server.generate.structured.chats import ChatGrammar, Function
+from server.generate.structured.grammar import GrammarError
+from server.http.errors import Field, InvalidRequest
+from server.models.chat_format import OutputParser
+from server.models.model import LoadedModel
 from server.text.tools.registry import name_of
-from server.wire.errors import Field, InvalidRequest
 
 
 class Matchers(NamedTuple):

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 
 from runtime.api import MediaItem
-from server.context.offload import Offload, Pieces, to_the_end
 from server.generate.logprobs import Echo
 from server.generate.request import GenerateRequest, Infill, Prompts, Truncation
 from server.generate.sampling import check_token_ids
-from server.loaded.model import LoadedModel
-from server.loaded.text_pieces import PIECE_CHARS
-from server.loaded.tokenizer import Tokenizer, TooManyTokens
+from server.http.errors import ContextLengthExceeded, Field, InvalidRequest
+from server.http.offload import Offload, Pieces, to_the_end
 from server.media.embeds import prompt_item
 from server.media.part import Base64, MediaPart
 from server.media.placeholders import PlaceholderError
 from server.media.source import base64_bytes
-from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest
+from server.models.model import LoadedModel
+from server.models.text_pieces import PIECE_CHARS
+from server.models.tokenizer import Tokenizer, TooManyTokens
 
 MAX_TOKENS = 1 << 18  # of a text that need not fit the context, if four times the context is less
 MAX_CHARS_PER_TOKEN = 8  # of these; usual text has 3 to 5

@@ -2,7 +2,7 @@
 
 An adapter makes one of its own wire types, whose ranges it has checked. What depends on the loaded model is checked where the
 request is started (`start`). None stands for what the model or the server decides. Errors name fields as they are called here,
-which is as vLLM calls them; an adapter whose clients know other names says them (`server.wire.field_names`)."""
+which is as vLLM calls them; an adapter whose clients know other names says them (`server.http.field_names`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct, field
 
 from server.generate.beams import EarlyStopping
-from server.loaded.model import Grammar
+from server.generate.structured.grammar import Regex, Rules
+from server.http.errors import Field, InvalidRequest, clip
 from server.media.part import MediaPart
-from server.structured.grammar import Regex, Rules
-from server.wire.errors import Field, InvalidRequest, clip
+from server.models.model import Grammar
 
 MESSAGES, TOOLS, TOOL_CHOICE, CONTINUE = map(Field, ("messages", "tools", "tool_choice", "continue_final_message"))
 

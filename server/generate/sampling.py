@@ -13,8 +13,8 @@ from typing import Any
 
 from runtime.api import MatcherFactory, ModelInfo, SamplingParams
 from server.generate.request import GenerateRequest
-from server.loaded.defaults import SamplingDefaults
-from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, clip
+from server.http.errors import ContextLengthExceeded, Field, InvalidRequest, clip
+from server.models.defaults import SamplingDefaults
 
 # Below the first, dividing by the temperature says no more than argmax; below the second it overflows float32 logits.
 GREEDY_BELOW = 1e-5

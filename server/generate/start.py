@@ -13,8 +13,6 @@ from msgspec.structs import replace
 
 from runtime import api
 from server.config.server_config import ServerConfig
-from server.context.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
-from server.context.offload import Offload
 from server.generate.allowed_ids import allowed_token_ids
 from server.generate.beams import BeamParams
 from server.generate.conversation import chat_prompt, check_template
@@ -35,9 +33,11 @@ from server.generate.preprocess import (
 from server.generate.request import Chat, GenerateRequest, Infill
 from server.generate.sampling import sampling_params
 from server.generate.terms import Terms
-from server.loaded.chat_format import OutputParser
-from server.loaded.model import LoadedModel
-from server.wire.errors import Field, InvalidRequest
+from server.http.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
+from server.http.errors import Field, InvalidRequest
+from server.http.offload import Offload
+from server.models.chat_format import OutputParser
+from server.models.model import LoadedModel
 
 logger = logging.getLogger("oneloop.http")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple, Self
 
 from server.config.server_config import ServerConfig
-from server.context.arrival import Arrival
-from server.wire.errors import Field, InvalidRequest
+from server.http.arrival import Arrival
+from server.http.errors import Field, InvalidRequest
 
 PRIORITY = Field("priority")
 

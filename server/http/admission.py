@@ -10,7 +10,7 @@ import math
 from starlette.requests import Request
 
 from runtime.api import AdapterGone, Busy, ContextTooLong, EngineError, EngineStopped
-from server.wire.errors import (
+from server.http.errors import (
     ApiError,
     BodyTooLarge,
     ContextLengthExceeded,

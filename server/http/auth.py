@@ -16,8 +16,8 @@ from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.context.arrival import CALLER, TENANT
-from server.wire.errors import AdminOnly, InvalidApiKey, MissingApiKey
+from server.http.arrival import CALLER, TENANT
+from server.http.errors import AdminOnly, InvalidApiKey, MissingApiKey
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/generate", "/ping"})
 PAGES = frozenset(

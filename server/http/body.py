@@ -13,16 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.config.server_config import ServerConfig
-from server.context.arrival import CURRENT_ID
-from server.context.heap import touch_heap
-from server.context.offload import Offload
 from server.http.admission import check_head
+from server.http.arrival import CURRENT_ID
+from server.http.errors import BodyTooLarge, NameTooLong, TooManyValues
+from server.http.heap import touch_heap
 from server.http.json_values import Excess, excess
 from server.http.long_json import let_go, written
 from server.http.noted import IGNORED_FIELDS
+from server.http.offload import Offload
 from server.http.protocol import INCOMING_BODY, IncomingBody
-from server.wire.errors import BodyTooLarge, NameTooLong, TooManyValues
-from server.wire.schema import T, Wire
+from server.http.schema import T, Wire
 
 R = TypeVar("R")
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from runtime import api
 from server.config.server_config import ServerConfig
 from server.http.deadlines import Deadlines, Timed
-from server.wire.errors import ApiError, TooManyRequests, Unavailable
+from server.http.errors import ApiError, TooManyRequests, Unavailable
 
 RESERVED_FILES = 256  # open files for everything else: the model, libraries, the device, the log
 MAX_TURNED_AWAY = 256  # refused connections that may still be reading why

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.wire.errors import OriginNotAllowed
+from server.http.errors import OriginNotAllowed
 
 MAX_AGE_S = 600  # how long a browser may remember a preflight
 EXPOSED = b"x-request-id, request-id, retry-after, x-ignored-fields"  # what scripts may read beside the body

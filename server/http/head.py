@@ -7,10 +7,10 @@ import uuid
 
 from starlette.types import Scope
 
-from server.context.arrival import Arrival
+from server.http.arrival import Arrival
 from server.http.auth import tenant
-from server.wire.errors import InvalidRequest
-from server.wire.schema import MAX_TIMEOUT_S, REQUEST_ID
+from server.http.errors import InvalidRequest
+from server.http.schema import MAX_TIMEOUT_S, REQUEST_ID
 
 _REQUEST_ID = re.compile(REQUEST_ID)
 _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)

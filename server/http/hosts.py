@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.wire.errors import BadHost, HostNotAllowed
+from server.http.errors import BadHost, HostNotAllowed
 
 LOOPBACK_NAMES = ("localhost", "*.localhost")
 

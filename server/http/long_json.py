@@ -10,7 +10,7 @@ from typing import Any
 
 from orjson import dumps
 
-from server.context.release import AT_ONCE, release
+from server.http.release import AT_ONCE, release
 
 RECORDS, NUMBERS = AT_ONCE, 4096  # elements of a list that are a piece: objects and lists, or numbers and texts
 MAX_DEPTH = 6  # of lists that may be long: an answer's choices' log-probabilities' content, and one more

@@ -19,12 +19,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import EngineError
-from server.context.arrival import CURRENT_ID
 from server.http.admission import refusal_of
-from server.http.head import choose_id, request_id
-from server.http.metrics import HttpStats
-from server.http.noted import IGNORED_FIELDS, NotedOnce
-from server.wire.errors import (
+from server.http.arrival import CURRENT_ID
+from server.http.errors import (
     ApiError,
     ClientLeft,
     ErrorShape,
@@ -33,6 +30,9 @@ from server.wire.errors import (
     RouteNotFound,
     clip,
 )
+from server.http.head import choose_id, request_id
+from server.http.metrics import HttpStats
+from server.http.noted import IGNORED_FIELDS, NotedOnce
 
 logger = logging.getLogger("oneloop.http")
 access_logger = logging.getLogger("oneloop.access")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from starlette.requests import Request
 
 from server.config.server_config import ServerConfig
-from server.wire.errors import UnsupportedParameter
+from server.http.errors import UnsupportedParameter
 
 IGNORED_FIELDS = "ignored_fields"  # of a scope: their names, for `middleware`, which says them
 MAX_SETS = 1000  # clients choose the names: beyond that it begins anew

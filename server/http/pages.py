@@ -16,8 +16,8 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.context.offload import Offload
-from server.wire.errors import RouteNotFound
+from server.http.errors import RouteNotFound
+from server.http.offload import Offload
 
 _NUM_CHARS = 100_000  # of all files: 10 ms, once
 

@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from server.http.clients import Clients
 from server.http.deadlines import Timed
-from server.wire.errors import ApiError, HeadTooLarge, MalformedHttp, RequestTimeout
+from server.http.errors import ApiError, HeadTooLarge, MalformedHttp, RequestTimeout
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and fields; trailers and sizes of chunks between two pieces of a body
 MAX_FIELDS = 256  # of one message, trailers included

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from server.config.server_config import ServerConfig
 from server.http.noted import note_ignored
-from server.wire.schema import refusal_of
+from server.http.schema import refusal_of
 
 Q = TypeVar("Q", bound=Struct)
 

@@ -12,8 +12,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from server.config.server_config import ServerConfig
+from server.http.errors import BodyTooLarge, InvalidRequest, OriginNotAllowed, WrongContentType, clip
 from server.http.protocol import INCOMING_BODY, IncomingBody
-from server.wire.errors import BodyTooLarge, InvalidRequest, OriginNotAllowed, WrongContentType, clip
 
 FORM = "multipart/form-data"
 CHARSETS = (

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 
 from starlette.types import Receive
 
-from server.wire.errors import ClientLeft
+from server.http.errors import ClientLeft
 
 T = TypeVar("T")
 

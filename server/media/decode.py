@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from server.context.offload import Pieces
+from server.http.errors import InvalidMedia
+from server.http.offload import Pieces
 from server.media import images, sound, video
 from server.media.limits import MediaLimits
 from server.media.part import MediaPart, Modality
-from server.wire.errors import InvalidMedia
 
 
 class Decoded(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from runtime.api import EMBEDS, MediaItem
-from server.wire.errors import InvalidMedia, clip
+from server.http.errors import InvalidMedia, clip
 
 _GRIDS: Final = ("image_grid_thw", "video_grid_thw")
 _MAX_HEAD_BYTES: Final = 1 << 16

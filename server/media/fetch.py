@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urljoin, urlsplit
 
+from server.http.errors import InvalidMedia, clip
 from server.media.addresses import AllowedHosts
-from server.wire.errors import InvalidMedia, clip
 
 if TYPE_CHECKING:
     import httpx

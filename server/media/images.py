@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from server.wire.errors import InvalidMedia, MediaNotInstalled, clip
+from server.http.errors import InvalidMedia, MediaNotInstalled, clip
 
 if TYPE_CHECKING:
     from PIL.Image import Image

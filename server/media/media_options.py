@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from server.config.server_config import ServerConfig
-from server.context.offload import Offload
+from server.http.offload import Offload
 from server.media.addresses import AllowedHosts
 from server.media.fetch import Fetcher
 from server.media.limits import MODALITIES, MediaLimits, read_counts, read_io_kwargs, read_object

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from server.wire.errors import InvalidMedia, clip
+from server.http.errors import InvalidMedia, clip
 
 Modality = Literal["image", "audio", "video"]
 _MIME: Final = re.compile(r"data:([a-z]+)/([a-z0-9.+-]+)[;,]", re.IGNORECASE)

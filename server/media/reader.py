@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from runtime.api import EMBEDS
-from server.context.arrival import TENANT
-from server.context.gather import gather_or_cancel
-from server.context.offload import RETRY_AFTER_S, Offload, Pieces
+from server.http.arrival import TENANT
+from server.http.errors import InvalidMedia, InvalidRequest, MediaNotInstalled, TextOnly, TooManyRequests, clip
+from server.http.gather import gather_or_cancel
+from server.http.offload import RETRY_AFTER_S, Offload, Pieces
 from server.media.decode import Decoded, decode, fingerprint, sample
 from server.media.embeds import read_embeds
 from server.media.limits import MODALITIES, USE_SOUND, MediaLimits, check_processor_kwargs
@@ -25,7 +26,6 @@ from server.media.part import Given, MediaPart
 from server.media.placeholders import Expansion, PromptMedia, ReadMedia
 from server.media.processor import Processor, Refused
 from server.media.source import Sources
-from server.wire.errors import InvalidMedia, InvalidRequest, MediaNotInstalled, TextOnly, TooManyRequests, clip
 
 _Key = tuple[str | None, bytes]
 COST = 1 << 20  # of one item, as texts are counted: very much

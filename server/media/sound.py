@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from server.context.offload import Pieces
-from server.wire.errors import InvalidMedia, MediaNotInstalled, clip
+from server.http.errors import InvalidMedia, MediaNotInstalled, clip
+from server.http.offload import Pieces
 
 if TYPE_CHECKING:
     from av import AudioFrame

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
+from server.http.errors import InvalidMedia
 from server.media.fetch import Fetcher, too_large
 from server.media.part import Base64, Given, MediaPart
-from server.wire.errors import InvalidMedia
 
 _BASE64_HEAD: Final = re.compile(r"data:[^,;]*(;[^,;]*)*;base64,", re.IGNORECASE)
 _PIECE_CHARS: Final = 1 << 18  # of base64, a third of a millisecond, in which no other thread moves

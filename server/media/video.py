@@ -10,11 +10,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from server.context.offload import Pieces
+from server.http.errors import InvalidMedia
+from server.http.offload import Pieces
 from server.media.images import check_size
 from server.media.limits import MediaLimits
 from server.media.sound import check_codec, check_seconds, opened, too_long
-from server.wire.errors import InvalidMedia
 
 NUM_FRAMES: Final = 32  # of a video that are shown, where nobody says otherwise: vLLM's number
 MAX_FRAMES_A_SECOND: Final = 240

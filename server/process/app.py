@@ -20,26 +20,26 @@ from starlette.routing import Route as PathRoute
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import server.endpoints
+import server.api
+from server.api.route import ErrorsBelow, Route
+from server.api.service import Service
 from server.batches.folder import BatchFolder
 from server.batches.lines import LINE_EXTRA_BYTES, URLS
 from server.batches.runner import BatchRunner
 from server.config.server_config import ServerConfig
 from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
+from server.http.errors import ErrorShape
 from server.http.head import arrival
 from server.http.hosts import LOOPBACK_NAMES, CheckHost
 from server.http.metrics import HttpStats
 from server.http.middleware import RequestMiddleware
 from server.http.tracing import note_trace
 from server.http.watch import while_waited_for
-from server.loaded import engines
-from server.loaded.feed import Feed, Snapshots
-from server.loaded.swaps import visiting
-from server.loaded.texts import Texts
-from server.routes.route import ErrorsBelow, Route
-from server.routes.service import Service
-from server.wire.errors import ErrorShape
+from server.models import engines
+from server.models.feed import Feed, Snapshots
+from server.models.swaps import visiting
+from server.models.texts import Texts
 
 T = TypeVar("T")
 
@@ -47,10 +47,10 @@ logger = logging.getLogger("oneloop.http")
 
 
 def _declared(kind: type[T]) -> list[T]:
-    """Every `kind` in the files of `endpoints/`."""
-    folder = server.endpoints
-    modules = (import_module(f"{folder.__name__}.{found.name}") for found in pkgutil.iter_modules(folder.__path__))
-    return [each for module in modules for each in vars(module).values() if isinstance(each, kind)]
+    """Every `kind` that a file of `api/` declares, each once."""
+    found = pkgutil.walk_packages(server.api.__path__, f"{server.api.__name__}.")
+    declared = [each for name in found for each in vars(import_module(name.name)).values() if isinstance(each, kind)]
+    return list({id(each): each for each in declared}.values())
 
 
 def found_routes() -> tuple[Route, ...]:

@@ -20,20 +20,20 @@ import msgspec
 
 from runtime.api import AdapterRefused, EngineClient, LoadProgress, ModelInfo, ModelOutline, SleepLevel
 from server.config.server_config import ServerConfig
-from server.loaded.adapters import AdapterModule, Resolver, by_modality
-from server.loaded.chat_format import ChatFormat
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.json_style import JsonStyle
-from server.loaded.known_score_templates import KNOWN_RERANKERS
-from server.loaded.lifecycle import LoadError, Report
-from server.loaded.model import LoadedModel
-from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling, pooled_tasks, served_runner
-from server.loaded.prompt import ChatTemplate, PromptError
-from server.loaded.score_template import ScoreTemplate
-from server.loaded.swaps import Outline, SwappedModel, Swaps
-from server.loaded.tokenizer import Tokenizer, TokenizerError, template_of
+from server.generate.structured.compiler import Grammars
 from server.media.media_options import MediaOptions
-from server.structured.compiler import Grammars
+from server.models.adapters import AdapterModule, Resolver, by_modality
+from server.models.chat_format import ChatFormat
+from server.models.defaults import SamplingDefaults
+from server.models.json_style import JsonStyle
+from server.models.known_score_templates import KNOWN_RERANKERS
+from server.models.lifecycle import LoadError, Report
+from server.models.model import LoadedModel
+from server.models.pooling import PoolerConfig, Prompts, ServedPooling, pooled_tasks, served_runner
+from server.models.prompt import ChatTemplate, PromptError
+from server.models.score_template import ScoreTemplate
+from server.models.swaps import Outline, SwappedModel, Swaps
+from server.models.tokenizer import Tokenizer, TokenizerError, template_of
 from server.text import native
 
 if TYPE_CHECKING:

@@ -25,15 +25,16 @@ from typing import TYPE_CHECKING, Literal, cast
 import uvicorn
 
 from runtime.api import LoadProgress
+from server.api.service import Service
 from server.config.server_config import ServerConfig
-from server.context.background import switch_quickly
-from server.context.offload import MAX_WAITING, Offload, limit_arenas
 from server.http import tls
+from server.http.background import switch_quickly
 from server.http.clients import Clients, raise_file_limit
+from server.http.offload import MAX_WAITING, Offload, limit_arenas
 from server.http.protocol import HttpProtocol
-from server.loaded import engines
-from server.loaded.lifecycle import Lifecycle, Load, LoadError
-from server.loaded.model import LoadedModel
+from server.models import engines
+from server.models.lifecycle import Lifecycle, Load, LoadError
+from server.models.model import LoadedModel
 from server.process import terminal
 from server.process.app import create_app
 from server.process.ending import (
@@ -48,7 +49,6 @@ from server.process.ending import (
     leave_within,
 )
 from server.process.listening import tell_manager
-from server.routes.service import Service
 
 if TYPE_CHECKING:
     from server.http.tracing import Tracing

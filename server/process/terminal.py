@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from runtime.api import LoadProgress
 from server.config.server_config import ServerConfig
 from server.config.version import __version__
-from server.loaded.model import LoadedModel
+from server.models.model import LoadedModel
 
 PAGES = "/ (chat)  /dashboard  /docs"
 ENDPOINTS = (

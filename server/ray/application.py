@@ -13,9 +13,9 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.config.server_config import ServerConfig
-from server.context import logs
-from server.context.background import switch_quickly
-from server.context.offload import limit_arenas
+from server.http import logs
+from server.http.background import switch_quickly
+from server.http.offload import limit_arenas
 from server.ray.fleet import ServeFleet
 from server.ray.ingress import ingress_app
 from server.ray.options import RayOptions, num_devices

@@ -19,8 +19,8 @@ from typing import Self, cast
 
 import msgspec
 
+from server.http.errors import ReplicaLost
 from server.ray.forwarded import ACCEPTED, Head, Piece
-from server.wire.errors import ReplicaLost
 
 _FRAME = struct.Struct("<QIB")  # number of the request, bytes that follow, what they are
 _SECRET_BYTES = 32

@@ -6,9 +6,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from server.http.errors import ReplicaLost, TooManyRequests, Unavailable
 from server.ray.channel import Delivery, Mailbox
 from server.ray.forwarded import Answer, Forwarded
-from server.wire.errors import ReplicaLost, TooManyRequests, Unavailable
 
 RETRY_AFTER_S = 5
 BROADCAST_LIMIT_S = 30.0

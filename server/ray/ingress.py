@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.config.server_config import ServerConfig
 from server.http.auth import OPERATOR_PATHS, tenant
 from server.http.body import read_bytes
+from server.http.errors import ApiError, ClientLeft, Conflict, ReplicaLost, Unavailable, as_api_error
 from server.http.metrics import HttpStats
 from server.http.watch import ClientWatch
 from server.process.app import ROUTES, guarded
@@ -25,7 +26,6 @@ from server.ray.expositions import joined
 from server.ray.forwarded import Answer, Forwarded, Head, Headers, Piece
 from server.ray.last_words import last_words
 from server.ray.prefixes import prefixes_of
-from server.wire.errors import ApiError, ClientLeft, Conflict, ReplicaLost, Unavailable, as_api_error
 
 logger = logging.getLogger("oneloop.ray")
 

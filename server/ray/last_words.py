@@ -8,9 +8,9 @@ import re
 
 from orjson import dumps
 
+from server.http.errors import ApiError, ErrorShape
 from server.http.sse import DONE
 from server.ray.forwarded import Headers
-from server.wire.errors import ApiError, ErrorShape
 
 RESPONSES = "/v1/responses"
 _NUMBER = re.compile(rb'"sequence_number":(\d+)')

@@ -16,17 +16,17 @@ from functools import partial
 
 from starlette.types import ASGIApp
 
+from server.api.service import Service
 from server.config.server_config import ServerConfig
-from server.context.offload import MAX_WAITING, Offload
-from server.loaded import engines
-from server.loaded.lifecycle import Lifecycle, Load
+from server.http.offload import MAX_WAITING, Offload
+from server.models import engines
+from server.models.lifecycle import Lifecycle, Load
 from server.process.app import create_app
 from server.process.ending import EXIT_CANNOT_SERVE, leave_at_once
 from server.process.serve import DEATH_LIMIT_S, tracing_of, without_collections
 from server.ray.channel import Lines, ReplyTo
 from server.ray.exchange import Exchange
 from server.ray.forwarded import ACCEPTED, Answer, Forwarded, Head
-from server.routes.service import Service
 
 logger = logging.getLogger("oneloop.ray")
 

@@ -20,11 +20,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
-from server.context import logs
-from server.context.background import switch_quickly
-from server.context.offload import limit_arenas
-from server.loaded.lifecycle import Report
-from server.loaded.model import LoadedModel
+from server.http import logs
+from server.http.background import switch_quickly
+from server.http.offload import limit_arenas
+from server.models.lifecycle import Report
+from server.models.model import LoadedModel
 from server.process.load import compute_stage, load
 
 logger = logging.getLogger("oneloop.ray")

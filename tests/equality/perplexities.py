@@ -27,7 +27,7 @@ from runtime.quantize.inputs import read_text
 from runtime.quantize.model import quantize
 from runtime.quantize.schemes import SCHEMES
 from runtime.weights.fetch import ModelFiles, resolve
-from server.loaded.tokenizer import Tokenizer
+from server.models.tokenizer import Tokenizer
 from tests.runtime.weights import published, smollm2
 
 PIECE = 512

@@ -7,7 +7,7 @@ import pytest
 from runtime.config import EngineConfig
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
-from server.loaded.tokenizer import Tokenizer
+from server.models.tokenizer import Tokenizer
 from tests.equality import gemma3_270m
 from tests.equality.greedy import compare, references, run
 

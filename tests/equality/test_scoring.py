@@ -16,8 +16,8 @@ from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
 from server.config.server_config import ServerConfig
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.lifecycle import Lifecycle
+from server.models.defaults import SamplingDefaults
+from server.models.lifecycle import Lifecycle
 from tests.equality.greedy import engine_parts
 from tests.equality.scored import exact_logprobs
 from tests.server.conftest import running

@@ -19,9 +19,9 @@ from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.models.model import Model
 from server.config.server_config import ServerConfig
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.lifecycle import Lifecycle
-from server.loaded.prompt import ChatTemplate
+from server.models.defaults import SamplingDefaults
+from server.models.lifecycle import Lifecycle
+from server.models.prompt import ChatTemplate
 from tests.equality.greedy import Outcome, Reference, compare, engine_parts, run, transformers_greedy
 from tests.equality.prompts import CHAT, CODE, LONG, PLAIN, UNICODE
 from tests.equality.scored import check, exact_logprobs, generate

@@ -15,21 +15,21 @@ import pytest
 
 from runtime.api import PoolerInfo
 from runtime.parallel.replicas import Replicas
+from server.api.service import Service
 from server.config.server_config import ServerConfig
+from server.generate.structured import compiler
 from server.http.clients import Clients
-from server.loaded.chat_format import ChatFormat
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.lifecycle import Lifecycle
-from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling
-from server.loaded.prompt import ChatTemplate
-from server.loaded.score_template import ScoreTemplate
-from server.loaded.tokenizer import Tokenizer
 from server.media.reader import MediaReader, NoMedia
+from server.models.chat_format import ChatFormat
+from server.models.defaults import SamplingDefaults
+from server.models.lifecycle import Lifecycle
+from server.models.pooling import PoolerConfig, Prompts, ServedPooling
+from server.models.prompt import ChatTemplate
+from server.models.score_template import ScoreTemplate
+from server.models.tokenizer import Tokenizer
 from server.process.app import stop_batches
 from server.process.listening import listen
 from server.process.serve import HttpServer, http_server
-from server.routes.service import Service
-from server.structured import compiler
 from tests.fakes import FakeEngine, fake_model
 from tests.server.swapping import TOKENIZER, Turns
 from tests.server.tiny import EOS, chatml, loaded_model, tiny_tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.weights.fetch import DEFAULT_MODEL, resolve
-from server.loaded.tokenizer import Tokenizer
+from server.models.tokenizer import Tokenizer
 
 
 @functools.cache

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from server.context.arrival import CURRENT_ID
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.lifecycle import LoadError
-from server.loaded.model import LoadedModel
-from server.loaded.prompt import ChatTemplate
-from server.loaded.swaps import Outline, SwappedModel, Swaps, visiting
+from server.http.arrival import CURRENT_ID
+from server.models.defaults import SamplingDefaults
+from server.models.lifecycle import LoadError
+from server.models.model import LoadedModel
+from server.models.prompt import ChatTemplate
+from server.models.swaps import Outline, SwappedModel, Swaps, visiting
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, chatml, loaded_model, tiny_tokenizer
 

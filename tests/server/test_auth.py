@@ -11,14 +11,14 @@ from pathlib import Path
 import openai
 import pytest
 
+from server.api.service import Service
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
 from server.http import auth
 from server.http.auth import InvalidApiKey, Keys, MissingApiKey, RequireKey, is_loopback, is_open
-from server.loaded.lifecycle import Lifecycle
+from server.models.lifecycle import Lifecycle
 from server.process.app import ROUTES, create_app
-from server.routes.service import Service
 from tests.server.conftest import MESSAGES
 
 ROOT = Path(__file__).parents[2]

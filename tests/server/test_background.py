@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from server.context import background
-from server.context.background import NICENESS, SWITCH_S, TURNS_A_STEP, switch_quickly
-from server.context.offload import SHORT_CHARS, Offload
-from server.structured import compiler
+from server.generate.structured import compiler
+from server.http import background
+from server.http.background import NICENESS, SWITCH_S, TURNS_A_STEP, switch_quickly
+from server.http.offload import SHORT_CHARS, Offload
 
 
 def niceness() -> int:

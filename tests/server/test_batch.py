@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.lifecycle import LoadError
-from server.loaded.model import LoadedModel
-from server.offline import batch
+from server.cli import batch
+from server.models.defaults import SamplingDefaults
+from server.models.lifecycle import LoadError
+from server.models.model import LoadedModel
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from runtime.api import FinishReason
-from server.loaded.defaults import SamplingDefaults
+from server.models.defaults import SamplingDefaults
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import END, EOS, START
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.loaded.chat_format import ChatFormat
-from server.loaded.prompt import ChatTemplate
+from server.models.chat_format import ChatFormat
+from server.models.prompt import ChatTemplate
 from server.text.reasoning import GRANITE, THINK
 from server.text.tools.harmony import Harmony
 from server.text.tools.hermes import Hermes

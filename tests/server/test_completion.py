@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
+from server.cli import completion
 from server.config.command_line import COMMANDS
 from server.config.option import flags
 from server.config.server_options import ConfigError
-from server.offline import completion
 
 
 @pytest.fixture(params=completion.SHELLS)

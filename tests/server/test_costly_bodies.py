@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http import body, json_values
+from server.http import body, json_values, schema
 from server.http.json_values import Excess, excess
-from server.wire import schema
 from tests.server.conftest import MESSAGES
 from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER
 from tests.server.test_refusals import error_of

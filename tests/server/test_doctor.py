@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from server.cli import doctor, dry_run
 from server.config.server_config import ServerConfig
-from server.loaded.lifecycle import LoadError
-from server.offline import doctor, dry_run
+from server.models.lifecycle import LoadError
 from server.process.load import dry_run as plan
 
 TINY = {

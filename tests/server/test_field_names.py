@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.wire.errors import Field, InvalidRequest
-from server.wire.field_names import FieldNames
+from server.http.errors import Field, InvalidRequest
+from server.http.field_names import FieldNames
 from tests.server.test_refusals import error_of
 
 NAMES = FieldNames({"messages": "input", "response_format": "text.format", "response_format.json_schema": "text"})

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.anthropic import request_types as anthropic
-from server.llamacpp import request_types as llamacpp
-from server.ollama import request_types as ollama
-from server.openai import request_types
-from server.pooling import cohere
-from server.pooling import request_types as pooling
-from server.responses.request_types import RESPONSES
-from server.wire.errors import ApiError
+from server.api.anthropic import request_types as anthropic
+from server.api.llamacpp import request_types as llamacpp
+from server.api.ollama import request_types as ollama
+from server.api.openai import request_types
+from server.api.pooling import cohere
+from server.api.pooling import request_types as pooling
+from server.api.responses.request_types import RESPONSES
+from server.http.errors import ApiError
 from tests.server.conftest import MESSAGES
 from tests.server.test_costly_bodies import ANTHROPIC, BODIES, served
 

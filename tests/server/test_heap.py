@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from server.context.offload import MAX_ARENAS
+from server.http.offload import MAX_ARENAS
 
 HAS_GLIBC = hasattr(ctypes.CDLL(None), "malloc_info")
 COUNT = """
 import ctypes, os, sys, threading
-from server.context.offload import limit_arenas
+from server.http.offload import limit_arenas
 
 limit_arenas()
 libc = ctypes.CDLL(None)

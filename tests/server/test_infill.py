@@ -6,8 +6,8 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from server.generate import preprocess
-from server.loaded.infill import infill_format
-from server.loaded.tokenizer import Tokenizer
+from server.models.infill import infill_format
+from server.models.tokenizer import Tokenizer
 from tests.server.text.made_tokenizers import llama_like
 from tests.server.tiny import EOS, tiny_tokenizer
 

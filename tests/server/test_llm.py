@@ -16,12 +16,12 @@ import pytest
 
 from runtime.api import FinishReason, LoadProgress
 from server import LLM, LoRARequest, SamplingParams
+from server.api.openai.request_types import CompletionRequest
 from server.config.server_config import ServerConfig
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.lifecycle import LoadError
-from server.loaded.model import LoadedModel
-from server.offline.prepare import SAMPLING_FIELDS
-from server.openai.request_types import CompletionRequest
+from server.llm.prepare import SAMPLING_FIELDS
+from server.models.defaults import SamplingDefaults
+from server.models.lifecycle import LoadError
+from server.models.model import LoadedModel
 from tests.fake_adapters import FakeAdapters
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import END, EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
@@ -59,7 +59,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch):
     fake = Fake(tiny_tokenizer())
-    monkeypatch.setattr("server.offline.llm.load", fake.load)
+    monkeypatch.setattr("server.llm.llm.load", fake.load)
     return fake
 
 
@@ -483,10 +483,10 @@ def test_ctrl_c_takes_the_requests_back_and_the_llm_goes_on(fake):
 
 SCRIPT = """
 import asyncio, sys
-import server.offline.llm
+import server.llm.llm
 from tests.server.test_llm import Fake
 from tests.server.tiny import tiny_tokenizer, loaded_model
-server.offline.llm.load = Fake(tiny_tokenizer()).load
+server.llm.llm.load = Fake(tiny_tokenizer()).load
 from server import LLM
 llm = LLM("tiny")
 print(llm.generate("hi", use_tqdm=False)[0].outputs[0].text)
@@ -504,7 +504,7 @@ def test_a_script_that_closes_nothing_ends_by_itself():
 
 def test_importing_the_package_imports_nothing_heavy():
     check = (
-        "import sys, server; heavy = {'torch', 'starlette', 'tokenizers', 'msgspec', 'server.offline.llm'} & set(sys.modules); "
+        "import sys, server; heavy = {'torch', 'starlette', 'tokenizers', 'msgspec', 'server.llm.llm'} & set(sys.modules); "
         "assert not heavy, heavy; assert 'LLM' in dir(server); from server import LLM; assert 'torch' not in sys.modules"
     )
     ended = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)

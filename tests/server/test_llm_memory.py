@@ -13,7 +13,7 @@ from runtime.kv.kv_cache import KVCache
 from runtime.models.decoder import Decoder
 from runtime.scheduler import Scheduler
 from server import LLM, SamplingParams
-from server.loaded.tokenizer import Tokenizer
+from server.models.tokenizer import Tokenizer
 
 KINDS = (Engine, Scheduler, KVCache, Decoder, Tokenizer)
 

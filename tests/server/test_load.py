@@ -15,8 +15,8 @@ from runtime.api import LoadProgress
 from runtime.config import PlanError
 from runtime.weights.rules import WeightsError
 from server.config.server_config import ServerConfig
-from server.loaded.chat_format import ChatFormat
-from server.loaded.lifecycle import LoadError
+from server.models.chat_format import ChatFormat
+from server.models.lifecycle import LoadError
 from server.process import load as loading
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml
@@ -46,7 +46,7 @@ def load(tokenizer, monkeypatch):
         monkeypatch.setattr("runtime.start.start_engine", start)
         monkeypatch.setattr(loading, "import_engine", lambda: None)
         monkeypatch.setattr(loading, "load_text", lambda *args: (tokenizer, chatml(tokenizer), ChatFormat()))
-        monkeypatch.setattr("server.structured.compiler.Grammars.warm", warm)
+        monkeypatch.setattr("server.generate.structured.compiler.Grammars.warm", warm)
         return await loading.load(ServerConfig(), lambda progress: phases.append(progress.phase), Event())
 
     return with_engine, phases, warmed

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from server.context import logs
-from server.context.arrival import CURRENT_ID
+from server.http import logs
+from server.http.arrival import CURRENT_ID
 from tests.fake_runner import FakeRunner
 from tests.runtime.test_engine import engine_on, request, turns
 from tests.server.conftest import MESSAGES
@@ -83,7 +83,7 @@ async def test_what_the_engine_says_of_a_request_has_the_id_of_who_asked(lines):
 
 
 def test_the_command_line_takes_it():
-    code = "import logging; from server.context import logs; logs.begin('info', 'json'); logging.info('x %d', 5)"
+    code = "import logging; from server.http import logs; logs.begin('info', 'json'); logging.info('x %d', 5)"
     ended = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT, capture_output=True, text=True,
@@ -93,7 +93,7 @@ def test_the_command_line_takes_it():
 
 def test_for_programs_every_line_of_a_servers_life_is_json():
     """What a person at the terminal sees, progress and summary, would be no object."""
-    begun = "import sys; from server.context import logs; from tests import fake_server; logs.begin('info', 'json')"
+    begun = "import sys; from server.http import logs; from tests import fake_server; logs.begin('info', 'json')"
     command = [sys.executable, "-c", f"{begun}; sys.exit(fake_server.main())", "--fake", "tiny", "--log-format", "json"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -17,9 +17,9 @@ from server.config.parse import parse
 from server.config.server_options import ConfigError
 from server.generate import long_prompt
 from server.http.auth import OPERATOR_PATHS
-from server.loaded.adapters import AdapterModule, Resolver, folder_below
+from server.http.errors import InvalidRequest
+from server.models.adapters import AdapterModule, Resolver, folder_below
 from server.process.load import _load_adapters
-from server.wire.errors import InvalidRequest
 from tests.fake_adapters import FakeAdapters
 from tests.server.media.pictures import data_url, drawn, stored
 from tests.server.media.processors import written

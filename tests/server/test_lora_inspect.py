@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from server.cli import lora
 from server.config.server_options import ConfigError
-from server.offline import lora
 
 FOUND = {
     "path": "p", "num_parameters": 12345, "dtypes": ["F32"], "refusal": None, "base": "", "rank": 8, "alpha": 16.0, "rslora": True,

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from runtime.doctor import models as known
-from server.offline import models as command
+from server.cli import models as command
 
 FOUND = {
     "built_in": [{"name": "small", "bytes": 98 << 20, "here": True}, {"name": "other", "bytes": 1 << 30, "here": False}],

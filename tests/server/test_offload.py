@@ -11,14 +11,14 @@ from functools import partial
 
 import pytest
 
-from server.context import offload as module
-from server.context.arrival import CALLER
-from server.context.offload import LONG_CHARS, SHORT_CHARS, GiveBack, Offload
+from server.api.pooling import answers, run
 from server.generate import allowed_ids, preprocess
 from server.generate.sampling import check_token_ids
-from server.loaded import text_pieces
-from server.pooling import answers, run
-from server.wire.errors import TooManyRequests
+from server.http import offload as module
+from server.http.arrival import CALLER
+from server.http.errors import TooManyRequests
+from server.http.offload import LONG_CHARS, SHORT_CHARS, GiveBack, Offload
+from server.models import text_pieces
 from tests.server.pooling.embedders import EMBEDDER
 
 MIDDLING = SHORT_CHARS + 1
@@ -315,7 +315,7 @@ async def test_what_is_rendered_costs_by_how_many_it_is_not_by_its_letters_alone
 
 async def test_more_messages_than_the_context_has_tokens_are_refused_unrendered(serve, monkeypatch):
     server = await serve(max_model_len=100)
-    monkeypatch.setattr("server.loaded.prompt.ChatTemplate.render", None)
+    monkeypatch.setattr("server.models.prompt.ChatTemplate.render", None)
     refused = await server.chat(messages=[{"role": "user", "content": ""}] * 101)
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "context_length_exceeded"
@@ -343,7 +343,7 @@ async def test_tokens_as_strings_are_looked_up_off_the_loop(serve, monkeypatch):
 async def test_texts_to_be_counted_have_a_bound_and_cost_no_more_than_it(serve, monkeypatch, fields):
     monkeypatch.setattr(preprocess, "MAX_TOKENS", 2000)
     monkeypatch.setattr(text_pieces, "PIECE_CHARS", 500)
-    monkeypatch.setattr("server.loaded.tokenizer.PIECE_CHARS", 500)
+    monkeypatch.setattr("server.models.tokenizer.PIECE_CHARS", 500)
     server = await serve(max_model_len=100)
     seen = []
     encode = type(server.tokenizer).encode
@@ -371,7 +371,7 @@ async def test_texts_to_be_counted_have_a_bound_and_cost_no_more_than_it(serve, 
 
 
 async def test_detokenising_in_pieces_loses_no_character_at_their_edges(serve, monkeypatch):
-    monkeypatch.setattr("server.endpoints.tokenize.PIECE", 1000)
+    monkeypatch.setattr("server.api.operations.tokenize.PIECE", 1000)
     server = await serve()
     text = "é€😀a" * 800
     ids = server.tokenizer.encode(text)

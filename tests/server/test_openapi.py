@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from server.endpoints import health
-from server.endpoints import openapi as endpoint
-from server.loaded.lifecycle import Phase
+from server.api import openapi
+from server.api.operations import health
+from server.api.operations import openapi as endpoint
+from server.models.lifecycle import Phase
 from server.process.app import ROUTES
-from server.routes import openapi
 from tests.server.conftest import MESSAGES
 from tests.server.test_tool_calls import TWO
 from tests.server.text.tool_samples import TOOLS

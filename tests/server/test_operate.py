@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from server.api.service import Service
 from server.config.server_config import ServerConfig
 from server.http.auth import OPERATOR_PATHS, Keys, RequireKey
-from server.loaded.lifecycle import Lifecycle
+from server.http.errors import AdminOnly
+from server.models.lifecycle import Lifecycle
 from server.process.app import create_app
-from server.routes.service import Service
-from server.wire.errors import AdminOnly
 from tests.server.conftest import MESSAGES
 from tests.server.test_auth import ADMIN, USER, bearer
 

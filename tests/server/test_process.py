@@ -21,9 +21,9 @@ import pytest
 
 from runtime.api import FinishReason, LoadProgress
 from server.config.server_config import ServerConfig
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.lifecycle import LoadError
-from server.loaded.model import LoadedModel
+from server.models.defaults import SamplingDefaults
+from server.models.lifecycle import LoadError
+from server.models.model import LoadedModel
 from server.process.listening import listen
 from server.process.serve import Process
 from tests.fakes import FakeEngine, fake_model

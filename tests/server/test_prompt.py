@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import transformers
 
-from server.loaded.prompt import ChatTemplate, PromptError
+from server.models.prompt import ChatTemplate, PromptError
 from tests.server.text.made_tokenizers import gemma_like
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

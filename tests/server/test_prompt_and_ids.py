@@ -9,7 +9,7 @@ import pytest
 
 from server.generate import long_prompt
 from server.generate.generation import Generation
-from server.loaded.prompt import ChatTemplate
+from server.models.prompt import ChatTemplate
 from tests.server.conftest import MESSAGES
 from tests.server.test_refusals import error_of
 from tests.server.tiny import EOS

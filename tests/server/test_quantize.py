@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from server.cli import quantize
 from server.config.server_options import ConfigError
-from server.loaded.tokenizer import Tokenizer
-from server.offline import quantize
+from server.models.tokenizer import Tokenizer
 from tests.runtime.weights import smollm2
 
 FOUND = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.api import FinishReason, Output
 from server.generate.generation import Choice, TextOptions
-from server.loaded.chat_format import OutputParser
+from server.models.chat_format import OutputParser
 from server.text.events import Event, ToolCall, joined
 from server.text.reasoning import THINK
 from server.text.tools.harmony import Harmony

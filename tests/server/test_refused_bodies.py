@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import server
+from server.api.route import FORM, JSON
+from server.generate.structured.grammar import GrammarError
+from server.http.errors import ApiError
 from server.process.app import ROUTES
-from server.routes.route import FORM, JSON
-from server.structured.grammar import GrammarError
-from server.wire.errors import ApiError
 from tests.server.conftest import RawClient, Running
 from tests.server.http.test_connections import Phase, chunk, connections, uncollected, until
 from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.api import SamplingParams
 from server.generate.sampling import for_choice
-from server.loaded.defaults import SamplingDefaults
+from server.models.defaults import SamplingDefaults
 
 
 def test_a_generation_config_sets_what_it_names_and_nothing_else():

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from server.__main__ import opened
+from server.cli import health
 from server.config.parse import parse
 from server.config.server_options import ConfigError
-from server.offline import health
 from server.process.app import allowed_hosts
 from server.process.listening import passed, tell_manager
 

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.api import LoadProgress
 from server.config.version import __version__
-from server.loaded.lifecycle import Phase
+from server.models.lifecycle import Phase
 from server.process.app import ROUTES
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS, START, VOCAB_SIZE

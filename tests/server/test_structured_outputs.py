@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from server import LLM, SamplingParams
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.model import LoadedModel
-from server.structured.compiler import Grammars
+from server.generate.structured.compiler import Grammars
+from server.models.defaults import SamplingDefaults
+from server.models.model import LoadedModel
 from tests.fakes import FakeEngine, fake_model
 from tests.server.structured.reading import reads
 from tests.server.test_refusals import error_of
@@ -156,14 +156,14 @@ async def test_a_form_that_takes_too_long_to_compile_is_refused_and_the_next_req
         return compile(self, grammar)
 
     monkeypatch.setattr(Grammars, "_compile", compile_late)
-    monkeypatch.setattr("server.structured.compiler.MAX_COMPILE_S", 0.0)
+    monkeypatch.setattr("server.generate.structured.compiler.MAX_COMPILE_S", 0.0)
     try:
         error = error_of(await server.chat(response_format={"type": "json_object"}), 400)
     finally:
         refused.set()
     assert error["param"] == "response_format"
     assert "takes longer than 0 s" in error["message"]
-    monkeypatch.setattr("server.structured.compiler.MAX_COMPILE_S", 3600.0)
+    monkeypatch.setattr("server.generate.structured.compiler.MAX_COMPILE_S", 3600.0)
     assert (await server.chat(response_format={"type": "json_object"})).status_code == 200
 
 
@@ -176,7 +176,7 @@ def test_the_python_api_takes_the_same_fields(monkeypatch):
         engine.append(FakeEngine(lambda request: [EOS], model=model))
         return loaded_model(engine[0], tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
 
-    monkeypatch.setattr("server.offline.llm.load", load)
+    monkeypatch.setattr("server.llm.llm.load", load)
     with LLM("tiny") as llm:
         llm.generate("a", SamplingParams(structured_outputs={"choice": ["yes"]}), use_tqdm=False)
         messages = [{"role": "user", "content": "a"}]

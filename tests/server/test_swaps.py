@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from runtime.api import QueueFull, SleepLevel
-from server.context.arrival import CALLER
-from server.loaded.lifecycle import Lifecycle
-from server.loaded.swaps import visiting
-from server.wire.errors import DeadlineExceeded, ModelFailed, Unavailable
+from server.http.arrival import CALLER
+from server.http.errors import DeadlineExceeded, ModelFailed, Unavailable
+from server.models.lifecycle import Lifecycle
+from server.models.swaps import visiting
 from tests.server.swapping import Turns, until
 
 

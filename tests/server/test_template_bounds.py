@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from server.loaded import prompt, template_bounds
-from server.loaded.prompt import ChatTemplate, EndlessTemplate
-from server.loaded.template_bounds import MAX_CHARS, MAX_RENDER_S
+from server.models import prompt, template_bounds
+from server.models.prompt import ChatTemplate, EndlessTemplate
+from server.models.template_bounds import MAX_CHARS, MAX_RENDER_S
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

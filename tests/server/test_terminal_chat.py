@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Iterator
 import httpx
 import pytest
 
+from server.cli.answerers import AnswerFailed, Endpoint, Piece
+from server.cli.arguments import read_arguments, read_value
+from server.cli.chat import Chat, Session, is_styled, printable
 from server.config.server_options import ConfigError
-from server.offline.answerers import AnswerFailed, Endpoint, Piece
-from server.offline.arguments import read_arguments, read_value
-from server.offline.chat import Chat, Session, is_styled, printable
 
 ASK = {"role": "user", "content": "hi"}
 

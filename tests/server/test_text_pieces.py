@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from server.context.offload import to_the_end
-from server.loaded import text_pieces, tokenizer
-from server.loaded.text_pieces import TextPieces
-from server.loaded.tokenizer import Tokenizer, TooManyTokens
+from server.http.offload import to_the_end
+from server.models import text_pieces, tokenizer
+from server.models.text_pieces import TextPieces
+from server.models.tokenizer import Tokenizer, TooManyTokens
 from tests.server import smollm2
 from tests.server.test_tokenizer import HARD
 from tests.server.text.made_tokenizers import MADE, byte_level, made

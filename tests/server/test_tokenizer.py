@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
-from server.loaded.tokenizer import Tokenizer, TokenizerError
+from server.models.tokenizer import Tokenizer, TokenizerError
 from tests.server import smollm2
 from tests.server.text.made_tokenizers import CORPUS, gemma_like, made
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
-from server.context.offload import to_the_end
-from server.loaded.control_tokens import Shield
-from server.loaded.prompt import ChatTemplate
-from server.loaded.tokenizer import Tokenizer
+from server.http.offload import to_the_end
+from server.models.control_tokens import Shield
+from server.models.prompt import ChatTemplate
+from server.models.tokenizer import Tokenizer
 from tests.server import smollm2
 from tests.server.test_prompt import CALL, EITHER, LLAMA3, MISTRAL, PARTS, QWEN3, SMOLLM2, TALK, TOOLS
 from tests.server.text.made_tokenizers import byte_level, llama_like, metaspace

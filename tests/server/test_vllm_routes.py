@@ -7,7 +7,7 @@ import threading
 import jinja2
 import pytest
 
-from server.endpoints import invocations
+from server.api.operations import invocations
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS
 

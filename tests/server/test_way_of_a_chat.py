@@ -10,7 +10,7 @@ from types import FrameType
 
 SERVER = Path(__file__).parents[2] / "server"
 # It takes work to where it may last, a body's decoding and a conversation's rendering: a way to call something and no place.
-MEANS = "context/offload.py"
+MEANS = "http/offload.py"
 
 
 class Way:
@@ -65,7 +65,7 @@ def _is_inside(frame: FrameType) -> bool:
 async def test_a_chat_goes_straight_to_the_engine(serve):
     server = await serve(says="Hello there", access_log=False)
     assert (await server.chat(stream=True)).status_code == 200  # what is made once has been made
-    way = Way("endpoints/chat.py", "submit")
+    way = Way("api/openai/chat.py", "submit")
     usual = sys.gettrace()
     sys.settrace(way.trace)
     try:
@@ -74,6 +74,6 @@ async def test_a_chat_goes_straight_to_the_engine(serve):
         sys.settrace(usual)
     assert answer.status_code == 200
     files = {file for file, _ in way.entered}
-    assert files >= {"http/body.py", "generate/start.py", "loaded/prompt.py"}, "the way is not where the test looks"
+    assert files >= {"http/body.py", "generate/start.py", "models/prompt.py"}, "the way is not where the test looks"
     assert len(files) > 15
     assert not way.again()

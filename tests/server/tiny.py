@@ -8,12 +8,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from runtime.api import EngineClient
-from server.loaded.chat_format import ChatFormat
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.model import LoadedModel
-from server.loaded.prompt import ChatTemplate
-from server.loaded.tokenizer import Tokenizer
-from server.structured.compiler import Grammars
+from server.generate.structured.compiler import Grammars
+from server.models.chat_format import ChatFormat
+from server.models.defaults import SamplingDefaults
+from server.models.model import LoadedModel
+from server.models.prompt import ChatTemplate
+from server.models.tokenizer import Tokenizer
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|eos|>")
 START, END, EOS = range(3)

@@ -15,7 +15,7 @@ from runtime.models.load import load_model
 from runtime.models.spec.stages import stages
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import WeightsError
-from server.loaded.tokenizer import Tokenizer
+from server.models.tokenizer import Tokenizer
 from tests.runtime.models.paged import Paged
 from tests.runtime.weights import smollm2
 

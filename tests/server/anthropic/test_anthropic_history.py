@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from server.anthropic import request_types
-from server.anthropic.history import FAILED, tool_use_id
-from server.anthropic.prepare import PreparedMessages, generate_request, prepare
+from server.api.anthropic import request_types
+from server.api.anthropic.history import FAILED, tool_use_id
+from server.api.anthropic.prepare import PreparedMessages, generate_request, prepare
 from server.generate.conversation import messages_json
 from server.generate.request import GenerateRequest, OnlyFunction
-from server.loaded.prompt import ChatTemplate
-from server.structured.grammar import JsonSchema
-from server.wire.errors import InvalidRequest
+from server.generate.structured.grammar import JsonSchema
+from server.http.errors import InvalidRequest
+from server.models.prompt import ChatTemplate
 
 TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
 SWITCHED = ChatTemplate("{% if enable_thinking %}{{ messages }}{% endif %}")

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.anthropic import api_types as answers
-from server.anthropic.content import SIGNATURE
+from server.api.anthropic import api_types as answers
+from server.api.anthropic.content import SIGNATURE
 from tests.server.conftest import Running
 from tests.server.test_reasoning_chats import BEGUN, SAYS, THINKING, thinker
 from tests.server.test_tool_calls import HERMES, ROOM, TWO, speaker
@@ -430,7 +430,10 @@ async def test_the_official_client_reads_every_tool_parser_and_may_send_it_back(
 
 async def test_the_official_client_reads_thinking(serve):
     server = await serve("Hm.\n</think>\n\nYes.", speaks=thinker(BEGUN))
-    async with server.anthropic() as client, client.messages.stream(**BASE, thinking={"type": "adaptive"}) as stream:
+    async with (
+        server.anthropic() as client,
+        client.messages.stream(**BASE, thinking={"type": "adaptive"}) as stream,
+    ):
         message = await stream.get_final_message()
     assert [block.type for block in message.content] == ["thinking", "text"]
     assert message.content[0].thinking == "Hm."

@@ -8,8 +8,8 @@ import anthropic
 import pytest
 
 from runtime.api import EngineStopped, QueueFull
-from server.anthropic import api_types as answers
-from server.anthropic.request_types import MAX_STOP_SEQUENCES
+from server.api.anthropic import api_types as answers
+from server.api.anthropic.request_types import MAX_STOP_SEQUENCES
 from tests.server.anthropic.test_messages import BASE, HI, MESSAGES, TOOLS, is_whole
 
 COUNT = f"{MESSAGES}/count_tokens"

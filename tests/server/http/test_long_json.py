@@ -8,9 +8,9 @@ import weakref
 import orjson
 import pytest
 
-from server.context.release import AT_ONCE, release
 from server.http import long_json
 from server.http.long_json import MAX_DEPTH, NUMBERS, RECORDS, let_go, written
+from server.http.release import AT_ONCE, release
 
 TABLE = {"logprob": -1.5, "rank": 1, "decoded_token": '"ü\n'}
 

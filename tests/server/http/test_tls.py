@@ -10,10 +10,10 @@ import subprocess
 import httpx
 import pytest
 
+from server.cli import health
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
 from server.http import tls
-from server.offline import health
 from tests.server.conftest import MESSAGES
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")

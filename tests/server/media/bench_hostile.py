@@ -16,11 +16,11 @@ from pathlib import Path
 import httpx
 
 from server.config.server_config import ServerConfig
-from server.loaded.chat_format import ChatFormat
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.lifecycle import Lifecycle
-from server.loaded.prompt import ChatTemplate
-from server.loaded.tokenizer import Tokenizer
+from server.models.chat_format import ChatFormat
+from server.models.defaults import SamplingDefaults
+from server.models.lifecycle import Lifecycle
+from server.models.prompt import ChatTemplate
+from server.models.tokenizer import Tokenizer
 from tests.fakes import FakeEngine, fake_model
 from tests.server.conftest import running
 from tests.server.media import test_images

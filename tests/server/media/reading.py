@@ -6,19 +6,19 @@ import dataclasses
 from typing import Any
 
 from server.config.server_config import ServerConfig
-from server.context.offload import Offload
 from server.generate.conversation import ChatPrompt, chat_prompt
 from server.generate.request import Chat, Content, Message
-from server.loaded.chat_format import ChatFormat
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.model import LoadedModel
-from server.loaded.prompt import ChatTemplate
-from server.loaded.tokenizer import Tokenizer
+from server.http.offload import Offload
 from server.media.fetch import Fetcher
 from server.media.media_options import MediaOptions
 from server.media.part import Given, MediaPart
 from server.media.processor import Processor
 from server.media.reader import MediaReader
+from server.models.chat_format import ChatFormat
+from server.models.defaults import SamplingDefaults
+from server.models.model import LoadedModel
+from server.models.prompt import ChatTemplate
+from server.models.tokenizer import Tokenizer
 from tests.fakes import FakeEngine, fake_model
 from tests.server.media.processors import Tiny
 from tests.server.tiny import loaded_model

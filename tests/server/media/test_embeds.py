@@ -14,9 +14,9 @@ import safetensors.torch
 import torch
 
 from runtime.api import EMBEDS
+from server.http.errors import InvalidMedia, InvalidRequest
 from server.media.embeds import read_embeds
 from server.media.part import Base64, MediaPart
-from server.wire.errors import InvalidMedia, InvalidRequest
 from tests.server.media.processors import written
 from tests.server.media.reading import prompt, seeing
 from tests.server.test_refusals import error_of

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from server.config.server_config import ServerConfig
-from server.loaded.lifecycle import Lifecycle
+from server.models.lifecycle import Lifecycle
 from server.process.load import load
 from tests.server.conftest import running
 from tests.server.media import models

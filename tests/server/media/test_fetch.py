@@ -9,9 +9,9 @@ import random
 import httpx
 import pytest
 
+from server.http.errors import InvalidMedia
 from server.media.addresses import AllowedHosts, is_public
 from server.media.fetch import MAX_REDIRECTS, Fetcher, resolve
-from server.wire.errors import InvalidMedia
 
 PUBLIC = "93.184.215.14"
 PNG = {"content-type": "image/png"}

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.context.offload import to_the_end
+from server.http.errors import InvalidMedia
+from server.http.offload import to_the_end
 from server.media.limits import MediaLimits
 from server.media.sound import read_sound
 from server.media.video import read_video
-from server.wire.errors import InvalidMedia
 from tests.server.media.pictures import drawn, stored
 from tests.server.media.reading import part, reader
 from tests.server.media.sounds import encoded, sine, video, wav

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from server.config.server_config import ServerConfig
+from server.http.errors import InvalidRequest
 from server.media.media_options import MediaOptions
 from server.media.placeholders import Expansion, PlaceholderError, PromptMedia, ReadMedia
 from server.media.processor import Processor
-from server.wire.errors import InvalidRequest
 from tests.server.media.processors import tokenizer
 from tests.server.media.reading import part
 from tests.server.media.sounds import sine, video, video_with_sound

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, PngImagePlugin
 
+from server.http.errors import InvalidMedia
 from server.media.images import MAX_SIDE, of_array, read_image
-from server.wire.errors import InvalidMedia
 from tests.server.media.pictures import drawn, png, stored
 
 LIMIT = 1_000_000

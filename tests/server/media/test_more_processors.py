@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from server.config.server_config import ServerConfig
-from server.context.offload import to_the_end
+from server.http.offload import to_the_end
 from server.media.limits import MediaLimits
 from server.media.media_options import MediaOptions
 from server.media.part import Given, MediaPart

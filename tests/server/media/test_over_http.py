@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from runtime.api import PoolerInfo
-from server.loaded.prompt import ChatTemplate
-from server.loaded.tokenizer import Tokenizer
 from server.media.addresses import AllowedHosts
 from server.media.fetch import Fetcher
 from server.media.reader import NoMedia
+from server.models.prompt import ChatTemplate
+from server.models.tokenizer import Tokenizer
 from tests.server.media.pictures import data_url, drawn, png, stored
 from tests.server.media.processors import written
 from tests.server.media.reading import reader

@@ -10,14 +10,14 @@ import transformers
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from server.config.server_config import ServerConfig
-from server.context.offload import to_the_end
+from server.http.errors import InvalidMedia, InvalidRequest, TextOnly
+from server.http.offload import to_the_end
 from server.media.limits import MediaLimits
 from server.media.media_options import MediaOptions
 from server.media.placeholders import Expansion, PlaceholderError, PromptMedia, ReadMedia
 from server.media.processor import Processor, ProcessorError, Refused
 from server.media.reader import NoMedia
 from server.media.video import read_video
-from server.wire.errors import InvalidMedia, InvalidRequest, TextOnly
 from tests.server.media.pictures import drawn
 from tests.server.media.processors import KINDS, STRINGS, tokenizer, written
 from tests.server.media.reading import part, prompt, reader, seeing

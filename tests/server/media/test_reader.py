@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from server.config.server_config import ServerConfig
-from server.context.arrival import TENANT
+from server.http.arrival import TENANT
+from server.http.errors import InvalidMedia, InvalidRequest, TooManyRequests
 from server.media import decode
 from server.media import reader as reading
 from server.media.addresses import AllowedHosts
@@ -18,7 +19,6 @@ from server.media.fetch import Fetcher
 from server.media.media_options import MediaOptions
 from server.media.part import Base64, MediaPart, Url
 from server.media.placeholders import Expansion, ReadMedia
-from server.wire.errors import InvalidMedia, InvalidRequest, TooManyRequests
 from tests.server.media.pictures import data_url, drawn, png, stored
 from tests.server.media.processors import written
 from tests.server.media.reading import part, reader

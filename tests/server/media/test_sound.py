@@ -7,11 +7,11 @@ import struct
 import numpy as np
 import pytest
 
-from server.context.offload import to_the_end
+from server.http.errors import InvalidMedia
+from server.http.offload import to_the_end
 from server.media.limits import MediaLimits
 from server.media.sound import demuxer_of, given_samples, read_sound
 from server.media.video import NUM_FRAMES, chosen, given_frames, read_video
-from server.wire.errors import InvalidMedia
 from tests.server.media.pictures import drawn, stored
 from tests.server.media.sounds import encoded, sine, video, wav
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from server.config.server_config import ServerConfig
-from server.loaded.lifecycle import Lifecycle
+from server.models.lifecycle import Lifecycle
 from server.process.load import load
 from tests.server.conftest import running
 from tests.server.media.processors import written

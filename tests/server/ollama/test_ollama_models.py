@@ -7,7 +7,7 @@ import dataclasses
 import ollama
 import pytest
 
-from server.ollama.models import _count
+from server.api.ollama.models import _count
 from tests.server.test_infill import QWEN
 from tests.server.tiny import tiny_tokenizer
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tokenizers.processors import TemplateProcessing
 
 from runtime.api import PoolerInfo
-from server.loaded.tokenizer import Tokenizer
+from server.models.tokenizer import Tokenizer
 from tests.server.tiny import tiny_tokenizer
 
 EMBEDDER = PoolerInfo(embedding_size=8, pooling="mean")

@@ -12,10 +12,10 @@ from server.__main__ import main
 from server.config.parse import from_keywords, parse
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
-from server.loaded import engines
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.lifecycle import Lifecycle
-from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling
+from server.models import engines
+from server.models.defaults import SamplingDefaults
+from server.models.lifecycle import Lifecycle
+from server.models.pooling import PoolerConfig, Prompts, ServedPooling
 from server.process.load import embedding_config
 from tests.fakes import FakeEngine, fake_model
 from tests.server.pooling.embedders import EMBEDDER, framing_tokenizer

@@ -8,7 +8,7 @@ import struct
 import msgspec
 import pytest
 
-from server.pooling.api_types import Classifications, PooledList
+from server.api.pooling.api_types import Classifications, PooledList
 from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER, bytes_of, means_of, normalised
 from tests.server.test_refusals import error_of
 

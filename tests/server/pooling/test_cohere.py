@@ -9,9 +9,9 @@ from array import array
 import msgspec
 import pytest
 
-from server.loaded.pooling import Prompts
-from server.pooling.api_types import CohereEmbeddings
-from server.pooling.vectors import binary_of, int8_of, ubinary_of, uint8_of
+from server.api.pooling.api_types import CohereEmbeddings
+from server.api.pooling.vectors import binary_of, int8_of, ubinary_of, uint8_of
+from server.models.pooling import Prompts
 from tests.server.pooling.embedders import CLS, EMBEDDER, MATRYOSHKA, SEP, bytes_of, framing_tokenizer
 from tests.server.test_refusals import error_of
 

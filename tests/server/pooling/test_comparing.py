@@ -9,10 +9,10 @@ import random
 import msgspec
 import pytest
 
-from server.pooling.api_types import Ranking, Scores
-from server.pooling.compare import cosine, max_sim
-from server.pooling.encode import Encoder
-from server.pooling.run import LANES, Pooled, _Run
+from server.api.pooling.api_types import Ranking, Scores
+from server.api.pooling.compare import cosine, max_sim
+from server.api.pooling.encode import Encoder
+from server.api.pooling.run import LANES, Pooled, _Run
 from tests.server.pooling.embedders import (
     CLASSIFIER,
     CLS,

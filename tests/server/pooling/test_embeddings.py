@@ -10,11 +10,11 @@ import threading
 import msgspec
 import pytest
 
+from server.api.pooling import request as core
+from server.api.pooling import run, vectors
+from server.api.pooling.api_types import Embeddings
 from server.http.chunked import ChunkedJson
-from server.loaded.pooling import Prompts
-from server.pooling import request as core
-from server.pooling import run, vectors
-from server.pooling.api_types import Embeddings
+from server.models.pooling import Prompts
 from tests.server.conftest import MESSAGES
 from tests.server.pooling.embedders import (
     CLS,
@@ -291,7 +291,7 @@ async def test_large_answers_are_written_off_the_loop_and_small_ones_where_they_
         threads.add(threading.current_thread() is threading.main_thread())
         return written(numbers)
 
-    monkeypatch.setattr("server.endpoints.embeddings.json_of", noted)
+    monkeypatch.setattr("server.api.pooling.embeddings.json_of", noted)
     server = await serve(pooler=EMBEDDER)
     await embedding(server, "a")
     assert threads == {True}

@@ -9,8 +9,8 @@ import pytest
 
 from runtime.api import EngineStopped
 from server import LLM, PoolingParams
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling
+from server.models.defaults import SamplingDefaults
+from server.models.pooling import PoolerConfig, Prompts, ServedPooling
 from tests.fakes import FakeEngine, fake_model
 from tests.server.pooling.embedders import (
     CLASSIFIER,
@@ -49,7 +49,7 @@ def serving(monkeypatch):
             pooling = ServedPooling.of(model, tokenizer, asked, config.convert, Prompts())
             return dataclasses.replace(loaded, pooling=pooling)
 
-        monkeypatch.setattr("server.offline.llm.load", load)
+        monkeypatch.setattr("server.llm.llm.load", load)
         opened.append(LLM("tiny", **options))
         return opened[-1], made[0]
 
@@ -82,8 +82,8 @@ def test_one_prompt_needs_no_list_and_none_gives_none(serving):
 
 
 def test_more_prompts_than_a_request_may_have_are_an_llms_to_take(serving, monkeypatch):
-    monkeypatch.setattr("server.pooling.request.MAX_INPUTS", 3)
-    monkeypatch.setattr("server.pooling.run.MAX_NUMBERS", 3)
+    monkeypatch.setattr("server.api.pooling.request.MAX_INPUTS", 3)
+    monkeypatch.setattr("server.api.pooling.run.MAX_NUMBERS", 3)
     llm, _ = serving(EMBEDDER)
     assert len(llm.embed(["a"] * 500, use_tqdm=False)) == 500
 

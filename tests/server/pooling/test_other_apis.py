@@ -6,8 +6,8 @@ import msgspec
 import ollama
 import pytest
 
-from server.llamacpp.api_types import LlamaEmbedding
-from server.ollama.api_types import OllamaEmbed, OllamaEmbedding
+from server.api.llamacpp.api_types import LlamaEmbedding
+from server.api.ollama.api_types import OllamaEmbed, OllamaEmbedding
 from tests.server.pooling.embedders import (
     CLASSIFIER,
     CLS,
@@ -30,7 +30,10 @@ HI = means_of(bytes_of("Hi"), 8)
 
 async def test_ollamas_client_gets_normalised_vectors(serve):
     server = await serve(pooler=EMBEDDER)
-    one, several = await server.ollama().embed("tiny", "Hi"), await server.ollama().embed("tiny:latest", ["Hi", "Hi"])
+    one, several = (
+        await server.ollama().embed("tiny", "Hi"),
+        await server.ollama().embed("tiny:latest", ["Hi", "Hi"]),
+    )
     assert one.embeddings == [pytest.approx(normalised(HI), abs=CLOSE)]
     assert len(several.embeddings) == 2
     assert several.prompt_eval_count == 4

@@ -9,8 +9,8 @@ import pytest
 
 from runtime.api import PoolerInfo, PoolingParams
 from server.config.server_config import ServerConfig
-from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling, served_runner
-from server.loaded.prompt import ChatTemplate
+from server.models.pooling import PoolerConfig, Prompts, ServedPooling, served_runner
+from server.models.prompt import ChatTemplate
 from server.process.load import served_pooling
 from tests.fakes import fake_model
 from tests.server.conftest import MESSAGES

@@ -9,13 +9,13 @@ from contextlib import aclosing
 import pytest
 
 from server.config.server_config import ServerConfig
-from server.loaded.defaults import SamplingDefaults
+from server.http.errors import ReplicaLost
+from server.models.defaults import SamplingDefaults
 from server.ray.channel import Delivery, Mailbox
 from server.ray.exchange import Exchange
 from server.ray.forwarded import Answer, Forwarded, Head
 from server.ray.ingress import ingress_app
 from server.ray.replica import Replica
-from server.wire.errors import ReplicaLost
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 import uvloop
 
+from server.http.errors import ReplicaLost
 from server.ray.channel import Delivery, Kind, Letterbox, Lines, Mailbox, ReplyTo
 from server.ray.forwarded import ACCEPTED, Head, Piece
-from server.wire.errors import ReplicaLost
 
 HEAD = Head(200, [(b"content-type", b"text/event-stream")])
 

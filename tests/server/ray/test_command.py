@@ -17,7 +17,7 @@ Traceback (most recent call last):
 runtime.weights.rules.WeightsError: /nothing: no such file or folder
 
 The above exception was the direct cause of the following exception:
-server.loaded.lifecycle.LoadError: /nothing: no such file or folder
+server.models.lifecycle.LoadError: /nothing: no such file or folder
 """
 
 

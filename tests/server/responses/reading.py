@@ -9,7 +9,7 @@ import msgspec
 from openai.types import responses as official
 from pydantic import TypeAdapter
 
-from server.responses import api_types as documented
+from server.api.responses import api_types as documented
 from tests.server.conftest import Running
 
 Json = dict[str, Any]

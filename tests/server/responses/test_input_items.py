@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from server.responses import input_items
-from server.responses.messages import messages_of
-from server.wire.errors import InvalidRequest
+from server.api.responses import input_items
+from server.api.responses.messages import messages_of
+from server.http.errors import InvalidRequest
 from tests.server.responses.reading import prompt_of
 from tests.server.test_refusals import error_of
 from tests.server.tiny import tiny_tokenizer

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.api import FinishReason, Output, Request, SamplingParams
+from server.api.responses.body import Head, render
+from server.api.responses.events import ResponseEvents, frame
 from server.generate.generation import Generation, TextOptions
-from server.loaded.chat_format import ChatFormat, OutputParser
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.model import LoadedModel
-from server.loaded.prompt import ChatTemplate
-from server.responses.body import Head, render
-from server.responses.events import ResponseEvents, frame
+from server.models.chat_format import ChatFormat, OutputParser
+from server.models.defaults import SamplingDefaults
+from server.models.model import LoadedModel
+from server.models.prompt import ChatTemplate
 from tests.fakes import FakeEngine, fake_logprobs, fake_model
 from tests.server.responses.reading import both, frames, without_ids
 from tests.server.test_tool_calls import ROOM, every_sample, speaker

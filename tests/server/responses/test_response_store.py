@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.responses.store import ENTRY_BYTES, ITEM_BYTES, Caller, Entry, ResponseStore, StoredItem
-from server.wire.errors import PreviousResponseNotFound, ResponseNotFound
+from server.api.responses.store import ENTRY_BYTES, ITEM_BYTES, Caller, Entry, ResponseStore, StoredItem
+from server.http.errors import PreviousResponseNotFound, ResponseNotFound
 
 ANY = Caller()
 ITEM = StoredItem("msg_1", b"x" * 100)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from server.generate.custom_tools import InputReader
-from server.structured.chats import ChatGrammar, Function
-from server.structured.grammar import GrammarError, Regex, Rules
-from server.structured.json_quoting import quoted
+from server.generate.structured.chats import ChatGrammar, Function
+from server.generate.structured.grammar import GrammarError, Regex, Rules
+from server.generate.structured.json_quoting import quoted
 from tests.server.responses.reading import both, prompt_of
 from tests.server.structured.reading import accepted, reads
 from tests.server.structured.test_chats import speaker

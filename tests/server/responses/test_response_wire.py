@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.responses import input_items
-from server.responses.messages import messages_of
-from server.responses.request_types import RESPONSES
-from server.responses.requests import generate_request
-from server.responses.tools import Tools
-from server.responses.tools import read as read_tools
-from server.wire.errors import ApiError
+from server.api.responses import input_items
+from server.api.responses.messages import messages_of
+from server.api.responses.request_types import RESPONSES
+from server.api.responses.requests import generate_request
+from server.api.responses.tools import Tools
+from server.api.responses.tools import read as read_tools
+from server.http.errors import ApiError
 
 _WORDS = [
     "text",

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from runtime.api import TokenMatcher
-from server.loaded.tokenizer import Tokenizer
+from server.models.tokenizer import Tokenizer
 
 FORMATS = ("date", "ipv4", "uuid", "email")
 PATTERNS = ("^[0-9]{5}$", "^(ab|cd)+$", "x.?y", r"^\d{1,3}(\.\d{1,3}){3}$", "[A-Z][a-z]*")

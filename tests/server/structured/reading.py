@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from runtime.api import TokenMatcher
-from server.loaded.model import Grammar
-from server.loaded.tokenizer import Tokenizer
-from server.structured.compiler import Grammars
+from server.generate.structured.compiler import Grammars
+from server.models.model import Grammar
+from server.models.tokenizer import Tokenizer
 from tests.server.tiny import EOS, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()

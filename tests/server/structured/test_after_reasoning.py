@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.structured.after_reasoning import after_reasoning
-from server.structured.compiler import Grammars
-from server.structured.grammar import Choice, Regex
+from server.generate.structured.after_reasoning import after_reasoning
+from server.generate.structured.compiler import Grammars
+from server.generate.structured.grammar import Choice, Regex
 from tests.fakes import fake_model
 from tests.server.structured.reading import TOKENIZER, has, reads
 from tests.server.tiny import EOS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.structured.budget import ReasoningMarkers, thinking_budget
+from server.generate.structured.budget import ReasoningMarkers, thinking_budget
 from server.text.reasoning import GRANITE
 from tests.server.structured.reading import TOKENIZER, has
 from tests.server.tiny import VOCAB_SIZE, tiny_tokenizer

@@ -9,10 +9,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from server.loaded.tokenizer import Tokenizer
-from server.structured.chats import ChatGrammar, Function
-from server.structured.compiler import Grammars
-from server.structured.grammar import ANY_OBJECT, Choice, GrammarError
+from server.generate.structured.chats import ChatGrammar, Function
+from server.generate.structured.compiler import Grammars
+from server.generate.structured.grammar import ANY_OBJECT, Choice, GrammarError
+from server.models.tokenizer import Tokenizer
 from server.text.tools.registry import TOOL_PARSERS, create
 from server.text.tools.schemas import properties_of, types_of
 from tests.server.structured.random_schemas import Writer, random_parameters

@@ -9,10 +9,10 @@ import pytest
 
 from runtime.api import ConstraintError, MatcherFactory, TokenMatcher
 from server.generate.bad_words import forbid
-from server.structured.after_reasoning import after_reasoning
-from server.structured.budget import ReasoningMarkers, thinking_budget
-from server.structured.compiler import Grammars
-from server.structured.grammar import JsonSchema, Regex
+from server.generate.structured.after_reasoning import after_reasoning
+from server.generate.structured.budget import ReasoningMarkers, thinking_budget
+from server.generate.structured.compiler import Grammars
+from server.generate.structured.grammar import JsonSchema, Regex
 from tests.fakes import fake_model
 from tests.server.structured.reading import TOKENIZER, has
 from tests.server.tiny import EOS, VOCAB_SIZE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.loaded.json_style import JsonStyle
-from server.structured.closing import closed, may_repeat
-from server.structured.grammar import JsonSchema
+from server.generate.structured.closing import closed, may_repeat
+from server.generate.structured.grammar import JsonSchema
+from server.models.json_style import JsonStyle
 from tests.server.structured.reading import accepted
 
 ONE = {"type": "object", "properties": {"a": {"type": "integer"}}}

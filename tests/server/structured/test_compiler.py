@@ -11,12 +11,12 @@ import weakref
 import pytest
 
 from runtime.api import ConstraintError
-from server.context.arrival import CALLER
-from server.context.offload import GiveBack
-from server.structured import compiler
-from server.structured.compiler import Grammars
-from server.structured.grammar import Choice, GrammarError, JsonSchema, Regex, Rules
-from server.wire.errors import TooManyRequests
+from server.generate.structured import compiler
+from server.generate.structured.compiler import Grammars
+from server.generate.structured.grammar import Choice, GrammarError, JsonSchema, Regex, Rules
+from server.http.arrival import CALLER
+from server.http.errors import TooManyRequests
+from server.http.offload import GiveBack
 from tests.server.smollm2 import ours
 from tests.server.structured.reading import TOKENIZER, has, reads
 from tests.server.tiny import EOS

@@ -7,8 +7,8 @@ import json
 import llguidance
 import pytest
 
-from server.structured.gbnf import lark_of
-from server.structured.grammar import GrammarError, Rules
+from server.generate.structured.gbnf import lark_of
+from server.generate.structured.grammar import GrammarError, Rules
 from tests.server.tiny import EOS, VOCAB_SIZE, tiny_tokenizer
 
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from server.structured import compiler
-from server.structured import grammar as limits
-from server.structured.grammar import ANY_OBJECT, Choice, GrammarError, JsonSchema, Literals, Regex, Rules
+from server.generate.structured import compiler
+from server.generate.structured import grammar as limits
+from server.generate.structured.grammar import ANY_OBJECT, Choice, GrammarError, JsonSchema, Literals, Regex, Rules
 from tests.server import smollm2
 from tests.server.structured.reading import TOKENIZER, accepted
 

@@ -11,9 +11,9 @@ import pytest
 from runtime.api import FinishReason, Request, SamplingParams
 from runtime.batch import ScheduledRow
 from runtime.constrain.masks import MaskWords
-from server.loaded.tokenizer import Tokenizer
-from server.structured.compiler import Grammars
-from server.structured.grammar import JsonSchema
+from server.generate.structured.compiler import Grammars
+from server.generate.structured.grammar import JsonSchema
+from server.models.tokenizer import Tokenizer
 from tests.fake_runner import FakeRunner, make_engine, model_info
 from tests.server import smollm2
 from tests.server.structured.random_schemas import Writer, random_schema

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from server.structured.grammar import GrammarError
-from server.structured.tags import StructuralTag
+from server.generate.structured.grammar import GrammarError
+from server.generate.structured.tags import StructuralTag
 from tests.server.structured.reading import accepted
 
 JSON = {

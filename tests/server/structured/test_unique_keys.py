@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from server.structured.compiler import Grammars
-from server.structured.grammar import JsonSchema
+from server.generate.structured.compiler import Grammars
+from server.generate.structured.grammar import JsonSchema
 from tests.server import smollm2
 from tests.server.structured.reading import TOKENIZER, accepted, has, reads
 from tests.server.tiny import EOS, tiny_tokenizer

@@ -19,10 +19,10 @@ from runtime.api import (
     SamplingParams,
     StepRecord,
 )
-from server.loaded import texts
-from server.loaded.defaults import SamplingDefaults
-from server.loaded.feed import Feed
-from server.loaded.texts import Texts
+from server.models import texts
+from server.models.defaults import SamplingDefaults
+from server.models.feed import Feed
+from server.models.texts import Texts
 from tests.fakes import FakeEngine
 from tests.server.conftest import RawAnswer
 from tests.server.tiny import chatml, loaded_model

@@ -9,8 +9,8 @@ import json
 import pytest
 from PIL import Image
 
-from server.loaded.prompt import ChatTemplate
-from server.loaded.tokenizer import Tokenizer
+from server.models.prompt import ChatTemplate
+from server.models.tokenizer import Tokenizer
 from tests.server.media.pictures import data_url, drawn, stored
 from tests.server.media.processors import written
 from tests.server.media.reading import reader

@@ -1,0 +1,151 @@
+"""Content blocks of a request: what messages and tool results are made of.
+
+`cache_control` is taken on every block and does nothing: prefixes are cached whether it is there or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from server.http.errors import InvalidRequest, UnsupportedParameter, clip
+from server.http.schema import Name
+
+CacheControl = dict[str, Any]
+
+
+class TextBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+    cache_control: CacheControl | None = None
+    citations: list[Any] | None = None  # of documents, which there are none of
+
+
+class Base64Source(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="base64"):
+    """`media_type`: the file says itself what it is."""
+
+    data: str
+    media_type: str
+
+
+class UrlSource(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="url"):
+    url: str
+
+
+class TextSource(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    data: str
+    media_type: str | None = None
+
+
+class ImageBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="image"):
+    source: Base64Source | UrlSource
+    cache_control: CacheControl | None = None
+
+
+class ContentSource(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="content"):
+    content: str | list[TextBlock | ImageBlock]
+
+
+class Citations(Struct, kw_only=True, forbid_unknown_fields=True):
+    enabled: bool | None = None
+
+
+class DocumentBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="document"):
+    """`title` and `context` stand before the text."""
+
+    source: Base64Source | UrlSource | TextSource | ContentSource
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+    cache_control: CacheControl | None = None
+
+
+class UnreadBlock(Struct, kw_only=True):
+    """A block that we know and cannot show to a model."""
+
+
+class SearchResultBlock(UnreadBlock, kw_only=True, tag_field="type", tag="search_result"):
+    pass
+
+
+class ToolReferenceBlock(UnreadBlock, kw_only=True, tag_field="type", tag="tool_reference"):
+    pass
+
+
+class ServerToolUseBlock(UnreadBlock, kw_only=True, tag_field="type", tag="server_tool_use"):
+    pass
+
+
+_Unread = SearchResultBlock | ToolReferenceBlock | ServerToolUseBlock
+
+
+class ThinkingBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
+    """`signature`: whoever made it may have sealed the text with it; we take the text as it is."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(
+    Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="redacted_thinking"
+):
+    """Only whoever made it can read `data`."""
+
+    data: str
+
+
+class ToolUseBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="tool_use"):
+    id: Name
+    name: Name
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: dict[str, Any] | None = None  # who asked for the call; the model did
+    toolset_name: None = None
+
+
+class ToolResultBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="tool_result"):
+    tool_use_id: Name
+    content: str | list[TextBlock | ImageBlock | DocumentBlock | _Unread] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+    toolset_name: None = None
+
+
+Block = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | _Unread
+)
+
+
+def check_blocks(blocks: Iterable[Block], where: str) -> None:
+    """`where`: the field that holds them. Raises InvalidRequest for what no model here could be shown."""
+    for index, block in enumerate(blocks):
+        place = f"{where}[{index}]"
+        if isinstance(block, UnreadBlock):
+            kind = block.__struct_config__.tag
+            raise InvalidRequest(
+                f"{place}: content of type {kind} is not supported: models read text here", param=place
+            )
+        if isinstance(block, TextBlock) and block.citations:
+            raise UnsupportedParameter(f"{place}.citations")
+        if isinstance(block, DocumentBlock):
+            _check_document(block, place)
+        if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+            check_blocks(block.content, f"{place}.content")
+
+
+def _check_document(block: DocumentBlock, place: str) -> None:
+    if block.citations is not None and block.citations.enabled:
+        raise UnsupportedParameter(f"{place}.citations")
+    if isinstance(block.source, Base64Source | UrlSource):
+        kind = getattr(block.source, "media_type", "a URL")
+        raise InvalidRequest(
+            f"{place}.source: documents of {clip(kind)} are not read; text is, and pictures are blocks of type image",
+            param=f"{place}.source",
+        )

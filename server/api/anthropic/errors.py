@@ -1,0 +1,56 @@
+"""Errors as Anthropic's clients read them: {"type": "error", "error": {"type", "message"}, "request_id"}.
+
+The statuses are those of every route; Anthropic's words for them are here, and a field at fault stands in the message, since
+the shape has no place for it. Knows nothing of what goes wrong."""
+
+from __future__ import annotations
+
+from orjson import dumps
+
+from server.http.errors import ApiError, ContextLengthExceeded, InvalidRequest, clip
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+class ThreadNotFound(InvalidRequest):
+    """No conversation is kept here: a client that learns so in these words sends all of it again."""
+
+    status, code = 404, "thread_not_found"
+
+    def __init__(self, previous_message_id: str) -> None:
+        super().__init__(
+            f"There is no thread up to {clip(previous_message_id)!r}: this server keeps none; send all messages",
+            param="thread",
+        )
+
+
+def error_body(error: ApiError, request_id: str) -> bytes:
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    message = error.message
+    if isinstance(error, ContextLengthExceeded):
+        message = f"prompt is too long: {message}"  # the words by which clients know that they have to shorten it
+    elif error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    described: dict[str, object] = {"type": kind, "message": message}
+    if isinstance(error, ThreadNotFound):
+        described["details"] = {"error_code": error.code}
+    return dumps({"type": "error", "error": described, "request_id": request_id})
+
+
+class AnthropicErrors:
+    """The ErrorShape of Anthropic's routes; their answers name the request in a header of its own."""
+
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        return error_body(error, request_id)
+
+    def headers(self, request_id: str) -> tuple[tuple[bytes, bytes], ...]:
+        return ((b"request-id", request_id.encode("latin-1")),)

@@ -1,0 +1,101 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API over the core of chats."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from server.api.anthropic import api_types, request_types
+from server.api.anthropic.content import blocks, message, stop, usage
+from server.api.anthropic.errors import AnthropicErrors
+from server.api.anthropic.events import MessageFrames
+from server.api.anthropic.prepare import NAMES, PreparedMessages, generate_request, prepare
+from server.api.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, ErrorsBelow, Operation, route
+from server.api.service import Service
+from server.generate.collect import collect_transcripts
+from server.generate.conversation import chat_ids
+from server.generate.start import start
+from server.http.body import body_cost, json_response, read_request
+from server.http.head import arrival, request_id
+from server.http.noted import note_ignored
+from server.http.sse import EventStream
+from server.http.watch import ClientWatch, while_waited_for
+from server.models import lookup
+from server.models.model import LoadedModel
+
+ERRORS = ErrorsBelow("/v1/messages", AnthropicErrors())
+
+
+@route(
+    "POST",
+    "/v1/messages",
+    Operation(
+        "createMessage", "Generation", "Answer a conversation, as Anthropic has it; with `stream`, as server-sent events",
+        {JSON: api_types.AnthropicMessage, EVENTS: api_types.MessageEvent}, request_types.MessagesRequest, GENERATION_REFUSALS,
+        api_types.AnthropicError,
+    ),
+)  # fmt: skip
+async def create(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    request = await read_request(http, request_types.MESSAGES, service.config, service.offload)
+    loaded = await lookup.named(loaded, request.model, to_chat=True)
+    prepared = await _prepare_messages(service, loaded, http, request)
+    id = f"msg_{request_id(http.scope)}"
+    with NAMES.spoken():
+        generation, unread = await while_waited_for(
+            http.receive,
+            start(
+                service.config,
+                service.offload,
+                loaded,
+                generate_request(request, prepared),
+                id=id,
+                arrival=arrival(http.scope),
+            ),
+        )
+    ignored = [*prepared.ignored, *map(NAMES.name_of, unread)]
+    if prepared.wants_thinking and not generation.reasons:
+        ignored.append("thinking")
+    note_ignored(http, ignored, service.config)
+    context_was_short = generation.requests[0].sampling.max_tokens < request.max_tokens
+    if request.stream:
+        frames = MessageFrames(
+            id,
+            loaded.name,
+            request_id(http.scope),
+            generation,
+            context_was_short=context_was_short,
+            shows_thinking=prepared.shows_thinking,
+        )
+        return EventStream(generation.open, frames, ping_interval_s=service.config.ping_interval, done=b"")
+    (transcript,) = await collect_transcripts(generation, ClientWatch(http.receive))
+    content = blocks(transcript, shows_thinking=prepared.shows_thinking)
+    stopped = stop(generation.choices[0], context_was_short=context_was_short)
+    return json_response(message(id, loaded.name, content, stopped, usage(generation)))
+
+
+@route(
+    "POST",
+    "/v1/messages/count_tokens",
+    Operation(
+        "countMessageTokens", "Tokens", "How many tokens a conversation's prompt has, as Anthropic has it",
+        {JSON: api_types.InputTokens}, request_types.CountRequest, BODY_REFUSALS, api_types.AnthropicError,
+    ),
+)  # fmt: skip
+async def count_tokens(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    request = await read_request(http, request_types.COUNT, service.config, service.offload)
+    loaded = await lookup.named(loaded, request.model, to_chat=True)
+    prepared = await _prepare_messages(service, loaded, http, request)
+    note_ignored(http, prepared.ignored, service.config)
+    with NAMES.spoken():
+        ids = await while_waited_for(http.receive, chat_ids(loaded, service.offload, prepared.chat))
+    return json_response({"input_tokens": len(ids)})
+
+
+async def _prepare_messages(
+    service: Service, loaded: LoadedModel, http: Request, request: request_types.PromptRequest
+) -> PreparedMessages:
+    return await service.offload.run(body_cost(http), partial(prepare, request, loaded.chat_template))

@@ -1,0 +1,144 @@
+"""From a request of Anthropic's API to the core's GenerateRequest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from server.api.anthropic.history import chat_messages, reminded, system_message, takes_system_turns
+from server.api.anthropic.request_types import (
+    AnyTool,
+    AutoTool,
+    CustomTool,
+    MessagesRequest,
+    NoTool,
+    OneTool,
+    PromptRequest,
+    ThinkingAdaptive,
+    ThinkingDisabled,
+    ThinkingEnabled,
+)
+from server.generate.constraint import json_schema, one_constraint
+from server.generate.request import (
+    Chat,
+    Function,
+    GenerateRequest,
+    OnlyFunction,
+    OutputConstraint,
+    Sampling,
+    Shown,
+    ToolChoice,
+)
+from server.http.field_names import FieldNames
+from server.models.prompt import ChatTemplate
+
+# Variables by which templates switch reasoning on.
+_SWITCHES: Final = ("enable_thinking", "thinking")
+NAMES: Final = FieldNames(
+    {"reasoning_effort": "output_config.effort", "thinking_token_budget": "thinking.budget_tokens"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedMessages:
+    """`ignored`: what of the request does nothing. `wants_thinking`: it asks for reasoning, and `shows_thinking` for its text."""
+
+    chat: Chat
+    thinking: _Thinking
+    ignored: list[str] = field(default_factory=list)
+    wants_thinking: bool = False
+    shows_thinking: bool = True
+
+
+class _Thinking(NamedTuple):
+    """`switches`: variables of the chat template; where it has none, `budget` ends reasoning as it begins."""
+
+    switches: dict[str, bool]
+    budget: int | None = None
+    shown: bool = True
+
+
+def prepare(wire: PromptRequest, template: ChatTemplate) -> PreparedMessages:
+    """Raises InvalidRequest, in the client's words."""
+    head, left_out = system_message(wire.system)
+    turns = wire.messages
+    if any(turn.role == "system" for turn in turns) and not takes_system_turns(template):
+        turns = reminded(turns)
+    messages, left_out_too = chat_messages(turns)
+    choice, thinking = wire.tool_choice, _thinking(wire, template)
+    chat = Chat(
+        messages=head + messages,
+        tools=[_function(tool) for tool in wire.tools or []],
+        tool_choice=_tool_choice(choice),
+        parallel_tool_calls=choice is None or isinstance(choice, NoTool) or not choice.disable_parallel_tool_use,
+        continue_final_message=messages[-1].role == "assistant",
+        template_kwargs={**thinking.switches, **(wire.chat_template_kwargs or {})},
+        allow_special_tokens=wire.allow_special_tokens,
+        reasoning_effort=None if wire.output_config is None else wire.output_config.effort,
+    )
+    with NAMES.spoken():
+        chat.check()
+    wants = isinstance(wire.thinking, ThinkingEnabled | ThinkingAdaptive)
+    shows = not (isinstance(wire.thinking, ThinkingEnabled | ThinkingAdaptive) and wire.thinking.display == "omitted")
+    if isinstance(wire, MessagesRequest) and wire.thread is not None:
+        left_out = [*left_out, "thread"]
+    return PreparedMessages(chat, thinking, left_out + left_out_too, wants, shows)
+
+
+def generate_request(wire: MessagesRequest, prepared: PreparedMessages) -> GenerateRequest:
+    """The core's request. As Anthropic has it, max_tokens may be more than the context has room for."""
+    return GenerateRequest(
+        prompt=prepared.chat,
+        sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k),
+        shown=Shown(stop=wire.stops, reasoning=prepared.thinking.shown),
+        default_max_tokens=wire.max_tokens,
+        constraint=_constraint(wire),
+        thinking_token_budget=prepared.thinking.budget,
+        stream=bool(wire.stream),
+        priority=wire.priority or 0,
+        cache_salt=wire.cache_salt,
+        timeout_s=wire.timeout,
+        speculative=wire.speculative is not False,
+    )
+
+
+def _function(tool: CustomTool) -> Function:
+    parameters = tool.input_schema
+    if tool.input_examples:
+        parameters = {**parameters, "examples": tool.input_examples}  # where JSON Schema has them
+    return Function(tool.name, tool.description, parameters, bool(tool.strict))
+
+
+def _tool_choice(choice: AutoTool | AnyTool | OneTool | NoTool | None) -> ToolChoice | None:
+    match choice:
+        case None:
+            return None
+        case AnyTool():
+            return "required"
+        case OneTool(name=name):
+            return OnlyFunction(name)
+        case NoTool():
+            return "none"
+        case AutoTool():
+            return "auto"
+
+
+def _constraint(wire: MessagesRequest) -> OutputConstraint | None:
+    """Raises InvalidRequest where several fields ask for different ones."""
+    found: list[OutputConstraint] = []
+    if wire.json_format is not None:
+        field = "output_config.format" if wire.output_format is None else "output_format"
+        found.append(json_schema(wire.json_format.schema, f"{field}.schema"))
+    return one_constraint(found, wire.constraints)
+
+
+def _thinking(wire: PromptRequest, template: ChatTemplate) -> _Thinking:
+    if wire.thinking is None:
+        return _Thinking({})
+    off = isinstance(wire.thinking, ThinkingDisabled)
+    switches = {name: not off for name in _SWITCHES if template.reads(name, with_tools=bool(wire.tools))}
+    if isinstance(wire.thinking, ThinkingEnabled):
+        return _Thinking(switches, wire.thinking.budget_tokens)
+    if off:
+        return _Thinking(switches, None if switches else 0, shown=False)
+    return _Thinking(switches)

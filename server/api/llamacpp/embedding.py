@@ -1,0 +1,52 @@
+"""POST /embedding and /embeddings: vectors of texts, as llama.cpp has it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from server.api.llamacpp import api_types, request_types
+from server.api.pooling import answers
+from server.api.pooling.pooled import pooled_for, written
+from server.api.pooling.request import PoolingRequest, texts_of
+from server.api.pooling.vectors import json_of
+from server.api.route import GENERATION_REFUSALS, JSON, Operation, Route
+from server.api.service import Service
+from server.http.body import body_cost, read_request
+from server.models import lookup
+
+
+async def embed(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, request_types.EMBEDDING, service.config, service.offload)
+    loaded = await lookup.pooled_by(loaded, given.model)
+    served = loaded.require_pooling("embed")
+    field = "input" if given.content is None else "content"
+    normalise = None if given.embd_normalize is None else given.embd_normalize == 2
+
+    def prepare() -> PoolingRequest:
+        params, prefix = served.params(served.task, use_activation=normalise), served.prompts.text(None, field)
+        return PoolingRequest(inputs=texts_of(getattr(given, field), field), params=params, field=field, prefix=prefix)
+
+    request = await service.offload.run(body_cost(http), prepare)
+    _, results = await pooled_for(service, loaded, http, request, prefix="embd-")
+
+    def parts() -> answers.Parts:
+        for index, each in enumerate(results):
+            numbers = json_of(each.numbers)
+            rows = numbers if each.numbers.ndim == 2 else b"[" + numbers + b"]"
+            yield (b"," if index else b"[") + b'{"index":%d,"embedding":%b}' % (index, rows), each.numbers.nbytes // 4
+        yield b"]", 0
+
+    return await written(service, parts(), results)
+
+
+def _embedding(path: str, id: str) -> Route:
+    operation = Operation(
+        id, "llama.cpp", "A vector for each text, as llama.cpp has it", {JSON: list[api_types.LlamaEmbedding]},
+        request_types.LlamaEmbeddingRequest, GENERATION_REFUSALS,
+    )  # fmt: skip
+    return Route("POST", path, embed, operation)
+
+
+EMBEDDING, EMBEDDINGS = _embedding("/embedding", "llamaEmbedding"), _embedding("/embeddings", "llamaEmbeddings")

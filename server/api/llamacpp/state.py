@@ -1,0 +1,51 @@
+"""What llama.cpp's /props and /slots say of a server: ours has as many slots as sequences that run at a time, none with a
+prompt of its own."""
+
+from __future__ import annotations
+
+from runtime.api import SamplingParams
+from server.api.llamacpp.answers import settings
+from server.config.server_config import ServerConfig
+from server.config.version import __version__
+from server.http.schema import Json
+from server.models.model import LoadedModel
+
+
+def props(loaded: LoadedModel, config: ServerConfig) -> Json:
+    model, tokenizer, defaults = loaded.engine.model, loaded.tokenizer, loaded.defaults
+    params = SamplingParams(
+        max_tokens=-1,
+        temperature=defaults.temperature,
+        top_p=defaults.top_p,
+        top_k=defaults.top_k,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
+    )
+    return {
+        "default_generation_settings": {
+            "id": 0,
+            "id_task": -1,
+            "n_ctx": model.max_model_len,
+            "speculative": False,
+            "is_processing": False,
+            "params": settings(loaded, params, (), stream=False),
+        },
+        "total_slots": model.max_num_seqs,
+        "model_alias": loaded.name,
+        "model_path": config.model,
+        "chat_template": loaded.chat_template.source,
+        "modalities": {"vision": False, "audio": False},
+        "bos_token": tokenizer.bos_token or "",
+        "eos_token": tokenizer.eos_token or "",
+        "build_info": f"oneloop-{__version__}",
+        "is_sleeping": False,
+    }
+
+
+def slots(loaded: LoadedModel) -> list[Json]:
+    """The first ones are those at work."""
+    model, num_running = loaded.engine.model, loaded.engine.health().num_running
+    return [
+        {"id": id, "n_ctx": model.max_model_len, "speculative": False, "is_processing": id < num_running}
+        for id in range(model.max_num_seqs)
+    ]

@@ -1,0 +1,124 @@
+"""POST /api/chat and /api/generate: Ollama's API over the core of chats and prompts, streamed as JSON lines."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from runtime.api import Output, TokenStream
+from server.api.ollama import api_types, request_types
+from server.api.ollama.answers import LOAD, ChatShape, GenerateShape, Shape, nothing, whole
+from server.api.ollama.errors import OllamaErrors
+from server.api.ollama.frames import LineFrames
+from server.api.ollama.models import named
+from server.api.ollama.prepare import CHAT_NAMES, GENERATE_NAMES, Prepared, of_chat, of_generate
+from server.api.route import GENERATION_REFUSALS, JSON, ErrorsBelow, Operation, route
+from server.api.service import Service
+from server.generate.collect import collect
+from server.generate.start import start
+from server.generate.timings import Timings
+from server.generate.transcript import Transcript
+from server.http.body import body_cost, json_response, read_request
+from server.http.errors import InvalidRequest
+from server.http.field_names import FieldNames
+from server.http.head import arrival, request_id
+from server.http.noted import note_ignored
+from server.http.sse import JsonLineStream
+from server.http.watch import ClientWatch
+from server.models.model import LoadedModel
+
+LINES = "application/x-ndjson"
+
+ERRORS = ErrorsBelow("/api", OllamaErrors())
+
+
+@route(
+    "POST",
+    "/api/chat",
+    Operation(
+        "ollamaChat", "Ollama", "Answer a conversation, as Ollama has it: as JSON lines unless `stream` is false",
+        {JSON: api_types.OllamaChatAnswer, LINES: api_types.OllamaChatAnswer}, request_types.OllamaChatRequest, GENERATION_REFUSALS,
+        api_types.OllamaError,
+    ),
+)  # fmt: skip
+async def chat(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, request_types.CHAT, service.config, service.offload, from_any_program=True)
+    loaded = await named(loaded, given.model, to_chat=bool(given.messages))
+    if not given.messages:
+        return await _load(loaded, given, ChatShape())
+    with CHAT_NAMES.spoken():
+        prepared = await service.offload.run(body_cost(http), lambda: of_chat(given, loaded))
+    return await _answer(service, loaded, http, given, prepared, ChatShape(), CHAT_NAMES)
+
+
+@route(
+    "POST",
+    "/api/generate",
+    Operation(
+        "ollamaGenerate", "Ollama", "Answer a prompt, as Ollama has it: as JSON lines unless `stream` is false",
+        {JSON: api_types.OllamaGenerateAnswer, LINES: api_types.OllamaGenerateAnswer}, request_types.OllamaGenerateRequest,
+        GENERATION_REFUSALS, api_types.OllamaError,
+    ),
+)  # fmt: skip
+async def generate(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, request_types.GENERATE, service.config, service.offload, from_any_program=True)
+    loaded = await named(loaded, given.model)
+    if not given.prompt and not given.suffix:
+        return await _load(loaded, given, GenerateShape())
+    prepared = of_generate(given, loaded)
+    return await _answer(service, loaded, http, given, prepared, GenerateShape(), GENERATE_NAMES)
+
+
+async def _load(loaded: LoadedModel, given: request_types.OllamaRequest, shape: Shape) -> ASGIApp:
+    """There is nothing to answer: a client wants the model to be loaded, which it is then, or to be gone, which it will not be."""
+    if given.unloads:
+        raise InvalidRequest(
+            "this server keeps a model until another one needs its room; it cannot be unloaded", param="keep_alive"
+        )
+    await loaded.enter()
+    return json_response(nothing(given.model, shape, LOAD))
+
+
+async def _answer(
+    service: Service,
+    loaded: LoadedModel,
+    http: Request,
+    given: request_types.OllamaRequest,
+    prepared: Prepared,
+    shape: Shape,
+    names: FieldNames,
+) -> ASGIApp:
+    id = request_id(http.scope)
+    arrived = arrival(http.scope)
+    timings = Timings(arrived.time_s)
+    with names.spoken():
+        generation, unread = await start(
+            service.config,
+            service.offload,
+            loaded,
+            prepared.request,
+            id=f"ollama-{id}",
+            arrival=arrived,
+        )
+    ignored = [*prepared.ignored, *map(names.name_of, unread)]
+    if prepared.wants_thinking and not generation.reasons:
+        ignored.append("think")
+    note_ignored(http, list(dict.fromkeys(ignored)), service.config)
+
+    def open_stream() -> TokenStream:
+        timings.begin()
+        return generation.open()
+
+    if given.streams:
+        return JsonLineStream(open_stream, LineFrames(given.model, id, shape, generation, timings))
+    transcript, choice = Transcript(), generation.choices[0]
+
+    def feed(output: Output) -> None:
+        timings.note()
+        transcript.add(choice.events(output))
+
+    timings.begin()
+    await collect(generation, ClientWatch(http.receive), feed)
+    return json_response(whole(given.model, shape, generation, transcript, timings))

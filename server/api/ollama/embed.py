@@ -1,0 +1,95 @@
+"""POST /api/embed and /api/embeddings: vectors of texts, as Ollama has it."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from server.api.ollama import api_types, request_types
+from server.api.ollama.models import named
+from server.api.pooling import answers
+from server.api.pooling.pooled import pooled_for, written
+from server.api.pooling.request import PoolingRequest, Text, texts_of
+from server.api.pooling.vectors import dumps, json_of
+from server.api.route import GENERATION_REFUSALS, JSON, Operation, route
+from server.api.service import Service
+from server.generate.request import Truncation
+from server.http.body import body_cost, read_request
+from server.http.errors import Field
+from server.http.head import arrival
+from server.http.noted import note_ignored
+
+
+@route(
+    "POST",
+    "/api/embed",
+    Operation(
+        "ollamaEmbed", "Ollama", "A normalised vector for each text, as Ollama has it", {JSON: api_types.OllamaEmbed},
+        request_types.OllamaEmbedRequest, GENERATION_REFUSALS, api_types.OllamaError,
+    ),
+)  # fmt: skip
+async def embed(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, request_types.EMBED, service.config, service.offload, from_any_program=True)
+    loaded = await named(loaded, given.model)
+    served = loaded.require_pooling("embed")
+    note_ignored(http, ["options"] if given.options else [], service.config)
+
+    def prepare() -> PoolingRequest:
+        params = served.params("embed", dimensions=given.dimensions, use_activation=True)
+        truncation = None if given.truncate is False else Truncation(-1, "right")
+        prefix = served.prompts.text(None, "input")
+        return PoolingRequest(
+            inputs=texts_of(given.input, "input"), params=params, prefix=prefix, truncation=truncation
+        )
+
+    request = await service.offload.run(body_cost(http), prepare)
+    begun_s = time.monotonic()
+    _, results = await pooled_for(service, loaded, http, request, prefix="ollama-")
+    since_s = arrival(http.scope).time_s
+    facts = {
+        "total_duration": _nanoseconds(time.monotonic() - since_s),
+        "load_duration": _nanoseconds(begun_s - since_s),
+        "prompt_eval_count": sum(each.num_tokens for each in results),
+    }
+
+    def parts() -> answers.Parts:
+        yield dumps({"model": given.model})[:-1] + b',"embeddings":[', 0
+        for index, each in enumerate(results):
+            numbers = json_of(each.numbers)
+            yield (b"," + numbers if index else numbers), each.numbers.nbytes // 4
+        yield b"]," + dumps(facts)[1:], 0
+
+    return await written(service, parts(), results)
+
+
+@route(
+    "POST",
+    "/api/embeddings",
+    Operation(
+        "ollamaEmbeddings", "Ollama", "The vector of a text as the model makes it, as older clients of Ollama ask for it",
+        {JSON: api_types.OllamaEmbedding}, request_types.OllamaEmbeddingsRequest, GENERATION_REFUSALS, api_types.OllamaError,
+    ),
+)  # fmt: skip
+async def embeddings(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, request_types.EMBEDDINGS, service.config, service.offload, from_any_program=True)
+    loaded = await named(loaded, given.model)
+    served = loaded.require_pooling("embed")
+    note_ignored(http, ["options"] if given.options else [], service.config)
+    request = PoolingRequest(
+        inputs=[Text(given.prompt, Field("prompt"))],
+        params=served.params("embed", use_activation=False),
+        field="prompt",
+        prefix=served.prompts.text(None, "prompt"),
+        truncation=Truncation(-1, "right"),
+    )
+    _, results = await pooled_for(service, loaded, http, request, prefix="ollama-")
+    parts = iter([(b'{"embedding":' + json_of(each.numbers) + b"}", each.numbers.nbytes // 4) for each in results])
+    return await written(service, parts, results)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,208 @@
+"""From requests of Ollama's API to the core's GenerateRequest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from server.api.ollama import request_types
+from server.generate.constraint import json_object, json_schema
+from server.generate.request import (
+    Chat,
+    Content,
+    Function,
+    GenerateRequest,
+    Infill,
+    Message,
+    OutputConstraint,
+    PastCall,
+    Prompts,
+    Sampling,
+    Shown,
+)
+from server.http.errors import InvalidRequest
+from server.http.field_names import FieldNames
+from server.media.part import Base64, MediaPart
+from server.models.model import LoadedModel
+
+# Variables by which templates switch reasoning on.
+_SWITCHES: Final = ("enable_thinking", "thinking")
+_SHARED_NAMES: Final = {
+    "max_tokens": "options.num_predict",
+    "reasoning_effort": "think",
+    "thinking_token_budget": "think",
+    "chat_template_kwargs": "think",
+    "repetition_penalty": "options.repeat_penalty",
+}
+CHAT_NAMES: Final = FieldNames(_SHARED_NAMES)
+GENERATE_NAMES: Final = FieldNames({**_SHARED_NAMES, "messages": "prompt"})
+
+
+class Prepared(NamedTuple):
+    """`ignored`: fields that do nothing. `wants_thinking`: the client asks for reasoning."""
+
+    request: GenerateRequest
+    ignored: list[str]
+    wants_thinking: bool
+
+
+def of_chat(given: request_types.OllamaChatRequest, loaded: LoadedModel) -> Prepared:
+    """Raises InvalidRequest where fields contradict each other."""
+    tools = [_function(tool.function) for tool in given.tools or []]
+    thinking = _thinking(given.think, loaded, with_tools=bool(tools))
+    chat = Chat(
+        messages=chat_messages(given.messages),
+        tools=tools,
+        template_kwargs=thinking.switches,
+        reasoning_effort=thinking.effort,
+        # As Ollama has it: the answer goes on in a last message of the assistant's.
+        continue_final_message=given.messages[-1].role == "assistant" and not given.messages[-1].tool_calls,
+    )
+    chat.check()
+    return _prepared(given, loaded, chat, thinking, [])
+
+
+def of_generate(given: request_types.OllamaGenerateRequest, loaded: LoadedModel) -> Prepared:
+    """A prompt through the chat template, if there is one and the client does not say that it is raw; or between two texts."""
+    prompt = given.prompt or ""
+    templated = bool(loaded.chat_template) and not given.raw and not given.suffix
+    if templated:
+        thinking = _thinking(given.think, loaded, with_tools=False)
+        system = [Message(role="system", content=given.system)] if given.system else []
+        chat = Chat(
+            messages=[*system, Message(role="user", content=_content(prompt, given.images, "images"))],
+            template_kwargs=thinking.switches,
+            reasoning_effort=thinking.effort,
+        )
+        return _prepared(given, loaded, chat, thinking, [])
+    if given.images:
+        raise InvalidRequest("images need a chat template, and this model has none", param="images")
+    ignored = [name for name in ("system", "think") if getattr(given, name)]
+    text = Infill([prompt], given.suffix) if given.suffix else Prompts([prompt])
+    return _prepared(given, loaded, text, _Thinking(), ignored)
+
+
+def _prepared(
+    given: request_types.OllamaRequest,
+    loaded: LoadedModel,
+    prompt: Chat | Prompts | Infill,
+    thinking: _Thinking,
+    ignored: list[str],
+) -> Prepared:
+    options = given.options or request_types.OllamaOptions()
+    if given.unloads:
+        ignored.append("keep_alive")
+    if options.num_ctx is not None and options.num_ctx > loaded.engine.model.max_model_len:
+        ignored.append("options.num_ctx")
+    penalty = options.repeat_penalty
+    if options.repeat_last_n == 0:
+        penalty = None if penalty is None else 1.0
+    elif options.repeat_last_n not in (None, -1) and penalty not in (None, 1):
+        ignored.append("options.repeat_last_n")
+    stop = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
+    num_predict = options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
+    request = GenerateRequest(
+        prompt=prompt,
+        sampling=Sampling(
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            seed=options.seed,
+            repetition_penalty=penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+        ),
+        shown=Shown(stop=stop, reasoning=thinking.shown, logprobs=given.top_logprobs or 0 if given.logprobs else None),
+        default_max_tokens=num_predict,  # cut to what the context holds, as Ollama does
+        constraint=_constraint(given.format),
+        thinking_token_budget=thinking.budget,
+        stream=given.streams,
+    )
+    return Prepared(request, ignored, wants_thinking=bool(given.think) and given.think != "none")
+
+
+def _constraint(format: request_types.Format | None) -> OutputConstraint | None:
+    if format is None or format == "":
+        return None
+    return json_object("format") if isinstance(format, str) else json_schema(format, "format")
+
+
+# --- thinking -----------------------------------------------------------------------------------------------------
+
+
+class _Thinking(NamedTuple):
+    """`switches`: variables of the chat template. `budget` 0 ends reasoning as it begins, where the template has no switch."""
+
+    switches: dict[str, bool] = {}  # noqa: RUF012 (never written to)
+    effort: str | None = None
+    budget: int | None = None
+    shown: bool = True
+
+
+def _thinking(think: request_types.Think | None, loaded: LoadedModel, *, with_tools: bool) -> _Thinking:
+    if think is None:
+        return _Thinking()
+    off = think is False or think == "none"
+    if isinstance(think, str) and not off:
+        return _Thinking(effort=think)
+    switches = {name: not off for name in _SWITCHES if loaded.chat_template.reads(name, with_tools=with_tools)}
+    return _Thinking(switches, budget=0 if off and not switches else None, shown=not off)
+
+
+# --- conversations ------------------------------------------------------------------------------------------------
+
+
+def _function(spec: request_types.DescribedFunction) -> Function:
+    return Function(spec.name, spec.description, spec.parameters, bool(spec.strict))
+
+
+def chat_messages(given: Sequence[request_types.GivenMessage]) -> list[Message]:
+    """A result belongs to the call whose id or name it has, else to the first that has no result yet: Ollama's calls had no ids
+    for long, and chat templates want them."""
+    open_calls: list[PastCall] = []
+    found: list[Message] = []
+    num_calls = 0
+    for index, message in enumerate(given):
+        calls = []
+        for call in message.tool_calls or []:
+            calls.append(PastCall(call.id or f"call{num_calls:05d}", call.function.name, call.function.arguments or {}))
+            num_calls += 1
+        if message.role == "assistant":
+            open_calls = list(calls)
+        answered = _answered(message, open_calls, index) if message.role == "tool" else None
+        if answered in open_calls:
+            open_calls.remove(answered)
+        found.append(
+            Message(
+                role=message.role,
+                content=_content(message.content, message.images, f"messages[{index}].images")
+                if message.content or message.images or not calls
+                else None,
+                name=message.tool_name or message.name or (None if answered is None else answered.name),
+                reasoning=message.thinking or None,
+                tool_calls=calls,
+                tool_call_id=message.tool_call_id or (None if answered is None else answered.id),
+            )
+        )
+    return found
+
+
+def _content(text: str | None, images: Sequence[str] | None, where: str) -> Content | None:
+    """Pictures stand before the text, as Ollama has them."""
+    if not images:
+        return text
+    parts = (MediaPart("image", Base64(data), f"{where}[{number}]", "images") for number, data in enumerate(images))
+    return [*parts, *([text] if text else [])]
+
+
+def _answered(message: request_types.GivenMessage, open_calls: Sequence[PastCall], index: int) -> PastCall | None:
+    name = message.tool_name or message.name
+    for call in open_calls:
+        if call.id == message.tool_call_id or (message.tool_call_id is None and name in (None, call.name)):
+            return call
+    if message.tool_call_id is None and name is None:
+        raise InvalidRequest(
+            f"messages[{index}] is a result, but no call before it waits for one", param=f"messages[{index}]"
+        )
+    return None

@@ -1,0 +1,229 @@
+"""What a client of Ollama's API may send, field by field, with its limits.
+
+The same rules as in `server/http/schema.py`, and for `options` too: those that would constrain the answer and cannot are refused by
+name, those that do nothing here are named to the client. Answers are streamed unless `stream` is false, as Ollama has it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from server.http.errors import InvalidRequest, UnsupportedParameter, clip
+from server.http.schema import INT64, MAX_LOGPROBS, MAX_TOOLS, Name, StopString, T, ToolName, Wire, asks_for_nothing
+
+MAX_STOPS = 64
+MAX_OPTIONS = 128
+LATEST = ":latest"  # the tag of a name that has none
+
+Format = dict[str, Any] | str  # a JSON schema, "json", or "" for none
+KeepAlive = float | str
+Think = bool | Literal["none", "low", "medium", "high", "max"]
+
+
+class OllamaOptions(Struct, kw_only=True):
+    """Ollama's options that do something here; of others, `ignored_options`."""
+
+    num_predict: Annotated[int, Meta(ge=-2, le=INT64)] | None = None  # 0 and less: as many as the context holds
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # 0 and -1: off
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-INT64 - 1, le=INT64)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # 0: no penalty; ours looks at all there is
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    num_ctx: Annotated[int, Meta(ge=1, le=INT64)] | None = None  # tokens of context; there are as many as there are
+
+
+_OPTIONS = frozenset(OllamaOptions.__struct_fields__)
+# Not Ollama's, but sent to it: they would hold the answer to something.
+_CONSTRAINING = frozenset({"grammar", "json_schema", "logit_bias"})
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "typical_p": (1, 1.0), "tfs_z": (1, 1.0), "mirostat": (0,), "num_keep": (0,), "numa": (False,), "low_vram": (False,),
+    "vocab_only": (False,), "logits_all": (False,), "embedding_only": (False,), "use_mlock": (False,),
+}  # fmt: skip
+
+
+class GivenFunction(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: Name
+    arguments: dict[str, Any] | str = ""
+    index: int | None = None
+
+
+class GivenCall(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool call of an earlier turn, as it came with an answer. `index`: where Open WebUI has it, which is beside the function."""
+
+    function: GivenFunction
+    index: int | None = None
+    id: Name | None = None
+    type: Literal["function"] | None = None
+
+
+class GivenMessage(Struct, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[GivenCall] | None = None
+    tool_name: Name | None = None  # of the function whose result this is
+    tool_call_id: Name | None = None
+    name: Name | None = None
+    images: list[str] | None = None  # base64
+
+
+class DescribedFunction(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # JSON schema of the arguments
+    strict: bool | None = None
+
+
+class GivenTool(Struct, kw_only=True, forbid_unknown_fields=True):
+    function: DescribedFunction
+    type: Literal["function"] | None = None
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+class OllamaRequest(Struct, kw_only=True):
+    """What /api/chat and /api/generate share."""
+
+    model: Name
+    stream: bool | None = None
+    format: Format | None = None
+    options: OllamaOptions | None = None
+    think: Think | None = None
+    keep_alive: KeepAlive | None = None  # the model stays loaded, whatever this says
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+    @property
+    def unloads(self) -> bool:
+        """Whether the client wants the model gone after this."""
+        return self.keep_alive == 0 or (isinstance(self.keep_alive, str) and self.keep_alive.strip("0hms. ") == "")
+
+    def check(self) -> None:
+        if isinstance(self.format, str) and self.format not in ("", "json"):
+            raise InvalidRequest(f'format is "json" or a JSON schema, not {clip(self.format)!r}', param="format")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
+
+
+class OllamaChatRequest(OllamaRequest, kw_only=True):
+    messages: list[GivenMessage] = []
+    tools: Annotated[list[GivenTool], Meta(max_length=MAX_TOOLS)] | None = None
+
+    def check(self) -> None:
+        super().check()
+        for index, message in enumerate(self.messages):
+            if message.images and message.role not in ("user", "tool"):
+                where = f"messages[{index}].images"
+                raise InvalidRequest(f"{where} is only allowed with role user or tool", param=where)
+            if message.tool_calls and message.role != "assistant":
+                where = f"messages[{index}].tool_calls"
+                raise InvalidRequest(f"{where} is only allowed with role assistant", param=where)
+
+
+class OllamaGenerateRequest(OllamaRequest, kw_only=True):
+    prompt: str | None = None
+    suffix: str | None = None  # what follows the answer, for models that fill in the middle
+    system: str | None = None
+    raw: bool | None = None  # the prompt is continued as it is, without the chat template
+    images: list[str] | None = None  # base64
+
+    def check(self) -> None:
+        super().check()
+        if self.images and (self.raw or self.suffix):
+            raise InvalidRequest("images need a prompt that goes through the chat template", param="images")
+
+
+class OllamaShowRequest(Struct, kw_only=True):
+    model: Name | None = None
+    name: Name | None = None  # the older name of `model`
+    verbose: bool | None = None  # there is no more to say
+
+    def check(self) -> None:
+        if not (self.model or self.name):
+            raise InvalidRequest("model is required", param="model")
+
+
+class OllamaEmbeddingFields(Struct, kw_only=True):
+    """What /api/embed and /api/embeddings share. `options` are about generating, and none changes a vector."""
+
+    model: Name
+    options: dict[str, Any] | None = None
+    keep_alive: KeepAlive | None = None  # the model stays loaded, whatever this says
+
+    def check(self) -> None:
+        """Nothing contradicts anything."""
+
+
+class OllamaEmbedRequest(OllamaEmbeddingFields, kw_only=True):
+    input: str | list[str]
+    truncate: bool | None = None  # False: what is too long is refused, not cut
+    dimensions: Annotated[int, Meta(ge=1, le=INT64)] | None = None
+
+
+class OllamaEmbeddingsRequest(OllamaEmbeddingFields, kw_only=True):
+    """The older form: one text, and a vector as the model makes it, of any length."""
+
+    prompt: str
+
+
+class OllamaManageRequest(Struct, kw_only=True):
+    """What creates, fetches, copies or deletes models, none of which this server does."""
+
+    model: Name | None = None
+
+
+# --- known and not implemented ------------------------------------------------------------------------------------
+
+# Field: the values that ask for nothing. Null always asks for nothing.
+_REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {"truncate": (True,), "shift": (True,), "template": ("",)}
+_REFUSED_BY_GENERATE: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
+    "context": ([],),
+    "width": (0,),
+    "height": (0,),
+    "steps": (0,),
+}
+_MAY_BE_IGNORED = frozenset({"truncate", "shift"})
+_REPLACED = {"context": "messages of /api/chat", "template": "raw"}
+
+
+class _GivenOptions(Struct):
+    options: dict[str, Any] | None = None
+
+
+class _Wire(Wire[T]):
+    """Looks at the options nobody reads, too."""
+
+    def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
+        request = super().decode(body, ignored)
+        given = msgspec.json.decode(body, type=_GivenOptions).options or {}
+        if len(given) > MAX_OPTIONS:
+            raise InvalidRequest(f"there are {len(given)} options; at most {MAX_OPTIONS} are taken", param="options")
+        for name in given.keys() - _OPTIONS:
+            if asks_for_nothing(given[name], _IDLE.get(name, ())):
+                continue
+            if ignored is None or name in _CONSTRAINING:
+                instead = "format" if name in ("grammar", "json_schema") else None
+                raise UnsupportedParameter(f"options.{clip(name)}", instead=instead)
+            ignored.append(f"options.{clip(name)}")
+        return request
+
+
+CHAT: Wire[OllamaChatRequest] = _Wire(OllamaChatRequest, _REFUSED_BY_BOTH, _MAY_BE_IGNORED, _REPLACED)
+GENERATE: Wire[OllamaGenerateRequest] = _Wire(OllamaGenerateRequest, _REFUSED_BY_GENERATE, _MAY_BE_IGNORED, _REPLACED)
+SHOW: Wire[OllamaShowRequest] = Wire(
+    OllamaShowRequest, {"system": ("",), "template": ("",), "options": ({},)}, {"system", "template", "options"}
+)
+EMBED: Wire[OllamaEmbedRequest] = Wire(OllamaEmbedRequest, {})
+EMBEDDINGS: Wire[OllamaEmbeddingsRequest] = Wire(OllamaEmbeddingsRequest, {})

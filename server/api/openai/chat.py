@@ -1,0 +1,30 @@
+"""POST /v1/chat/completions: OpenAI's chat wire in, and its chat shape around the answer."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from server.api.openai import api_types, request_types, requests
+from server.api.openai.chat_shape import shape_of
+from server.api.openai.generated import answer
+from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
+from server.api.service import Service
+from server.http.body import read_as
+from server.models import lookup
+
+
+@route(
+    "POST",
+    "/v1/chat/completions",
+    Operation(
+        "createChatCompletion", "Generation", "Answer a conversation; with `stream`, as server-sent events",
+        {JSON: api_types.ChatCompletion, EVENTS: api_types.ChatCompletionChunk}, request_types.ChatRequest, GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
+async def create(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    given, request = await read_as(http, request_types.CHAT, requests.of_chat, service.config, service.offload)
+    return await answer(
+        service, await lookup.named(loaded, given.model, to_chat=True), http, given, request, shape_of(given)
+    )

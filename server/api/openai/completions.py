@@ -1,0 +1,31 @@
+"""POST /v1/completions: one or several prompts, as text or ids, and OpenAI's text completion shape around the answers."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from server.api.openai import api_types, request_types, requests
+from server.api.openai.completion_shape import SHAPE
+from server.api.openai.generated import answer
+from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
+from server.api.service import Service
+from server.http.body import read_as
+from server.models import lookup
+
+
+@route(
+    "POST",
+    "/v1/completions",
+    Operation(
+        "createCompletion", "Generation", "Continue one or several prompts; with `stream`, as server-sent events",
+        {JSON: api_types.TextCompletion, EVENTS: api_types.TextCompletionChunk}, request_types.CompletionRequest,
+        GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
+async def create(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    given, request = await read_as(
+        http, request_types.COMPLETION, requests.of_completion, service.config, service.offload
+    )
+    return await answer(service, await lookup.named(loaded, given.model), http, given, request, SHAPE)

@@ -1,0 +1,150 @@
+"""/v1/files: upload, list, retrieve, content and delete, as OpenAI has them, for files of requests and of their answers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import FileResponse
+from starlette.types import ASGIApp
+
+from server.api.route import FORM, JSON, Operation, route
+from server.api.service import Service
+from server.batches import api_types
+from server.batches.files import ADMINISTRATOR, INPUT, FileStore, Owner, StoredFile, new_id
+from server.batches.folder import BatchFolder
+from server.batches.pages import page
+from server.batches.request_types import ListFilesQuery, expires_after, is_expiry
+from server.batches.runner import BatchRunner
+from server.config.server_config import ServerConfig
+from server.http.auth import caller_key, is_admin
+from server.http.body import json_response
+from server.http.errors import BatchesOff, InvalidRequest, clip
+from server.http.noted import note_ignored
+from server.http.query import read_query
+from server.http.upload import Upload, read_upload
+
+MAX_FILENAME = 255
+BYTES = "application/octet-stream"
+FILE_ID = {"file_id": "The id of a file"}
+
+
+def folder_of(service: Service) -> BatchFolder:
+    """Raises BatchesOff."""
+    folder = service.part(BatchFolder.of)
+    if folder is None:
+        raise BatchesOff
+    return folder
+
+
+def owner_of(http: Request) -> Owner:
+    if is_admin(http.scope):
+        return Owner(ADMINISTRATOR, is_admin=True)
+    key = caller_key(http.scope)
+    return Owner(None if key is None else key.hex())
+
+
+@route(
+    "POST",
+    "/v1/files",
+    Operation(
+        "createFile", "Batches", "Upload a file of requests; a form, not JSON", {JSON: api_types.FileBody}, api_types.FileUpload,
+        (400, 403, 404, 413, 415), request_media=FORM,
+    ),
+)  # fmt: skip
+async def create(service: Service, http: Request) -> ASGIApp:
+    folder, config = folder_of(service), service.config
+    owner = owner_of(http).key
+    folder.files.check_room(owner, 0)
+    async with _reading(folder.files, owner, http, config) as upload:
+        if (purpose := upload.fields.get("purpose")) != INPUT:
+            what = "is missing" if purpose is None else f"{clip(purpose)!r} is not supported"
+            raise InvalidRequest(f"purpose {what}: files here are for batches (purpose=batch)", param="purpose")
+        note_ignored(http, [name for name in upload.fields if name != "purpose" and not is_expiry(name)], config)
+        expiry, now = expires_after(upload.fields), int(folder.files.clock())
+        name = upload.filename.replace("\\", "/").rpartition("/")[2][-MAX_FILENAME:]
+        until = None if expiry is None else now + expiry.seconds
+        file = StoredFile(new_id("file-"), upload.num_bytes, now, name, INPUT, owner, until)
+        await folder.files.add(upload.content, file)
+    if until is not None and (runner := service.added_part(BatchRunner)) is not None:
+        runner.expiry.look_again()
+    return json_response(file.body)
+
+
+@contextlib.asynccontextmanager
+async def _reading(files: FileStore, owner: str | None, http: Request, config: ServerConfig) -> AsyncIterator[Upload]:
+    """`read_upload`, with room for what is being read: what many send at a time is bounded as what is kept is."""
+    announced = http.headers.get("content-length", "")
+    limit = config.max_batch_file_size
+    num_bytes = min(int(announced), limit) if announced.isdigit() else limit
+    files.reserve(owner, num_bytes)
+    try:
+        async with read_upload(http, config, limit) as upload:
+            files.account(owner, -num_bytes)  # from here on the file itself counts
+            num_bytes = 0
+            yield upload
+    finally:
+        files.account(owner, -num_bytes)
+
+
+@route(
+    "GET",
+    "/v1/files",
+    Operation(
+        "listFiles",
+        "Batches",
+        "Files, the newest first",
+        {JSON: api_types.FileList},
+        None,
+        (400, 404),
+        query=ListFilesQuery,
+    ),
+)
+async def list_all(service: Service, http: Request) -> ASGIApp:
+    folder, query = folder_of(service), read_query(http, ListFilesQuery, service.config)
+    found = [file for file in folder.files.owned(owner_of(http)) if query.purpose in (None, file.purpose)]
+    if query.order == "asc":
+        found.reverse()
+    return json_response(page(found, after=query.after, limit=query.limit))
+
+
+@route(
+    "GET",
+    "/v1/files/{file_id}",
+    Operation(
+        "retrieveFile", "Batches", "A file's description", {JSON: api_types.FileBody}, None, (404,), parameters=FILE_ID
+    ),
+)
+async def retrieve(service: Service, http: Request) -> ASGIApp:
+    folder = folder_of(service)
+    return json_response(folder.files.find(http.path_params["file_id"], owner_of(http)).body)
+
+
+@route(
+    "GET",
+    "/v1/files/{file_id}/content",
+    Operation("downloadFile", "Batches", "A file's content", {BYTES: None}, None, (404,), parameters=FILE_ID),
+)
+async def content(service: Service, http: Request) -> ASGIApp:
+    folder = folder_of(service)
+    file = folder.files.find(http.path_params["file_id"], owner_of(http))
+    return FileResponse(folder.files.path(file.id), media_type=BYTES)
+
+
+@route(
+    "DELETE",
+    "/v1/files/{file_id}",
+    Operation(
+        "deleteFile", "Batches", "Delete a file that no unfinished batch needs", {JSON: api_types.DeletedFile}, None, (400, 404),
+        parameters=FILE_ID,
+    ),
+)  # fmt: skip
+async def delete(service: Service, http: Request) -> ASGIApp:
+    folder, id = folder_of(service), http.path_params["file_id"]
+    folder.files.find(id, owner_of(http))
+    user = next((batch.id for batch in folder.batches.unfinished() if batch.input_file_id == id), None)
+    if user is not None:
+        raise InvalidRequest(f"the file is being worked on by {user}; cancel that first", param="file_id")
+    await folder.files.delete(id, owner_of(http))
+    return json_response({"id": id, "object": "file", "deleted": True})

@@ -1,0 +1,247 @@
+"""From OpenAI's wire types to the core's GenerateRequest and Chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from server.api.openai import request_types
+from server.api.openai.media_parts import AnyMediaPart, media_part
+from server.api.openai.request_types import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
+from server.generate.constraint import json_object, json_schema, one_constraint, regex, structural_tag
+from server.generate.custom_tools import arguments_of, custom_function
+from server.generate.request import (
+    Beams,
+    Chat,
+    Function,
+    GenerateRequest,
+    Infill,
+    Message,
+    OnlyFunction,
+    OutputConstraint,
+    PastCall,
+    Prompts,
+    Sampling,
+    Shown,
+    ToolChoice,
+    Truncation,
+)
+from server.http.errors import InvalidRequest, clip
+from server.media.part import Base64, MediaPart
+
+DEFAULT_MAX_TOKENS = 16  # of a text completion, as OpenAI's
+
+_SAMPLING = Sampling.__struct_fields__
+
+
+def of_chat(request: ChatRequest) -> GenerateRequest:
+    """Raises InvalidRequest for tools and choices that contradict each other."""
+    chat = chat_of(request)
+    # The newer name wins; two different values have been refused.
+    newer = request.max_completion_tokens
+    return GenerateRequest(
+        prompt=chat,
+        max_tokens=_max_tokens(request) if newer is None else newer,
+        thinking_token_budget=request.thinking_token_budget,
+        prediction=None if request.prediction is None else request.prediction.text,
+        **_shared(request, reasoning=request.include_reasoning is not False),
+    )
+
+
+def of_completion(request: CompletionRequest) -> GenerateRequest:
+    """Raises InvalidRequest for a mixture of prompts."""
+    return GenerateRequest(
+        prompt=_prompt(request),
+        max_tokens=_max_tokens(request),
+        default_max_tokens=DEFAULT_MAX_TOKENS if request.n_predict is None else None,
+        **_shared(request),
+    )
+
+
+def _prompt(request: CompletionRequest) -> Prompts | Infill:
+    if request.prompt_embeds is not None:
+        part = MediaPart("image", Base64(request.prompt_embeds), "prompt_embeds", "prompt_embeds", is_embeds=True)
+        return Prompts([[0]], embeds=part)
+    if request.suffix:
+        if request.allow_special_tokens is not None:
+            raise InvalidRequest("allow_special_tokens is not for prompts with a suffix", param="allow_special_tokens")
+        return Infill(request.prompts, request.suffix)
+    return Prompts(request.prompts, request.add_special_tokens is not False, request.allow_special_tokens is not False)
+
+
+def chat_of(request: ChatRequest | TokenizeRequest) -> Chat:
+    """The conversation of `request`, to be answered or counted. Raises InvalidRequest where its fields contradict each other."""
+    tools, choice = _chosen(request.tools or [], request.tool_choice)
+    chat = Chat(
+        messages=_messages(request.messages or []),
+        tools=list(map(_function, tools)),
+        tool_choice=choice,
+        parallel_tool_calls=not isinstance(request, ChatRequest) or request.parallel_tool_calls is not False,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final_message=bool(request.continue_final_message),
+        template_kwargs=request.chat_template_kwargs or {},
+        processor_kwargs=request.mm_processor_kwargs,
+        documents=request.documents,
+        reasoning_effort=request.reasoning_effort,
+        add_special_tokens=bool(request.add_special_tokens),
+        allow_special_tokens=request.allow_special_tokens,
+    )
+    chat.check()
+    return chat
+
+
+# --- what both routes have ----------------------------------------------------------------------------------------
+
+
+def _shared(request: GenerationRequest, *, reasoning: bool = True) -> dict[str, Any]:
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    length_penalty = 1.0 if request.length_penalty is None else request.length_penalty
+    return {
+        "sampling": Sampling(**{name: getattr(request, name) for name in _SAMPLING}),
+        "shown": Shown(
+            stop=stop,
+            include_stop=bool(request.include_stop_str_in_output),
+            skip_special_tokens=request.skip_special_tokens is not False,
+            reasoning=reasoning,
+            token_ids=bool(request.return_token_ids),
+            logprobs=request.num_logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+            tokens_as_ids=bool(request.return_tokens_as_token_ids),
+            echo=request.echoes,
+        ),
+        "n": request.n or 1,
+        "best_of": request.best_of,
+        "beams": Beams(length_penalty, request.early_stopping or False) if request.use_beam_search else None,
+        "constraint": _constraint(request),
+        "truncation": None
+        if request.truncate_prompt_tokens is None
+        else Truncation(request.truncate_prompt_tokens, request.truncation_side or "left"),
+        "stream": bool(request.stream),
+        "priority": request.priority or 0,
+        "cache_salt": request.cache_salt,
+        "timeout_s": request.timeout,
+        "speculative": request.speculative is not False,
+    }
+
+
+def _max_tokens(request: GenerationRequest) -> int | None:
+    if request.max_tokens is None and request.n_predict is not None and request.n_predict >= 0:
+        return request.n_predict
+    return request.max_tokens
+
+
+def _constraint(request: GenerationRequest) -> OutputConstraint | None:
+    """The constraint that `request` has, in whichever fields. Raises InvalidRequest where these are different ones."""
+    found: list[OutputConstraint] = []
+    match request.response_format:
+        case request_types.ObjectFormat(schema=None, value=None):
+            found.append(json_object("response_format"))
+        case request_types.ObjectFormat() as asked:
+            given = {"schema": asked.schema, "value": asked.value}
+            found += (json_schema(each, f"response_format.{name}") for name, each in given.items() if each is not None)
+        case request_types.JsonFormat(value=schema):
+            found.append(json_schema(schema, "response_format.value"))
+        case request_types.RegexFormat(value=pattern):
+            found.append(regex(pattern, "response_format.value"))
+        case request_types.JsonSchemaFormat(json_schema=named):
+            found.append(json_schema(named.schema, "response_format.json_schema.schema"))
+        case request_types.StructuralTagFormat() as tag:
+            found.append(structural_tag(_tag_of(tag), "response_format"))
+    return one_constraint(found, request.constraints)
+
+
+def _tag_of(structured: request_types.StructuralTagFormat) -> Mapping[str, Any]:
+    """A structural tag, in either spelling."""
+    if structured.structures is None:
+        return {"format": structured.format}
+    return {"structures": structured.structures, "triggers": structured.triggers}
+
+
+# --- conversations ------------------------------------------------------------------------------------------------
+
+
+def _function(tool: request_types.Tool | request_types.CustomTool) -> Function:
+    if isinstance(tool, request_types.CustomTool):
+        return custom_function(tool.name, tool.custom.description, tool.grammar)
+    spec = tool.function
+    return Function(spec.name, spec.description, spec.parameters, bool(spec.strict))
+
+
+def _chosen(
+    tools: Sequence[request_types.Tool | request_types.CustomTool], choice: request_types.ToolChoice | None
+) -> tuple[Sequence[request_types.Tool | request_types.CustomTool], ToolChoice | None]:
+    """The tools that `choice` leaves, and what it says of them. Raises InvalidRequest where it names one that is not there."""
+    match choice:
+        case request_types.NamedTool() | request_types.NamedCustomTool():
+            return tools, OnlyFunction(_named(tools, choice).name if tools else choice.name)
+        case request_types.AllowedTools(allowed_tools=allowed):
+            names = {_named(tools, each).name for each in allowed.tools}
+            return [tool for tool in tools if tool.name in names], allowed.mode
+    return tools, choice
+
+
+def _named(
+    tools: Sequence[request_types.Tool | request_types.CustomTool],
+    named: request_types.NamedTool | request_types.NamedCustomTool,
+) -> request_types.Tool | request_types.CustomTool:
+    kind = request_types.CustomTool if isinstance(named, request_types.NamedCustomTool) else request_types.Tool
+    found = next((tool for tool in tools if isinstance(tool, kind) and tool.name == named.name), None)
+    if found is None:
+        what = "" if kind is request_types.Tool else "custom tool "
+        raise InvalidRequest(
+            f"tool_choice names {what}{clip(named.name)!r}, which is none of the tools", param="tool_choice"
+        )
+    return found
+
+
+def _messages(messages: Sequence[request_types.Message]) -> list[Message]:
+    return [_message(message, number) for number, message in enumerate(messages)]
+
+
+def _message(message: request_types.Message, number: int) -> Message:
+    """OpenAI's newer name of the system role, and its older ones around functions, become those of today. A message that is
+    nothing but a refusal says that."""
+    calls = list(map(_call, message.tool_calls or []))
+    if message.function_call is not None:
+        calls.append(_function_call(_legacy_id(number), message.function_call))
+    content = message.content
+    if content is None and not calls:
+        content = message.refusal
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    return Message(
+        role=_ROLES[message.role],
+        content=_parts(content, f"messages[{number}].content") if isinstance(content, list) else content,
+        name=message.name,
+        reasoning=reasoning,
+        tool_calls=calls,
+        tool_call_id=_legacy_id(number - 1) if message.role == "function" else message.tool_call_id,
+    )
+
+
+def _parts(parts: Sequence[request_types.AnyTextPart | AnyMediaPart], where: str) -> list[str | MediaPart]:
+    return [
+        media_part(part, f"{where}[{number}]") if isinstance(part, AnyMediaPart) else part.text
+        for number, part in enumerate(parts)
+    ]
+
+
+_ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool",
+}  # fmt: skip
+
+
+def _call(call: request_types.PastCall) -> PastCall:
+    if call.custom is not None:
+        return PastCall(call.id, call.custom.name, arguments_of(call.custom.input))
+    assert call.function is not None, "the wire type has checked that it is one or the other"
+    return _function_call(call.id, call.function)
+
+
+def _function_call(id: str, function: request_types.CalledFunction) -> PastCall:
+    return PastCall(id, function.name, function.arguments)
+
+
+def _legacy_id(number: int) -> str:
+    """Calls had no ids when they were functions: the place of the message stands for it. Nine characters, which Mistral's
+    templates want."""
+    return f"call{number:05d}"

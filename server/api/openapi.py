@@ -1,0 +1,198 @@
+"""The OpenAPI 3.1 document of the routes, generated: from the types and words that each declares, and errors from the tree in
+`errors`.
+
+Knows nothing of a running server but which keys it has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from orjson import dumps
+
+from server.api.route import JSON, ErrorBody, Operation, Route
+from server.config.version import __version__
+from server.http import errors
+from server.http.auth import is_open, needs_admin
+from server.http.schema import MAX_TIMEOUT_S, REQUEST_ID, Json
+
+
+def document(routes: Sequence[Route], *, user_key: bool, admin_key: bool) -> bytes:
+    """The document of `routes`, as JSON. Which keys the server has decides what the operations need."""
+    operations = [route.operation for route in routes]
+    schemas, components = _schemas(operations)
+    paths: dict[str, Json] = {}
+    refused: set[tuple[int, Any]] = set()
+    for route in routes:
+        path, operation = re.sub(r"{(\w+):\w+}", r"{\1}", route.path), route.operation
+        refusals = _refusals(operation, path, user_key=user_key, admin_key=admin_key)
+        refused |= {(status, operation.error) for status in refusals}
+        paths.setdefault(path, {})[route.method.lower()] = _operation(
+            operation, path, schemas, sorted(refusals), _security(path, user_key=user_key, admin_key=admin_key)
+        )
+    components_used: Json = {
+        "schemas": components,
+        "responses": {
+            _name_of(status, kind): _refusal(status, schemas[kind], with_codes=kind is ErrorBody)
+            for status, kind in sorted(refused, key=lambda each: (each[0], each[1].__name__))
+        },
+        "parameters": {"RequestId": _REQUEST_ID, "RequestTimeout": _REQUEST_TIMEOUT},
+        "headers": _HEADERS,
+    }
+    if schemes := _security_schemes(user_key=user_key, admin_key=admin_key):
+        components_used["securitySchemes"] = schemes
+    return dumps(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "oneloop", "version": __version__, "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}},
+            "servers": [{"url": "/"}],
+            "tags": [{"name": tag} for tag in dict.fromkeys(operation.tag for operation in operations)],
+            "paths": paths,
+            "components": components_used,
+        }
+    )  # fmt: skip
+
+
+def _schemas(operations: Sequence[Operation]) -> tuple[dict[Any, Json], Json]:
+    """A reference for every type that crosses the wire, and what the references name."""
+    types = [
+        kind
+        for operation in operations
+        for kind in (operation.request, *operation.answers.values())
+        if kind is not None and kind is not Json
+    ]
+    types = list(dict.fromkeys([*types, *(operation.error for operation in operations)]))
+    references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    return dict(zip(types, references, strict=True)), components
+
+
+def _operation(
+    operation: Operation, path: str, schemas: Mapping[Any, Json], refusals: list[int], security: list[Json] | None
+) -> Json:
+    made: Json = {"operationId": operation.id, "tags": [operation.tag], "summary": operation.summary}
+    if security is not None:
+        made["security"] = security
+    names = re.findall(r"{(\w+)}", path)
+    made["parameters"] = [
+        *(
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "description": operation.parameters[name],
+                "schema": {"type": "string"},
+            }
+            for name in names
+        ),
+        *_query(operation.query),
+        {"$ref": "#/components/parameters/RequestId"},
+        *([{"$ref": "#/components/parameters/RequestTimeout"}] if 504 in operation.refusals else []),
+    ]
+    if operation.request is not None:
+        made["requestBody"] = {
+            "required": not operation.may_be_bodiless,
+            "content": {operation.request_media: {"schema": schemas[operation.request]}},
+        }
+    content = {media: {"schema": _schema_of(kind, schemas)} for media, kind in operation.answers.items()}
+    headers = ["X-Request-Id"] if operation.request is None else ["X-Request-Id", "X-Ignored-Fields"]
+    responses: Json = {"200": {"description": "OK", "headers": _references(headers), "content": content}}
+    if operation.id.startswith("health"):
+        responses["503"] = {**responses["200"], "description": "Requests may not enter"}
+    responses |= {
+        str(status): {"$ref": f"#/components/responses/{_name_of(status, operation.error)}"} for status in refusals
+    }
+    made["responses"] = responses
+    return made
+
+
+def _query(kind: Any) -> Iterator[Json]:
+    """The fields of `kind` as parameters."""
+    if kind is not None:
+        (schema,) = msgspec.json.schema(kind)["$defs"].values()
+        for name, described in schema["properties"].items():
+            yield {"name": name, "in": "query", "required": False, "schema": described}
+
+
+def _schema_of(kind: Any, schemas: Mapping[Any, Json]) -> Json:
+    if kind is None:
+        return {"type": "string"}
+    return {"type": "object"} if kind is Json else schemas[kind]
+
+
+_REQUEST_ID: Json = {
+    "name": "X-Request-Id", "in": "header", "required": False, "description": "An id to use instead of a fresh one",
+    "schema": {"type": "string", "pattern": f"^{REQUEST_ID}$"},
+}  # fmt: skip
+_REQUEST_TIMEOUT: Json = {
+    "name": "X-Request-Timeout", "in": "header", "required": False,
+    "description": "Seconds after which an answer that is not complete ends with 504",
+    "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
+}  # fmt: skip
+_HEADERS: Json = {
+    "X-Request-Id": {"description": "The id under which the log has this request", "schema": {"type": "string"}},
+    "X-Ignored-Fields": {"description": "Fields of the request that nobody knows", "schema": {"type": "string"}},
+    "Retry-After": {"description": "Seconds to wait before trying again", "schema": {"type": "integer"}},
+    "WWW-Authenticate": {"description": "How to show a key", "schema": {"type": "string"}},
+}
+_HEADERS_OF = {401: ["WWW-Authenticate"], 429: ["Retry-After"], 503: ["Retry-After"]}
+
+
+def _references(headers: Iterable[str]) -> Json:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in headers}
+
+
+def _name_of(status: int, error: Any) -> str:
+    phrase = HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "")
+    return phrase if error is ErrorBody else error.__name__.removesuffix("Error") + phrase
+
+
+def _tree(kind: type[errors.ApiError]) -> Iterator[type[errors.ApiError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _tree(child)
+
+
+def _refusal(status: int, body: Json, *, with_codes: bool) -> Json:
+    codes = sorted({kind.code for kind in _tree(errors.ApiError) if kind.status == status and kind.code is not None})
+    named = f" (`code`: {', '.join(codes)})" if codes and with_codes else ""
+    return {
+        "description": HTTPStatus(status).phrase + named,
+        "headers": _references(["X-Request-Id", *_HEADERS_OF.get(status, ())]),
+        "content": {JSON: {"schema": body}},
+    }
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+
+
+def _refusals(operation: Operation, path: str, *, user_key: bool, admin_key: bool) -> set[int]:
+    found = {*operation.refusals, 500}
+    if needs_admin(path, user_key=user_key, admin_key=admin_key):
+        found |= {401, 403} if user_key else {401}
+    elif not is_open(path) and user_key:
+        found.add(401)
+    return found
+
+
+def _security(path: str, *, user_key: bool, admin_key: bool) -> list[Json] | None:
+    """What an operation needs, None where there are no keys at all."""
+    if not (user_key or admin_key):
+        return None
+    if needs_admin(path, user_key=user_key, admin_key=admin_key) and admin_key:
+        return [{"adminBearer": []}, {"adminHeader": []}]
+    return [{"bearer": []}, {"header": []}] if user_key and not is_open(path) else []
+
+
+def _security_schemes(*, user_key: bool, admin_key: bool) -> Json:
+    made: Json = {}
+    for exists, names, whose in (
+        (user_key, ("bearer", "header"), "A key of --api-key, or the administrator's"),
+        (admin_key, ("adminBearer", "adminHeader"), "The key of --admin-api-key"),
+    ):
+        if exists:
+            made[names[0]] = {"type": "http", "scheme": "bearer", "description": whose}
+            made[names[1]] = {"type": "apiKey", "in": "header", "name": "x-api-key", "description": whose}
+    return made

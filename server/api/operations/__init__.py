@@ -1,0 +1,1 @@
+"""The server's own routes: health, metrics, sleep, profiles, tokens, adapters, the dashboard."""

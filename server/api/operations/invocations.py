@@ -1,0 +1,79 @@
+"""POST /invocations: SageMaker's one path for all requests. With `messages` it is a chat, with `prompt` a completion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message
+
+from server.api.openai import chat, completions
+from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
+from server.api.service import Service
+from server.http.body import BYTES_PER_CHAR, joined, read_chunks
+from server.http.errors import InvalidRequest
+from server.http.schema import Json, readable
+
+
+class Invocation(Struct):
+    """The body of /v1/chat/completions, or of /v1/completions."""
+
+    messages: list[dict[str, Any]] | UnsetType = UNSET
+    prompt: str | list[Any] | UnsetType = UNSET
+
+
+class _Kind(Struct):
+    """What tells the two apart. Values are skipped, not built."""
+
+    messages: Raw | UnsetType = UNSET
+    prompt: Raw | UnsetType = UNSET
+
+
+_KIND = msgspec.json.Decoder(_Kind)
+
+
+@route(
+    "POST",
+    "/invocations",
+    Operation(
+        "invoke", "Generation", "The chat or completion its body asks for, as SageMaker has it", {JSON: Json, EVENTS: Json},
+        Invocation, GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
+async def invoke(service: Service, http: Request) -> ASGIApp:
+    service.lifecycle.require_model()
+    chunks = await read_chunks(http, service.config.max_body_size)
+    cost = sum(map(len, chunks)) // BYTES_PER_CHAR
+
+    def looked_at() -> tuple[bytes, bool]:
+        body = joined(chunks)
+        return body, _is_chat(body)
+
+    body, is_chat = await service.offload.run(cost, looked_at)
+    route = chat.create if is_chat else completions.create
+    return await route.handler(service, _with_body(http, body))
+
+
+def _is_chat(body: bytes) -> bool:
+    """Raises InvalidRequest for a body that is neither."""
+    try:
+        kind = readable(_KIND.decode, body)
+    except msgspec.ValidationError:
+        return True  # no object: what is wrong with it is the chat's to say
+    if kind.messages is UNSET and kind.prompt is UNSET:
+        raise InvalidRequest("give messages, for a chat, or a prompt, for a completion", param="messages")
+    return kind.messages is not UNSET
+
+
+def _with_body(http: Request, body: bytes) -> Request:
+    """`http` as it was before its body was read."""
+    unread = [body]
+
+    async def receive() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await http.receive()
+
+    return Request(http.scope, receive)

@@ -1,0 +1,112 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter: adapters that come and go while the server runs, by vLLM's names.
+
+Who may is `server/http/auth.py`'s matter, and from where `server/models/adapters.py`'s."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.api import AdapterClient, AdapterRefused
+from server.api.route import BODY_REFUSALS, JSON, Operation, route
+from server.api.service import Service
+from server.http.body import json_response, read_request
+from server.http.errors import AdaptersOff, InvalidRequest, ModelNotFound, clip
+from server.http.schema import Wire
+from server.models.adapters import MAX_NAME, folder_below
+from server.models.model import LoadedModel
+
+LoraName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+
+
+class LoadLoraAdapter(Struct, kw_only=True):
+    """`lora_path`: a PEFT folder below --lora-dir. `load_inplace`: one that has the name makes way; requests that have it keep
+    it to their end."""
+
+    lora_name: LoraName
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    load_inplace: bool | None = None
+
+    def check(self) -> None:
+        """Nothing is left to check: the types of the fields bound them."""
+
+
+class UnloadLoraAdapter(Struct, kw_only=True):
+    lora_name: LoraName
+
+    def check(self) -> None:
+        """Nothing is left to check: the types of the fields bound them."""
+
+
+class LoraLoaded(Struct):
+    success: bool
+    id: str
+    rank: int
+    num_parameters: int
+
+
+class LoraUnloaded(Struct):
+    success: bool
+    id: str
+
+
+LOAD, UNLOAD = Wire(LoadLoraAdapter, {}), Wire(UnloadLoraAdapter, {})
+
+
+def adapters_of(loaded: LoadedModel) -> AdapterClient:
+    """Raises AdaptersOff where none are served."""
+    if loaded.engine.adapters is None:
+        raise AdaptersOff
+    return loaded.engine.adapters
+
+
+@route(
+    "POST", "/v1/load_lora_adapter",
+    Operation(
+        "loadLoraAdapter", "Operate", "Serve a LoRA adapter under a name of its own", {JSON: LoraLoaded}, LoadLoraAdapter,
+        (*BODY_REFUSALS, 403),
+    ),
+)  # fmt: skip
+async def load(service: Service, http: Request) -> Response:
+    loaded = service.lifecycle.require_model()
+    adapters = adapters_of(loaded)
+    given = await read_request(http, LOAD, service.config, service.offload)
+    name, root = given.lora_name, service.config.lora_dir
+    if root is None:
+        raise InvalidRequest(
+            "adapters are loaded from below one folder only, which --lora-dir names", param="lora_path"
+        )
+    if name in loaded.names:
+        raise InvalidRequest(f"{clip(name)!r} is a name of the model itself", param="lora_name")
+    if adapters.find(name) is not None and not given.load_inplace:
+        raise InvalidRequest(
+            f"there is an adapter {clip(name)!r}; load_inplace: true puts another in its place", param="lora_name"
+        )
+    try:
+        folder = await asyncio.to_thread(folder_below, Path(root), given.lora_path)
+        adapter = await adapters.load(name, str(folder))
+    except (ValueError, AdapterRefused) as error:
+        raise InvalidRequest(str(error), param="lora_path") from None
+    made = {"id": name, "rank": adapter.max_rank, "num_parameters": adapter.num_parameters}
+    return json_response({"success": True, **made})
+
+
+@route(
+    "POST", "/v1/unload_lora_adapter",
+    Operation(
+        "unloadLoraAdapter", "Operate", "Take an adapter's name away; answers once no request has it any more",
+        {JSON: LoraUnloaded}, UnloadLoraAdapter, (*BODY_REFUSALS, 403, 404),
+    ),
+)  # fmt: skip
+async def unload(service: Service, http: Request) -> Response:
+    loaded = service.lifecycle.require_model()
+    adapters = adapters_of(loaded)
+    given = await read_request(http, UNLOAD, service.config, service.offload)
+    if not await adapters.unload(given.lora_name):
+        raise ModelNotFound(given.lora_name, tuple(each.name for each in adapters.all()))
+    return json_response({"success": True, "id": given.lora_name})

@@ -1,0 +1,126 @@
+"""For who runs the server: POST /reset_prefix_cache, /abort_requests and /drain, GET and POST /log_level.
+
+Who may is `server/http/auth.py`'s matter."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api.route import BODY_REFUSALS, JSON, Operation, route
+from server.api.service import Service
+from server.http import logs
+from server.http.body import json_response, read_request
+from server.http.errors import InvalidRequest, WrongContentType
+from server.http.schema import RequestId, Wire
+from server.models import engines
+
+BODILESS = (403, 415, 503)
+
+
+def check_origin(http: Request) -> None:
+    """Of a request without a body. A browser names the page that sends it, and asks first only for a media type like ours: so no
+    page of somebody else's operates a server on this machine.
+
+    Raises WrongContentType."""
+    if "origin" in http.headers:
+        given = http.headers.get("content-type")
+        if (given or "").partition(";")[0].strip().lower() != JSON:
+            raise WrongContentType(given)
+
+
+class Done(Struct):
+    success: bool
+
+
+@route(
+    "POST", "/reset_prefix_cache",
+    Operation("resetPrefixCache", "Operate", "Forget what prompts have left for others to share", {JSON: Done}, refusals=BODILESS),
+)  # fmt: skip
+async def reset_prefix_cache(service: Service, http: Request) -> Response:
+    check_origin(http)
+    for engine in service.lifecycle.require_model().engines:
+        engine.reset_prefix_cache()
+    return json_response({"success": True})
+
+
+class AbortRequests(Struct, kw_only=True):
+    """One of the two. `request_ids`: those of X-Request-Id, of the log, or of answers."""
+
+    request_ids: list[RequestId] | None = None
+    abort_all: bool | None = None
+
+    def check(self) -> None:
+        if bool(self.abort_all) == (self.request_ids is not None):
+            raise InvalidRequest("give request_ids, or abort_all: true", param="request_ids")
+
+
+class Aborted(Struct):
+    """`aborted`: sequences that were running or waiting, and are not any more."""
+
+    aborted: int
+
+
+ABORT = Wire(AbortRequests, {})
+
+
+@route(
+    "POST", "/abort_requests",
+    Operation(
+        "abortRequests", "Operate", "End requests: their clients get 503, or finish_reason abort in a stream", {JSON: Aborted},
+        AbortRequests, (*BODY_REFUSALS, 403),
+    ),
+)  # fmt: skip
+async def abort_requests(service: Service, http: Request) -> Response:
+    serving = service.lifecycle.require_model().engines
+    given = await read_request(http, ABORT, service.config, service.offload)
+    ids = None if given.request_ids is None else frozenset(given.request_ids)
+    return json_response({"aborted": sum(engine.abort(ids) for engine in serving)})
+
+
+class Draining(Struct):
+    status: Literal["draining"]
+    running: int
+    waiting: int
+
+
+@route(
+    "POST", "/drain",
+    Operation(
+        "drain", "Operate", "Take no more requests, finish those in flight, end the process: as SIGTERM does", {JSON: Draining},
+        refusals=BODILESS,
+    ),
+)  # fmt: skip
+async def drain(service: Service, http: Request) -> Response:
+    check_origin(http)
+    health = engines.health(service.lifecycle.require_model().engines)
+    service.lifecycle.stopping.set()
+    return json_response({"status": "draining", "running": health.num_running, "waiting": health.num_waiting})
+
+
+class LogLevel(Struct, kw_only=True):
+    level: Literal["debug", "info", "warning", "error"]
+
+    def check(self) -> None:
+        """Its type says it all."""
+
+
+LEVEL = Wire(LogLevel, {})
+
+
+@route("GET", "/log_level", Operation("logLevel", "Operate", "The least severe message shown", {JSON: LogLevel}))
+async def log_level(service: Service, http: Request) -> Response:
+    return json_response({"level": logs.level()})
+
+
+@route(
+    "POST", "/log_level",
+    Operation("setLogLevel", "Operate", "Show other messages from now on", {JSON: LogLevel}, LogLevel, (400, 403, 413, 415)),
+)  # fmt: skip
+async def set_log_level(service: Service, http: Request) -> Response:
+    given = await read_request(http, LEVEL, service.config, service.offload)
+    logs.set_level(given.level)
+    return json_response({"level": given.level})

@@ -1,0 +1,97 @@
+"""POST /start_profile and /stop_profile, vLLM's names: a trace of what is computed, and of what the event loop does."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.api import ProfileError
+from server.api.operations.operate import check_origin
+from server.api.route import BODY_REFUSALS, JSON, Operation, route
+from server.api.service import Service
+from server.config.server_config import ServerConfig
+from server.http.body import json_response, read_request
+from server.http.errors import Conflict
+from server.http.schema import Wire
+
+SUFFIX = ".trace.json.gz"
+MAX_STEPS = 1_000_000
+
+
+class StartProfile(Struct, kw_only=True):
+    """`delay_iterations`: steps that settle before it begins; `max_iterations`: steps after which it ends by itself; without it,
+    /stop_profile ends it. `profile_prefix`: what the file's name begins with."""
+
+    profile_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "oneloop"
+    delay_iterations: Annotated[int, Meta(ge=0, le=MAX_STEPS)] = 0
+    max_iterations: Annotated[int, Meta(ge=1, le=MAX_STEPS)] | None = None
+
+    def check(self) -> None:
+        """Its types say it all."""
+
+
+START = Wire(StartProfile, {})
+
+
+class Profile(Struct):
+    """`path`: of the trace, on the server: once it has ended. ui.perfetto.dev and chrome://tracing open it."""
+
+    path: str
+
+
+class ProfileFolder:
+    """A part of the service: where traces go. The folder for temporary ones is made when it is needed, for this user only."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._folder = None if config.profile_dir is None else Path(config.profile_dir).resolve()
+
+    def new(self, prefix: str) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="oneloop-profiles-"))
+        return self._folder / f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}{SUFFIX}"
+
+
+@route(
+    "POST", "/start_profile",
+    Operation(
+        "startProfile", "Operate", "Record what is computed, and what the event loop does, for some steps or until /stop_profile",
+        {JSON: Profile}, StartProfile, (*BODY_REFUSALS, 403, 409), may_be_bodiless=True,
+    ),
+)  # fmt: skip
+async def start(service: Service, http: Request) -> Response:
+    engine = service.lifecycle.require_resident()[0].engine
+    check_origin(http)
+    given = StartProfile()
+    if http.headers.get("content-length", "0") != "0" or "transfer-encoding" in http.headers:  # vLLM's needs no body
+        given = await read_request(http, START, service.config, service.offload)
+    path = service.part(ProfileFolder).new(given.profile_prefix)
+    try:
+        await engine.start_profile(path, delay_steps=given.delay_iterations, num_steps=given.max_iterations)
+    except ProfileError as error:
+        raise Conflict(str(error)) from error
+    return json_response({"path": str(path)})
+
+
+@route(
+    "POST", "/stop_profile",
+    Operation(
+        "stopProfile", "Operate", "End the profile, and answer when its trace is written", {JSON: Profile},
+        refusals=(403, 409, 415, 503),
+    ),
+)  # fmt: skip
+async def stop(service: Service, http: Request) -> Response:
+    check_origin(http)
+    refusal: ProfileError | None = None
+    for engine in service.lifecycle.require_model().engines:  # the one it was begun with may have made room for another
+        try:
+            return json_response({"path": str(await engine.stop_profile())})
+        except ProfileError as error:
+            refusal = refusal or error
+    raise Conflict(str(refusal))

@@ -1,0 +1,99 @@
+"""POST /tokenize and /detokenize: the same ids and text the generation routes would use."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api.openai import request_types, requests
+from server.api.route import BODY_REFUSALS, JSON, Operation, route
+from server.api.service import Service
+from server.generate.conversation import chat_ids
+from server.generate.preprocess import PIECE, PROMPT, check_ids, max_tokens_of_text, text_ids
+from server.http.body import body_cost, json_response, long_json_response, read_request
+from server.http.errors import Field, InvalidRequest
+from server.http.offload import Pieces
+from server.http.schema import Json
+from server.http.watch import while_waited_for
+from server.models import lookup
+from server.models.model import LoadedModel
+
+CHARS_PER_ID = 4
+TOKENS = Field("tokens")
+
+
+class TokenizeResponse(Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class DetokenizeResponse(Struct):
+    prompt: str
+
+
+@route(
+    "POST",
+    "/tokenize",
+    Operation(
+        "tokenize", "Tokens", "The token ids of a text or a conversation", {JSON: TokenizeResponse},
+        request_types.TokenizeRequest, BODY_REFUSALS,
+    ),
+)  # fmt: skip
+async def tokenize(service: Service, http: Request) -> Response:
+    loaded, offload = service.lifecycle.require_model(), service.offload
+    given = await read_request(http, request_types.TOKENIZE, service.config, offload)
+    loaded = await lookup.named(loaded, given.model, to_chat=given.messages is not None)
+    if given.messages is not None:
+        chat = await offload.run(body_cost(http), partial(requests.chat_of, given))
+        work = chat_ids(loaded, offload, chat)
+    else:
+        special = given.add_special_tokens is not False
+        work = text_ids(
+            loaded, offload, given.prompt or "", add_special_tokens=special, param=PROMPT, fits=False,
+            plain=given.allow_special_tokens is False,
+        )  # fmt: skip
+    ids = await while_waited_for(http.receive, work)
+    with_strings = bool(given.return_token_strs)
+    return await offload.run(CHARS_PER_ID * len(ids), lambda: _ids(loaded, ids, with_strings=with_strings))
+
+
+def _ids(loaded: LoadedModel, ids: list[int], *, with_strings: bool) -> Response:
+    body: Json = {"count": len(ids), "max_model_len": loaded.engine.model.max_model_len, "tokens": ids}
+    if with_strings:
+        body["token_strs"] = loaded.tokenizer.token_strings(ids)
+    return long_json_response(body)
+
+
+@route(
+    "POST",
+    "/detokenize",
+    Operation(
+        "detokenize", "Tokens", "The text of token ids", {JSON: DetokenizeResponse}, request_types.DetokenizeRequest,
+        BODY_REFUSALS,
+    ),
+)  # fmt: skip
+async def detokenize(service: Service, http: Request) -> Response:
+    loaded, offload = service.lifecycle.require_model(), service.offload
+    given = await read_request(http, request_types.DETOKENIZE, service.config, offload)
+    loaded = await lookup.named(loaded, given.model)
+    max_tokens = max_tokens_of_text(loaded.engine.model.max_model_len)
+    if len(given.tokens) > max_tokens:
+        raise InvalidRequest(f"{len(given.tokens)} tokens; at most {max_tokens} become a text", param=TOKENS)
+    work = offload.run_pieces(CHARS_PER_ID * len(given.tokens), _text(loaded, given.tokens))
+    return await while_waited_for(http.receive, work)
+
+
+def _text(loaded: LoadedModel, ids: list[int]) -> Pieces[Response]:
+    yield from check_ids(ids, loaded.engine.model.vocab_size, TOKENS)
+    detokenizer = loaded.tokenizer.table.detokenizer(skip_special_tokens=False)
+    pieces: list[str] = []
+    for start in range(0, len(ids), PIECE):
+        pieces.append(detokenizer.feed(ids[start : start + PIECE]))
+        if start + PIECE < len(ids):
+            yield
+    return json_response({"prompt": "".join([*pieces, detokenizer.flush()])})

@@ -1,0 +1,75 @@
+"""Comparison: scores of pairs of texts, by whichever kind of model is served. A cross-encoder's head says them; vectors are
+compared here, by cosine, or by MaxSim where every token has one (ColBERT)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.api.pooling.request import PoolingRequest
+from server.api.pooling.run import Pooled
+from server.api.pooling.vectors import as_array
+from server.http.offload import Offload, Pieces
+from server.models.pooling import Scoring
+
+NUMBERS_PER_CHAR = 4_000  # multiplied while a character is tokenised
+PAIR_CHARS = 20
+PIECE_CHARS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`request`: the pairs, or all of the first texts and then all of the second. One of the first is for all of the second.
+    `by_odds`: a pair's numbers are the logits of no and of yes, and its score by how much that of yes is larger."""
+
+    scoring: Scoring
+    request: PoolingRequest
+    num_first: int
+    num_second: int
+    by_odds: bool = False
+
+    async def scores(self, offload: Offload, pooled: Sequence[Pooled]) -> list[float]:
+        """One for each of the second texts. `pooled`: what the inputs of `request` became."""
+        if self.scoring == "cross-encoder":
+            return [each.numbers[-1] - (each.numbers[0] if self.by_odds else 0.0) for each in pooled]
+        pairs = [(one.numbers, other.numbers) for one, other in self.sides(pooled)]
+        return await offload.run_pieces(sum(cost_of(*pair) for pair in pairs), _compared(pairs))
+
+    def sides(self, pooled: Sequence[Pooled]) -> list[tuple[Pooled, ...]]:
+        """What each score is made of: one of a pair, or two."""
+        if self.scoring == "cross-encoder":
+            return [(each,) for each in pooled]
+        first, second = list(pooled[: self.num_first]), pooled[self.num_first :]
+        each_with = first * self.num_second if self.num_first == 1 else first
+        return list(zip(each_with, second, strict=True))
+
+
+def cosine(first: memoryview, second: memoryview) -> float:
+    """Return the cosine of two vectors [D], -1 to 1; 0 where one has no length."""
+    a, b = as_array(first), as_array(second)
+    length = float((a @ a) * (b @ b)) ** 0.5
+    return max(-1.0, min(1.0, float(a @ b) / length)) if length else 0.0
+
+
+def max_sim(first: memoryview, second: memoryview) -> float:
+    """The late interaction of two texts, by the vectors of their tokens [Q, D] and [T, D]: for each of the first the nearest of the
+    second, summed."""
+    return float((as_array(first) @ as_array(second).T).max(axis=1).sum())
+
+
+def cost_of(first: memoryview, second: memoryview) -> int:
+    """What to compare two takes, in characters of tokenising."""
+    products = first.nbytes // first.itemsize * (len(second) if second.ndim == 2 else 1)
+    return PAIR_CHARS + products // NUMBERS_PER_CHAR
+
+
+def _compared(pairs: Sequence[tuple[memoryview, memoryview]]) -> Pieces[list[float]]:
+    found: list[float] = []
+    since_rest = 0
+    for first, second in pairs:
+        if since_rest > PIECE_CHARS:
+            since_rest = 0
+            yield
+        found.append(max_sim(first, second) if first.ndim == 2 else cosine(first, second))
+        since_rest += cost_of(first, second)
+    return found

@@ -1,0 +1,250 @@
+"""Encoding: texts and pairs as the token ids that a model pools, cut where that was asked for, off the loop where they are many.
+
+What the tokenizer puts around a text stays whole, however short it is cut. What does not fit is refused by its field, at the
+cost of its beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from server.api.pooling.request import Input, Pair, PoolingRequest, Text
+from server.generate.conversation import chat_ids
+from server.generate.preprocess import CHARS_PER_PROMPT, TRUNCATE, check_ids, encode_pieces
+from server.generate.request import Chat
+from server.http.errors import ContextLengthExceeded, Field, InvalidRequest, TextOnly, clip
+from server.http.offload import Offload, Pieces
+from server.models.control_tokens import Shield
+from server.models.model import LoadedModel
+from server.models.prompt import PromptError
+from server.models.score_template import ScoreTemplate
+from server.models.text_pieces import PIECE_CHARS
+
+BATCH = 64  # short texts that go to the tokenizer in one call
+
+
+class Encoded(NamedTuple):
+    """`token_type_ids`: None where they are all 0."""
+
+    ids: list[int]
+    token_type_ids: list[int] | None = None
+
+
+def cost_of(given: Input) -> int:
+    """What `given` costs to encode, in characters."""
+    match given:
+        case Text(content=content):
+            return CHARS_PER_PROMPT + len(content)
+        case Pair(first=first, second=second):
+            return cost_of(first) + cost_of(second)
+    return CHARS_PER_PROMPT
+
+
+def _limit(loaded: LoadedModel, request: PoolingRequest) -> int:
+    """Tokens of a prompt at most. Raises InvalidRequest for a truncation to more than there can be."""
+    context, truncation = loaded.engine.model.max_model_len, request.truncation
+    if truncation is None or truncation.num_tokens == -1:
+        return context
+    if truncation.num_tokens > context:
+        raise InvalidRequest(
+            TRUNCATE, f" {truncation.num_tokens} is more than this model's context of {context}", param=TRUNCATE
+        )
+    return truncation.num_tokens
+
+
+class Encoder:
+    """Of one request. A text that comes first in many of its pairs is tokenised for one of them."""
+
+    def __init__(self, loaded: LoadedModel, request: PoolingRequest) -> None:
+        self._loaded = loaded
+        self._tokenizer = loaded.tokenizer
+        self._framing = loaded.tokenizer.framing
+        self._request = request
+        self._plain = not request.allow_special_tokens
+        self._context = loaded.engine.model.max_model_len
+        self._limit = _limit(loaded, request)
+        self._score_template = None if loaded.pooling is None else loaded.pooling.score_template
+        self._last_first: tuple[Text, list[int]] | None = None
+
+    async def encoded(self, offload: Offload, inputs: Sequence[Input]) -> list[Encoded]:
+        """The ids of `inputs`, which are some of those of the request, in order. Raises InvalidRequest."""
+        if isinstance(inputs[0], Chat):
+            return [await self._chat(offload, inputs[0])]
+        return await offload.run_pieces(sum(map(cost_of, inputs)), self.pieces(inputs))
+
+    async def _chat(self, offload: Offload, chat: Chat) -> Encoded:
+        if chat.media:
+            part = chat.media[0]
+            raise TextOnly(part.where, part.kind, param=part.where)
+        ids = await chat_ids(self._loaded, offload, chat)
+        if self._request.truncation is not None:
+            ids = self._cut(ids, self._limit)
+        return self.checked(ids, Field("messages"))
+
+    def pieces(self, inputs: Sequence[Input]) -> Pieces[list[Encoded]]:
+        found: list[Encoded] = []
+        since_rest = 0
+        while len(found) < len(inputs):
+            batch = self._batch(inputs, len(found))
+            if batch:
+                found += self._together(batch)
+                since_rest += sum(map(cost_of, batch))
+            else:
+                given = inputs[len(found)]
+                found.append((yield from self._one(given)))
+                since_rest += cost_of(given)
+            if since_rest > PIECE_CHARS and len(found) < len(inputs):
+                since_rest = 0
+                yield
+        return found
+
+    def _batch(self, inputs: Sequence[Input], start: int) -> list[Text]:
+        """Texts from `start` on that are short and whole."""
+        found: list[Text] = []
+        num_chars = 0
+        for given in inputs[start : start + BATCH]:
+            whole = isinstance(given, Text) and isinstance(given.content, str) and given.max_tokens is None
+            num_chars += cost_of(given)
+            if not whole or self._request.truncation is not None or num_chars > PIECE_CHARS:
+                break
+            assert isinstance(given, Text)
+            found.append(given)
+        return found
+
+    def _together(self, texts: Sequence[Text]) -> list[Encoded]:
+        prefix, special = self._request.prefix, self._request.add_special_tokens
+        contents = [prefix + text.content for text in texts if isinstance(text.content, str)]
+        ids = self._tokenizer.encode_batch(contents, special, self._plain)
+        return [self.checked(each, text.name) for each, text in zip(ids, texts, strict=True)]
+
+    def _one(self, given: Input) -> Pieces[Encoded]:
+        if isinstance(given, Pair):
+            return (yield from self._pair(given))
+        assert isinstance(given, Text), "a conversation is alone"
+        if isinstance(given.content, list):
+            yield from check_ids(given.content, self._loaded.engine.model.vocab_size, given.name)
+            ids = given.content if given.max_tokens is None else self._cut(given.content, given.max_tokens)
+            return self.checked(self._cut(ids, self._limit) if self._request.truncation else ids, given.name)
+        if given.max_tokens is None and self._request.truncation is None:
+            special = self._request.add_special_tokens
+            ids = yield from self._ids(given, self._request.prefix + given.content, special=special, fits=True)
+            return self.checked(ids, given.name)
+        ids = yield from self._content(given, self._request.prefix)
+        if not self._request.add_special_tokens:
+            return self.checked(self._cut(ids, self._limit) if self._request.truncation else ids, given.name)
+        if self._request.truncation is not None:
+            ids = self._cut(ids, self._room(self._framing.num_single))
+        return self.checked(self._framing.framed(ids), given.name)
+
+    def _pair(self, pair: Pair) -> Pieces[Encoded]:
+        if self._score_template is not None:
+            return (yield from self._templated(pair, self._score_template))
+        first = yield from self._first(pair, self._request.prefix)
+        second = yield from self._content(pair.second, "")
+        if self._request.truncation is not None:
+            room = self._room(self._framing.num_pair)
+            first, second = self._cut_longest(first, second, room)
+        ids, types = self._framing.framed_pair(first, second)
+        known = self._loaded.engine.model.pooler.num_token_types > 1
+        return self.checked(ids, pair.name)._replace(token_type_ids=types if known else None)
+
+    def _templated(self, pair: Pair, template: ScoreTemplate) -> Pieces[Encoded]:
+        """Both texts in the model's prompt, which stays whole: what is too long is cut from the texts."""
+        cuts = self._request.truncation is not None
+        first, second = str(pair.first.content), str(pair.second.content)
+        ids: tuple[list[int], list[int]] = ([], [])
+        if cuts or pair.first.max_tokens is not None or pair.second.max_tokens is not None:
+            query = yield from self._first(pair, "")
+            document = yield from self._content(pair.second, "")
+            # No prompt holds more of them, however long they are.
+            ids = self._cut_longest(query, document, self._limit) if cuts else (query, document)
+            first, second = self._texts(ids)
+        while True:
+            found = yield from self._rendered(template, first, second, pair.name)
+            if not cuts or len(found) <= self._limit:
+                return self.checked(found, pair.name)
+            room = sum(map(len, ids)) - (len(found) - self._limit)
+            if room <= 0:
+                raise InvalidRequest(
+                    TRUNCATE, f" {self._limit} leaves no token of a text in this model's prompt", param=TRUNCATE
+                )
+            ids = self._cut_longest(*ids, room)
+            first, second = self._texts(ids)
+
+    def _texts(self, ids: tuple[list[int], list[int]]) -> tuple[str, str]:
+        """Two texts of their ids, without what was cut off in the middle of a character."""
+        first, second = (self._tokenizer.decode(each, skip_special_tokens=False).strip("\ufffd") for each in ids)
+        return first, second
+
+    def _rendered(self, template: ScoreTemplate, first: str, second: str, name: Field) -> Pieces[list[int]]:
+        """What the texts hold of control tokens is text, unless the server was told otherwise."""
+        shield = None if self._loaded.allow_special_tokens else Shield(self._tokenizer.control)
+        try:
+            text, escaped = template.render(shield, first, second, self._request.instruction)
+        except PromptError as error:
+            raise InvalidRequest(clip(error), param=name) from None
+        return (
+            yield from encode_pieces(
+                self._loaded, text if escaped is None else escaped, add_special_tokens=template.add_special_tokens,
+                param=name, fits=self._request.truncation is None, plain=escaped is not None,
+            )
+        )  # fmt: skip
+
+    def _first(self, pair: Pair, prefix: str) -> Pieces[list[int]]:
+        """The ids of a pair's first text."""
+        if self._last_first is None or self._last_first[0] is not pair.first:
+            self._last_first = pair.first, (yield from self._content(pair.first, prefix))
+        return self._last_first[1]
+
+    def _content(self, text: Text, prefix: str) -> Pieces[list[int]]:
+        """The ids of one text, nothing around them, cut to what it may have."""
+        if isinstance(text.content, list):
+            yield from check_ids(text.content, self._loaded.engine.model.vocab_size, text.name)
+            ids = text.content
+        else:
+            is_cut = text.max_tokens is not None or self._request.truncation is not None
+            ids = yield from self._ids(text, prefix + text.content, special=False, fits=not is_cut)
+        return ids if text.max_tokens is None else self._cut(ids, text.max_tokens)
+
+    def _ids(self, text: Text, content: str, *, special: bool, fits: bool) -> Pieces[list[int]]:
+        return (
+            yield from encode_pieces(
+                self._loaded, content, add_special_tokens=special, param=text.name, fits=fits, plain=self._plain
+            )
+        )
+
+    def _cut(self, ids: list[int], num_tokens: int) -> list[int]:
+        if len(ids) <= num_tokens:
+            return ids
+        from_left = self._request.truncation is not None and self._request.truncation.side == "left"
+        return ids[-num_tokens:] if from_left else ids[:num_tokens]
+
+    def _cut_longest(self, first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
+        """Takes from the longer of the two, as tokenizers do; the second is the longer of two that are alike."""
+        half = room // 2
+        if len(first) <= half:
+            return first, self._cut(second, room - len(first))
+        if len(second) <= half:
+            return self._cut(first, room - len(second)), second
+        odd = room - half
+        halves = (odd, half) if len(first) > len(second) else (half, odd)
+        return self._cut(first, halves[0]), self._cut(second, halves[1])
+
+    def _room(self, num_around: int) -> int:
+        """Tokens for texts. Raises InvalidRequest for a truncation that leaves none."""
+        if self._limit <= num_around:
+            raise InvalidRequest(
+                TRUNCATE, f" {self._limit} leaves no token of a text beside {num_around} special ones", param=TRUNCATE
+            )
+        return self._limit - num_around
+
+    def checked(self, ids: list[int], name: Field) -> Encoded:
+        """Raises InvalidRequest for an empty prompt, ContextLengthExceeded for one that is too long."""
+        if not ids:
+            raise InvalidRequest(name, " is empty: there is no token to compute", param=name)
+        if len(ids) > self._context:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {self._context} tokens, but ", name, f" has {len(ids)} tokens. ",
+                "Shorten it, or set truncate_prompt_tokens to cut it", param=name,
+            )  # fmt: skip
+        return Encoded(ids)

@@ -1,0 +1,78 @@
+"""PoolingRequest: what a client wants pooled, in the core's own words, whichever route it came by.
+
+Every text knows the field it came from, by which an error names it: "input[17]"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from runtime.api import PoolingParams
+from server.generate.request import Chat, Truncation
+from server.http.errors import Field, InvalidRequest
+
+MAX_INPUTS = 1 << 14
+MAX_NUMBERS = 1 << 24  # float32 in one answer: 64 MiB, and some 180 MB as JSON
+
+
+class Text(Struct, frozen=True):
+    """A text, or its token ids. `max_tokens`: it is cut to so many, what the tokenizer puts around it not counted."""
+
+    content: str | list[int]
+    name: Field
+    max_tokens: int | None = None
+
+
+class Pair(Struct, frozen=True):
+    """Two texts in one prompt, as a cross-encoder reads them."""
+
+    first: Text
+    second: Text
+
+    @property
+    def name(self) -> Field:
+        return self.second.name
+
+
+Input = Text | Pair | Chat
+
+
+class PoolingRequest(Struct, frozen=True, kw_only=True):
+    """`inputs`: each becomes one result. `params`: of all of them, without the types of their tokens. `field`: what an error about
+    all of them names. `prefix`: what stands before each text that is no ids. `allow_special_tokens` False: those in texts are
+    text. `truncation` None: what is too long is refused; -1 keeps as many tokens as the context holds. `instruction`: for a model's
+    score template."""
+
+    inputs: Sequence[Input]
+    params: PoolingParams
+    field: str = "input"
+    prefix: str = ""
+    add_special_tokens: bool = True
+    allow_special_tokens: bool = True
+    truncation: Truncation | None = None
+    instruction: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    timeout_s: float | None = None
+
+
+def texts_of(content: str | Sequence[str | int | list[int]], name: str) -> list[Text]:
+    """One text for each of what a field `name` holds: a text, several, token ids, or lists of them. Raises InvalidRequest."""
+    if isinstance(content, str):
+        return [Text(content, Field(name))]
+    kinds = {type(item) for item in content}
+    if len(kinds) > 1:
+        raise InvalidRequest(f"{name} mixes texts and token ids", param=name)
+    if kinds == {int}:
+        return [Text([item for item in content if isinstance(item, int)], Field(name))]
+    check_count(len(content), name)
+    return [Text(item, Field(f"{name}[{number}]")) for number, item in enumerate(content) if not isinstance(item, int)]
+
+
+def check_count(num: int, name: str) -> None:
+    """Raises InvalidRequest for none, or too many."""
+    if not num:
+        raise InvalidRequest(f"{name} is empty", param=name)
+    if num > MAX_INPUTS:
+        raise InvalidRequest(f"{name} has {num} entries; at most {MAX_INPUTS} in one request", param=name)

@@ -1,0 +1,181 @@
+"""What a client of the pooling routes may send, field by field, with its limits: OpenAI's embeddings with vLLM's fields, and vLLM's
+own routes. Cohere's are in `cohere.py`.
+
+The same rules as in `server/http/schema.py`: what has a meaning and cannot be honoured is refused by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast
+
+from msgspec import Meta, Struct
+
+from runtime.api import PoolingTask
+from server.api.openai.request_types import Messages, check_messages
+from server.http.errors import InvalidRequest
+from server.http.schema import INT64, CacheSalt, Name, Priority, RequestId, Timeout, TokenId, Wire
+
+MAX_TOKENS = Annotated[int, Meta(ge=0, le=INT64)]  # 0: as many as there are
+Content = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+
+
+class PoolingFields(Struct, kw_only=True):
+    """What all routes share. None means "as the model or the route has it"."""
+
+    model: Name | None = None
+    # Keep that many of a prompt's tokens, special ones included; -1: as many as the context holds.
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT64)] | None = None
+    truncation_side: Literal["left", "right"] | None = None  # which end goes; right if not given
+    use_activation: bool | None = None  # normalise embeddings; softmax or sigmoid of a head's numbers
+
+    request_id: RequestId | None = None  # in place of X-Request-Id, which wins
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    timeout: Timeout | None = None
+
+    user: str | None = None  # harmless: it describes the caller
+
+    def check(self) -> None:
+        """Fields that contradict each other."""
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest("truncate_prompt_tokens 0 would leave no prompt", param="truncate_prompt_tokens")
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
+            raise InvalidRequest("truncation_side needs truncate_prompt_tokens", param="truncation_side")
+
+
+class InputFields(PoolingFields, kw_only=True):
+    """Of /v1/embeddings, /classify and /pooling: `input`, or a conversation in its place."""
+
+    input: Content | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None  # of texts true, of a conversation false
+    allow_special_tokens: bool | None = None  # those in texts are meant; true if not given
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if (self.input is None) == (self.messages is None):
+            raise InvalidRequest("give either input or messages", param="input")
+        if self.messages is None:
+            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+                if getattr(self, name):
+                    raise InvalidRequest(f"{name} is only allowed with messages", param=name)
+        check_messages(
+            self.messages, continued=self.continue_final_message, add_generation_prompt=self.add_generation_prompt
+        )
+
+
+class EmbeddingsRequest(InputFields, kw_only=True):
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=INT64)] | None = None
+    prompt_name: Name | None = None  # of the model's own (sentence-transformers): it stands before each text
+
+
+class ClassifyRequest(InputFields, kw_only=True):
+    pass
+
+
+class PoolingRequest(EmbeddingsRequest, kw_only=True):
+    task: PoolingTask | None = None  # None: what the model is served for
+
+
+# --- two texts ----------------------------------------------------------------------------------------------------
+
+
+class TextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+
+
+class TextObject(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A document as Jina and Cohere have it, or vLLM with `content`."""
+
+    text: str | None = None
+    content: Annotated[list[TextPart], Meta(min_length=1, max_length=1)] | None = None
+
+    def written(self, where: str) -> str:
+        """Raises InvalidRequest."""
+        if (self.text is None) == (self.content is None):
+            raise InvalidRequest(f"{where} needs a text", param=f"{where}.text")
+        return self.content[0].text if self.content is not None else cast("str", self.text)
+
+
+ScoreText = str | TextObject
+ScoreTexts = str | TextObject | Annotated[list[ScoreText], Meta(min_length=1)]
+
+
+def written(given: ScoreText, where: str) -> str:
+    return given if isinstance(given, str) else given.written(where)
+
+
+def texts_written(given: ScoreTexts, where: str) -> list[tuple[str, str]]:
+    """Each text with its field. Raises InvalidRequest."""
+    if not isinstance(given, list):
+        return [(written(given, where), where)]
+    return [(written(each, f"{where}[{number}]"), f"{where}[{number}]") for number, each in enumerate(given)]
+
+
+class ComparingFields(PoolingFields, kw_only=True):
+    max_tokens_per_query: MAX_TOKENS | None = None
+    max_tokens_per_doc: MAX_TOKENS | None = None
+    instruction: str | None = None  # of a model whose prompt has a place for one
+
+
+_PAIRS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+
+
+class ScoreRequest(ComparingFields, kw_only=True):
+    """The two sides by one pair of names: text_1 and text_2, data_1 and data_2, queries and documents, queries and items. As many
+    of each, or one of the first for all of the second."""
+
+    text_1: ScoreTexts | None = None
+    text_2: ScoreTexts | None = None
+    data_1: ScoreTexts | None = None
+    data_2: ScoreTexts | None = None
+    queries: ScoreTexts | None = None
+    documents: ScoreTexts | None = None
+    items: ScoreTexts | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Raises InvalidRequest where it is not one pair of names."""
+        given = {name for pair in _PAIRS for name in pair if getattr(self, name) is not None}
+        for pair in _PAIRS:
+            if given == {*pair}:
+                return pair
+        raise InvalidRequest(
+            "give text_1 and text_2, or data_1 and data_2, or queries and documents, or queries and items",
+            param="text_1",
+        )
+
+    def check(self) -> None:
+        super().check()
+        _ = self.names
+
+
+class RerankRequest(ComparingFields, kw_only=True):
+    query: ScoreText
+    documents: Annotated[list[ScoreText], Meta(min_length=1)]
+    top_n: Annotated[int, Meta(ge=0, le=INT64)] | None = None  # 0: all
+    return_documents: bool | None = None
+
+
+# --- known and not implemented ------------------------------------------------------------------------------------
+
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "padding": ("do_not_pad",),
+    "mm_processor_kwargs": (),
+    "normalize": (),
+    "softmax": (),
+    "activation": (),
+}
+_OF_INPUTS = _REFUSED | {"chat_template": (), "media_io_kwargs": ()}
+_OF_VECTORS = _OF_INPUTS | {"embed_dtype": ("float32",), "endianness": ("native", "little"), "late_chunking_params": ()}
+_OF_PAIRS = _REFUSED | {"rank_fields": ([], ["text"]), "max_chunks_per_doc": ()}
+_REPLACED = dict.fromkeys(("normalize", "softmax", "activation"), "use_activation")
+
+EMBEDDINGS: Wire[EmbeddingsRequest] = Wire(EmbeddingsRequest, _OF_VECTORS, replaced=_REPLACED)
+CLASSIFY: Wire[ClassifyRequest] = Wire(ClassifyRequest, _OF_INPUTS, replaced=_REPLACED)
+POOLING: Wire[PoolingRequest] = Wire(PoolingRequest, _OF_VECTORS, replaced=_REPLACED)
+SCORE: Wire[ScoreRequest] = Wire(ScoreRequest, _OF_PAIRS, replaced=_REPLACED)
+RERANK: Wire[RerankRequest] = Wire(RerankRequest, _OF_PAIRS, {"max_chunks_per_doc"}, _REPLACED)

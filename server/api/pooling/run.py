@@ -1,0 +1,170 @@
+"""Running: a request's inputs through the engine, span by span, however many they are.
+
+Some spans are under way at a time: while one is computed the next are encoded and handed in. So the engine always has the next
+steps' work, a request of thousands never holds more than that of the queue, and others' requests are admitted between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
+
+from runtime import api
+from runtime.api import FinishReason, TokenStream
+from server.api.pooling.encode import Encoded, Encoder, cost_of
+from server.api.pooling.request import MAX_NUMBERS, PoolingRequest
+from server.config.server_config import ServerConfig
+from server.generate.generation import FAILED, failure_of
+from server.generate.long_prompt import prepared
+from server.generate.terms import Terms
+from server.http.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
+from server.http.errors import Aborted, InvalidRequest
+from server.http.gather import gather_or_cancel
+from server.http.offload import Offload
+from server.models.model import LoadedModel
+
+LANES = 8
+# To submit a request takes the loop some 30 us, and 50 ns for each of its tokens: a span stays near a millisecond.
+SPAN_INPUTS = 32
+SPAN_CHARS = 16_384  # some 4 thousand tokens
+
+
+class Pooled(NamedTuple):
+    """What one input became: float32 numbers, in the shape of its task. `id`: of the engine's request. `prompt_ids`: where they are
+    asked for, since those of thousands of pairs with one long text are gigabytes."""
+
+    id: str
+    numbers: memoryview
+    num_tokens: int
+    num_cached_tokens: int
+    prompt_ids: Sequence[int] = ()
+
+
+async def pooled(
+    config: ServerConfig,
+    offload: Offload,
+    loaded: LoadedModel,
+    request: PoolingRequest,
+    *,
+    id: str,
+    arrival: Arrival,
+    note: Callable[[Pooled], object] = lambda result: None,
+    max_numbers: int | None = None,
+    with_ids: bool = False,
+) -> list[Pooled]:
+    """What each input became, in order. `note` is told of each as it comes. `max_numbers`: of all of them
+    together, MAX_NUMBERS if not given. `with_ids`: each has its `prompt_ids`.
+
+    Raises ApiError, in which fields are Fields, EngineError where the engine takes nothing, and EngineFailed."""
+    run = _Run(config, offload, loaded, request, id, arrival, note, max_numbers, with_ids=with_ids)
+    return await run.results()
+
+
+class _Run:
+    def __init__(
+        self, config: ServerConfig, offload: Offload, loaded: LoadedModel, request: PoolingRequest, id: str, arrival: Arrival,
+        note: Callable[[Pooled], object], max_numbers: int | None, *, with_ids: bool,
+    ) -> None:  # fmt: skip
+        self._terms = Terms.of(
+            config, arrival, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
+        )
+        self._offload = offload
+        self._loaded = loaded
+        self._served = loaded.require_pooling(request.params.task)
+        self._request = request
+        self._encoder = Encoder(loaded, request)
+        self._with_ids = with_ids
+        self._id = id
+        self._arrival = arrival
+        # All lanes together stay within what one client may have.
+        at_once = min(LANES * SPAN_INPUTS, config.max_num_seqs_per_key or LANES * SPAN_INPUTS)
+        self._num_lanes = min(LANES, at_once)
+        self._span_inputs = at_once // self._num_lanes
+        self._found: list[Pooled | None] = [None] * len(request.inputs)
+        self._note = note
+        self._max_numbers = MAX_NUMBERS if max_numbers is None else max_numbers
+        self._num_numbers = 0
+        self._is_admitted = False
+
+    async def results(self) -> list[Pooled]:
+        await self._loaded.enter(self._terms.deadline_s)
+        spans = self._spans()
+        first = next(spans)
+        if first.stop == len(self._found):  # the usual case needs no tasks
+            await self._run(first)
+        else:
+            await self._run_all(chain([first], spans))
+        return [found for found in self._found if found is not None]
+
+    async def _run_all(self, spans: Iterator[range]) -> None:
+        async def lane() -> None:
+            for span in spans:
+                await self._run(span)
+
+        await gather_or_cancel(lane() for _ in range(self._num_lanes))
+
+    def _spans(self) -> Iterator[range]:
+        """Neighbours, as many as one `submit` takes."""
+        inputs = self._request.inputs
+        start = num_chars = 0
+        for number, given in enumerate(inputs):
+            cost = cost_of(given)
+            if number > start and (number - start >= self._span_inputs or num_chars + cost > SPAN_CHARS):
+                yield range(start, number)
+                start, num_chars = number, 0
+            num_chars += cost
+        yield range(start, len(inputs))
+
+    async def _run(self, span: range) -> None:
+        prompts = await self._encoder.encoded(self._offload, self._request.inputs[span.start : span.stop])
+        self._count(prompts)
+        requests = [await self._engine_request(number, prompt) for number, prompt in zip(span, prompts, strict=True)]
+        async with self._submit(requests) as stream:
+            async for outputs in stream:
+                for output in outputs:
+                    self._settle(span[output.index], requests[output.index], output)
+
+    def _count(self, prompts: Sequence[Encoded]) -> None:
+        """Raises InvalidRequest where the answer would be larger than any should be."""
+        params = self._request.params
+        self._num_numbers += sum(self._served.num_numbers(params, len(prompt.ids)) for prompt in prompts)
+        if self._num_numbers > self._max_numbers:
+            raise InvalidRequest(
+                f"the answer would have more than {self._max_numbers} numbers; send fewer inputs at a time",
+                param=self._request.field,
+            )
+
+    async def _engine_request(self, number: int, prompt: Encoded) -> api.Request:
+        params, types = self._request.params, prompt.token_type_ids
+        return api.Request(
+            id=f"{self._id}-{number}",
+            prompt_ids=prompt.ids,
+            params=params if types is None else replace(params, token_type_ids=types),
+            priority=self._terms.priority,
+            cache_salt=self._terms.cache_salt,
+            arrival_s=self._arrival.time_s,
+            caller=CALLER.get(),
+            parent_id=CURRENT_ID.get(),
+            trace_headers=TRACE_HEADERS.get(),
+            deadline_s=self._terms.deadline_s,
+            prepared=await prepared(self._loaded, self._offload, prompt.ids, self._terms.cache_salt),
+            adapter=self._loaded.adapter,
+        )
+
+    def _submit(self, requests: Sequence[api.Request]) -> TokenStream:
+        """What has been admitted goes on; otherwise the queue might take one half of a request and not the other."""
+        stream = self._loaded.engine.submit(requests, continues=self._is_admitted)
+        self._is_admitted = True
+        return stream
+
+    def _settle(self, number: int, request: api.Request, output: api.Output) -> None:
+        if output.finish in FAILED:
+            raise failure_of(output)
+        if output.finish is FinishReason.ABORT:
+            raise Aborted
+        assert output.pooled is not None, "a pooled request ends with its numbers"
+        ids = request.prompt_ids
+        found = Pooled(request.id, output.pooled, len(ids), output.num_cached_tokens, ids if self._with_ids else ())
+        self._found[number] = found
+        self._note(found)

@@ -1,0 +1,73 @@
+"""BackgroundRun: a response that is made whether or not anybody waits for it.
+
+A task reads the engine's stream to its end and keeps the events, if the response is to be streamed; any number of clients
+read them, each from where it wants to and at its own speed, and leaving ends nothing. It ends once: finished, failed or
+cancelled; then `finished` is called."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from runtime.api import TokenStream
+from server.api.responses.body import render
+from server.api.responses.events import ResponseEvents, frame
+from server.http.schema import Json
+
+
+class BackgroundRun:
+    def __init__(
+        self, response_events: ResponseEvents, stream: TokenStream, *, keeps_events: bool, finished: Callable[[], None]
+    ) -> None:
+        """`stream`: not yet entered. Needs the running loop."""
+        self.is_over = False
+        self.events: list[bytes] | None = [] if keeps_events else None  # by sequence number
+        self._response_events = response_events
+        self._finished = finished
+        self._waiting: list[asyncio.Future[None]] = []
+        self._note(response_events.begin())
+        # Nobody can cancel it before its first step, in which it takes charge of the stream: nobody knows its id yet.
+        self._task = asyncio.create_task(self._live(stream))
+
+    @property
+    def body(self) -> bytes:
+        """The response as it is now."""
+        return render(self._response_events.body)
+
+    @property
+    def status(self) -> str:
+        return self._response_events.status
+
+    async def cancel(self) -> None:
+        """What is generated so far stays. Returns once it has ended."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def news(self) -> None:
+        """Waits for more events, or the end."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await waiter
+
+    async def _live(self, stream: TokenStream) -> None:
+        try:
+            async with stream:
+                async for outputs in stream:
+                    for output in outputs:
+                        self._note(self._response_events.feed(output))
+            last = self._response_events.end()
+        except asyncio.CancelledError:
+            last = self._response_events.cancel()
+        except Exception as error:
+            last = self._response_events.fail(error)
+        self.is_over = True
+        self._note(last)
+        self._finished()
+
+    def _note(self, events: list[Json]) -> None:
+        if self.events is not None:
+            self.events += map(frame, events)
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():  # done: its reader was cancelled where it waited
+                waiter.set_result(None)

@@ -1,0 +1,82 @@
+"""Compaction: a conversation made short, for a client to go on with: what its users said, and a summary that the model writes.
+
+The summary goes to the client as an item that only this server reads (`sealed`), so nothing has to be stored here. It has to fit
+the context beside the conversation: one that fills it is refused, and the client shortens it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import structs
+from starlette.requests import Request as HttpRequest
+
+from server.api.responses import input_items
+from server.api.responses.body import usage
+from server.api.responses.input_items import InputMessage, Item, new_id
+from server.api.responses.prepare import conversation, request_of
+from server.api.responses.request_types import CompactRequest
+from server.api.responses.requests import NAMES
+from server.api.responses.sealed import seal
+from server.api.responses.store import ResponseStore
+from server.api.service import Service
+from server.generate.collect import collect_transcripts
+from server.generate.start import start
+from server.http.errors import ContextLengthExceeded
+from server.http.head import arrival
+from server.http.noted import note_ignored
+from server.http.schema import Json
+from server.http.watch import ClientWatch
+from server.models.model import LoadedModel
+
+MIN_SUMMARY_TOKENS: Final = 64
+MAX_SUMMARY_TOKENS: Final = 4096
+INSTRUCTION: Final = (
+    "Summarise this conversation for whoever goes on with it and has not read it: what the user wants, what was done and found "
+    "out, what was decided, which files, names and numbers matter, and what remains to be done. Answer with the summary alone."
+)
+
+
+async def compacted(
+    service: Service, store: ResponseStore, loaded: LoadedModel, http: HttpRequest, wire: CompactRequest
+) -> Json:
+    """Raises ApiError, and ClientLeft if nobody waits for it any more."""
+    asked = await conversation(service, store, http, wire)
+    question = InputMessage(role="user", content=INSTRUCTION)
+    request = await service.offload.run(
+        asked.cost, lambda: request_of(loaded, wire, [*asked.items, question], asked.tools)
+    )
+    request = structs.replace(request, max_tokens=None, default_max_tokens=MAX_SUMMARY_TOKENS)
+    id = new_id("resp_")
+    with NAMES.spoken():
+        generation, unread = await start(
+            service.config, service.offload, loaded, request, id=id, arrival=arrival(http.scope)
+        )
+    _check_room(generation.num_prompt_tokens, loaded.engine.model.max_model_len)
+    note_ignored(http, [*asked.ignored, *map(NAMES.name_of, unread)], service.config)
+    (transcript,) = await collect_transcripts(generation, ClientWatch(http.receive))
+    said = await service.offload.run(asked.cost, lambda: _said(asked.items))
+    summary = {"id": new_id("cmp_"), "type": "compaction", "encrypted_content": seal(transcript.text.strip())}
+    return {
+        "id": id,
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [*said, summary],
+        "usage": usage(generation),
+    }
+
+
+def _said(items: Sequence[Item]) -> list[Json]:
+    """What the users said."""
+    return [input_items.to_json(item) for item in items if isinstance(item, InputMessage) and item.role == "user"]
+
+
+def _check_room(num_prompt_tokens: int, max_model_len: int) -> None:
+    room = max_model_len - num_prompt_tokens
+    if room < MIN_SUMMARY_TOKENS:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {max_model_len} tokens; the conversation leaves {room} for its summary, which "
+            f"needs {MIN_SUMMARY_TOKENS}",
+            param="input",
+        )

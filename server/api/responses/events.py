@@ -1,0 +1,242 @@
+"""ResponseEvents: one response as it comes to be, event by event; whole at every moment for whoever asks for its body.
+
+The order is OpenAI's: created (queued, if in the background), in_progress; for each item added, its parts and deltas, done; then
+one of completed, incomplete, failed. Items follow each other in the order the model wrote them, the deltas of an item add up
+to it, and `sequence_number` counts without gaps. A call that breaks off stays, as incomplete; all that was written of it
+follows as text, so nothing is lost. Knows nothing of HTTP, streams or the store."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import TypeVar
+
+from orjson import dumps
+
+from runtime.api import FinishReason, Output
+from server.api.responses.body import Head, Status, usage
+from server.api.responses.output_items import (
+    CallItem,
+    CustomCallItem,
+    ItemStatus,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+)
+from server.generate.generation import Generation
+from server.generate.logprobs import chat_writer
+from server.http.errors import Aborted, ApiError, InvalidRequest
+from server.http.schema import Json
+from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+
+logger = logging.getLogger("oneloop.http")
+
+_FINAL_EVENTS = {
+    "completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed",
+    "cancelled": "response.incomplete",  # clients know no event of its own; the status says it
+}  # fmt: skip
+
+
+NewItem = TypeVar("NewItem", MessageItem, ReasoningItem, CallItem, CustomCallItem)
+
+
+class ResponseEvents:
+    def __init__(self, head: Head, generation: Generation, *, in_background: bool) -> None:
+        self.status: Status = "queued" if in_background else "in_progress"
+        self._head = head
+        self._generation = generation
+        self._choice = generation.choices[0]
+        self._write = None
+        if generation.options.logprobs is not None:
+            self._write = chat_writer(generation.tokenizer, generation.style(0))
+        self._pending: list[bytes] = []  # log-probabilities of tokens that no event has shown yet
+        self._done: list[Json] = []
+        self._item: OutputItem | None = None  # which is being written
+        self._error: Json | None = None
+        self._completed_at: int | None = None
+        self._num_events = 0
+        self._untaken: list[Json] = []  # and not yet taken
+
+    @property
+    def id(self) -> str:
+        return self._head.id
+
+    @property
+    def output(self) -> list[Json]:
+        """The items, the last one as far as it goes."""
+        return self._done if self._item is None else [*self._done, self._item.json("in_progress")]
+
+    @property
+    def body(self) -> Json:
+        """The response as it is now."""
+        is_over = self.status in _FINAL_EVENTS
+        return self._head.body(
+            self.status,
+            self.output,
+            usage=usage(self._generation) if is_over and self.status != "failed" else None,
+            error=self._error,
+            incomplete="max_output_tokens" if self.status == "incomplete" else None,
+            completed_at=self._completed_at,
+        )
+
+    # --- what happens, as events ----------------------------------------------------------------------------------
+
+    def begin(self) -> list[Json]:
+        self._add_of_response("response.created")
+        self._add_of_response("response.queued" if self.status == "queued" else "response.in_progress")
+        return self._taken()
+
+    def feed(self, output: Output) -> list[Json]:
+        """Raises EngineFailed."""
+        if self.status == "queued":
+            self.status = "in_progress"
+            self._add_of_response("response.in_progress")
+        if self._write is None:
+            for event in self._choice.events(output):
+                self._hear(event)
+            return self._taken()
+        for piece in _by_token(output):
+            self._hear_with_logprobs(piece)
+            if self._choice.finish_reason is not None:
+                break
+        return self._taken()
+
+    def end(self) -> list[Json]:
+        """What comes after the last Output: the response is complete, or as complete as it gets."""
+        if self._choice.finish_reason == FinishReason.ABORT:
+            return self.fail(Aborted())
+        is_cut = self._choice.finish_reason == FinishReason.LENGTH
+        if self._item is None and not self._done:
+            self._open(MessageItem())  # an answer without a word is one, too
+        # A call that was cut off has said so itself.
+        is_half = is_cut and not isinstance(self._item, CallItem | CustomCallItem)
+        self._close("incomplete" if is_half else "completed")
+        return self._over("incomplete" if is_cut else "completed")
+
+    def fail(self, error: Exception) -> list[Json]:
+        """What an ApiError says is for the client; the log has the rest."""
+        code, message = "server_error", "The server had an error while it made the response"
+        if isinstance(error, ApiError):
+            message = error.message
+            if isinstance(error, InvalidRequest):
+                code = "invalid_prompt"  # of OpenAI's words the one for what a client can mend
+        else:
+            logger.error("%s failed", self.id, exc_info=error)
+        self._error = {"code": code, "message": message}
+        self._close("incomplete")
+        return self._over("failed")
+
+    def cancel(self) -> list[Json]:
+        self._close("incomplete")
+        return self._over("cancelled")
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _hear_with_logprobs(self, output: Output) -> None:
+        assert self._write is not None, "they are wanted"
+        num_reasoning = self._choice.num_reasoning_tokens
+        events = self._choice.events(output)
+        self._pending += map(dumps, self._write(self._choice.take_logprobs())["content"])
+        if self._choice.num_reasoning_tokens > num_reasoning:
+            self._pending.clear()
+        for event in events:
+            self._hear(event)
+            if not isinstance(event, Text) or event.text:
+                self._pending.clear()
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Text(text):
+                self._add_text(text)
+            case Reasoning(text):
+                if not isinstance(self._item, ReasoningItem):
+                    self._item = self._open(ReasoningItem(is_sealed=self._head.seals_reasoning))
+                self._add(self._item.add(text))
+            case ToolCall(_, name, id):
+                self._open_call(id or "", name)
+            case ToolArguments(_, text):
+                assert isinstance(self._item, CallItem | CustomCallItem), "a call is whole before the next one begins"
+                if (delta := self._item.add(text)) is not None:
+                    self._add(delta)
+            case Malformed(_, text):
+                self._close("incomplete")
+                self._add_text(text)
+
+    def _open_call(self, id: str, function: str) -> None:
+        tool = self._head.tools.get(function)
+        if tool is None:
+            self._open(CallItem(id, function))
+        elif tool.is_custom:
+            self._open(CustomCallItem(id, tool.name, tool.namespace))
+        else:
+            self._open(CallItem(id, tool.name, tool.namespace))
+
+    def _add_text(self, text: str) -> None:
+        if not text:
+            return
+        if not isinstance(self._item, MessageItem):
+            self._item = self._open(MessageItem())
+        self._add(self._item.add(text, self._pending))
+
+    def _open(self, item: NewItem) -> NewItem:
+        self._close("completed")
+        self._item = item
+        for event in item.begin():
+            self._add(event)
+        return item
+
+    def _close(self, status: ItemStatus) -> None:
+        item = self._item
+        if item is not None:
+            for event in item.end(status):
+                self._add(event)
+            self._done.append(item.json(status))
+            self._item = None
+
+    def _add(self, event: Json) -> None:
+        """Adds an event of the item that is being written."""
+        event["output_index"], event["sequence_number"] = len(self._done), self._num_events
+        self._num_events += 1
+        self._untaken.append(event)
+
+    def _add_of_response(self, type: str) -> None:
+        self._untaken.append({"type": type, "response": self.body, "sequence_number": self._num_events})
+        self._num_events += 1
+
+    def _taken(self) -> list[Json]:
+        taken, self._untaken = self._untaken, []
+        return taken
+
+    def _over(self, status: Status) -> list[Json]:
+        self.status = status
+        if status == "completed":
+            self._completed_at = int(time.time())
+        self._add_of_response(_FINAL_EVENTS[status])
+        return self._taken()
+
+
+def _by_token(output: Output) -> Iterator[Output]:
+    """One Output a token, so that log-probabilities stand beside the text of theirs."""
+    ids, last = output.token_ids, len(output.token_ids) - 1
+    if last < 1:
+        yield output
+        return
+    for number, id in enumerate(ids):
+        own = None if output.logprobs is None else output.logprobs[number : number + 1]
+        if number == last:
+            yield replace(output, token_ids=[id], logprobs=own)
+        else:
+            yield Output(output.index, [id], num_cached_tokens=output.num_cached_tokens, logprobs=own)
+
+
+def frame(event: Json) -> bytes:
+    """The bytes of `event` as a server-sent event."""
+    return _event_head(event["type"]) + dumps(event) + b"\n\n"
+
+
+@cache
+def _event_head(type: str) -> bytes:
+    return f"event: {type}\ndata: ".encode("ascii")

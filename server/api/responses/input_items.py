@@ -1,0 +1,405 @@
+"""Input items: what a conversation is made of on this wire, read, checked and written back.
+
+A message need not say that it is one. Every item gets an id, under which input_items lists it; what this server itself answers
+with can be sent back as it is. Knows nothing of chats: `messages` makes one of these."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from server.api.openai.media_parts import InputAudio as AudioData
+from server.api.openai.media_parts import input_file, input_image
+from server.api.responses.sealed import unseal
+from server.http.errors import InvalidRequest, UnknownParameter, UnsupportedParameter, clip
+from server.http.schema import Json, Name, refusal_of
+from server.media.part import Base64, MediaPart
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
+    text: str
+    prompt_cache_breakpoint: Any = None
+
+    def check(self, where: str) -> None:
+        if self.prompt_cache_breakpoint is not None:
+            raise UnsupportedParameter(f"{where}.prompt_cache_breakpoint")
+
+
+class OutputText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: Any = None  # as they came with an answer: a conversation has no use for them
+
+    def check(self, where: str) -> None:
+        if self.annotations:
+            raise UnsupportedParameter(f"{where}.annotations")
+
+
+class InputImage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_image"):
+    """`detail`: how closely OpenAI's models look; how closely this one does, its processor decides."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+    def check(self, where: str) -> None:
+        self.media(where)
+
+    def media(self, where: str) -> MediaPart:
+        """`where`: its own path. Raises InvalidRequest."""
+        return input_image(self.image_url, self.file_id, where)
+
+
+class InputFile(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_file"):
+    file_data: str | None = None
+    file_id: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+    detail: Literal["auto", "low", "high"] | None = None
+
+    def check(self, where: str) -> None:
+        self.media(where)
+
+    def media(self, where: str) -> MediaPart:
+        """See `InputImage`."""
+        if self.file_url is not None:
+            raise UnsupportedParameter(f"{where}.file_url", instead="file_data")
+        return input_file(self.file_data, self.file_id, where, "input_file")
+
+
+class InputAudio(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_audio"):
+    input_audio: AudioData
+
+    def check(self, where: str) -> None:
+        pass
+
+    def media(self, where: str) -> MediaPart:
+        """See `InputImage`."""
+        return MediaPart("audio", Base64(self.input_audio.data), f"{where}.input_audio.data", "input_audio")
+
+
+class Refusal(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+    def check(self, where: str) -> None:
+        pass
+
+
+class SummaryText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="summary_text"):
+    text: str
+
+
+class ReasoningText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class _Placed(Struct, dict=True):
+    """Remembers where in a request it stands, which is no field of it; what comes out of the store stands nowhere."""
+
+    @property
+    def place(self) -> str:
+        return str(self.__dict__.get("place_", "input"))
+
+    def stands_at(self, where: str) -> None:
+        self.__dict__["place_"] = where
+
+
+AnyMedia = InputImage | InputFile | InputAudio
+
+
+class InputMessage(_Placed, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="message"):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText | OutputText | Refusal | AnyMedia]
+    id: Name | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+    @property
+    def pieces(self) -> list[str | MediaPart]:
+        return [self.content] if isinstance(self.content, str) else _pieces(self.content, f"{self.place}.content")
+
+    def check(self, where: str) -> None:
+        self.stands_at(where)
+        if not isinstance(self.content, str):
+            for number, part in enumerate(self.content):
+                place = f"{where}.content[{number}]"
+                if self.role != "user" and isinstance(part, AnyMedia):
+                    kind = part.__struct_config__.tag
+                    raise InvalidRequest(f"{place} of type {kind} is only allowed with role user", param=place)
+                part.check(place)
+
+
+class _Call(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`namespace`: of the tool that is called."""
+
+    call_id: Name
+    name: Name
+    id: Name | None = None
+    status: Status | None = None
+    namespace: Name | None = None
+    caller: Any = None
+
+    @property
+    def is_broken(self) -> bool:
+        """It broke off, so it cannot be made; what was written of it is a text of its own (`events.py`)."""
+        return self.status == "incomplete"
+
+    def check(self, where: str) -> None:
+        _check_caller(self.caller, where)
+
+
+class FunctionCall(_Call, kw_only=True, tag_field="type", tag="function_call"):
+    arguments: str
+
+
+class CustomToolCall(_Call, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    input: str
+
+
+class _CallOutput(_Placed, kw_only=True, forbid_unknown_fields=True):
+    call_id: Name
+    output: str | list[InputText | InputImage | InputFile]
+    id: Name | None = None
+    status: Status | None = None
+    name: Name | None = None
+    namespace: Name | None = None
+    caller: Any = None
+
+    @property
+    def pieces(self) -> list[str | MediaPart]:
+        return [self.output] if isinstance(self.output, str) else _pieces(self.output, f"{self.place}.output")
+
+    def check(self, where: str) -> None:
+        self.stands_at(where)
+        _check_caller(self.caller, where)
+        if not isinstance(self.output, str):
+            for number, part in enumerate(self.output):
+                part.check(f"{where}.output[{number}]")
+
+
+class FunctionCallOutput(_CallOutput, kw_only=True, tag_field="type", tag="function_call_output"):
+    pass
+
+
+class CustomToolCallOutput(_CallOutput, kw_only=True, tag_field="type", tag="custom_tool_call_output"):
+    pass
+
+
+class ReasoningItem(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="reasoning"):
+    summary: list[SummaryText]
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+    id: Name | None = None
+    status: Status | None = None
+
+    @property
+    def text(self) -> str:
+        if self.content:
+            return "".join(part.text for part in self.content)
+        sealed = None if self.encrypted_content is None else unseal(self.encrypted_content)
+        return "\n\n".join(part.text for part in self.summary) if sealed is None else sealed
+
+    def check(self, where: str) -> None:
+        pass
+
+
+class CompactionItem(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="compaction"):
+    """What stands for the conversation before it: /v1/responses/compact made it."""
+
+    encrypted_content: str
+    id: Name | None = None
+    created_by: str | None = None
+
+    @property
+    def text(self) -> str:
+        return unseal(self.encrypted_content) or ""
+
+    def check(self, where: str) -> None:
+        if unseal(self.encrypted_content) is None:
+            raise InvalidRequest(
+                f"{where}.encrypted_content was made by another server, and cannot be read here",
+                param=f"{where}.encrypted_content",
+            )
+
+
+class ItemReference(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="item_reference"):
+    """An item of a stored response."""
+
+    id: Name
+
+    def check(self, where: str) -> None:
+        pass
+
+
+AnyCall = FunctionCall | CustomToolCall
+AnyCallOutput = FunctionCallOutput | CustomToolCallOutput
+Item = (
+    InputMessage
+    | FunctionCall
+    | FunctionCallOutput
+    | CustomToolCall
+    | CustomToolCallOutput
+    | ReasoningItem
+    | CompactionItem
+)
+_DECODER = msgspec.json.Decoder(Item)
+_PREFIXES = {
+    InputMessage: "msg_", FunctionCall: "fc_", FunctionCallOutput: "fco_", CustomToolCall: "ctc_",
+    CustomToolCallOutput: "ctco_", ReasoningItem: "rs_", CompactionItem: "cmp_",
+}  # fmt: skip
+
+
+def _check_caller(caller: Any, where: str) -> None:
+    if caller not in (None, {"type": "direct"}):
+        raise UnsupportedParameter(f"{where}.caller")
+
+
+def new_id(prefix: str) -> str:
+    return prefix + uuid.uuid4().hex
+
+
+def read(given: str | Sequence[Json], ignored: list[str] | None = None) -> list[Item | ItemReference]:
+    """The items of `input`, in order; those that had no id have one now. With `ignored`, fields nobody knows are left out, and
+    named there with what else of the items does nothing.
+
+    Raises InvalidRequest."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not given:
+        raise InvalidRequest("input is empty", param="input")
+    unread: dict[str, None] = {}
+    items = [_read(item, f"input[{number}]", None if ignored is None else unread) for number, item in enumerate(given)]
+    if ignored is not None:
+        ignored += unread
+    return items
+
+
+def _read(given: Json, where: str, unread: dict[str, None] | None) -> Item | ItemReference:
+    if given.get("type") is None:
+        is_reference = "id" in given and "role" not in given
+        given = {**given, "type": "item_reference" if is_reference else "message"}
+    try:
+        item: Item | ItemReference = msgspec.convert(given, Item | ItemReference)
+    except msgspec.ValidationError as error:
+        try:
+            raise refusal_of(str(error), where=where) from None
+        except UnknownParameter as refusal:
+            name = (refusal.param or "").removeprefix(f"{where}.")
+            if unread is None or name not in given:
+                raise
+        unread[f"input.{clip(name)}"] = None
+        return _read({key: value for key, value in given.items() if key != name}, where, unread)
+    item.check(where)
+    if unread is not None:
+        unread |= dict.fromkeys(_unread(item))
+    if not isinstance(item, ItemReference) and item.id is None:
+        item.id = new_id(_PREFIXES[type(item)])
+    return item
+
+
+def _unread(item: Item | ItemReference) -> list[str]:
+    """What of an item no chat template knows."""
+    if isinstance(item, InputMessage) and item.phase is not None:
+        return ["input.phase"]
+    if isinstance(item, ReasoningItem) and item.encrypted_content and not item.content:
+        return [] if unseal(item.encrypted_content) is not None else ["input.encrypted_content"]
+    return []
+
+
+def check_outputs(items: Iterable[Item]) -> None:
+    """Raises InvalidRequest for the result of a call that nobody has made."""
+    called: set[str] = set()
+    for item in items:
+        if isinstance(item, AnyCall) and not item.is_broken:
+            called.add(item.call_id)
+        elif isinstance(item, AnyCallOutput) and item.call_id not in called:
+            kind = "function" if isinstance(item, FunctionCallOutput) else "custom tool"
+            raise InvalidRequest(
+                f"No tool call found for {kind} call output with call_id {item.call_id}.", param="input"
+            )
+
+
+def from_json(raw: bytes) -> Item:
+    """What `to_json` wrote, or an item of an answer."""
+    item: Item = _DECODER.decode(raw)
+    return item
+
+
+def to_json(item: Item) -> Json:
+    """An item as input_items lists it."""
+    match item:
+        case InputMessage(role=role, content=content):
+            if isinstance(content, str):
+                content = [OutputText(text=content) if role == "assistant" else InputText(text=content)]
+            parts = list(map(_part, content))
+            return {
+                "id": item.id,
+                "type": "message",
+                "role": role,
+                "status": item.status or "completed",
+                "content": parts,
+            }
+        case FunctionCall(arguments=arguments):
+            return {**_call_json(item, "function_call"), "arguments": arguments}
+        case CustomToolCall(input=text):
+            return {**_call_json(item, "custom_tool_call"), "input": text}
+        case FunctionCallOutput():
+            return _output_json(item, "function_call_output")
+        case CustomToolCallOutput():
+            return _output_json(item, "custom_tool_call_output")
+        case CompactionItem(encrypted_content=sealed):
+            return {"id": item.id, "type": "compaction", "encrypted_content": sealed}
+        case ReasoningItem():
+            made: Json = {
+                "id": item.id, "type": "reasoning",
+                "summary": [{"type": "summary_text", "text": part.text} for part in item.summary],
+            }  # fmt: skip
+            if item.content is not None:
+                made["content"] = [{"type": "reasoning_text", "text": part.text} for part in item.content]
+            if item.encrypted_content is not None:
+                made["encrypted_content"] = item.encrypted_content
+            return made
+
+
+def _call_json(item: AnyCall, kind: str) -> Json:
+    made: Json = {
+        "id": item.id, "type": kind, "status": item.status or "completed", "call_id": item.call_id, "name": item.name,
+    }  # fmt: skip
+    return made if item.namespace is None else {**made, "namespace": item.namespace}
+
+
+def _output_json(item: AnyCallOutput, kind: str) -> Json:
+    shown = item.output if isinstance(item.output, str) else list(map(_part, item.output))
+    return {
+        "id": item.id, "type": kind, "status": item.status or "completed", "call_id": item.call_id, "output": shown,
+    }  # fmt: skip
+
+
+def _pieces(parts: Sequence[InputText | OutputText | Refusal | AnyMedia], where: str) -> list[str | MediaPart]:
+    return [
+        part.media(f"{where}[{number}]") if isinstance(part, AnyMedia) else part.text
+        for number, part in enumerate(parts)
+    ]
+
+
+def _part(part: InputText | OutputText | Refusal | AnyMedia) -> Json:
+    match part:
+        case InputImage() | InputFile() | InputAudio():
+            made = msgspec.to_builtins(part)
+            return {name: value for name, value in made.items() if value is not None}
+        case OutputText(text=text):
+            return {"type": "output_text", "text": text, "annotations": []}
+        case Refusal(refusal=text):
+            return {"type": "refusal", "refusal": text}
+        case InputText(text=text):
+            return {"type": "input_text", "text": text}

@@ -1,0 +1,118 @@
+"""Messages: the items of a conversation as the messages of a chat.
+
+What a model wrote in one turn is several items here and one message there: its reasoning, its text and its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Literal
+
+from server.api.responses.input_items import (
+    AnyCall,
+    AnyCallOutput,
+    CompactionItem,
+    CustomToolCall,
+    FunctionCall,
+    InputMessage,
+    Item,
+    ReasoningItem,
+)
+from server.api.responses.tools import function_name
+from server.generate.custom_tools import arguments_of
+from server.generate.request import Content, Message, PastCall
+from server.media.part import MediaPart
+from server.models.prompt import ChatTemplate
+
+JOINT = "\n\n"
+SUMMARY = "A summary of the conversation up to here:\n\n"
+_PROBE = "second-system-message"
+_TWO_USERS = ({"role": "user", "content": _PROBE}, {"role": "user", "content": "a"})
+_TWO_HEADS = (
+    {"role": "system", "content": "a"}, {"role": "system", "content": _PROBE}, {"role": "user", "content": "a"}
+)  # fmt: skip
+
+
+def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
+    """`instructions` stand before everything, whatever instructions an earlier response had."""
+    made = [] if instructions is None else [Message(role="system", content=instructions)]
+    turn: Message | None = None  # the assistant's, as long as nobody else speaks
+    for item in items:
+        if isinstance(item, AnyCallOutput):
+            turn = None
+            made.append(Message(role="tool", content=_content(item.pieces), tool_call_id=item.call_id))
+        elif isinstance(item, InputMessage) and item.role != "assistant":
+            turn = None
+            role: Literal["system", "user"] = "user" if item.role == "user" else "system"
+            made.append(Message(role=role, content=_content(item.pieces)))
+        elif isinstance(item, CompactionItem):
+            turn = None
+            made.append(Message(role="user", content=SUMMARY + item.text))
+        elif not (isinstance(item, AnyCall) and item.is_broken):
+            if turn is None or (turn.content and not turn.tool_calls and not isinstance(item, AnyCall)):
+                turn = Message(role="assistant", content="")
+                made.append(turn)
+            _add(turn, item)
+    for message in made:
+        if message.tool_calls and not message.content:
+            message.content = None
+    return made
+
+
+def with_one_head(messages: list[Message], template: ChatTemplate) -> list[Message]:
+    """Instructions and the system messages behind them as one message, where the template takes no second one."""
+    size = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
+    if size < 2 or template.writes(_PROBE, _TWO_HEADS):
+        return messages
+    parts: list[str] = []
+    for message in messages[:size]:
+        assert message.content is not None, "a system message has nothing else"
+        parts += _texts(message)
+    return [Message(role="system", content=JOINT.join(parts)), *messages[size:]]
+
+
+def with_joint_turns(messages: list[Message], template: ChatTemplate) -> list[Message]:
+    """What users say one after another as one message, where the template wants turns to alternate."""
+    if not any(a.role == b.role == "user" for a, b in pairwise(messages)) or template.writes(_PROBE, _TWO_USERS):
+        return messages
+    joint: list[Message] = []
+    for message in messages:
+        if joint and message.role == joint[-1].role == "user":
+            joint[-1] = Message(role="user", content=_joined([*_parts(joint[-1]), *_parts(message)]))
+        else:
+            joint.append(message)
+    return joint
+
+
+def _parts(message: Message) -> list[str | MediaPart]:
+    content = message.content or ""
+    return [content] if isinstance(content, str) else content
+
+
+def _texts(message: Message) -> list[str]:
+    return [part for part in _parts(message) if isinstance(part, str)]
+
+
+def _joined(parts: list[str | MediaPart]) -> Content:
+    """One text, where they are texts."""
+    texts = [part for part in parts if isinstance(part, str)]
+    return JOINT.join(texts) if len(texts) == len(parts) else parts
+
+
+def _content(pieces: list[str | MediaPart]) -> Content:
+    return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], str) else pieces
+
+
+def _add(turn: Message, item: Item) -> None:
+    match item:
+        case ReasoningItem():
+            turn.reasoning = JOINT.join(filter(None, (turn.reasoning, item.text)))
+        case FunctionCall():
+            call = PastCall(item.call_id, function_name(item.name, item.namespace), item.arguments)
+            turn.tool_calls = [*turn.tool_calls, call]
+        case CustomToolCall():
+            call = PastCall(item.call_id, function_name(item.name, item.namespace), arguments_of(item.input))
+            turn.tool_calls = [*turn.tool_calls, call]
+        case InputMessage():
+            assert isinstance(turn.content, str), "it was made here"
+            turn.content += "".join(piece for piece in item.pieces if isinstance(piece, str))

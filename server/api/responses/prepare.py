@@ -1,0 +1,209 @@
+"""From a request to a response that can begin: its conversation found and read, a GenerateRequest made of it and started.
+
+What is stored of an earlier response stands before the input; its instructions do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.requests import Request as HttpRequest
+
+from server.api.responses import input_items
+from server.api.responses.body import Head, render
+from server.api.responses.events import ResponseEvents
+from server.api.responses.input_items import Item, ItemReference, new_id
+from server.api.responses.messages import messages_of, with_joint_turns, with_one_head
+from server.api.responses.request_types import CountRequest, ResponsesRequest
+from server.api.responses.requests import NAMES, generate_request
+from server.api.responses.store import Caller, Entry, ResponseStore, StoredItem
+from server.api.responses.tools import Tools
+from server.api.responses.tools import read as read_tools
+from server.api.responses.truncation import longest
+from server.api.service import Service
+from server.generate.conversation import chat_ids
+from server.generate.generation import Generation
+from server.generate.request import Chat, GenerateRequest
+from server.generate.start import start
+from server.http.auth import caller_key, is_admin
+from server.http.body import body_cost
+from server.http.errors import ContextLengthExceeded, InvalidRequest
+from server.http.head import arrival
+from server.http.noted import note_ignored
+from server.models.model import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedResponse:
+    """A response that has not begun. `entry`: what the store would keep of it; None: it is not stored."""
+
+    response_events: ResponseEvents
+    generation: Generation
+    entry: Entry | None
+
+    def settle(self) -> bytes:
+        """The response, which is finished. The entry gets its contents; adding it to the store is the caller's part."""
+        final = self.response_events.body
+        rendered = render(final)
+        if self.entry is not None:
+            self.entry.output = tuple(StoredItem(item["id"], render(item)) for item in final["output"])
+            self.entry.final_status = self.response_events.status
+            self.entry.body = rendered
+        return rendered
+
+
+async def counted(
+    service: Service, store: ResponseStore, loaded: LoadedModel, http: HttpRequest, wire: CountRequest
+) -> int:
+    """Tokens of the prompt. Raises ApiError."""
+    asked = await conversation(service, store, http, wire)
+    items = asked.items
+    if wire.truncation == "auto":
+        items = await longest(items, partial(_fits, service, loaded, wire, asked))
+    request = await service.offload.run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
+    note_ignored(http, asked.ignored, service.config)
+    with NAMES.spoken():
+        assert isinstance(request.prompt, Chat), "it was made here"
+        return len(await chat_ids(loaded, service.offload, request.prompt))
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a request asks to be answered. `items`: all of them, `given`: the request's own. `ignored`: what of it does nothing."""
+
+    items: list[Item]
+    given: list[Item]
+    previous: Entry | None
+    tools: Tools
+    ignored: list[str]
+    cost: int  # of going through it, in characters
+
+
+def caller_of(http: HttpRequest) -> Caller:
+    return Caller(caller_key(http.scope), is_admin(http.scope))
+
+
+async def prepare(
+    service: Service, store: ResponseStore, loaded: LoadedModel, http: HttpRequest, wire: ResponsesRequest
+) -> PreparedResponse:
+    """Raises ApiError."""
+    is_stored = _is_stored(store, wire)
+    asked = await conversation(service, store, http, wire)
+    items = asked.items
+    if wire.truncation == "auto":
+        items = await longest(items, partial(_fits, service, loaded, wire, asked))
+    request = await service.offload.run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
+    id = new_id("resp_")
+    with NAMES.spoken():
+        generation, ignored = await start(
+            service.config, service.offload, loaded, request, id=id, arrival=arrival(http.scope)
+        )
+    note_ignored(http, [*asked.ignored, *map(NAMES.name_of, ignored)], service.config)
+
+    head = Head.of(id, wire, asked.tools, generation, model=loaded.name, stored=is_stored)
+    response_events = ResponseEvents(head, generation, in_background=bool(wire.background))
+    entry = None
+    if is_stored:
+        stored = await service.offload.run(asked.cost, lambda: _to_store(asked.given))
+        entry = Entry(id, caller_of(http).key, stored, asked.previous, is_background=bool(wire.background))
+    return PreparedResponse(response_events, generation, entry)
+
+
+async def conversation(
+    service: Service, store: ResponseStore, http: HttpRequest, wire: ResponsesRequest
+) -> Conversation:
+    """Raises ApiError."""
+    caller = caller_of(http)
+    previous = None
+    if wire.previous_response_id is not None:
+        previous = _previous(store, wire.previous_response_id, caller)
+    earlier = [] if previous is None else [*previous.conversation(), *previous.output]
+    cost = body_cost(http) + sum(len(stored.json) for stored in earlier)
+    offload = partial(service.offload.run, cost)
+    tools = await offload(lambda: read_tools(wire.tools or (), wire.tool_choice))
+    ignored: list[str] = []
+    read, wanted = await offload(lambda: _read_input(wire, ignored))
+    there = store.items(wanted, caller) if wanted else {}
+    given, items = await offload(lambda: _assembled(read, there, earlier))
+    return Conversation(items, given, previous, tools, [*wire.left_undone(), *tools.left_out, *ignored], cost)
+
+
+def _is_stored(store: ResponseStore, wire: ResponsesRequest) -> bool:
+    if store.keeps:
+        return wire.store is not False
+    if wire.store or wire.background:
+        raise InvalidRequest(
+            "this server stores no responses (--max-stored-responses 0)", param="store" if wire.store else "background"
+        )
+    return False
+
+
+def _previous(store: ResponseStore, id: str, caller: Caller) -> Entry:
+    entry = store.get_previous(id, caller)
+    if entry.status not in ("completed", "incomplete"):
+        raise InvalidRequest(
+            f"Response {id} is {entry.status}: only what has been completed can be continued",
+            param="previous_response_id",
+        )
+    return entry
+
+
+def request_of(loaded: LoadedModel, wire: ResponsesRequest, items: Sequence[Item], tools: Tools) -> GenerateRequest:
+    """Raises InvalidRequest."""
+    template = loaded.chat_template
+    messages = with_joint_turns(with_one_head(messages_of(items, wire.instructions), template), template)
+    return generate_request(wire, messages, tools)
+
+
+async def _fits(
+    service: Service, loaded: LoadedModel, wire: ResponsesRequest, asked: Conversation, items: Sequence[Item]
+) -> bool:
+    """Whether a prompt of `items` leaves room for the answer."""
+    request = await service.offload.run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
+    try:
+        with NAMES.spoken():
+            assert isinstance(request.prompt, Chat), "it was made here"
+            ids = await chat_ids(loaded, service.offload, request.prompt)
+    except ContextLengthExceeded:
+        return False
+    return len(ids) + (wire.max_output_tokens or 1) <= loaded.engine.model.max_model_len
+
+
+def _read(stored: StoredItem) -> Item:
+    return input_items.from_json(stored.json)
+
+
+def _read_input(wire: ResponsesRequest, ignored: list[str]) -> tuple[list[Item | ItemReference], set[str]]:
+    """The items of the input, and the ids of those that it only refers to. What of them does nothing goes to `ignored`."""
+    if not wire.input and wire.previous_response_id is not None and isinstance(wire, CountRequest):
+        return [], set()
+    given = input_items.read(wire.input, ignored)
+    return given, {item.id for item in given if isinstance(item, ItemReference)}
+
+
+def _assembled(
+    given: Sequence[Item | ItemReference], there: Mapping[str, StoredItem], earlier: Sequence[StoredItem]
+) -> tuple[list[Item], list[Item]]:
+    """The items of `given`, with those that references stand for, and all of the conversation."""
+    found = _resolved(given, there)
+    items = [*map(_read, earlier), *found]
+    input_items.check_outputs(items)
+    return found, items
+
+
+def _to_store(given: Sequence[Item]) -> tuple[StoredItem, ...]:
+    return tuple(StoredItem(item.id or "", render(input_items.to_json(item))) for item in given)
+
+
+def _resolved(given: Sequence[Item | ItemReference], there: Mapping[str, StoredItem]) -> list[Item]:
+    """Raises InvalidRequest for a reference to what is not `there`."""
+    found: list[Item] = []
+    for number, item in enumerate(given):
+        if not isinstance(item, ItemReference):
+            found.append(item)
+        elif item.id in there:
+            found.append(_read(there[item.id]))
+        else:
+            raise InvalidRequest(f"Item with id '{item.id}' not found.", param=f"input[{number}].id")
+    return found

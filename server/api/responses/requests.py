@@ -1,0 +1,72 @@
+"""From a ResponsesRequest to the core's GenerateRequest."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from server.api.responses.request_types import FormatSchema, ResponsesRequest
+from server.api.responses.tools import Tools
+from server.generate.constraint import json_object, json_schema, one_constraint
+from server.generate.request import (
+    Chat,
+    GenerateRequest,
+    Message,
+    OutputConstraint,
+    Sampling,
+    Shown,
+)
+from server.http.field_names import FieldNames
+from server.http.schema import JsonObject
+
+_SAMPLING: Final = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
+    "logit_bias", "stop_token_ids", "ignore_eos",
+)  # fmt: skip
+NAMES: Final = FieldNames(
+    {"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
+)
+
+
+def generate_request(wire: ResponsesRequest, messages: list[Message], tools: Tools) -> GenerateRequest:
+    """Raises InvalidRequest for fields that contradict each other."""
+    chat = Chat(
+        messages=messages,
+        tools=tools.functions,
+        tool_choice=tools.choice,
+        parallel_tool_calls=wire.parallel_tool_calls is not False,
+        template_kwargs=wire.chat_template_kwargs or {},
+        processor_kwargs=wire.mm_processor_kwargs,
+        allow_special_tokens=wire.allow_special_tokens,
+        reasoning_effort=None if wire.reasoning is None else wire.reasoning.effort,
+    )
+    with NAMES.spoken():
+        chat.check()
+    return GenerateRequest(
+        prompt=chat,
+        sampling=Sampling(**{name: getattr(wire, name) for name in _SAMPLING}),
+        shown=Shown(
+            stop=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ()),
+            include_stop=bool(wire.include_stop_str_in_output),
+            skip_special_tokens=wire.skip_special_tokens is not False,
+            reasoning=wire.include_reasoning is not False,
+            logprobs=wire.top_logprobs or 0 if wire.wants_logprobs else None,
+        ),
+        max_tokens=wire.max_output_tokens,
+        constraint=_constraint(wire),
+        thinking_token_budget=wire.thinking_token_budget,
+        priority=wire.priority or 0,
+        cache_salt=wire.cache_salt,
+        timeout_s=wire.timeout,
+        speculative=wire.speculative is not False,
+    )
+
+
+def _constraint(wire: ResponsesRequest) -> OutputConstraint | None:
+    """Raises InvalidRequest where several fields ask for different ones."""
+    found: list[OutputConstraint] = []
+    match None if wire.text is None else wire.text.format:
+        case JsonObject(schema=schema):
+            found.append(json_object("text.format") if schema is None else json_schema(schema, "text.format"))
+        case FormatSchema(schema=schema):
+            found.append(json_schema(schema, "text.format.schema"))
+    return one_constraint(found, wire.constraints)

@@ -1,0 +1,247 @@
+"""POST /v1/responses, and what can be done with a stored response: retrieve, cancel, delete, input items."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from orjson import Fragment
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from server.api.responses import api_types
+from server.api.responses.background import BackgroundRun
+from server.api.responses.body import render
+from server.api.responses.compact import compacted
+from server.api.responses.prepare import PreparedResponse, caller_of, counted, prepare
+from server.api.responses.query import InputItemsQuery, RetrieveQuery, read_query
+from server.api.responses.replay import Replay
+from server.api.responses.request_types import COMPACT, COUNT, RESPONSES
+from server.api.responses.store import Entry, ResponseStore
+from server.api.responses.streaming import AnnouncedStream, EventFrames
+from server.api.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Handler, Operation, Route
+from server.api.service import Service
+from server.config.server_config import ServerConfig
+from server.generate.collect import collect
+from server.http.body import json_response, read_request
+from server.http.errors import InvalidRequest, clip
+from server.http.sse import EventStream
+from server.http.watch import ClientWatch, while_waited_for
+from server.models import lookup
+
+ENDED = "it ended before it was complete: its client left, or the server failed"
+
+
+class Responses:
+    """The handlers of these routes. `store`: where responses are kept."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> Responses:
+        return cls(ResponseStore(config.max_stored_responses, config.max_stored_bytes))
+
+    async def create(self, service: Service, http: Request) -> ASGIApp:
+        loaded = service.lifecycle.require_model()
+        wire = await read_request(http, RESPONSES, service.config, service.offload)
+        loaded = await lookup.named(loaded, wire.model, to_chat=True)
+        prepared = await while_waited_for(http.receive, prepare(service, self._store, loaded, http, wire))
+        if wire.background:
+            return self._in_background(service, prepared, streams=bool(wire.stream))
+
+        def finished() -> bytes:
+            body = prepared.settle()
+            if prepared.entry is not None:
+                self._store.add(prepared.entry)
+            return body
+
+        if wire.stream:
+            if prepared.entry is not None:
+                self._store.note(prepared.entry.id, caller_of(http), ENDED)  # until it is there
+            return EventStream(
+                lambda: AnnouncedStream(prepared.generation.open()), EventFrames(prepared.response_events, finished),
+                ping_interval_s=service.config.ping_interval, done=b"",
+            )  # fmt: skip
+        await collect(prepared.generation, ClientWatch(http.receive), prepared.response_events.feed)
+        prepared.response_events.end()
+        return _json(finished())
+
+    def _in_background(self, service: Service, prepared: PreparedResponse, *, streams: bool) -> ASGIApp:
+        entry = prepared.entry
+        assert entry is not None, "what is in the background is stored"
+
+        def finished() -> None:
+            prepared.settle()
+            self._store.finish(entry)
+
+        stream = prepared.generation.open()
+        run = entry.ongoing = BackgroundRun(prepared.response_events, stream, keeps_events=streams, finished=finished)
+        entry.events = run.events
+        self._store.add(entry)
+        return _replay(service, entry, 0) if streams else _json(run.body)
+
+    async def retrieve(self, service: Service, http: Request) -> ASGIApp:
+        query = read_query(http, RetrieveQuery, service.config)
+        entry = self._entry(http)
+        if not query.stream:
+            if query.starting_after is not None:
+                raise InvalidRequest("starting_after is only allowed when stream is true", param="starting_after")
+            return _json(entry.body_now)
+        if entry.events is None:
+            raise InvalidRequest(
+                "only a response that was made with background true and stream true can be streamed again",
+                param="stream",
+            )
+        return _replay(service, entry, 0 if query.starting_after is None else query.starting_after + 1)
+
+    async def cancel(self, service: Service, http: Request) -> ASGIApp:
+        """Ends a response that is being made; one that has ended is returned as it is."""
+        entry = self._entry(http)
+        if not entry.is_background:
+            raise InvalidRequest("Cannot cancel a synchronous response.")
+        await _stop(entry)
+        return _json(entry.body_now)
+
+    async def delete(self, service: Service, http: Request) -> ASGIApp:
+        entry = self._entry(http)
+        self._store.delete(entry)
+        await _stop(entry)
+        return json_response({"id": entry.id, "object": "response", "deleted": True})
+
+    async def input_items(self, service: Service, http: Request) -> ASGIApp:
+        """Lists what the model has read beside the instructions: the input and output of earlier responses come first."""
+        query = read_query(http, InputItemsQuery, service.config)
+        items = [*self._entry(http).conversation()]
+        if query.order == "desc":
+            items.reverse()
+        first = 0
+        if query.after is not None:
+            first = 1 + next((number for number, item in enumerate(items) if item.id == query.after), -1)
+            if not first:
+                raise InvalidRequest(f"after names {clip(query.after)!r}, which is none of the items", param="after")
+        page = items[first : first + query.limit]
+        return _json(
+            render(
+                {
+                    "object": "list",
+                    "data": [Fragment(item.json) for item in page],
+                    "first_id": page[0].id if page else None,
+                    "last_id": page[-1].id if page else None,
+                    "has_more": first + len(page) < len(items),
+                }
+            )
+        )
+
+    async def count_tokens(self, service: Service, http: Request) -> ASGIApp:
+        """Counts the prompt that the same request would make."""
+        loaded = service.lifecycle.require_model()
+        wire = await read_request(http, COUNT, service.config, service.offload)
+        loaded = await lookup.named(loaded, wire.model, to_chat=True)
+        return json_response(
+            {"object": "response.input_tokens", "input_tokens": await counted(service, self._store, loaded, http, wire)}
+        )
+
+    async def compact(self, service: Service, http: Request) -> ASGIApp:
+        loaded = service.lifecycle.require_model()
+        wire = await read_request(http, COMPACT, service.config, service.offload)
+        loaded = await lookup.named(loaded, wire.model, to_chat=True)
+        return json_response(await compacted(service, self._store, loaded, http, wire))
+
+    def _entry(self, http: Request) -> Entry:
+        """Raises ResponseNotFound."""
+        return self._store.get(http.path_params["response_id"], caller_of(http))
+
+
+async def _stop(entry: Entry) -> None:
+    if entry.ongoing is not None:
+        await entry.ongoing.cancel()
+
+
+def _replay(service: Service, entry: Entry, first: int) -> ASGIApp:
+    from server.http.event_source import EventSource  # few ask, and nobody else shall pay
+
+    assert entry.events is not None, "who asks has looked"
+    return EventSource(Replay(entry.events, first, entry.ongoing), service.config.ping_interval)
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+# --- routes -------------------------------------------------------------------------------------------------------
+
+
+def _of_service(method: Callable[[Responses, Service, Request], Awaitable[ASGIApp]]) -> Handler:
+    """`method` of the one Responses that a service has."""
+
+    async def handler(service: Service, http: Request) -> ASGIApp:
+        return await method(service.part(Responses.of), service, http)
+
+    return handler
+
+
+_ID = {"response_id": "The id of a response"}
+CREATE = Route(
+    "POST",
+    "/v1/responses",
+    _of_service(Responses.create),
+    Operation(
+        "createResponse", "Responses", "Answer a conversation; with `stream`, as server-sent events, with `background`, later",
+        {JSON: api_types.Response, EVENTS: api_types.ResponseEvent}, api_types.CreateResponse, GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
+COUNT_TOKENS = Route(
+    "POST",
+    "/v1/responses/input_tokens",
+    _of_service(Responses.count_tokens),
+    Operation(
+        "countResponseTokens", "Responses", "Tokens of the prompt that a request would make",
+        {JSON: api_types.InputTokens}, api_types.CountTokens, BODY_REFUSALS,
+    ),
+)  # fmt: skip
+COMPACT_RESPONSE = Route(
+    "POST",
+    "/v1/responses/compact",
+    _of_service(Responses.compact),
+    Operation(
+        "compactResponse", "Responses", "Make a conversation short: what its users said, and a summary by the model",
+        {JSON: api_types.CompactedResponse}, api_types.CompactResponse, GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
+RETRIEVE = Route(
+    "GET",
+    "/v1/responses/{response_id}",
+    _of_service(Responses.retrieve),
+    Operation(
+        "retrieveResponse", "Responses", "A stored response; with `stream`, the events of one in the background",
+        {JSON: api_types.Response, EVENTS: api_types.ResponseEvent}, None, (400, 404), query=RetrieveQuery, parameters=_ID,
+    ),
+)  # fmt: skip
+DELETE = Route(
+    "DELETE",
+    "/v1/responses/{response_id}",
+    _of_service(Responses.delete),
+    Operation(
+        "deleteResponse", "Responses", "Forget a stored response; one that is being made is cancelled",
+        {JSON: api_types.DeletedResponse}, None, (404,), parameters=_ID,
+    ),
+)  # fmt: skip
+CANCEL = Route(
+    "POST",
+    "/v1/responses/{response_id}/cancel",
+    _of_service(Responses.cancel),
+    Operation(
+        "cancelResponse", "Responses", "End a response in the background", {JSON: api_types.Response}, None, (400, 404),
+        parameters=_ID,
+    ),
+)  # fmt: skip
+INPUT_ITEMS = Route(
+    "GET",
+    "/v1/responses/{response_id}/input_items",
+    _of_service(Responses.input_items),
+    Operation(
+        "listInputItems", "Responses", "What a stored response answers, earlier responses included",
+        {JSON: api_types.InputItems}, None, (400, 404), query=InputItemsQuery, parameters=_ID,
+    ),
+)  # fmt: skip

@@ -1,0 +1,82 @@
+"""Route: one operation of the server, declared where it is answered: method, path, handler, and what the document says of it.
+
+    @route("GET", "/version", Operation("version", "Server", "The server's version", {JSON: Version}))
+    async def version(service: Service, http: Request) -> Response: ...
+
+Every Route in a file of `api/` is found by `app`, and every ErrorsBelow; nothing else lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from server.api.service import Service
+from server.http.errors import ErrorShape
+
+Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
+
+JSON, EVENTS, HTML, TEXT = "application/json", "text/event-stream", "text/html", "text/plain"
+FORM = "multipart/form-data"
+BODY_REFUSALS = (400, 404, 413, 415, 503)  # of what reads a body and needs the model
+GENERATION_REFUSALS = (*BODY_REFUSALS, 429, 504)
+
+
+class ErrorDetails(Struct):
+    message: str
+    type: str
+    param: str | None  # the field at fault
+    code: str | None
+
+
+class ErrorBody(Struct):
+    """An error as OpenAI's clients read it."""
+
+    error: ErrorDetails
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """`answers`: media type to the type of a successful answer, None for plain text. `refusals`: the statuses of its errors
+    beside those every route has, `error` their type. `query`: the type of what stands behind the question mark.
+    `parameters`: what each name in the path is. `request_media`: the type of a body, without which it is taken too where it
+    `may_be_bodiless`."""
+
+    id: str
+    tag: str
+    summary: str
+    answers: Mapping[str, Any]
+    request: Any = None
+    refusals: tuple[int, ...] = ()
+    error: Any = ErrorBody
+    query: Any = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    request_media: str = JSON
+    may_be_bodiless: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """`path` is spelt as Starlette does: `{name}`, or `{name:path}` where it may hold slashes."""
+
+    method: str
+    path: str
+    handler: Handler
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ErrorsBelow:
+    """How errors of `path` and of all below it are written, routes or not, where clients do not read them as OpenAI's do."""
+
+    path: str
+    shape: ErrorShape
+
+
+def route(method: str, path: str, operation: Operation) -> Callable[[Handler], Route]:
+    """Make a Route of the handler below."""
+    return lambda handler: Route(method, path, handler, operation)

@@ -1,0 +1,163 @@
+"""Who answers at a terminal: a model in this process, or an OpenAI endpoint somewhere. Either gives pieces of text as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+
+from server.llm.llm import LLM
+from server.llm.outputs import RequestOutput
+from server.llm.prepare import SamplingParams
+
+Message = Mapping[str, str]
+CONNECT_LIMIT_S = 10.0  # to an endpoint; an answer may take as long as it takes
+
+
+class AnswerFailed(Exception):
+    """There is no answer, or none any more; the message is for the person at the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came: of the answer, of the reasoning before it, and how many tokens it adds, where that is told."""
+
+    text: str = ""
+    reasoning: str = ""
+    num_tokens: int = 0
+
+
+class Answerer(Protocol):
+    """`fields`: of a request, by OpenAI's names (`temperature` …). Leaving an iteration takes the request back."""
+
+    @property
+    def name(self) -> str: ...
+
+    def chat(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        """Raises AnswerFailed, at once or in the middle."""
+        ...
+
+    def complete(self, prompt: str, fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        """Raises AnswerFailed, at once or in the middle."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class LocalModel:
+    def __init__(self, llm: LLM, name: str) -> None:
+        self._llm = llm
+        self.name = name
+
+    def chat(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        return _pieces(lambda: self._llm.achat([*map(dict, messages)], SamplingParams(**fields)))
+
+    def complete(self, prompt: str, fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        return _pieces(lambda: self._llm.agenerate(prompt, SamplingParams(**fields)))
+
+    async def close(self) -> None:
+        self._llm.close()
+
+
+async def _pieces(ask: Callable[[], AsyncIterator[RequestOutput]]) -> AsyncGenerator[Piece, None]:
+    try:
+        async with contextlib.aclosing(ask()) as increments:  # type: ignore[type-var]
+            async for increment in increments:
+                for output in increment.outputs:
+                    yield Piece(output.text, output.reasoning, len(output.token_ids))
+    except (ValueError, RuntimeError) as error:
+        raise AnswerFailed(str(error)) from error
+
+
+class Endpoint:
+    """An OpenAI-compatible server: http://, https://, or unix:PATH. `model` None: the first that it lists. Lives on one event
+    loop."""
+
+    def __init__(
+        self, url: str, model: str | None, api_key: str | None, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        base = url.rstrip("/").removesuffix("/v1")
+        if url.startswith("unix:"):
+            transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix:").removeprefix("//"))
+            base = "http://localhost"  # a name that every server answers to
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        timeout = httpx.Timeout(None, connect=CONNECT_LIMIT_S)
+        self._client = httpx.AsyncClient(base_url=base, headers=headers, timeout=timeout, transport=transport)
+        self.name = model or ""
+
+    async def find_model(self) -> None:
+        """Raises AnswerFailed."""
+        if self.name:
+            return
+        with _reached():
+            response = await self._client.get("/v1/models")
+            if response.status_code != 200:
+                raise AnswerFailed(_complaint(response.content, response.status_code))
+            models = [entry["id"] for entry in response.json()["data"]]
+        if not models:
+            raise AnswerFailed("the endpoint lists no model: name one with --model")
+        self.name = models[0]
+
+    def chat(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        return self._stream("/v1/chat/completions", {"messages": messages, **fields}, _said)
+
+    def complete(self, prompt: str, fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        return self._stream(
+            "/v1/completions", {"prompt": prompt, **fields}, lambda choice: Piece(choice.get("text") or "")
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _stream(
+        self, path: str, fields: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Piece]
+    ) -> AsyncGenerator[Piece, None]:
+        await self.find_model()
+        num_tokens = 0
+        body = {"model": self.name, "stream": True, "stream_options": {"include_usage": True}, **fields}
+        with _reached():
+            async with self._client.stream("POST", path, json=body) as response:
+                if response.status_code != 200:
+                    raise AnswerFailed(_complaint(await response.aread(), response.status_code))
+                async for line in response.aiter_lines():
+                    name, _, data = line.partition(":")
+                    if name != "data" or data.strip() == "[DONE]":
+                        continue
+                    event = json.loads(data)
+                    if event.get("error"):
+                        raise AnswerFailed(_message(event))
+                    for choice in event.get("choices") or ():
+                        yield read(choice)
+                    so_far = (event.get("usage") or {}).get("completion_tokens") or num_tokens
+                    yield Piece(num_tokens=so_far - num_tokens)
+                    num_tokens = so_far
+
+
+@contextlib.contextmanager
+def _reached() -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise AnswerFailed(f"the endpoint cannot be reached: {error or type(error).__name__}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AnswerFailed(f"the endpoint does not speak OpenAI's API: {type(error).__name__}: {error}") from error
+
+
+def _said(choice: Mapping[str, Any]) -> Piece:
+    delta = choice.get("delta") or {}
+    return Piece(delta.get("content") or "", delta.get("reasoning_content") or delta.get("reasoning") or "")
+
+
+def _complaint(body: bytes, status: int) -> str:
+    with contextlib.suppress(ValueError):
+        return f"{_message(json.loads(body))} (HTTP {status})"
+    return f"HTTP {status}"
+
+
+def _message(event: Any) -> str:
+    error = event.get("error", event) if isinstance(event, dict) else event
+    return str(error.get("message", error) if isinstance(error, dict) else error)

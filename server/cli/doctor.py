@@ -1,0 +1,48 @@
+"""`oneloop doctor`: this machine as a server of models sees it: what it has, which kernels compute, what would fit and how fast it
+could be at most, and what is missing, with the command that mends it. Text from findings that others made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from server.cli.findings import Found, show
+from server.process.terminal import size_of
+
+USAGE = (
+    "usage: oneloop doctor [--json] [--verbose]\n\nCheck hardware and dependencies, and list the models that fit.\n\n"
+    "  --json     print the findings as JSON\n  --verbose  also list the kernel of each operation, and why no faster one\n"
+)
+MARKS = {"good": "ok  ", "note": "note", "missing": "MISS"}
+
+
+def main(argv: Sequence[str], findings: Callable[[], Found]) -> int:
+    """The exit code: 0, 1 where something is missing that serving would be better with, 2 for options there are not."""
+    rest = [word for word in argv if word != "--verbose"]
+    code, found = show(rest, USAGE, findings, partial(report, is_verbose=len(rest) < len(argv)))
+    return code or int(any(finding["state"] == "missing" for finding in found.get("findings", ())))
+
+
+def report(found: Found, *, is_verbose: bool) -> str:
+    lines = []
+    for finding in found["findings"]:
+        lines.append(f"{MARKS[finding['state']]}  {finding['topic']:<12} {finding['text']}")
+        if finding["mend"]:
+            lines.append(f"{'':<19}try: {finding['mend']}")
+    rate = found["memory_bytes_per_s"] / 1e9
+    lines += [
+        "",
+        f"What would fit into {size_of(found['memory_bytes'])} that are free, and how fast one stream could be at most, at the "
+        f"{rate:.0f} GB/s that were just copied (a token reads every weight):",
+        "",
+        f"      {'model':<16}{'weights':>14}{'KV cache, tokens':>20}{'tokens a second':>18}",
+    ]
+    for fit in found["fits"]:
+        weights = f"{fit['format']} {size_of(fit['weights_bytes'])}"
+        cells = f"{fit['kv_tokens']:>20,}{fit['tokens_per_s']:>18,.1f}" if fit["fits"] else f"{'does not fit':>20}"
+        lines.append(f"      {fit['model']:<16}{weights:>14}{cells}")
+    if is_verbose:
+        lines += ["", "The kernel of each operation:", "", *(f"      {line}" for line in found["kernels"])]
+    else:
+        lines += ["", "oneloop doctor --verbose also lists the kernel of each operation."]
+    return "\n".join(lines)

@@ -1,0 +1,42 @@
+"""`--dry-run`: what the options come to, as a table for people and a last line of JSON for programs. Nothing is served."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from server.config.server_config import ServerConfig
+from server.models.lifecycle import LoadError, Report
+from server.process.terminal import StartupDisplay, size_of
+
+BYTES = "_bytes"
+
+
+def main(config: ServerConfig, plan: Callable[[ServerConfig, Report], Mapping[str, Any]]) -> int:
+    """The exit code: 0, or 1 where the model could not be served so. `plan`: `server.process.load.dry_run`."""
+    display = StartupDisplay(sys.stderr)
+    try:
+        found = plan(config, display.report)
+    except LoadError as error:
+        print(f"oneloop: {error}", file=sys.stderr)
+        return 1
+    finally:
+        display.finish()
+    kernels = {"kernels"} if config.log_level != "debug" else set()
+    print(table({name: value for name, value in found.items() if name not in kernels}))
+    print(json.dumps(found))
+    return 0
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """A line a value; lists by line, and what is None left out."""
+    lines = []
+    for name, value in found.items():
+        title = name.removesuffix(BYTES).replace("_", " ")
+        for number, shown in enumerate(value if isinstance(value, list | tuple) else [value]):
+            if shown is not None:
+                text = size_of(shown) if name.endswith(BYTES) else f"{shown:,}" if type(shown) is int else str(shown)
+                lines.append(f"  {'' if number else title:<24}{text}")
+    return "\n".join(lines)

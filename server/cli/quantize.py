@@ -1,0 +1,124 @@
+"""`oneloop quantize MODEL OUT --scheme w4a16|fp8|w8a8`: write a model in fewer bits, as a folder that this server and others load
+(compressed-tensors). With --calibrate FILE matrices are rounded by what they read of a text (GPTQ), which four bits need."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server.config.command_line import CommandParser
+from server.config.server_options import ConfigError
+from server.models.tokenizer import Tokenizer
+from server.process.terminal import StartupDisplay, size_of
+
+SCHEMES = ("w4a16", "fp8", "w8a8")
+_TEXT_TOKENS = 512  # of a piece of the text, which the model reads by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be done. `text`: to calibrate by, None for no calibration."""
+
+    model: str
+    revision: str | None
+    out: Path
+    scheme: str
+    text: str | None
+    max_tokens: int
+
+    def pieces(self, tokenizer: Tokenizer, max_model_len: int) -> list[list[int]]:
+        """Token ids of the text, up to `max_tokens` in all."""
+        if self.text is None:
+            return []
+        ids = tokenizer.encode(self.text)[: self.max_tokens]
+        size = min(_TEXT_TOKENS, max_model_len)
+        return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
+
+
+Run = Callable[[Job, StartupDisplay], Mapping[str, Any]]
+
+
+def main(argv: Sequence[str], run: Run) -> int:
+    """The exit code: 0, 1 where the model cannot be read or the folder not be written.
+
+    Raises ConfigError for options that there are not. `run` raises ValueError."""
+    args = _parser().parse_args(argv)
+    text = None
+    if args.calibrate is not None:
+        try:
+            text = Path(args.calibrate).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--calibrate {args.calibrate} cannot be read: {error}") from None
+        if not text.strip():
+            raise ConfigError(f"--calibrate {args.calibrate} is empty")
+    if args.calibration_tokens < 1:
+        raise ConfigError("--calibration-tokens is less than one")
+    job = Job(args.model, args.revision, Path(args.out), args.scheme, text, args.calibration_tokens)
+    display = StartupDisplay(sys.stderr)
+    try:
+        found = run(job, display)
+    except ValueError as error:
+        display.finish()
+        print(f"oneloop quantize: {error}", file=sys.stderr)
+        return 1
+    display.finish()
+    print(json.dumps(found) if args.json else report(job, found))
+    return 0
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="oneloop quantize", description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a folder, .gguf file, hub id or built-in alias")
+    add("out", metavar="OUT", help="folder to be written; it is not there yet")
+    add(
+        "--scheme",
+        choices=SCHEMES,
+        required=True,
+        help="w4a16: four bits in groups of 128 columns; fp8: E4M3, a scale a row; w8a8: int8, a scale a row",
+    )
+    add("--calibrate", metavar="FILE", help="a text that the model reads, to round by what its layers are given")
+    add(
+        "--calibration-tokens",
+        type=int,
+        default=32768,
+        metavar="N",
+        help="how much of it is read at most (default: 32768)",
+    )
+    add("--revision", metavar="REV", help="branch, tag or commit on the hub")
+    add("--json", action=argparse.BooleanOptionalAction, default=False, help="for programs")
+    return parser
+
+
+def report(job: Job, found: Mapping[str, Any]) -> str:
+    before, after = found["bytes_before"], found["bytes_after"]
+    lines = [
+        f"{job.out}: {size_of(after)}, of {size_of(before)} in 16 and 32 bits; {found['num_quantised']} matrices in {job.scheme}"
+        + (f", {found['num_calibrated']} of them calibrated" if found["num_calibrated"] else ""),
+    ]
+    if not found["num_calibrated"]:  # by a text more is lost of numbers, and less of what they give
+        lines.append(f"  rounding took {found['mean_loss']:.1%} of a matrix's length on average")
+    others = [name for name in found["left"] if name != "lm_head"]
+    if others:
+        lines.append(
+            f"  left as they are: {', '.join(others[:6])}" + (f" and {len(others) - 6} more" if others[6:] else "")
+        )
+    lines.append(f"  serve it: oneloop serve {job.out}")
+    return "\n".join(lines)
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """What a folder needs that is made of a file without one. Raises OSError."""
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.named_tokens}
+    match tokenizer.chat_template:
+        case str(template):
+            config["chat_template"] = template
+        case Mapping() as templates:
+            config["chat_template"] = [{"name": name, "template": each} for name, each in templates.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

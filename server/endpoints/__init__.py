@@ -1,1 +1,0 @@
-"""One route per file: read the request, ask the engine, shape the answer."""

@@ -1,1 +1,0 @@
-"""What several paths answer by: from what a body became to a response, over HTTP."""

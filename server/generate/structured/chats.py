@@ -1,0 +1,138 @@
+"""The grammar of an answer in a chat: calls in the model's own format, with arguments that keep to their schemas, and where they
+are not all there is, what else may stand in it.
+
+What a tool parser reads it describes itself (`text/tools/`, as a CallFormat); here that becomes a Lark grammar,
+whose rules a RuleWriter writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from server.generate.structured.grammar import MAX_CHARS, GrammarError, Regex, Rules, check_length, check_schema
+from server.generate.structured.rules import COMBINING, RuleWriter
+from server.http.errors import clip
+from server.models.json_style import JsonStyle
+from server.models.tokenizer import Tokenizer
+from server.text.tools.registry import named
+from server.text.tools.schemas import Schema
+from server.text.tools.tool_parser import ToolParser
+
+# Of objects that may hold what is not listed.
+_OPEN_ENDED = COMBINING | {"additionalProperties", "patternProperties", "unevaluatedProperties"}
+_STRING: Schema = {"type": "string"}
+
+
+class Function(Struct, frozen=True):
+    """`schema`: of its arguments, an object. `input`: the grammar of the string of that name, which is the one argument then."""
+
+    name: str
+    schema: Any
+    input: Regex | Rules | None = None
+
+
+class ChatGrammar(Struct, frozen=True, tag=True):
+    """`functions`: that may be called, each call keeping to its schema. `must_call`: an answer is calls and nothing else. `answer`:
+    the grammar of an answer that calls nothing, None for any text. `several`: calls in one answer."""
+
+    tool_parser: str
+    functions: tuple[Function, ...]
+    must_call: bool
+    several: bool
+    answer: Any = None  # a Grammar
+
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+        check_length("the tools", json.dumps([function.schema for function in self.functions]), MAX_CHARS)
+        tool_parser = named(self.tool_parser)
+        writer = RuleWriter(tokenizer, style)
+        try:
+            calls = _Calls(writer, tool_parser, self.functions, several=self.several)
+            start = self._channels(calls, writer) if tool_parser.channels else self._text(calls, writer, tool_parser)
+        except GrammarError:
+            raise
+        except ValueError as error:
+            raise GrammarError(str(error)) from None
+        others = [] if self.answer is None else _named("answer", self.answer.source(tokenizer, style))
+        return json.dumps({"grammars": [{"lark_grammar": writer.grammar(start)}, *writer.others, *others]})
+
+    def _text(self, calls: _Calls, writer: RuleWriter, tool_parser: type[ToolParser]) -> str:
+        if self.must_call:
+            return calls.whole()
+        if self.answer is not None:
+            return f"({calls.whole()}) | @answer"
+        if calls.trigger is None:
+            return f"({calls.whole()}) | {writer.free(tool_parser.starts.strings, not_first=tool_parser.bare)}?"
+        others = [string for string in tool_parser.starts.strings if string != calls.trigger]
+        head = writer.until(calls.trigger, others)
+        return f"({head} {calls.whole(opened=True)})* {writer.free(tool_parser.starts.strings)}"
+
+    def _channels(self, calls: _Calls, writer: RuleWriter) -> str:
+        channels = named(self.tool_parser).channels
+        assert channels is not None, "the caller has looked"
+        end = channels.end + channels.again
+        asides = [
+            f"{writer.text(begin)} {writer.raw(_STRING, end, channels.end)}"
+            for begin in (channels.reasoning, channels.remark)
+        ]
+        answer = f"{writer.text(channels.answer)} {'ANY' if self.answer is None else '@answer'}"
+        last = [calls.whole()] if self.functions else []
+        return f"{writer.either(asides)}* {writer.either(last if self.must_call else [*last, answer])}"
+
+
+def _named(name: str, source: str) -> list[dict[str, Any]]:
+    """A compiled grammar's parts, to stand beside others."""
+    first, *others = json.loads(source)["grammars"]
+    return [{**first, "name": name}, *others]
+
+
+class _Calls:
+    """`trigger`: the marker a list of calls begins with, None where it has none."""
+
+    def __init__(
+        self, writer: RuleWriter, tool_parser: type[ToolParser], functions: Sequence[Function], *, several: bool
+    ) -> None:
+        self._writer = writer
+        self._format = call_format = writer.fitting(tool_parser.call_formats)
+        self._several = several and call_format.several
+        self._calls = [(function.name, _arguments(writer, tool_parser, function)) for function in functions]
+        beginning = call_format.before or call_format.begin
+        self.trigger = next((start for start in tool_parser.starts.strings if beginning.startswith(start)), None)
+
+    def whole(self, *, opened: bool = False) -> str:
+        """`opened`: the trigger has been written."""
+        call_format, taken = self._format, self.trigger if opened else None
+        before, begin = call_format.before, call_format.begin
+        if taken is not None:
+            before, begin = (before.removeprefix(taken), begin) if before else ("", begin.removeprefix(taken))
+        calls = self._one(begin)
+        if self._several:
+            calls = f"{calls} ({self._text(call_format.between)} {self._one(call_format.begin)})*"
+        return f"{self._text(before)} {calls} {self._text(call_format.after)}"
+
+    def _one(self, begin: str) -> str:
+        calls = [
+            f"{self._begin(begin, name)} {arguments} {self._text(self._format.end)}" for name, arguments in self._calls
+        ]
+        return self._writer.rule(" | ".join(calls))
+
+    def _begin(self, begin: str, name: str) -> str:
+        return " /[0-9]{1,3}/ ".join(self._text(piece.replace("NAME", name, 1)) for piece in begin.split("NUMBER"))
+
+    def _text(self, text: str) -> str:
+        return self._writer.text(text) if text else ""
+
+
+def _arguments(writer: RuleWriter, tool_parser: type[ToolParser], function: Function) -> str:
+    schema = {"type": "object", **function.schema}
+    if schema["type"] != "object":
+        raise GrammarError(f"the parameters of a function are an object, not {clip(json.dumps(schema['type']))}")
+    if "properties" in schema and not schema.keys() & _OPEN_ENDED:
+        schema["additionalProperties"] = False  # what a function does not name it would not understand
+    check_schema(schema)
+    writer.root = schema
+    if function.input is not None:
+        schema["properties"] = {"input": writer.text_schema(function.input)}
+    return tool_parser.arguments(writer, schema)

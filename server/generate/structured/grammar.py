@@ -1,0 +1,196 @@
+"""Grammars: the form a text may have, as clients say it, and the same as llguidance reads it.
+
+A grammar is plain data until it is compiled. `source` refuses what would cost the server more than an answer is worth: compiling
+and masking take time and stack that grow with size and depth. It may take milliseconds, so it does not run on the event loop."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+import llguidance
+from llguidance.gbnf_to_lark import is_lark_syntax
+from msgspec import Struct
+
+from server.generate.structured.closing import closed
+from server.generate.structured.gbnf import lark_of
+from server.models.json_style import JsonStyle, Whitespace
+from server.models.tokenizer import Tokenizer
+
+Schema = Mapping[str, Any] | bool
+
+MAX_CHARS = 1 << 17  # of a schema or of all choices, as JSON
+MAX_RULE_CHARS = 1 << 14  # of a regular expression or a grammar, whose cost grows with the square of that
+MAX_DEPTH = 64  # objects and lists of a schema inside each other
+MAX_PROPERTIES = 5000  # of a schema and all its parts
+MAX_MULTIPLE = 10_000  # significant digits of multipleOf, as an integer
+
+_WHITESPACE: Mapping[Whitespace, Mapping[str, Any]] = {
+    "none": {"whitespace_flexible": False},
+    "compact": {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"},
+    # Room for indentation, and no more: a model that falls in love with white space would otherwise never come back.
+    "any": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"},
+}
+
+
+class GrammarError(ValueError):
+    """What the client asked for is no grammar, or one we do not take; in words for the client."""
+
+
+class JsonSchema(Struct, frozen=True, tag=True):
+    """`whitespace`: how much may stand between JSON's tokens, `pattern` which, as a regular expression. `closed`: objects that
+    list their properties have no others, unless they say so. None: as the server has it."""
+
+    schema: Any  # a Schema, or one as JSON text
+    whitespace: Whitespace | None = None
+    pattern: str | None = None
+    closed: bool | None = None
+
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+        return grammars(json_schema=self.checked(style))
+
+    def checked(self, style: JsonStyle) -> dict[str, Any]:
+        """The schema with what struct and server add to it, as llguidance takes it inside other grammars too.
+
+        Raises GrammarError."""
+        schema = read_json(self.schema, "the schema")
+        check_schema(schema)
+        if style.closed if self.closed is None else self.closed:
+            schema = closed(schema)
+        if schema is False:
+            raise GrammarError("the schema is false, which nothing satisfies")
+        space = _WHITESPACE[self.whitespace or style.whitespace]
+        if self.pattern is not None:
+            space = {"whitespace_pattern": self.pattern}
+        asked = {} if schema is True else schema
+        return {**asked, "x-guidance": {**space, **asked.get("x-guidance", {})}}
+
+
+class Regex(Struct, frozen=True, tag=True):
+    """The whole text matches; anchors at the ends say nothing new."""
+
+    pattern: str
+
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+        check_length("the regular expression", self.pattern, MAX_RULE_CHARS)
+        return llguidance.LLMatcher.grammar_from_regex(self.pattern)
+
+
+class Choice(Struct, frozen=True, tag=True):
+    texts: tuple[str, ...]
+
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+        words = " | ".join(map(json.dumps, self.texts))
+        check_length("the choices", words, MAX_CHARS)
+        return grammars(lark_grammar=f"start: {words}")
+
+
+class Rules(Struct, frozen=True, tag=True):
+    """A grammar in Lark's syntax as llguidance extends it, or in EBNF as llama.cpp has it (GBNF)."""
+
+    text: str
+
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+        return grammars(lark_grammar=self.lark())
+
+    def lark(self) -> str:
+        """Raises GrammarError."""
+        check_length("the grammar", self.text, MAX_RULE_CHARS)
+        try:
+            return self.text if is_lark_syntax(self.text) else lark_of(self.text)
+        except Exception as error:  # whatever the converter trips over
+            raise GrammarError(f"the grammar cannot be read: {error}") from None
+
+
+ANY_OBJECT = JsonSchema({"type": "object"})
+
+
+def grammars(**first: Any) -> str:
+    """llguidance's wrapping of one grammar: `lark_grammar` or `json_schema`."""
+    return json.dumps({"grammars": [first]})
+
+
+# --- limits -------------------------------------------------------------------------------------------------------
+
+
+def check_length(what: str, text: str, limit: int) -> None:
+    if len(text) > limit:
+        raise GrammarError(f"{what} has {len(text)} characters; at most {limit} are allowed")
+
+
+def read_json(given: Any, what: str) -> Schema:
+    """`given`, or what it says if it is JSON text."""
+    if isinstance(given, str):
+        check_length(what, given, MAX_CHARS)
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"{what} is not JSON: {error}") from None
+    if not isinstance(given, bool | dict):
+        raise GrammarError(f"{what} is a JSON object, true or false")
+    return given
+
+
+def check_schema(schema: Schema) -> None:
+    """Raises GrammarError for a schema that is too large, too deep, or asks for arithmetic that automata are bad at."""
+    num_properties = num_pattern_chars = 0
+    for node, depth in _nodes(schema):
+        if depth > MAX_DEPTH:
+            raise GrammarError(f"the schema is nested deeper than {MAX_DEPTH} objects and lists")
+        if not isinstance(node, dict):
+            continue
+        properties, pattern, multiple = node.get("properties"), node.get("pattern"), node.get("multipleOf")
+        if isinstance(properties, dict):
+            num_properties += len(properties)
+        patterns = [pattern, *(node["patternProperties"] if isinstance(node.get("patternProperties"), dict) else ())]
+        num_pattern_chars += sum(len(one) for one in patterns if isinstance(one, str))
+        if isinstance(multiple, int | float) and _digits(multiple) > MAX_MULTIPLE:
+            raise GrammarError(f"multipleOf {multiple} has too many digits: more than {MAX_MULTIPLE} as an integer")
+    if num_properties > MAX_PROPERTIES:
+        raise GrammarError(f"the schema has {num_properties} properties; at most {MAX_PROPERTIES} are allowed")
+    if num_pattern_chars > MAX_RULE_CHARS:
+        raise GrammarError(f"the schema's patterns have {num_pattern_chars} characters; {MAX_RULE_CHARS} are allowed")
+    check_length("the schema", json.dumps(schema), MAX_CHARS)
+
+
+def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
+    """Every object and list, with how deep it lies."""
+    todo = [(schema, 1)]
+    while todo:
+        node, depth = todo.pop()
+        yield node, depth
+        inside = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        todo += [(part, depth + 1) for part in inside if isinstance(part, dict | list)]
+
+
+def _digits(number: float) -> int:
+    """7.50 and 7500 are 75."""
+    return abs(int("".join(map(str, Decimal(str(number)).as_tuple().digits)).rstrip("0") or 0))
+
+
+# --- parts of Lark ------------------------------------------------------------------------------------------------
+
+
+class Literals:
+    """Texts as Lark expressions, for one tokenizer; where they spell special tokens, these are meant."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        ids = sorted(tokenizer.special_ids)
+        self._special = {name: id for name, id in zip(tokenizer.token_strings(ids), ids, strict=True) if name}
+        names = sorted(self._special, key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+
+    def __contains__(self, text: str) -> bool:
+        """Whether `text` is a special token."""
+        return text in self._special
+
+    def __call__(self, text: str) -> str:
+        pieces = [text] if self._pattern is None else self._pattern.split(text)
+        found = self._special
+        return (
+            " ".join(f"<[{found[piece]}]>" if piece in found else json.dumps(piece) for piece in pieces if piece)
+            or '""'
+        )

@@ -1,0 +1,209 @@
+"""RuleWriter: rules of a Lark grammar as they come up while a tool parser describes its calls.
+
+Free text goes up to the next marker, values between tags are held to what a schema says of them. One limit is left: a string
+inside JSON between tags may spell the closing tag, unless that is a special token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from server.generate.structured.grammar import GrammarError, JsonSchema, Literals, Regex, Rules
+from server.generate.structured.json_quoting import quoted
+from server.generate.structured.strings import patterns_of
+from server.models.json_style import JsonStyle
+from server.models.tokenizer import Tokenizer
+from server.text.tools.call_format import CallFormat
+from server.text.tools.schemas import Schema, as_schema, dereferenced
+
+# By which a schema is made of others.
+COMBINING = frozenset({"anyOf", "oneOf", "allOf", "not", "if", "$ref"})
+# What a list of an object's properties alone cannot say.
+_NOT_LISTED = COMBINING | {
+    "const", "enum", "minProperties", "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas",
+}  # fmt: skip
+_TELLING_NOTHING = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
+_ANY = r"ANY: /(?s:.*)/"
+_GRAMMAR = "x-grammar"  # of a schema: a string's own grammar, by its name and in Lark's syntax
+_SPACE = '" "?'
+MAX_KINDS = 20_000  # that schemas come apart into: references make few words mean many
+_MAX_ALTERNATIVES_DEPTH = 32
+
+
+class RuleWriter:
+    """The rules as they come up. `text.tools.call_format.Writer` has more to say of its methods."""
+
+    def __init__(self, tokenizer: Tokenizer, style: JsonStyle) -> None:
+        self._literals = Literals(tokenizer)
+        self._style = style
+        self._rules = [_ANY]
+        self._made: dict[str, str] = {}  # body to name
+        self._num_kinds = 0
+        self.others: list[dict[str, Any]] = []  # grammars that the rules refer to
+        self.root: Schema = {}  # to which references are
+
+    def grammar(self, start: str) -> str:
+        return "\n".join([f"start: {start}", *self._rules])
+
+    def fitting(self, call_formats: Sequence[CallFormat]) -> CallFormat:
+        return next(one for one in call_formats if one.only_with is None or one.only_with in self._literals)
+
+    # --- expressions ----------------------------------------------------------------------------------------------
+
+    def rule(self, body: str, options: str = "") -> str:
+        return self._define(f"r{len(self._rules)}", options, body)
+
+    def _terminal(self, body: str) -> str:
+        return self._define(f"T{len(self._rules)}", "", body)
+
+    def _define(self, name: str, options: str, body: str) -> str:
+        definition = f"{options}: {body}"
+        if definition not in self._made:
+            self._made[definition] = name
+            self._rules.append(f"{name}{definition}")
+        return self._made[definition]
+
+    def text(self, text: str) -> str:
+        return self._literals(text)
+
+    def either(self, expressions: Iterable[str]) -> str:
+        return f"({' | '.join(expressions)})"
+
+    def free(self, markers: Sequence[str], not_first: str = "") -> str:
+        """Any text without `markers`, that does not begin with white space or `not_first`, if there are such characters."""
+        spelled = [marker for marker in markers if marker not in self._literals]
+        bodies = ["ANY"] if not not_first else [f"/[^{_in_class(not_first)}\\s](?s:.*)/"]
+        if spelled:
+            bodies.append(f"~(ANY {self.either(map(json.dumps, spelled))} ANY)")
+        return "ANY" if bodies == ["ANY"] else self._terminal(" & ".join(bodies))
+
+    def until(self, marker: str, others: Sequence[str]) -> str:
+        """Any text without `others`, and the first `marker`."""
+        free = self.free(others)
+        return (
+            f"{free} {self.text(marker)}"
+            if marker in self._literals
+            else self.rule(f"{free} {self.text(marker)}", "[lazy]")
+        )
+
+    def text_schema(self, grammar: Regex | Rules) -> Schema:
+        """A string that keeps to `grammar`, in the words of `json` and `raw`."""
+        if isinstance(grammar, Regex):
+            return {"type": "string", "pattern": f"^(?:{grammar.pattern})$"}
+        name = f"g{len(self.others)}"
+        lark = grammar.lark()
+        self.others.append({"name": name, "lark_grammar": lark})
+        return {"type": "string", _GRAMMAR: (name, lark)}
+
+    def json(self, schema: Schema) -> str:
+        if _GRAMMAR in schema:
+            return self._quoted(schema)
+        members = schema.get("properties")
+        if isinstance(members, dict) and any(_GRAMMAR in as_schema(member) for member in members.values()):
+            ((name, member),) = members.items()
+            return (
+                f"{self.text('{' + json.dumps(name) + ':')} {_SPACE} {self._quoted(as_schema(member))} {self.text('}')}"
+            )
+        definitions = {name: self.root[name] for name in ("$defs", "definitions") if name in self.root}
+        return self.rule(f"%json {json.dumps(JsonSchema({**definitions, **schema}).checked(self._style))}")
+
+    def _quoted(self, schema: Schema) -> str:
+        """A JSON string whose text keeps to a grammar."""
+        name = f"q{schema[_GRAMMAR][0]}"
+        if all(other["name"] != name for other in self.others):
+            self.others.append({"name": name, "lark_grammar": quoted(schema[_GRAMMAR][1])})
+        quote = json.dumps('"')
+        return f"{quote} @{name} {quote}"
+
+    def raw(self, schema: Schema, end: str, marker: str) -> str:
+        return self.either([self._raw(kind, end, marker) for kind in self.kinds(schema)])
+
+    def _raw(self, schema: Schema, end: str, marker: str) -> str:
+        if _GRAMMAR in schema:
+            return f"@{schema[_GRAMMAR][0]} {self.text(end)}"
+        if "enum" in schema:
+            texts = [value if isinstance(value, str) else json.dumps(value) for value in schema["enum"]]
+            return f"{self.either(map(self.text, texts))} {self.text(end)}"
+        if schema.get("type") != "string":
+            return f"{self.json(schema)} {self.text(end)}"
+        if marker in self._literals:  # which no text can spell, so that nothing needs to be held back for it
+            return f"{self._string(schema, [])} {self.text(end.lstrip(chr(10)))}"
+        return self.rule(f"{self._string(schema, [marker])} {self.text(end)}", "[lazy]")
+
+    def _string(self, schema: Schema, without: Sequence[str]) -> str:
+        """Text that the schema allows as a string."""
+        if unwritten := schema.keys() & COMBINING:
+            raise GrammarError(f"{', '.join(unwritten)} is more than this model's way to write strings takes")
+        free = self.free(without)
+        patterns = patterns_of(schema)
+        if free != "ANY":
+            patterns.append(free)
+        return "ANY" if not patterns else self._terminal(" & ".join(patterns))
+
+    # --- schemas --------------------------------------------------------------------------------------------------
+
+    def kinds(self, schema: Schema, depth: int = 0) -> list[Schema]:
+        self._num_kinds += 1
+        if self._num_kinds > MAX_KINDS or depth > _MAX_ALTERNATIVES_DEPTH:
+            raise GrammarError("the schema comes apart into too many alternatives, or refers to itself without end")
+        schema = dereferenced(schema, self.root)
+        for name in ("anyOf", "oneOf"):
+            if isinstance(schema.get(name), list):
+                rest = {key: value for key, value in schema.items() if key != name}
+                branches = [_both(rest, as_schema(branch)) for branch in schema[name]]
+                return [kind for branch in branches for kind in self.kinds(branch, depth + 1)]
+        if "const" in schema:
+            return [{"enum": [schema["const"]]}]
+        if isinstance(schema.get("enum"), list):
+            return [{"enum": schema["enum"]}]
+        types = schema.get("type")
+        if isinstance(types, list):
+            return [{**schema, "type": each} for each in types]
+        if types is None and not schema.keys() & COMBINING:
+            types = "object" if "properties" in schema else "array" if "items" in schema else "string"
+        return [schema if types is None else {**schema, "type": types}]
+
+    def members(self, schema: Schema, separator: str, write: Callable[[str, Schema], str]) -> str:
+        schema = self._object(schema)
+        properties, required = as_schema(schema.get("properties")), schema.get("required") or []
+        first = following = ""  # what may come yet, if nothing has been written so far and if something has
+        between = self.text(separator) if separator else ""
+        for name, described in reversed(list(properties.items())):
+            one = self.rule(write(name, as_schema(described)))
+            bodies = f"{one} {following}", f"{between} {one} {following}"
+            if name in required:
+                first, following = map(self.rule, bodies)
+            else:
+                first, following = (
+                    self.rule(f"{body} | {other or chr(34) * 2}")
+                    for body, other in zip(bodies, (first, following), strict=True)
+                )
+        return first
+
+    def _object(self, schema: Schema) -> Schema:
+        """An object whose properties are listed."""
+        schema = dereferenced(schema, self.root)
+        listed = as_schema(schema.get("properties"))
+        required = schema.get("required") or []
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise GrammarError("required is no list of names")
+        open_ended = schema.get("additionalProperties") not in (None, False, True) or "patternProperties" in schema
+        if (open_ended and not listed) or schema.keys() & _NOT_LISTED or set(required) - listed.keys():
+            raise GrammarError("this model's way to write arguments needs a schema that lists them as properties")
+        return schema
+
+
+def _both(schema: Schema, branch: Schema) -> Schema:
+    """Both of them at once."""
+    twice = schema.keys() & branch.keys() - _TELLING_NOTHING
+    if any(schema[name] != branch[name] for name in twice):
+        raise GrammarError(
+            f"anyOf beside the same keyword ({', '.join(twice)}) is more than this model's way to write takes"
+        )
+    return {**schema, **branch}
+
+
+def _in_class(characters: str) -> str:
+    """Characters as they stand in the brackets of a regular expression."""
+    return "".join(f"\\{char}" for char in characters)

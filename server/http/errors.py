@@ -1,0 +1,442 @@
+"""What the server answers when it does not answer: the error tree, its HTTP status and its OpenAI body.
+
+    ApiError
+    ├── InvalidRequest             400  the request is at fault; `param` names the field
+    │   ├── UnknownParameter       400  a field nobody knows
+    │   ├── UnsupportedParameter   400  a field we know and do not implement, set to something that asks for it
+    │   ├── TaskNotSupported       400  embeddings, scores, chats …, of a model that is not served for them
+    │   ├── TextOnly               400  a picture, sound or file, where the model reads text, or other media
+    │   ├── InvalidMedia           400  a picture, sound or video that cannot be had, is too large, or is none
+    │   ├── MediaNotInstalled      400  what reads it is not installed
+    │   ├── ContextLengthExceeded  400  the prompt, or prompt and max_tokens, do not fit the context
+    │   ├── BatchOver              400  a line of a batch whose time was over
+    │   ├── StorageFull            400  there is no room for another file
+    │   ├── UnreadableBody         400  not JSON, or not UTF-8
+    │   ├── MalformedHttp          400  not HTTP
+    │   └── BadHost                400  no Host header, or two
+    ├── MissingApiKey              401  no key, where one is needed: WWW-Authenticate
+    ├── InvalidApiKey              401  a key that is none of ours: WWW-Authenticate
+    ├── AdminOnly                  403  a user's key, where the administrator's is needed
+    ├── OriginNotAllowed           403  a browser asks for a page of an origin that --cors-origin does not name
+    ├── HostNotAllowed             403  the Host header is no name of this server
+    ├── AdaptersOff                403  adapters need --enable-lora
+    ├── ModelNotFound              404  `model` names none of ours
+    ├── ResponseNotFound           404  no response of that id is stored, and why
+    │   └── PreviousResponseNotFound  404  the same of previous_response_id
+    ├── TextsNotFound              404  what a request asked is not kept, or not any more
+    ├── BatchObjectNotFound        404  no file or batch of that id is there for this key
+    ├── BatchesOff                 404  files and batches need --batch-dir
+    ├── RouteNotFound              404
+    ├── MethodNotAllowed           405
+    ├── Conflict                   409  not now: what was begun has to end first, or nothing was
+    ├── RequestTimeout             408  a head or a body that comes too slowly
+    ├── BodyTooLarge               413
+    ├── TooManyValues              413  a body of few bytes for a value, or of very many
+    ├── NameTooLong                413  a name in an object that no field can have
+    ├── WrongContentType           415
+    ├── TooManyRequests            429  the queue is full, or one address has too many connections: Retry-After
+    ├── HeadTooLarge               431  request line and headers, trailers
+    ├── InternalError              500  our fault; the log knows, the body does not
+    ├── Unavailable                503  loading, draining, failed, too many clients, or too long in the queue: Retry-After
+    │   ├── Aborted                503  it shuts down, or whoever runs it ended the request
+    │   ├── ModelFailed            503  one of several models that cannot be loaded, and why
+    │   └── ReplicaLost            503  the process that was answering has ended, others have not
+    └── DeadlineExceeded           504  the answer was not complete when its client's time was over
+
+The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null; Anthropic's is made of the
+same in `server/api/anthropic/errors.py`, an ErrorShape that its routes bring along. Errors of the engine become these at one
+border, `server/http/admission.py`. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol
+
+RETRY_WHEN_ABORTED_S = 10
+RETRY_WHEN_LOST_S = 1  # the others are there
+MAX_ECHO = 200  # characters of a client's own input that an answer repeats
+
+
+def clip(value: object) -> str:
+    """`value` as it may be shown to the client who sent it."""
+    text = str(value)
+    return text if len(text) <= MAX_ECHO else text[:MAX_ECHO] + "…"
+
+
+class Field(str):
+    """The path of a request's field in the core's own words: "tools", "chat_template_kwargs.x". Of an error it is data, so that
+    each API can say it in its words (`field_names.py`), and nothing else of the message is touched."""
+
+    __slots__ = ()
+
+
+class ApiError(Exception):
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, *message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
+        """`message`: its pieces, of which those that name the core's fields are a Field; so is `param`, if it names one."""
+        super().__init__("".join(message))
+        self._pieces = message
+        self.message = "".join(message)
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def rename(self, name_of: Callable[[Field], str]) -> None:
+        """Says the core's fields as `name_of` does."""
+        self._pieces = tuple(name_of(piece) if isinstance(piece, Field) else piece for piece in self._pieces)
+        self.message = "".join(self._pieces)
+        if isinstance(self.param, Field):
+            self.param = name_of(self.param)
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+
+class ClientLeft(Exception):
+    """There is nobody to answer any more."""
+
+
+class ErrorShape(Protocol):
+    """How one API's clients read errors, where that is not OpenAI's way."""
+
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        """The JSON body of an answer that is an error."""
+        ...
+
+    def headers(self, request_id: str) -> Sequence[tuple[bytes, bytes]]:
+        """Headers which every answer of the API's routes carries, errors and others."""
+        ...
+
+
+class InvalidRequest(ApiError):
+    status, type = 400, "invalid_request_error"
+
+
+class UnknownParameter(InvalidRequest):
+    code = "unknown_parameter"
+
+    def __init__(self, name: str, *, param: str, hint: str = "") -> None:
+        """`param`: the path of the field `name`."""
+        self.name = name
+        self.is_nested = param != name
+        super().__init__(f"Unrecognized request argument supplied: {clip(name)}{hint}", param=clip(param))
+
+
+class UnsupportedParameter(InvalidRequest):
+    code = "unsupported_parameter"
+
+    def __init__(self, name: str, *, param: str | None = None, instead: str | None = None) -> None:
+        advice = "leave it out" if instead is None else f"use {instead} instead"
+        super().__init__(f"{name} is not supported by this server; {advice}", param=param or name)
+
+
+class TaskNotSupported(InvalidRequest):
+    """`model` is what it is about: a request cannot ask for it otherwise."""
+
+    code = "task_not_supported"
+
+    def __init__(self, architecture: str, task: str, tasks: Sequence[str], *, hint: str = "") -> None:
+        super().__init__(
+            f"This model ({architecture}) is not served to {task}; it is to {', '.join(tasks)}{hint}", param="model"
+        )
+
+
+class TextOnly(InvalidRequest):
+    """What holds a picture or the like, which leaving out would make another question."""
+
+    code = "unsupported_parameter"
+
+    def __init__(self, name: str, kind: str, *, param: str, takes: Sequence[str] = ()) -> None:
+        """`takes`: what the model reads beside text."""
+        read = f"text and {', '.join(takes)}" if takes else "text"
+        super().__init__(f"{name} is of type {kind!r}, and the model reads {read} only", param=param)
+
+
+class InvalidMedia(InvalidRequest):
+    """`message`: why, of what is in the field `where`."""
+
+    code = "invalid_media"
+
+    def __init__(self, message: str, where: str) -> None:
+        super().__init__(f"{where} cannot be read: {message}", param=where)
+
+
+class MediaNotInstalled(InvalidRequest):
+    """Whoever runs the server can install it."""
+
+    code = "media_not_installed"
+
+    def __init__(self, why: str, where: str) -> None:
+        super().__init__(f"{where} cannot be read by this server: {why}", param=where)
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class UnreadableBody(InvalidRequest):
+    code = "invalid_json"
+
+
+class StorageFull(InvalidRequest):
+    code = "storage_full"
+
+
+class BatchOver(InvalidRequest):
+    """A line that was not answered within its batch's completion_window."""
+
+    code = "batch_expired"
+
+    def __init__(self) -> None:
+        super().__init__("This request could not be executed before the completion window expired")
+
+
+class MalformedHttp(InvalidRequest):
+    code = "invalid_http"
+
+    def __init__(self) -> None:
+        super().__init__("This is not an HTTP/1.1 request")
+
+
+class BadHost(InvalidRequest):
+    code = "invalid_host"
+
+    def __init__(self, num_hosts: int) -> None:
+        named = "none" if num_hosts == 0 else str(num_hosts)
+        super().__init__(f"An HTTP/1.1 request has one Host header; this one has {named}")
+
+
+class _Unauthorized(ApiError):
+    """Says nothing of the key it was given, nor of those there are."""
+
+    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+    text: ClassVar[str]
+    challenge: ClassVar[str] = 'Bearer realm="oneloop"'
+
+    def __init__(self) -> None:
+        super().__init__(self.text)
+
+    def headers(self) -> dict[str, str]:
+        return {"www-authenticate": self.challenge}
+
+
+class MissingApiKey(_Unauthorized):
+    text = "You did not provide an API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`"
+
+
+class InvalidApiKey(_Unauthorized):
+    text = "Incorrect API key provided"
+    challenge = 'Bearer realm="oneloop", error="invalid_token"'
+
+
+class AdminOnly(ApiError):
+    status, type, code = 403, "invalid_request_error", "insufficient_permissions"
+
+    def __init__(self, path: str, *, has_key: bool = True) -> None:
+        """`has_key`: whether there is one at all."""
+        hint = "" if has_key else ", and this server was started without --admin-api-key"
+        super().__init__(f"{clip(path)} needs the administrator's key{hint}")
+
+
+class OriginNotAllowed(ApiError):
+    status, type, code = 403, "invalid_request_error", "origin_not_allowed"
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(f"Pages of {clip(origin)} may not use this server; --cors-origin allows an origin")
+
+
+class HostNotAllowed(ApiError):
+    status, type, code = 403, "invalid_request_error", "host_not_allowed"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"{clip(host)!r} is no name of this server; --allowed-host adds one")
+
+
+class ModelNotFound(ApiError):
+    status, type, code = 404, "invalid_request_error", "model_not_found"
+
+    def __init__(self, model: str, names: tuple[str, ...]) -> None:
+        super().__init__(
+            f"The model {clip(model)!r} does not exist; this server has {', '.join(map(repr, names))}", param="model"
+        )
+
+
+class AdaptersOff(ApiError):
+    status, type, code = 403, "invalid_request_error", "adapters_off"
+
+    def __init__(self) -> None:
+        super().__init__("This server serves no adapters: it was started without --enable-lora")
+
+
+class ResponseNotFound(ApiError):
+    status, type, code = 404, "invalid_request_error", "response_not_found"
+    kind: ClassVar[str] = "Response"
+    field: ClassVar[str | None] = None
+
+    def __init__(self, id: str, why: str) -> None:
+        super().__init__(f"{self.kind} with id '{clip(id)}' not found: {why}", param=self.field)
+
+
+class PreviousResponseNotFound(ResponseNotFound):
+    code, kind, field = "previous_response_not_found", "Previous response", "previous_response_id"
+
+
+class TextsNotFound(ApiError):
+    status, type, code = 404, "invalid_request_error", "texts_not_found"
+
+
+class BatchObjectNotFound(ApiError):
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+    def __init__(self, kind: str, id: str) -> None:
+        super().__init__(f"No such {kind} object: {clip(id)}", param="id")
+
+
+class BatchesOff(ApiError):
+    status, type, code = 404, "invalid_request_error", "batches_off"
+
+    def __init__(self) -> None:
+        super().__init__("This server keeps no files and works on no batches: start it with --batch-dir FOLDER")
+
+
+class RouteNotFound(ApiError):
+    status, type, code = 404, "invalid_request_error", "unknown_url"
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(f"Invalid URL ({method} {clip(path)})")
+
+
+class MethodNotAllowed(ApiError):
+    status, type, code = 405, "invalid_request_error", "method_not_supported"
+
+    def __init__(self, method: str, path: str, allowed: str) -> None:
+        super().__init__(f"Not allowed to {method} on {clip(path)}; allowed: {allowed}")
+        self.allowed = allowed
+
+    def headers(self) -> dict[str, str]:
+        return {"allow": self.allowed}
+
+
+class Conflict(ApiError):
+    status, type, code = 409, "invalid_request_error", "conflict"
+
+
+class RequestTimeout(ApiError):
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+
+    def __init__(self, awaited: str, span_s: float) -> None:
+        super().__init__(f"Waited {span_s:g} s for {awaited}")
+
+
+class BodyTooLarge(ApiError):
+    # The connection stays: uvicorn throws the rest of the body away as it comes, where closing at once would reset the
+    # connection under a client that is still sending, and it would never read this.
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"The request body is larger than {limit_bytes} bytes")
+
+
+class TooManyValues(ApiError):
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request body has more than {limit} JSON values (a name counts as 16)")
+
+
+class NameTooLong(ApiError):
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"A name in the request body has more than {limit_bytes} bytes")
+
+
+class WrongContentType(ApiError):
+    status, type, code = 415, "invalid_request_error", "unsupported_content_type"
+
+    def __init__(self, given: str | None, wanted: str = "application/json") -> None:
+        named = f"not {clip(given)!r}" if given else "and the request names none"
+        super().__init__(f"The content type has to be {wanted}, {named}")
+
+
+class TooManyRequests(ApiError):
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+
+class HeadTooLarge(ApiError):
+    status, type, code = 431, "invalid_request_error", "headers_too_large"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"The head of the request is too large: {why}")
+
+
+class InternalError(ApiError):
+    code = "internal_error"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"The server had an error while processing the request; its log has more under {request_id}")
+
+
+def as_api_error(error: Exception, request_id: str) -> ApiError:
+    """What a client is told of `error` in the middle of a stream. What is none of these is logged, under the id that is told."""
+    if isinstance(error, ApiError):
+        return error
+    logging.getLogger("oneloop.http").error("%s failed while it streamed", request_id, exc_info=error)
+    return InternalError(request_id)
+
+
+class Unavailable(ApiError):
+    status, code = 503, "service_unavailable"
+
+
+class Aborted(Unavailable):
+    """Streams say so by a finish_reason where their API has one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The server ended the request before its answer was complete", retry_after_s=RETRY_WHEN_ABORTED_S
+        )
+
+
+class ModelFailed(Unavailable):
+    code = "model_load_failed"
+
+    def __init__(self, model: str, why: str, retry_after_s: float) -> None:
+        super().__init__(
+            f"The model {clip(model)!r} could not be loaded: {why}",
+            param="model",
+            retry_after_s=math.ceil(retry_after_s),
+        )
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "x-should-retry": "false"}  # not by clients that would at once
+
+
+class ReplicaLost(Unavailable):
+    """Of several processes that serve one model."""
+
+    code = "replica_lost"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The replica that worked on the request has ended; another one can answer it",
+            retry_after_s=RETRY_WHEN_LOST_S,
+        )
+
+
+class DeadlineExceeded(ApiError):
+    status, type, code = 504, "timeout_error", "deadline_exceeded"
+
+    def headers(self) -> dict[str, str]:
+        return {
+            "x-should-retry": "false"
+        }  # which the clients of OpenAI and Anthropic read: nobody waits for it any more

@@ -1,0 +1,65 @@
+"""The log: where its lines go, which of them, and what they look like: for people, or each a JSON object for programs.
+
+A line that belongs to a request has its id, whoever writes it: it goes with the context, or the line brings it along
+(`extra={"request_id": …}`) where the context is another's. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+
+from server.http.arrival import CURRENT_ID
+
+LINE = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def begin(level: str, kind: str = "text") -> None:
+    """Lines of `level` or more severe go to stderr from now on. `kind`: as --log-format has it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if kind == "json" else TextLines())
+    logging.basicConfig(handlers=[handler])
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """`level`: as --log-level has it."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger().setLevel(number)
+    logging.getLogger("uvicorn.error").setLevel(max(number, logging.WARNING))
+
+
+def level() -> str:
+    return logging.getLevelName(logging.getLogger().level).lower()
+
+
+def _request_id(record: logging.LogRecord) -> str | None:
+    return getattr(record, "request_id", None) or CURRENT_ID.get()
+
+
+class TextLines(logging.Formatter):
+    """An id that the message does not tell stands behind it."""
+
+    def __init__(self) -> None:
+        super().__init__(LINE)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line, id = super().formatMessage(record), _request_id(record)
+        return line if id is None or id in line else f"{line} [{id}]"
+
+
+class JsonLines(logging.Formatter):
+    """`time`, `level`, `logger`, `message`; `request_id` and `exception`, where there are."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (id := _request_id(record)) is not None:
+            line["request_id"] = id
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)

@@ -1,0 +1,225 @@
+"""The one way off the event loop for text: decoding, rendering and tokenising what is long.
+
+Short work is done where it stands, since a thread's round trip costs more than it. Long work goes to a small pool, a piece at a
+time where it can be cut into pieces: callers take turns after each, and one thread is left to what is not very long. All of them
+give way to those that compute steps. How much a caller may have waiting is bounded; what nobody waits for any more is dropped,
+between its pieces too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from server.http.arrival import CALLER
+from server.http.background import give_way
+from server.http.errors import TooManyRequests
+
+T = TypeVar("T")
+Pieces = Generator[None, None, T]  # work that can be left alone at each `yield`
+
+SHORT_CHARS = 2_000  # about half a millisecond of tokenising
+LONG_CHARS = 100_000  # whoever has so much may wait for others of the kind
+MAX_WAITING = 4096  # far more than the engine lets in, so that it is the one that says 429 to a burst
+RETRY_AFTER_S = 1
+MAX_ARENAS = 2  # the main one, and one for what goes on beside it; small blocks are kept by thread anyway
+_M_ARENA_MAX = -8  # of malloc.h
+GIVE_BACK_AFTER_S = 1.0  # by when what very long work has left behind is nobody's any more
+
+
+class GiveBack:
+    """Gives memory that large work has left behind back to the system, a moment later and on a thread. `act`: how."""
+
+    def __init__(self, act: Callable[[], None] | None = None) -> None:
+        self._act = act or _trim_heap
+        self._timer: asyncio.TimerHandle | None = None
+
+    def soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GIVE_BACK_AFTER_S, self._start)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _start(self) -> None:
+        self._timer = None
+        threading.Thread(target=self._act, name="oneloop-give-back", daemon=True).start()
+
+
+class Offload:
+    """`threads`: of which one never does long work. `max_waiting`: of one caller's, and four times that in all; more is refused.
+    `give_back`: asked after very long work.
+
+    Belongs to one event loop."""
+
+    def __init__(
+        self, threads: int = 2, max_waiting: int = MAX_WAITING, give_back: GiveBack | None = None, name: str = "text"
+    ) -> None:
+        self._give_back = give_back or GiveBack()
+        self._pool = ThreadPoolExecutor(threads, f"oneloop-{name}", give_way)
+        self._num_free = threads
+        self._num_free_for_long = max(1, threads - 1)
+        self._max_waiting = max_waiting
+        self._num_waiting = 0
+        self._waiting: OrderedDict[bytes | None, _Waiting] = OrderedDict()  # who is first is next
+
+    async def run(self, num_chars: int, work: Callable[[], T]) -> T:
+        """The result of `work`, whose cost grows with `num_chars`.
+
+        Raises TooManyRequests."""
+        if num_chars <= SHORT_CHARS:
+            return work()
+        return await self._wait_for(num_chars, _in_one_piece(work))
+
+    async def run_pieces(self, num_chars: int, work: Pieces[T]) -> T:
+        """The result of `work`, done piece by piece.
+
+        Raises TooManyRequests."""
+        if num_chars <= SHORT_CHARS:
+            return to_the_end(work)
+        return await self._wait_for(num_chars, work)
+
+    def close(self) -> None:
+        """Work that has not begun is dropped."""
+        self._give_back.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _wait_for(self, num_chars: int, work: Pieces[T]) -> T:
+        job = _Job(CALLER.get(), num_chars > LONG_CHARS, work, asyncio.get_running_loop().create_future())
+        waiting = self._waiting.get(job.caller)
+        if self._num_waiting >= 4 * self._max_waiting or (waiting is not None and len(waiting) >= self._max_waiting):
+            raise TooManyRequests("The server is busy: too much is waiting to be read", retry_after_s=RETRY_AFTER_S)
+        self._enqueue(job)
+        self._start()
+        try:
+            return cast("T", await job.result)
+        finally:
+            self._drop(job)
+            # What it raised has this frame, and would have itself by way of the job: a circle that keeps a body for minutes.
+            del job, work
+
+    def _enqueue(self, job: _Job) -> None:
+        self._waiting.setdefault(job.caller, _Waiting()).of(job).append(job)
+        self._num_waiting += 1
+
+    def _drop(self, job: _Job) -> None:
+        """Of a job that is done, or that nobody waits for any more, nothing is left waiting."""
+        waiting = self._waiting.get(job.caller)
+        if waiting is None or job not in waiting.of(job):
+            return  # its last piece runs, or has run
+        waiting.of(job).remove(job)
+        self._num_waiting -= 1
+        if not waiting:
+            del self._waiting[job.caller]
+
+    def _start(self) -> None:
+        """Gives every free thread a piece of work, if there is any for it."""
+        loop = asyncio.get_running_loop()
+        while self._num_free and (job := self._next()) is not None:
+            self._num_free -= 1
+            self._num_free_for_long -= job.is_long
+            piece = loop.run_in_executor(self._pool, _piece_of, job.work)
+            piece.add_done_callback(partial(self._settle, job))
+
+    def _next(self) -> _Job | None:
+        for caller, waiting in self._waiting.items():
+            found = waiting.short or (waiting.long if self._num_free_for_long else None)
+            if not found:
+                continue
+            job = found.popleft()
+            self._num_waiting -= 1
+            del self._waiting[caller]
+            if waiting:
+                self._waiting[caller] = waiting  # behind all others
+            return job
+        return None
+
+    def _settle(self, job: _Job, piece: asyncio.Future[tuple[bool, Any]]) -> None:
+        self._num_free += 1
+        self._num_free_for_long += job.is_long
+        if piece.cancelled():  # the pool was closed
+            job.result.cancel()
+            return
+        if job.is_long:
+            self._give_back.soon()
+        error = piece.exception()
+        if job.result.done():
+            job.work.close()
+        elif error is not None:
+            job.result.set_exception(error)
+        elif piece.result()[0]:
+            job.result.set_result(piece.result()[1])
+        else:
+            self._enqueue(job)
+        self._start()
+
+
+class _Job:
+    __slots__ = ("caller", "is_long", "result", "work")
+
+    def __init__(self, caller: bytes | None, is_long: bool, work: Pieces[Any], result: asyncio.Future[Any]) -> None:
+        self.caller = caller
+        self.is_long = is_long
+        self.work = work
+        self.result = result
+
+
+class _Waiting:
+    """What one caller has waiting."""
+
+    __slots__ = ("long", "short")
+
+    def __init__(self) -> None:
+        self.short: deque[_Job] = deque()
+        self.long: deque[_Job] = deque()
+
+    def __len__(self) -> int:
+        return len(self.short) + len(self.long)
+
+    def of(self, job: _Job) -> deque[_Job]:
+        return self.long if job.is_long else self.short
+
+
+def _trim_heap() -> None:
+    """Gives what glibc keeps of freed memory back to the system; another library has its own way."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def limit_arenas(environ: Mapping[str, str] = os.environ) -> None:
+    """From now on threads share a few arenas of glibc's heap, unless whoever started the process has said how many.
+
+    By default each new thread may get one of its own, eight a core, and what lives long in it holds on to what was freed around it:
+    grammars, compiled on some threads and asked for masks on others, left twice as much behind."""
+    if "MALLOC_ARENA_MAX" not in environ and "glibc.malloc.arena_max" not in environ.get("GLIBC_TUNABLES", ""):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, MAX_ARENAS)
+
+
+def to_the_end(work: Pieces[T]) -> T:
+    """The result of `work`, all of it done here."""
+    while not (step := _piece_of(work))[0]:
+        pass
+    return cast("T", step[1])
+
+
+def _piece_of(work: Pieces[T]) -> tuple[bool, T | None]:
+    """Does one piece: whether it was the last, and then the result."""
+    try:
+        next(work)
+    except StopIteration as end:
+        return True, end.value
+    return False, None
+
+
+def _in_one_piece(work: Callable[[], T]) -> Pieces[T]:
+    return work()
+    yield

@@ -1,0 +1,307 @@
+"""Wire types that several APIs share, and how a body is decoded into one: what a client may send, field by field, with its limits.
+
+A field is one line here. One that OpenAI or vLLM have and we do not yet stands in a refusal table with the values that ask
+for nothing; every other value is refused by name. A field nobody knows is refused too, or reported to whoever decodes, who
+tells the client: nothing is silently ignored but what is harmless by its meaning (`user`, `metadata` …). JSON has no NaN or
+infinity and numbers too large for a float are refused by the decoder, so a range is the whole check of a number. Knows nothing
+of models: what depends on the vocabulary, the context length or the model's defaults is checked in `generate`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, cast
+
+import msgspec
+from msgspec import Meta, Struct
+
+from server.http.errors import InvalidRequest, TextOnly, UnknownParameter, UnreadableBody, UnsupportedParameter, clip
+
+MAX_STOPS = 4
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_TOOLS = 512
+INT64 = 2**63 - 1
+
+OTHER_LENGTHS = ("max_new_tokens", "num_predict", "max_output_tokens")  # other servers' names of max_tokens
+Json = dict[str, Any]  # an object that goes out
+
+REQUEST_ID = r"[A-Za-z0-9_.:/+=@-]{1,128}"  # anything else could forge log lines or headers
+
+Name = Annotated[str, Meta(max_length=1024)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+TokenId = Annotated[int, Meta(ge=0, le=INT64)]
+RequestId = Annotated[str, Meta(pattern=f"^{REQUEST_ID}$")]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+MAX_TIMEOUT_S = 86_400
+Timeout = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]  # seconds
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+# --- structured outputs -------------------------------------------------------------------------------------------
+
+
+class AnyText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    pass
+
+
+class JsonObject(
+    Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type", tag="json_object"
+):
+    """`schema`: of the object, as llama.cpp has it."""
+
+    schema: dict[str, Any] | None = None
+
+
+_STYLE = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+
+
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One of the first six. `json` and `structural_tag` also as JSON in a string."""
+
+    json: dict[str, Any] | str | bool | None = None
+    regex: Annotated[str, Meta(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] | None = None
+    grammar: Annotated[str, Meta(min_length=1)] | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+
+    @property
+    def kinds_given(self) -> list[str]:
+        """Names of the six that are given."""
+        kinds = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+        return [
+            kind for kind in kinds if getattr(self, kind) not in ((None, False) if kind == "json_object" else (None,))
+        ]
+
+    @property
+    def is_style(self) -> bool:
+        """Whether it says nothing but how JSON is to be written that another field asks for."""
+        return not self.kinds_given and any(getattr(self, name) is not None for name in _STYLE)
+
+    def check(self, where: str, prefix: str) -> None:
+        """`prefix`: what stands before a field's name."""
+        kinds_given = self.kinds_given
+        if len(kinds_given) != 1 and not self.is_style:
+            found = (
+                f"there are {' and '.join(prefix + name for name in kinds_given)}" if kinds_given else "there is none"
+            )
+            raise InvalidRequest(f"{where} needs exactly one kind of constraint; {found}", param=where)
+        if self.whitespace_pattern is not None and self.disable_any_whitespace:
+            raise InvalidRequest(
+                "whitespace_pattern and disable_any_whitespace contradict each other",
+                param=f"{prefix}whitespace_pattern",
+            )
+        if kinds_given and kinds_given[0] in ("regex", "choice", "grammar"):
+            for name in _STYLE:
+                if getattr(self, name) not in (None, False):
+                    raise InvalidRequest(
+                        f"{name} is about JSON and not about {kinds_given[0]}", param=f"{prefix}{name}"
+                    )
+
+
+class InputGrammar(Struct, kw_only=True):
+    """What the text that a custom tool is called with keeps to."""
+
+    definition: Annotated[str, Meta(min_length=1)]
+    syntax: Literal["lark", "regex"]
+
+
+_GUIDED = ("json", "regex", "choice", "grammar", "whitespace_pattern")
+_RIVALS = {"regex": "regex", "ebnf": "grammar", "grammar": "grammar", "json_schema": "json"}
+_ONE_TEXT = Annotated[str, Meta(min_length=1)]
+
+
+class ConstrainedOutput(Struct, kw_only=True):
+    """The fields by which vLLM's clients ask for an answer of some form, today's and those until 0.12, and those of clients of
+    SGLang (`regex`, `ebnf`, `json_schema`), llama.cpp (`grammar`, `json_schema`) and Ollama (`format`), which every route takes:
+    none of them is answered with free text."""
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: _ONE_TEXT | None = None
+    guided_choice: Annotated[list[_ONE_TEXT], Meta(min_length=1)] | None = None
+    guided_grammar: _ONE_TEXT | None = None
+    guided_whitespace_pattern: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    regex: _ONE_TEXT | None = None
+    ebnf: _ONE_TEXT | None = None
+    grammar: _ONE_TEXT | None = None
+    json_schema: dict[str, Any] | str | bool | None = None
+    format: dict[str, Any] | Literal["", "json"] | None = None
+
+    def check_constraints(self) -> None:
+        """Raises InvalidRequest where a field is of several kinds, or of none."""
+        if self.structured_outputs is not None:
+            self.structured_outputs.check("structured_outputs", "structured_outputs.")
+        if guided := self._guided:
+            StructuredOutputs(**guided).check("guided_json", "guided_")
+
+    @property
+    def _guided(self) -> dict[str, Any]:
+        return {kind: value for kind in _GUIDED if (value := getattr(self, f"guided_{kind}")) is not None}
+
+    @property
+    def constraints(self) -> dict[str, StructuredOutputs]:
+        """What the output has to be, by the field that says so; each of one kind, or a style. They have been checked."""
+        found: dict[str, StructuredOutputs] = {}
+        if (wanted := self.structured_outputs) is not None:
+            kinds = wanted.kinds_given
+            found[f"structured_outputs.{kinds[0]}" if kinds else "structured_outputs"] = wanted
+        if guided := self._guided:
+            found[f"guided_{next(iter(guided))}"] = StructuredOutputs(**guided)
+        for name, kind in _RIVALS.items():
+            if (value := getattr(self, name)) is not None:
+                found[name] = StructuredOutputs(**{kind: value})
+        if self.format:
+            json = StructuredOutputs(json_object=True) if self.format == "json" else StructuredOutputs(json=self.format)
+            found["format"] = json
+        return found
+
+
+CONSTRAINTS = tuple(info.name for info in msgspec.structs.fields(ConstrainedOutput))
+
+
+def asks_for_nothing(value: Any, idle: tuple[Any, ...]) -> bool:
+    # By type too: False is not 0 here.
+    return value is None or any(type(value) is type(other) and value == other for other in idle)
+
+
+# --- decoding -----------------------------------------------------------------------------------------------------
+
+
+class Checked(Protocol):
+    """A wire type that is a Struct."""
+
+    def check(self) -> None: ...
+
+
+# Parts of a message that hold what is no text.
+_NO_TEXT = frozenset({
+    "image_url", "image", "input_image", "input_audio", "audio", "audio_url", "video", "video_url", "input_video", "file",
+    "file_url", "input_file", "document",
+})  # fmt: skip
+T = TypeVar("T", bound=Checked)
+D = TypeVar("D")
+
+MAX_UNKNOWN_BYTES = 1 << 16  # of a body, that are no field's: their names have to be looked at one by one
+MAX_GUESSED_CHARS = 64  # of an unknown name: a longer one is no field's with a letter too many
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def readable(decode: Callable[[bytes], D], body: bytes) -> D:
+    """`body`, decoded. What is no JSON, or nested deeper than anybody's stack, becomes UnreadableBody; ValidationErrors stay what
+    they are."""
+    try:
+        return decode(body)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableBody(f"We could not parse the JSON body of your request: {clip(error)}") from None
+    except RecursionError:
+        raise UnreadableBody("We could not parse the JSON body of your request: it is nested too deeply") from None
+
+
+class Wire(Generic[T]):
+    """Decodes one kind of request. The refused fields are fields of a subclass that only the decoder knows; those of them that
+    `may_be_ignored` are, if the client can be told. `replaced`: what to use instead of some."""
+
+    def __init__(
+        self,
+        kind: type[T],
+        refused: Mapping[str, tuple[Any, ...]],
+        may_be_ignored: Collection[str] = (),
+        replaced: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        fields = [(name, Any, None) for name in refused]
+        wire = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=True)
+        self._decoder = msgspec.json.Decoder(wire)
+        self._refused = refused
+        self._may_be_ignored = may_be_ignored
+        self._replaced = replaced
+        self._refused_values: Callable[[T], Any] | None = attrgetter(*refused) if refused else None
+        self._all_null = (None,) * len(refused)
+        self._names = [info.encode_name for info in msgspec.structs.fields(wire)]
+        self._known = frozenset(self._names)
+        # Values are skipped, not built: the cheapest way to learn how many bytes are no field's.
+        raw = [(name, msgspec.Raw, msgspec.Raw()) for name in self._names]
+        self._raw = msgspec.json.Decoder(msgspec.defstruct(f"Raw{kind.__name__}", raw))
+
+    def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
+        """With `ignored`, fields of the request that nobody knows are left out and their names put there.
+
+        Raises UnreadableBody, UnknownParameter, UnsupportedParameter or InvalidRequest."""
+        request = self._strictly(body) if ignored is None else self._leniently(body, ignored)
+        # Nearly always true, and one comparison instead of fifty.
+        if self._refused_values is not None and self._refused_values(request) != self._all_null:
+            self._check_refused(request, ignored)
+        request.check()
+        return request
+
+    def _strictly(self, body: bytes) -> T:
+        try:
+            return cast("T", readable(self._decoder.decode, body))
+        except msgspec.ValidationError as error:
+            raise refusal_of(str(error), self._names) from None
+
+    def _leniently(self, body: bytes, ignored: list[str]) -> T:
+        try:
+            return self._strictly(body)
+        except UnknownParameter as refusal:
+            if refusal.is_nested:
+                raise
+            return self._strictly(self._without_unknown(body, ignored, refusal))
+
+    def _without_unknown(self, body: bytes, ignored: list[str], refusal: UnknownParameter) -> bytes:
+        """`refusal`: of the first field nobody knows."""
+        known = readable(self._raw.decode, body)
+        if len(body) - sum(map(len, msgspec.structs.astuple(known))) > MAX_UNKNOWN_BYTES:
+            raise UnknownParameter(
+                refusal.name, param=refusal.name, hint=f" (fields nobody knows may take {MAX_UNKNOWN_BYTES} bytes)"
+            )
+        fields = readable(_FIELDS.decode, body)
+        ignored += [clip(name) for name in fields if name not in self._known]
+        return msgspec.json.encode({name: value for name, value in fields.items() if name in self._known})
+
+    def _check_refused(self, request: T, ignored: list[str] | None) -> None:
+        for name, idle in self._refused.items():
+            if asks_for_nothing(getattr(request, name), idle):
+                continue
+            if ignored is None or name not in self._may_be_ignored:
+                raise UnsupportedParameter(name, instead=self._replaced.get(name))
+            ignored.append(name)
+
+
+def refusal_of(message: str, names: Sequence[str] = (), where: str = "") -> InvalidRequest:
+    """What a client is told of a ValidationError. `names`: of the fields there are; `where`: the path of what was decoded."""
+    what, _, path = message.partition(" - at `$")
+    path = (where + path.rstrip("`")).lstrip(".").removesuffix("[...]") if path else where
+    if unknown := _UNKNOWN.fullmatch(what):
+        name = unknown[1]
+        is_near = not path and len(name) <= MAX_GUESSED_CHARS
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.75) if is_near else []
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        return UnknownParameter(name, param=f"{path}.{name}".lstrip("."), hint=hint)
+    missing = re.fullmatch(r"Object missing required field `(.*)`", what)
+    if missing:
+        path = f"{path}.{missing[1]}".lstrip(".")
+        return InvalidRequest(f"Missing required parameter: {path}", param=path)
+    kind = re.fullmatch(r"Invalid value '(.*)'", what)
+    if kind and path.endswith(".type") and kind[1] in _NO_TEXT:
+        return TextOnly(path.removesuffix(".type"), kind[1], param=path)
+    if kind and path.endswith(".type"):
+        return UnsupportedParameter(f"{path.removesuffix('.type')} of type {clip(kind[1])!r}", param=path)
+    if not path:
+        return InvalidRequest(f"The request body is invalid: {clip(what[:1].lower() + what[1:])}")
+    return InvalidRequest(f"Invalid {path!r}: {clip(what[:1].lower() + what[1:])}", param=path)

@@ -1,0 +1,65 @@
+"""LoRARequest: with which adapter an LLM answers, as vLLM's programs say it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.api import AdapterRefused
+from server.models import lookup
+from server.models.model import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """`lora_name`: by which the adapter is known; loaded of the folder `lora_path` unless it is there by that name.
+    Without a path it is one of `lora_modules`. `lora_int_id` is taken for vLLM's sake and means nothing.
+
+    Raises ValueError."""
+
+    lora_name: str
+    lora_int_id: int = 1
+    lora_path: str | os.PathLike[str] = ""
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.lora_name, str) and self.lora_name):
+            raise ValueError("lora_name is the adapter's name, not empty")
+
+
+def each_lora(given: LoRARequest | Sequence[LoRARequest | None] | None, num: int) -> list[LoRARequest | None]:
+    """One for all, or one for each of `num` prompts. Raises ValueError."""
+    if given is None or isinstance(given, LoRARequest):
+        return [given] * num
+    if len(given) != num:
+        raise ValueError(f"{len(given)} lora_request for {num} prompts: give one, or one for each")
+    return [*given]
+
+
+class LoraNames:
+    """An engine's adapters as programs name them: loaded when they are asked for first, one by one."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._loading = asyncio.Lock()
+
+    async def model(self, asked: LoRARequest | None) -> LoadedModel:
+        """The model with that adapter. Raises ValueError where there is none, ApiError as `lookup.named` does."""
+        if asked is None:
+            return self._loaded
+        adapters, path = self._loaded.engine.adapters, os.fspath(asked.lora_path)
+        if adapters is None:
+            raise ValueError(
+                f"lora_request {asked.lora_name!r}: this LLM serves no adapters: LLM(…, enable_lora=True) does"
+            )
+        if asked.lora_name in self._loaded.all_names:
+            raise ValueError(f"lora_request {asked.lora_name!r}: that is a name of the model itself")
+        async with self._loading:
+            known = adapters.find(asked.lora_name)
+            if path and (known is None or known.path != path):
+                try:
+                    await adapters.load(asked.lora_name, path)
+                except AdapterRefused as error:
+                    raise ValueError(f"lora_request {asked.lora_name!r}: {error}") from None
+        return await lookup.named(self._loaded, asked.lora_name)

@@ -1,0 +1,115 @@
+"""What `LLM` answers, in vLLM's words: a RequestOutput with its CompletionOutputs, whole or in increments."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from runtime.api import Output, TokenLogprobs
+from server.generate.generation import Generation, PromptChoice
+from server.generate.transcript import Call, Transcript
+from server.models.tokenizer import Tokenizer
+from server.text.events import Malformed, Reasoning, Text
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """`rank` counts from 1, the most likely; None for tokens that were asked for by id."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of n answers. `token_ids` holds the token that ended it, `text` does not. `finish_reason` "stop", "length" or
+    "tool_calls", None while it goes on; `stop_reason`: the stop string or id of `stop_token_ids` that ended it. `logprobs`, if
+    asked: for each of `token_ids` itself and its alternatives, by id; `cumulative_logprob`: the sum of their own.
+
+    Of a chat, `text` is the answer alone: `reasoning` what the model thought before, `tool_calls` the calls it wants made,
+    which come all together once it has ended."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[Call] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+
+    def add(self, more: CompletionOutput) -> None:
+        if more.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *more.logprobs]
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + (more.cumulative_logprob or 0.0)
+        self.text += more.text
+        self.reasoning += more.reasoning
+        self.tool_calls += more.tool_calls
+        self.token_ids += more.token_ids
+        self.finish_reason, self.stop_reason = more.finish_reason, more.stop_reason
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What came of one prompt: `outputs` by index, n of them. From `agenerate` and `achat` an increment: only the choices
+    that moved, with the text and ids that are new. `prompt` is None for a prompt of ids, and for a conversation the text
+    its template made. `finished`: nothing follows. `num_cached_tokens`: of the prompt, found in the prefix cache.
+    `prompt_logprobs`, if asked, when finished: as an answer's, for each token of the prompt; None for the first. Answers that
+    compete (`best_of`) come when all are complete."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+
+def increment(generation: Generation, output: Output, transcript: Transcript) -> CompletionOutput:
+    """The choice's part in `output`. `transcript`: of the choice so far; grows."""
+    choice = generation.choices[output.index]
+    before = choice.num_tokens
+    events = choice.events(output)
+    transcript.add(events)
+    # Ids behind a stop string came from the engine, and belong to nobody.
+    ids = list(output.token_ids[: choice.num_tokens - before])
+    more = CompletionOutput(
+        output.index,
+        "".join(event.text for event in events if isinstance(event, Text | Malformed)),
+        "".join(event.text for event in events if isinstance(event, Reasoning)),
+        transcript.calls if choice.finish_reason is not None else [],
+        ids,
+        choice.finish_reason,
+        choice.stop_reason,
+    )
+    if generation.options.logprobs is not None:
+        found = list(zip(ids, output.logprobs or (), strict=False))
+        by_id = bool(generation.requests[output.index].sampling.logprob_token_ids)
+        more.logprobs = [_shown(generation.tokenizer, id, entry, ranked=not by_id) for id, entry in found]
+        more.cumulative_logprob = sum(entry.logprob for _, entry in found)
+    return more
+
+
+def _shown(tokenizer: Tokenizer, id: int, found: TokenLogprobs, *, ranked: bool = True) -> dict[int, Logprob]:
+    def text(id: int) -> str:
+        return tokenizer.token_bytes(id).decode(errors="replace")
+
+    shown = {id: Logprob(found.logprob, found.rank, text(id))}
+    for rank, (other, logprob) in enumerate(found.top, start=1):
+        shown.setdefault(other, Logprob(logprob, rank if ranked else None, text(other)))
+    return shown
+
+
+def prompt_logprobs(generation: Generation) -> list[dict[int, Logprob] | None] | None:
+    first = generation.choices[0]
+    if generation.options.prompt_logprobs is None or not isinstance(first, PromptChoice):
+        return None
+    return [None if found is None else _shown(generation.tokenizer, id, found) for id, found in first.prompt_logprobs]
+
+
+def best_first(generation: Generation, wholes: Sequence[CompletionOutput]) -> list[CompletionOutput]:
+    return [dataclasses.replace(wholes[index], index=place) for place, index in enumerate(generation.best)]

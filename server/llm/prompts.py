@@ -1,0 +1,75 @@
+"""Prompts as programs give them: text, token ids, or vLLM's dicts of either."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.config.option import did_you_mean
+from server.llm.media import beside_prompt, prompt_embeds
+from server.media.part import MediaPart
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+_READ = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data", "mm_processor_kwargs", "prompt_embeds")
+# What vLLM's prompts may have beside these, and nothing here reads.
+_UNREAD = {
+    "multi_modal_uuids": "media are known by what they are",
+    "token_type_ids": "no model here has them",
+    "encoder_prompt": "models with an encoder are not served",
+    "decoder_prompt": "models with an encoder are not served",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPrompt:
+    """`given`: as the API takes it. `text`: as it was given, where it was text. `media`: what stands at its placeholders, and how
+    it is processed. `embeds`: what is in its place, as the API takes it."""
+
+    given: str | list[list[int]]
+    text: str | None
+    cache_salt: str | None = None
+    media: Sequence[MediaPart] = ()
+    processor_kwargs: Mapping[str, Any] | None = None
+    embeds: str | None = None
+
+
+def plain(prompt: Prompt) -> PlainPrompt:
+    """Raises ValueError for a dict with keys that nobody reads, or none that says what the prompt is."""
+    if not isinstance(prompt, Mapping):
+        return PlainPrompt(prompt, prompt) if isinstance(prompt, str) else PlainPrompt(_ids(prompt), None)
+    for key, value in prompt.items():
+        if key in _UNREAD:
+            if value:  # {} and None say nothing
+                raise ValueError(f"a prompt's {key} is not supported: {_UNREAD[key]}")
+        elif key not in _READ:
+            raise ValueError(f"a prompt has no key {key!r}{did_you_mean(str(key), _READ)}")
+    text, ids, salt, data, processor_kwargs, embeds = (prompt.get(key) for key in _READ)
+    if embeds is not None:
+        if unread := [key for key in ("prompt", "prompt_token_ids", "multi_modal_data") if prompt.get(key)]:
+            raise ValueError(f"prompt_embeds stands in the place of {unread[0]}: give one of them")
+        return PlainPrompt("", None, salt, embeds=prompt_embeds(embeds))
+    media = beside_prompt(data or {})
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"a prompt's 'prompt' is text, not {type(text).__name__}")
+    if ids is not None:
+        if media:
+            raise ValueError("multi_modal_data belongs to a prompt of text, in which placeholders stand for it")
+        return PlainPrompt(_ids(ids), text, salt)
+    if text is None:
+        raise ValueError("a prompt that is a dict needs 'prompt', 'prompt_token_ids' or 'prompt_embeds'")
+    return PlainPrompt(text, text, salt, media, processor_kwargs)
+
+
+def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list of them."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    found: list[Any] = list(prompts)
+    return [found] if found and not isinstance(found[0], str | Iterable) else found
+
+
+def _ids(ids: Iterable[Any]) -> list[list[int]]:
+    return [[operator.index(token_id) for token_id in ids]]

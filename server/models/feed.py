@@ -1,0 +1,187 @@
+"""Feed: what dashboard and inspector show, once a second, for all who watch.
+
+A snapshot is read from what is counted anyway (`EngineClient.metrics`) and from the engine's history
+(`EngineClient.activity`). It is made once, whoever many watch; while nobody does, nothing is made and no timer runs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from runtime import api
+from server.models.lifecycle import Lifecycle
+from server.models.model import LoadedModel
+
+NUM_CELLS = 3072  # of the map of KV blocks
+PERIOD_S = 1.0
+# The histograms that are shown; of the others /metrics tells.
+HISTOGRAMS = frozenset(
+    {
+        "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",
+        "step_time_seconds", "loop_lag_seconds", "gpu_idle_gap_seconds",
+    }
+)  # fmt: skip
+
+
+class Seen(NamedTuple):
+    """How far an engine was told of: the numbers of its last step and request."""
+
+    num_steps: int = 0
+    num_requests: int = 0
+
+
+class Watched(NamedTuple):
+    """`name`: of the model, and of which of its engines where it has several."""
+
+    name: str
+    loaded: LoadedModel
+    engine: api.EngineClient
+
+
+class Snapshots:
+    """What the server does, as events: of each model what it is and does, with steps and requests since the one before.
+    `num_http`: requests in flight."""
+
+    def __init__(self, lifecycle: Lifecycle, num_http: Callable[[], int], *, has_texts: bool = False) -> None:
+        """`has_texts`: whether prompts and answers can be asked for."""
+        self._has_texts = has_texts
+        self._lifecycle = lifecycle
+        self._num_http = num_http
+        self._seen: dict[str, Seen] = {}  # by name
+
+    def first(self) -> bytes:
+        """All that is remembered, for who begins to watch. Some of it may be told again: who watches knows it by its number."""
+        return self._event([_read(*each, Seen()) for each in self._engines()])
+
+    def next(self) -> bytes:
+        """What has come since this was asked last."""
+        found = [_read(*each, self._seen.get(each.name, Seen())) for each in self._engines()]
+        self._seen = {each["name"]: Seen(each["num_steps"], each["num_requests"]) for each in found}
+        return self._event(found)
+
+    def skip(self) -> None:
+        """`next` tells of what comes from now on."""
+        for name, _, engine in self._engines():
+            activity = engine.activity(after_step=sys.maxsize, after_request=sys.maxsize, num_cells=1)
+            self._seen[name] = Seen(activity.num_steps, activity.num_requests)
+
+    def _engines(self) -> Iterator[Watched]:
+        """Those of each model: steps, rows and blocks are each one's own."""
+        for loaded in () if self._lifecycle.loaded is None else self._lifecycle.loaded.all:
+            for number, engine in enumerate(several := loaded.engine.replicas):
+                name = loaded.name if len(several) == 1 else f"{loaded.name} (engine {number})"
+                yield Watched(name, loaded, engine)
+
+    def _event(self, models: list[dict[str, Any]]) -> bytes:
+        loaded = self._lifecycle.loaded
+        unloaded = [each for each in (loaded.others if loaded else ()) if each.loaded is None]
+        snapshot = {
+            "wall_s": time.time(), "status": self._lifecycle.phase.value, "http_in_flight": self._num_http(),
+            "has_texts": self._has_texts, "models": models,
+            "unloaded": [{"name": each.name, "status": each.status.value} for each in unloaded],
+        }  # fmt: skip
+        return b"data: " + msgspec.json.encode(snapshot) + b"\n\n"
+
+
+def _read(name: str, loaded: LoadedModel, engine: api.EngineClient, seen: Seen) -> dict[str, Any]:
+    """What an engine is, and does since it was `seen`."""
+    own = loaded.swapped
+    activity = engine.activity(after_step=seen.num_steps, after_request=seen.num_requests, num_cells=NUM_CELLS)
+    health, model = engine.health(), engine.model
+    return {
+        "name": name, "status": loaded.status, "reason": health.reason, "running": health.num_running,
+        "waiting": health.num_waiting + (0 if own is None else len(own.waiting)), "metrics": _numbers(engine.metrics()),
+        "device": model.device, "dtype": model.dtype, "max_model_len": model.max_model_len,
+        "max_num_seqs": model.max_num_seqs, "kv_block_size": model.kv_block_size,
+        **activity._asdict(), "kv": activity.kv._asdict(),
+    }  # fmt: skip
+
+
+def _numbers(metrics: Iterable[api.Metric]) -> dict[str, Any]:
+    """Those without labels, by name."""
+    found: dict[str, Any] = {}
+    for metric in metrics:
+        value = metric.samples.get(())
+        if value is not None and (metric.kind != "histogram" or metric.name in HISTOGRAMS):
+            found[metric.name] = value
+    return found
+
+
+async def _one_second() -> None:
+    await asyncio.sleep(PERIOD_S)
+
+
+class Feed:
+    """`async for event in feed.watch()` inside of `with feed.watching()`. `tick`: awaited between two snapshots."""
+
+    def __init__(self, snapshots: Snapshots, tick: Callable[[], Awaitable[None]] = _one_second) -> None:
+        self._snapshots = snapshots
+        self._tick = tick
+        self._watchers: set[Watch] = set()
+        self._ticker: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[Watch]:
+        watch = Watch(self._snapshots.first())
+        self._watchers.add(watch)
+        if self._ticker is None:
+            self._snapshots.skip()
+            self._ticker = asyncio.create_task(self._run(), name="feed")
+        try:
+            yield watch
+        finally:
+            self._watchers.discard(watch)
+            if not self._watchers and self._ticker is not None:
+                self._ticker.cancel()
+                self._ticker = None
+
+    def close(self) -> None:
+        """No more is to come: who watches is told the last, and the stream ends."""
+        for watch in self._watchers:
+            watch.end()
+
+    async def _run(self) -> None:
+        while True:
+            await self._tick()
+            event = self._snapshots.next()
+            for watch in self._watchers:
+                watch.put(event)
+
+
+class Watch:
+    """One who watches. Keeps the latest events only: who reads slowly misses some, and steps between them."""
+
+    MAX_EVENTS = 5
+
+    def __init__(self, first: bytes) -> None:
+        self._events = [first]
+        self._has_ended = False
+        self._news = asyncio.Event()
+        self._news.set()
+
+    def put(self, event: bytes) -> None:
+        self._events.append(event)
+        del self._events[: -self.MAX_EVENTS]
+        self._news.set()
+
+    def end(self) -> None:
+        self._has_ended = True
+        self._news.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        await self._news.wait()
+        if not self._events:
+            raise StopAsyncIteration
+        events, self._events = b"".join(self._events), []
+        if not self._has_ended:
+            self._news.clear()
+        return events

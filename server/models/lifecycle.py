@@ -1,0 +1,176 @@
+"""Where the server stands: loading, ready, draining or failed, and what it serves once it does.
+
+One writer, the composition root. Handlers ask `require_model()` and get either everything a request needs or the answer to send
+instead. Knows nothing of HTTP but that answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+
+from runtime.api import EngineClient, LoadProgress
+from server.config.server_config import ServerConfig
+from server.http.errors import Unavailable
+from server.models import engines
+from server.models.model import LoadedModel
+from server.models.swaps import RETRY_WHILE_SWAPPING_S
+
+RETRY_WHILE_LOADING_S = 5
+RETRY_AFTER_DRAIN_S = 10
+
+
+Report = Callable[[LoadProgress], None]
+Load = Callable[[ServerConfig, Report, threading.Event], Awaitable[LoadedModel]]  # the event, once set, ends a download
+
+
+class LoadError(Exception):
+    """The model cannot be served, and the message says why: nothing a traceback would add to."""
+
+
+class Phase(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class Lifecycle:
+    def __init__(self) -> None:
+        self.phase = Phase.LOADING
+        self.progress = LoadProgress("start")
+        self.reason: str | None = None  # why it failed
+        self.stopping = asyncio.Event()  # set by who wants the process to end in order
+        self._loaded: LoadedModel | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+        self._when_draining: list[Callable[[], object]] = []
+        self._when_loaded: list[Callable[[LoadedModel], object]] = []
+
+    def report(self, progress: LoadProgress) -> None:
+        """A moment of loading; callable from any thread."""
+        self.progress = progress
+
+    def ready(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        for each in loaded.all:
+            self._joins(each)
+        if loaded.swapped is not None:
+            loaded.swapped.swaps.when_loaded(self._joins)
+            self.when_draining(loaded.swapped.swaps.close)
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.READY
+
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _joins(self, loaded: LoadedModel) -> None:
+        for call in self._when_loaded:
+            call(loaded)
+
+    async def until_loaded(self) -> None:
+        """Waits for a model; for ever, where none is loaded."""
+        if self._loaded is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
+
+    def when_loaded(self, call: Callable[[LoadedModel], object]) -> None:
+        """`call` is made of each model before requests may enter it; at once, where there are some already."""
+        self._when_loaded.append(call)
+        for each in () if self._loaded is None else self._loaded.all:
+            call(each)
+
+    def when_draining(self, call: Callable[[], object]) -> None:
+        """`call` is made when requests may not enter any more."""
+        self._when_draining.append(call)
+
+    def drain(self) -> None:
+        self.phase = Phase.DRAINING
+        for call in self._when_draining:
+            call()
+
+    def fail(self, reason: str) -> None:
+        self.phase, self.reason = Phase.FAILED, reason
+
+    @property
+    def loaded(self) -> LoadedModel | None:
+        """What is loaded, whether or not requests may use it."""
+        return self._loaded
+
+    def require_model(self) -> LoadedModel:
+        """Raises Unavailable unless requests may enter."""
+        if self.phase is Phase.READY and self._loaded is not None:
+            return self._loaded
+        if self.phase is Phase.FAILED:
+            raise Unavailable("The model could not be loaded")
+        if self.phase is Phase.DRAINING:
+            raise Unavailable("The server is shutting down", retry_after_s=RETRY_AFTER_DRAIN_S)
+        raise Unavailable(f"The model is still loading ({self.progress.phase})", retry_after_s=RETRY_WHILE_LOADING_S)
+
+    def require_resident(self) -> tuple[LoadedModel, ...]:
+        """Those that are loaded now. Raises Unavailable where there are none."""
+        resident = self.require_model().resident
+        if not resident:
+            raise Unavailable("One model makes room for another", retry_after_s=RETRY_WHILE_SWAPPING_S)
+        return resident
+
+    async def death(self) -> str:
+        """Return when an engine has died, also one that was loaded meanwhile, and say why."""
+        joined = asyncio.Event()
+        self.when_loaded(lambda loaded: joined.set())
+        deaths: dict[EngineClient, asyncio.Task[str]] = {}
+        news: asyncio.Task[bool] | None = None
+        try:
+            while True:
+                joined.clear()
+                for engine in () if self._loaded is None else self._loaded.engines:
+                    if engine not in deaths:
+                        deaths[engine] = asyncio.create_task(engine.death(), name="death")
+                news = asyncio.create_task(joined.wait())
+                done, _ = await asyncio.wait({news, *deaths.values()}, return_when=asyncio.FIRST_COMPLETED)
+                if (dead := next((task for task in deaths.values() if task in done), None)) is not None:
+                    return dead.result()
+        finally:
+            for task in (news, *deaths.values()):
+                if task is not None:
+                    task.cancel()
+
+    def health(self) -> tuple[int, Mapping[str, object]]:
+        """HTTP status and body of /health. 200 only while requests may enter and steps settle as they usually do."""
+        if self.phase is Phase.LOADING:
+            progress = self.progress
+            body = {"phase": progress.phase, "done": progress.done, "total": progress.total, "unit": progress.unit}
+            return 503, {"status": "loading", **body}
+        if self.phase is Phase.FAILED or self._loaded is None:
+            return 503, {"status": "failed", "reason": self.reason}
+        engine = engines.health(self._loaded.engines)
+        counts = {"running": engine.num_running, "waiting": engine.num_waiting + self._loaded.num_waiting}
+        if not engine.ok:
+            return 503, {"status": "failed", "reason": engine.reason, **counts}
+        if self.phase is Phase.DRAINING:
+            return 503, {"status": "draining", **counts}
+        if engine.sleep_level and self._loaded.resident:
+            counts["sleep_level"] = int(engine.sleep_level)
+        own = self._loaded.swapped
+        models = {} if own is None else {"models": {each.name: each.status.value for each in own.swaps.models}}
+        return 200, {"status": "ok", **counts, **models}
+
+    def liveness(self) -> tuple[int, Mapping[str, object]]:
+        """HTTP status and body of /health/live. 503 only where no waiting helps."""
+        if self.phase is Phase.FAILED:
+            return 503, {"status": "failed", "reason": self.reason}
+        engine = None if self._loaded is None else engines.health(self._loaded.engines)
+        if engine is not None and engine.hopeless:
+            return 503, {"status": "failed", "reason": engine.reason}
+        return 200, {"status": "ok" if self.phase is Phase.READY else self.phase}
+
+    def steps_fail(self) -> bool:
+        """Whether requests may enter, but one step after another has failed."""
+        return (
+            self.phase is Phase.READY
+            and self._loaded is not None
+            and any(engine.health().failing for engine in self._loaded.engines)
+        )

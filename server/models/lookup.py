@@ -1,0 +1,53 @@
+"""Which of the models that are served a name in a request means; with its adapter, where it is an adapter's."""
+
+from __future__ import annotations
+
+from runtime.api import AdapterRefused
+from server.http.errors import InvalidRequest, ModelNotFound, TaskNotSupported
+from server.models.model import LoadedModel
+from server.models.prompt import NO_TEMPLATE
+from server.models.swaps import Outline
+
+_NAMED_AT_MOST = 20  # adapters in a message
+
+
+async def named(loaded: LoadedModel, wanted: str | None, *, to_chat: bool = False) -> LoadedModel:
+    """The model as a request for `wanted` has it: `loaded`, for one of its names or None; the one beside it, for one of those;
+    another one, which is loaded if it has never been; or with the adapter of that name, which may have to be loaded.
+    `to_chat`: for a conversation, for which no model is loaded that cannot take one.
+
+    Raises ModelNotFound, or InvalidRequest for an adapter that cannot be served, or as `SwappedModel.enter` does."""
+    if wanted is None or wanted in loaded.names:
+        return loaded
+    if loaded.beside is not None and wanted in loaded.beside.names:
+        return loaded.beside
+    for other in loaded.others:
+        if other.name == wanted:
+            if to_chat and other.outline is not None:
+                _check_chats(other.name, other.outline)
+            return await other.once_loaded()
+    adapters = loaded.engine.adapters
+    if adapters is None:
+        raise ModelNotFound(wanted, loaded.all_names)
+    adapter = adapters.find(wanted)
+    if adapter is None and loaded.resolver is not None:
+        try:
+            adapter = await loaded.resolver.find(wanted)
+        except AdapterRefused as error:
+            raise InvalidRequest(f"the adapter cannot be served: {error}", param="model") from None
+    if adapter is None:
+        raise ModelNotFound(wanted, (*loaded.all_names, *(each.name for each in adapters.all()[:_NAMED_AT_MOST])))
+    return loaded.with_adapter(adapter)
+
+
+def _check_chats(name: str, outline: Outline) -> None:
+    """Raise InvalidRequest for a model that answers no conversations."""
+    if "generate" not in outline.tasks:
+        raise TaskNotSupported(name, "generate", outline.tasks)
+    if not outline.chats:
+        raise InvalidRequest(NO_TEMPLATE, param="model")
+
+
+async def pooled_by(loaded: LoadedModel, wanted: str | None) -> LoadedModel:
+    """`named`, for what is to be pooled: where None is wanted, it is the one beside `loaded` that does so, if there is one."""
+    return loaded.beside if wanted is None and loaded.beside is not None else await named(loaded, wanted)

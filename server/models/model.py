@@ -1,0 +1,188 @@
+"""LoadedModel: the engine, and all that turns text into its ids and back.
+
+Knows neither HTTP nor any API. What compiles grammars is handed to it, by its protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from runtime.api import Adapter, EngineClient, MatcherFactory, MediaItem, ModelInfo
+from server.config.version import __version__
+from server.http.errors import InvalidRequest, TaskNotSupported
+from server.media.reader import MediaReader, NoMedia
+from server.models.adapters import Resolver
+from server.models.chat_format import ChatFormat
+from server.models.defaults import SamplingDefaults
+from server.models.infill import InfillFormat, infill_format
+from server.models.json_style import JsonStyle
+from server.models.pooling import ServedPooling
+from server.models.prompt import ChatTemplate
+from server.models.swaps import Status, SwappedModel
+from server.models.tokenizer import Tokenizer
+
+
+class Grammar(Protocol):
+    """Plain data that says what a text may look like."""
+
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+        """The grammar as the compiler reads it. Raises GrammarError."""
+        ...
+
+
+class GrammarCompiler(Protocol):
+    """Makes matchers, which hold a sequence to a grammar, for the tokens of the loaded model."""
+
+    async def factory(self, grammar: Grammar) -> MatcherFactory:
+        """Raises GrammarError for a grammar that cannot be compiled, or costs too much."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A loaded model with all that turns text into its ids and back. `names`: what clients call it, first the one in answers.
+    `allow_special_tokens`: those in what clients write into chats are meant, where they do not say otherwise. `pooling`: what it is
+    served for in place of generating, None where it generates. `resolver`: loads adapters that requests name; `adapter`: the one
+    that a request has, of the model as that request sees it. `gguf_quantization`: of the file that its weights came in, None
+    where that was no GGUF. `beside`: another model, which this process serves to be pooled. `swapped`: its place among several of
+    which some are loaded at a time; None where it always is. `media`: reads the pictures, sounds and videos of its prompts.
+    `mm_adapters`: by modality, the names of adapters for prompts with such items, where a request names none."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    defaults: SamplingDefaults
+    names: tuple[str, ...]
+    chat_format: ChatFormat = field(default_factory=ChatFormat)
+    grammars: GrammarCompiler = field(kw_only=True)
+    allow_special_tokens: bool = field(default=False, kw_only=True)
+    pooling: ServedPooling | None = field(default=None, kw_only=True)
+    gguf_quantization: str | None = field(default=None, kw_only=True)
+    beside: LoadedModel | None = field(default=None, kw_only=True)
+    swapped: SwappedModel[LoadedModel] | None = field(default=None, kw_only=True)
+    media: MediaReader | NoMedia = field(default_factory=NoMedia, kw_only=True)
+    mm_adapters: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
+    fingerprint: str = field(init=False)
+    resolver: Resolver | None = field(default=None, kw_only=True)
+    adapter: Adapter | None = field(default=None, init=False)
+    infill: InfillFormat | None = field(init=False)  # None: the model does not fill in the middle
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "infill", infill_format(self.tokenizer))
+        object.__setattr__(self, "fingerprint", _fingerprint(self.name, self.engine.model))
+
+    @property
+    def all(self) -> tuple[LoadedModel, ...]:
+        """It, the one beside it, and the others that are loaded or have been: of which there is an engine."""
+        beside = () if self.beside is None else (self.beside,)
+        return (self, *beside, *(each.loaded for each in self.others if each.loaded is not None))
+
+    @property
+    def others(self) -> tuple[SwappedModel[LoadedModel], ...]:
+        """Those with which it takes turns."""
+        own = self.swapped
+        return () if own is None else tuple(each for each in own.swaps.models if each is not own)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a model to be loaded."""
+        return 0 if self.swapped is None else self.swapped.swaps.num_waiting
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether requests may use it without another one's making room."""
+        return self.swapped is None or self.swapped.status is Status.LOADED
+
+    @property
+    def status(self) -> str:
+        """In llama.cpp's words: "loaded", "sleeping", "loading" or "unloaded"; the next request loads what is none of the first."""
+        if self.swapped is not None and self.swapped.status is not Status.LOADED:
+            return self.swapped.status.value
+        return "sleeping" if self.engine.health().sleep_level else "loaded"
+
+    @property
+    def resident(self) -> tuple[LoadedModel, ...]:
+        """Those of `all`; none for as long as a swap takes."""
+        return tuple(each for each in self.all if each.is_resident)
+
+    @property
+    def engines(self) -> tuple[EngineClient, ...]:
+        return tuple(each.engine for each in self.all)
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        beside = () if self.beside is None else self.beside.names
+        return (*self.names, *beside, *(each.name for each in self.others))
+
+    def in_turns(self, place: SwappedModel[LoadedModel] | None) -> LoadedModel:
+        """It, with a place among several."""
+        return replace(self, swapped=place)
+
+    async def enter(self, deadline_s: float | None = None) -> None:
+        """What uses the engine comes here first: it is loaded then, for as long as the request takes. `deadline_s`: by the
+        monotonic clock. Raises as `SwappedModel.enter` does."""
+        if self.swapped is not None:
+            await self.swapped.enter(deadline_s)
+
+    async def enter_to_generate(self, deadline_s: float | None = None) -> None:
+        """`enter`, for what is to be generated. Raises TaskNotSupported where the model is served to be pooled."""
+        if self.pooling is not None:
+            raise TaskNotSupported(self.engine.model.architecture, "generate", self.pooling.tasks)
+        await self.enter(deadline_s)
+
+    def knows(self, name: str) -> bool:
+        """Whether it is a name of the model, of the one beside it, or of an adapter that is loaded."""
+        return name in self.all_names or (
+            self.engine.adapters is not None and self.engine.adapters.find(name) is not None
+        )
+
+    def require_pooling(self, task: str) -> ServedPooling:
+        """What prompts are pooled to. Raises TaskNotSupported where the model generates; `task`: what was asked for."""
+        if self.pooling is None:
+            hint = "; start the server with --runner pooling for that, or with --embedding-model for another model beside it"
+            if self.beside is not None:
+                hint = f"; {self.beside.name} is to be pooled"
+            elif self.swapped is not None:
+                hint = f"; this server also has {', '.join(each.name for each in self.others)}"
+            raise TaskNotSupported(self.engine.model.architecture, task, ("generate",), hint=hint)
+        return self.pooling
+
+    def adapter_for(self, media: Sequence[MediaItem]) -> Adapter | None:
+        """That of a prompt with these items. Raises InvalidRequest where they want several."""
+        adapters = self.engine.adapters
+        if self.adapter is not None or adapters is None:
+            return self.adapter
+        wanted = {self.mm_adapters[item.modality] for item in media if item.modality in self.mm_adapters}
+        if len(wanted) > 1:
+            raise InvalidRequest(
+                f"what this prompt has beside text is for the adapters {', '.join(sorted(wanted))}: name one as the model",
+                param="model",
+            )
+        return adapters.find(wanted.pop()) if wanted else None
+
+    def with_adapter(self, adapter: Adapter) -> LoadedModel:
+        """The same in all but name and adapter: what is not read anew is shared."""
+        other = copy(self)
+        for name, value in {
+            "adapter": adapter,
+            "names": (adapter.name, *self.names),
+            "fingerprint": _fingerprint(adapter.name, self.engine.model),
+            "created": adapter.created,
+        }.items():
+            object.__setattr__(other, name, value)
+        return other
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def _fingerprint(name: str, model: ModelInfo) -> str:
+    """Changes with what may change an answer: the version, the model, its type and device."""
+    facts = (name, model.architecture, model.num_parameters, model.dtype, model.device)
+    return f"oneloop-{__version__}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:8]}"

@@ -1,0 +1,71 @@
+"""Score template: the prompt in which a cross-encoder that was made of an LLM reads a query and a document.
+
+It is a chat template that takes the roles "query" and "document", and "system" for an instruction, as sentence-transformers
+and vLLM have them. Knows no ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from server.models.control_tokens import Shield
+from server.models.prompt import ChatTemplate, PromptError
+
+_PROBES = ("qx7", "dy8", "iz9")
+_NAMES_BOTH = [re.compile(f"""["']{role}["']""") for role in ("query", "document")]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTemplate:
+    """`add_special_tokens`: the tokenizer puts around the prompt what it does around a text, but no second BOS. `kwargs`: further
+    variables of the template. `takes_instruction`: an instruction comes out of it."""
+
+    template: ChatTemplate
+    add_special_tokens: bool
+    kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    takes_instruction: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raises PromptError where the template does not write both texts."""
+        query, document, instruction = _PROBES
+        text, _ = self.render(None, query, document, None)
+        if query not in text or document not in text:
+            raise PromptError("the chat template does not write messages of the roles query and document")
+        try:
+            takes = instruction in self.render(None, query, document, instruction)[0]
+        except PromptError:
+            takes = False
+        object.__setattr__(self, "takes_instruction", takes)
+
+    @classmethod
+    def of_option(cls, template: ChatTemplate) -> ScoreTemplate | None:
+        """What `--chat-template` gave, as vLLM takes it; None where it writes no pair."""
+        return _if_any(template, add_special_tokens=True)
+
+    @classmethod
+    def of_files(cls, template: ChatTemplate, kwargs: Mapping[str, Any]) -> ScoreTemplate | None:
+        """A model's own; None where it does not name both roles. A template that writes whatever role there is was left behind by
+        the model that a reranker was made of."""
+        named = template and all(role.search(template.source) for role in _NAMES_BOTH)
+        return _if_any(template, add_special_tokens=False, kwargs=kwargs) if named else None
+
+    def render(
+        self, shield: Shield | None, query: str, document: str, instruction: str | None
+    ) -> tuple[str, str | None]:
+        """See `ChatTemplate.render_shielded`. Raises PromptError."""
+        messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        given: dict[str, Any] = {"add_generation_prompt": False, **self.kwargs}
+        if instruction is not None:  # in either of the two places where templates look for it
+            messages.insert(0, {"role": "system", "content": instruction})
+            given["instruction"] = instruction
+        return self.template.render_shielded(shield, messages, **given)
+
+
+def _if_any(template: ChatTemplate, **options: Any) -> ScoreTemplate | None:
+    try:
+        return ScoreTemplate(template, **options)
+    except PromptError:
+        return None

@@ -1,0 +1,473 @@
+"""Swaps: of several models some are loaded, and the others when requests name them: who makes room for whom, and when.
+
+Requests of a model that is not loaded stand in one line, however many models they are for; the first in it says which comes next.
+The model that was used least lately makes room: it takes nobody new, and those it has come to their end: no answer is cut off. It
+stays open at least as long as the last swap took, so that no more than half of the time goes into swapping, unless it has nothing
+to do. Then all who wait for the new one enter together.
+
+What can be done before there is room is: files are downloaded and read while the others serve. A model that cannot be loaded costs
+its own requests only; who made room for it comes back, and it is not tried again for a while.
+
+Knows no HTTP: a request is a `Visit`, which the application opens around it. On the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import Context, ContextVar
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from runtime.api import EngineClient, Metric, QueueFull, SleepLevel
+from server.http.arrival import CALLER
+from server.http.errors import DeadlineExceeded, ModelFailed, Unavailable
+
+logger = logging.getLogger("oneloop.load")
+
+CallLater = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
+TRY_AGAIN_S, MAX_TRY_AGAIN_S = 60.0, 3600.0  # after a model could not be loaded; twice as long after each time more
+RETRY_WHILE_SWAPPING_S = 1
+
+
+class Status(StrEnum):
+    """llama.cpp's words."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+
+
+class Outline(NamedTuple):
+    """What is known of a model that has never been loaded. `max_model_len`: tokens, unless memory allows less; `modalities`: what
+    it reads beside text; `tasks`: "generate", or what its prompts are pooled to; `chats`: its files have a chat template."""
+
+    max_model_len: int
+    modalities: tuple[str, ...]
+    tasks: tuple[str, ...]
+    chats: bool
+
+
+class Served(Protocol):
+    """A model that has been loaded, as far as who makes room for whom hangs on it."""
+
+    @property
+    def engine(self) -> EngineClient: ...
+
+
+M = TypeVar("M", bound=Served)
+M_co = TypeVar("M_co", bound=Served, covariant=True)
+
+
+class Source(Protocol[M_co]):
+    """Where a model comes from."""
+
+    async def prepare(self) -> None:
+        """What takes none of the device's memory: files, tokenizer. Raises LoadError."""
+        ...
+
+    async def outline(self) -> Outline | None:
+        """What its files say of it, if they do: without its weights, and whether it was prepared or not."""
+        ...
+
+    async def load(self) -> M_co:
+        """Behind `prepare`: with its engine. Raises LoadError."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter(Generic[M]):
+    model: SwappedModel[M]
+    caller: bytes | None
+    entered: asyncio.Future[None]
+
+
+@dataclass(eq=False, slots=True)
+class SwappedModel(Generic[M]):
+    """One of several. `loaded`: once it has been; its engine sleeps while it is none of the loaded ones. `num_users`: requests that
+    have it. `is_open`: it takes new ones. `outline`: what is known of it before it has been loaded."""
+
+    name: str
+    source: Source[M]
+    swaps: Swaps[M]
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
+    loaded: M | None = None
+    outline: Outline | None = None
+    status: Status = Status.UNLOADED
+    failure: str | None = None  # why the last try failed
+    is_open: bool = False
+    num_users: int = 0
+    num_swaps: int = 0  # times that it came in place of another
+    swap_s: float = 0.0  # what that took, in all
+    num_failures: int = 0
+    used: int = 0  # number of its last use, of all models' uses
+    since_s: float = 0.0  # when it was opened
+    try_again_s: float = 0.0  # not before, where a try failed
+    patience_s: float = TRY_AGAIN_S  # after the next one that fails
+    waiting: deque[_Waiter[M]] = field(default_factory=deque)
+    preparing: asyncio.Task[None] | None = None
+    is_prepared: bool = False
+
+    async def once_loaded(self) -> M:
+        """What it is, text side and all: loads it, if it has never been. Raises ApiError or QueueFull."""
+        if self.loaded is None:
+            await self.enter()
+        assert self.loaded is not None, "it was entered"
+        return self.loaded
+
+    async def enter(self, deadline_s: float | None = None) -> None:
+        """Return when it is loaded, and stays so until the visit ends. `deadline_s`: by the monotonic clock.
+
+        Raises ModelFailed, Unavailable, DeadlineExceeded or QueueFull; ClientLeft, where nobody waits any more."""
+        visit = VISIT.get()
+        if visit is None:
+            raise RuntimeError("a model is used outside of any visit")
+        if self not in visit.models:
+            if not self.swaps.takes(self):
+                limit_s = visit.deadline_s if deadline_s is None else deadline_s
+                await visit.while_waited_for(self.swaps.wait(self, limit_s))
+            visit.models.append(self)
+
+
+@dataclass(slots=True)
+class Visit:
+    """A request on its way: what it has entered it keeps. `while_waited_for` waits for as long as its client does; `deadline_s`:
+    what is known of its time before its body is read, by the monotonic clock."""
+
+    while_waited_for: Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
+    deadline_s: float | None = None
+    models: list[SwappedModel[Any]] = field(default_factory=list)
+
+
+VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
+
+
+@contextmanager
+def visiting(
+    while_waited_for: Callable[[Coroutine[Any, Any, None]], Awaitable[None]], deadline_s: float | None = None
+) -> Iterator[None]:
+    """A request's whole life, its answer included."""
+    visit = Visit(while_waited_for, deadline_s)
+    token = VISIT.set(visit)
+    try:
+        yield
+    finally:
+        VISIT.reset(token)
+        for model in visit.models:
+            model.swaps.left(model)
+
+
+class Swaps(Generic[M]):
+    """`level`: how much of a model that makes room is given back. `max_waiting`: requests in the line, shared by callers;
+    `max_wait_s`: in it, each. `clock` and `call_later`: the monotonic clock's."""
+
+    def __init__(
+        self,
+        sources: Sequence[tuple[str, Source[M]]],
+        *,
+        max_loaded: int = 1,
+        level: SleepLevel = SleepLevel.HOST,
+        max_waiting: int = 256,
+        max_wait_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        call_later: CallLater | None = None,
+    ) -> None:
+        self.models = [SwappedModel(name, source, self) for name, source in sources]
+        self._max_loaded = max_loaded
+        self._level = level
+        self._max_waiting = max_waiting
+        self._max_wait_s = max_wait_s
+        self._clock = clock
+        self._call_later = call_later or asyncio.get_running_loop().call_later
+        self._line: list[_Waiter[M]] = []  # for whatever model, in their order
+        self._num_uses = 0
+        self._swap_s = 0.0  # what the last one took
+        self._changed = asyncio.Event()
+        self._residence: asyncio.TimerHandle | None = None  # of the one that is to make room, its end
+        self._swapping: asyncio.Task[None] | None = None
+        self._outlining: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._when_loaded: list[Callable[[M], object]] = []
+
+    def find(self, name: str) -> SwappedModel[M] | None:
+        return next((model for model in self.models if model.name == name), None)
+
+    def when_loaded(self, call: Callable[[M], object]) -> None:
+        """`call` is made for each model that is loaded for the first time, before requests may enter."""
+        self._when_loaded.append(call)
+
+    def begin_with(self, model: SwappedModel[M], loaded: M) -> None:
+        """It is loaded already; of the others it is found out what they are."""
+        model.loaded, model.is_prepared = loaded, True
+        self._open(model)
+        self._outlining = _begin(self._outline(), "outlines")
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the line."""
+        return len(self._line)
+
+    @property
+    def resident(self) -> list[SwappedModel[M]]:
+        return [model for model in self.models if model.status is Status.LOADED]
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def takes(self, model: SwappedModel[M]) -> bool:
+        """Whether a request may have it at once; it has it then."""
+        if model.is_open and not self._is_closed:
+            self._use(model)
+        return model.is_open and not self._is_closed
+
+    def left(self, model: SwappedModel[M]) -> None:
+        """A request has ended."""
+        model.num_users -= 1
+        self._changed.set()
+
+    async def wait(self, model: SwappedModel[M], deadline_s: float | None) -> None:
+        """Return when the request has it. Raises what `SwappedModel.enter` does."""
+        self._check(model, deadline_s)
+        waiter = _Waiter(model, CALLER.get(), asyncio.get_running_loop().create_future())
+        model.waiting.append(waiter)
+        self._line.append(waiter)
+        alarm = self._alarm(waiter, deadline_s)
+        if not model.is_prepared and model.preparing is None:
+            model.preparing = _begin(self._prepare(model), "prepare")
+        if self._swapping is None:
+            self._swapping = _begin(self._swap_while_wanted(), "swaps")
+        self._changed.set()
+        try:
+            await waiter.entered
+        except BaseException:
+            if waiter in self._line:
+                self._forget(waiter)
+            elif waiter.entered.done() and not waiter.entered.cancelled() and waiter.entered.exception() is None:
+                self.left(model)  # it was let in when its client left
+            raise
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+
+    def _check(self, model: SwappedModel[M], deadline_s: float | None) -> None:
+        if self._is_closed:
+            raise Unavailable("The server is shutting down")
+        if model.failure is not None and (left_s := model.try_again_s - self._clock()) > 0:
+            raise ModelFailed(model.name, model.failure, left_s)
+        if deadline_s is not None and deadline_s <= self._clock():
+            raise _late()
+        num, caller = len(self._line), CALLER.get()
+        if num >= self._max_waiting:
+            callers = [waiter.caller for waiter in self._line]
+            share = max(1, self._max_waiting // len({*callers, caller}))
+            if callers.count(caller) >= share or num >= 2 * self._max_waiting:
+                raise QueueFull(num, self._max_waiting, retry_after_s=max(1.0, self._swap_s))
+
+    def _alarm(self, waiter: _Waiter[M], deadline_s: float | None) -> asyncio.TimerHandle | None:
+        """Ends the waiting, if something limits it."""
+        limits: list[tuple[float, Exception]] = []
+        if deadline_s is not None:
+            limits.append((deadline_s - self._clock(), _late()))
+        if self._max_wait_s is not None:
+            busy = Unavailable(
+                "The server is busy: the request has waited too long for its model",
+                retry_after_s=RETRY_WHILE_SWAPPING_S,
+            )
+            limits.append((self._max_wait_s, busy))
+        if not limits:
+            return None
+        delay_s, error = min(limits, key=lambda limit: limit[0])
+        return self._call_later(delay_s, lambda: _fail(waiter, error))
+
+    def _forget(self, waiter: _Waiter[M]) -> None:
+        """Its client has left, or its time is over."""
+        waiter.model.waiting.remove(waiter)
+        self._line.remove(waiter)
+        self._changed.set()
+
+    def _use(self, model: SwappedModel[M]) -> None:
+        self._num_uses += 1
+        model.used = self._num_uses
+        model.num_users += 1
+
+    # --- swaps ----------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, model: SwappedModel[M]) -> None:
+        try:
+            await model.source.prepare()
+        except Exception as error:
+            self._failed(model, error)
+        else:
+            model.is_prepared = True
+        finally:
+            model.preparing = None
+            self._changed.set()
+
+    async def _outline(self) -> None:
+        for model in self.models:
+            if model.loaded is None:
+                model.outline = await model.source.outline()
+
+    async def _swap_while_wanted(self) -> None:
+        try:
+            while self._line:
+                self._changed.clear()
+                model = next((waiter.model for waiter in self._line if waiter.model.is_prepared), None)
+                if model is None or not await self._bring(model):
+                    await self._changed.wait()
+        finally:
+            self._swapping = None
+
+    async def _bring(self, model: SwappedModel[M]) -> bool:
+        """Swap once there is room. False where something has to change first; it may be another's turn then."""
+        leaving: SwappedModel[M] | None = None
+        if model.status is not Status.LOADED:
+            resident = self.resident
+            if len(resident) >= self._max_loaded:
+                leaving = self._leaving(resident)
+                if leaving is None or leaving.num_users:
+                    return False
+                leaving.is_open = False
+            await self._swap(model, leaving)
+        elif not model.is_open:
+            self._open(model)  # it was to make room, and those for whom it was have left
+        self._let_in(model)
+        return True
+
+    def _leaving(self, resident: Sequence[SwappedModel[M]]) -> SwappedModel[M] | None:
+        """Who makes room: one that has nothing to do, or is about to have, or else was open for long enough; that takes nobody new.
+        None where there is none yet."""
+        by_use = sorted(resident, key=lambda model: model.used)
+        for is_it in (lambda each: not each.num_users, lambda each: not each.is_open):
+            if (found := next(filter(is_it, by_use), None)) is not None:
+                return found
+        oldest = by_use[0]
+        left_s = oldest.since_s + self._swap_s - self._clock()
+        if left_s > 0:
+            if self._residence is not None:
+                self._residence.cancel()
+            self._residence = self._call_later(left_s, self._changed.set)
+            return None
+        oldest.is_open = False
+        return oldest
+
+    async def _swap(self, model: SwappedModel[M], leaving: SwappedModel[M] | None) -> None:
+        began_s = self._clock()
+        model.status = Status.LOADING
+        try:
+            if leaving is not None:
+                await self._put_to_sleep(leaving)
+            await self._wake(model)
+        except Exception as error:
+            model.status = Status.UNLOADED
+            self._failed(model, error)
+            if leaving is not None and leaving.status is not Status.LOADED:
+                await self._bring_back(leaving)
+            return
+        self._swap_s = self._clock() - began_s
+        model.swap_s += self._swap_s
+        model.num_swaps += 1
+        logger.info(
+            "%s is loaded%s, after %.1f s", model.name, f" in place of {leaving.name}" if leaving else "", self._swap_s
+        )
+        self._open(model)
+
+    async def _put_to_sleep(self, model: SwappedModel[M]) -> None:
+        assert model.loaded is not None, "it was loaded"
+        engine = model.loaded.engine
+        while engine.health().sleep_level < self._level:  # again, should somebody else have woken it meanwhile
+            await engine.sleep(self._level)
+        model.status = Status.UNLOADED
+
+    async def _wake(self, model: SwappedModel[M]) -> None:
+        if model.loaded is not None:
+            await model.loaded.engine.wake_up()
+            return
+        loaded = await model.source.load()
+        for call in self._when_loaded:
+            call(loaded)
+        model.loaded = loaded
+
+    async def _bring_back(self, model: SwappedModel[M]) -> None:
+        """It made room in vain."""
+        model.status = Status.LOADING
+        try:
+            await self._wake(model)
+        except Exception as error:
+            model.status = Status.UNLOADED
+            self._failed(model, error)
+        else:
+            self._open(model)
+            self._let_in(model)
+
+    def _open(self, model: SwappedModel[M]) -> None:
+        model.status, model.is_open, model.since_s = Status.LOADED, True, self._clock()
+        model.failure, model.patience_s = None, TRY_AGAIN_S
+
+    def _let_in(self, model: SwappedModel[M]) -> None:
+        """All who wait for it, if it is open."""
+        while model.is_open and model.waiting:
+            waiter = model.waiting.popleft()
+            self._line.remove(waiter)
+            if not waiter.entered.done():
+                self._use(model)
+                waiter.entered.set_result(None)
+
+    def _failed(self, model: SwappedModel[M], error: Exception) -> None:
+        logger.error("%s could not be loaded: %s", model.name, error, exc_info=not str(error))
+        model.failure, left_s = str(error) or type(error).__name__, model.patience_s
+        model.try_again_s, model.patience_s = self._clock() + left_s, min(2 * left_s, MAX_TRY_AGAIN_S)
+        model.num_failures += 1
+        model.is_prepared = model.loaded is not None  # its files may be others when it is tried again
+        self._end(model, lambda: ModelFailed(model.name, model.failure or "", left_s))
+
+    def _end(self, model: SwappedModel[M], error: Callable[[], Exception]) -> None:
+        while model.waiting:
+            waiter = model.waiting.popleft()
+            self._line.remove(waiter)
+            _fail(waiter, error())
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Nobody enters any more, and who waits is told."""
+        self._is_closed = True
+        for model in self.models:
+            self._end(model, lambda: Unavailable("The server is shutting down"))
+        for task in (self._swapping, self._outlining, *(model.preparing for model in self.models)):
+            if task is not None:
+                task.cancel()
+        if self._residence is not None:
+            self._residence.cancel()
+
+    def metrics(self, model: SwappedModel[M]) -> list[Metric]:
+        """Of one of them."""
+        return [
+            Metric("model_loaded", "1 while the model is loaded.", "gauge", {(): float(model.status is Status.LOADED)}),
+            Metric(
+                "num_requests_waiting_for_model", "Requests that wait until the model is loaded.", "gauge",
+                {(): float(len(model.waiting))},
+            ),
+            Metric("model_swaps", "Times that the model came in place of another.", "counter", {(): float(model.num_swaps)}),
+            Metric("model_swap_seconds", "What that took, in all.", "counter", {(): model.swap_s}),
+            Metric(
+                "model_load_failures", "Times that the model could not be loaded.", "counter", {(): float(model.num_failures)}
+            ),
+        ]  # fmt: skip
+
+
+def _begin(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """For all who wait: nothing in it, nor an engine that begins there, belongs to the request that came first."""
+    return asyncio.create_task(work, name=name, context=Context())
+
+
+def _fail(waiter: _Waiter[M], error: Exception) -> None:
+    if not waiter.entered.done():
+        waiter.entered.set_exception(error)
+
+
+def _late() -> DeadlineExceeded:
+    return DeadlineExceeded("The answer was not complete when the request's time was over")

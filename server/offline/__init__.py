@@ -1,1 +1,0 @@
-"""Without HTTP: `LLM` for programs, files of requests, and their progress."""

@@ -1,1 +1,0 @@
-"""What a route is, what its handler is given, and the document of all routes."""
