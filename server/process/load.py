@@ -448,9 +448,9 @@ def draft_files(config: ServerConfig, fetch: Callable[..., ModelFiles]) -> Model
 
 
 async def compute_stage(join: Join) -> None:
-    """What a process does that computes a stage of a model for another: see `runtime.stage_process`."""
+    """What a process does that computes a stage of a model for another: see `runtime.start.stage_process`."""
     await asyncio.to_thread(import_engine)
-    from runtime import stage_process
+    from runtime.start import stage_process
 
     await stage_process.compute_stage(join)
 

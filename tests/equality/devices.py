@@ -10,7 +10,10 @@ from typing import Any
 
 from runtime.config import EngineConfig
 from runtime.models.implementation import describe
-from runtime.start import EngineParts, SharedDevice, _built, _built_over_processes
+from runtime.start import SharedDevice
+from runtime.start.build import EngineParts
+from runtime.start.ranks import build_parts
+from runtime.start.stages import build_over_processes
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import compare, references, run
 from tests.equality.test_families import FAMILIES, MAX_TOKENS, VOCAB, drawn
@@ -39,10 +42,10 @@ def check(name: str, folder: Path, device: str, *, ways: Iterable[str] = WAYS, *
     async def parts(model: None, config: EngineConfig) -> EngineParts:
         of_several = replace(config, **options)
         if of_several.stages_apart:
-            return await _built_over_processes(
+            return await build_over_processes(
                 of_several, files, lambda progress: None, SharedDevice(), elsewhere(files)
             )
-        return await _built(of_several, files, lambda progress: None, None, SharedDevice())
+        return await build_parts(of_several, files, lambda progress: None, None, SharedDevice())
 
     rng = random.Random(3)
     prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in family.lengths if length < 50]

@@ -23,7 +23,7 @@ from runtime.speculate.config import MAX_DRAFTS
 from runtime.speculate.proposer import Proposer
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
-from runtime.start import EngineParts, assemble
+from runtime.start.build import EngineParts, assemble
 from tests.features import exchange, feature_of, has_feature
 
 THREADS = torch.get_num_threads()  # all cores, or one in a worker that shares them

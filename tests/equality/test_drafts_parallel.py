@@ -13,7 +13,9 @@ import transformers
 from runtime.config import EngineConfig
 from runtime.models.spec.model import UnsupportedModel
 from runtime.speculate.config import SpeculativeConfig
-from runtime.start import EngineParts, SharedDevice, _built, plan_engine
+from runtime.start import SharedDevice, plan_engine
+from runtime.start.build import EngineParts
+from runtime.start.ranks import build_parts
 from runtime.weights.fetch import ModelFiles, resolve
 from tests.equality import test_draft_heads
 from tests.equality.greedy import Outcome, run
@@ -33,7 +35,7 @@ def generated(files: ModelFiles, draft: ModelFiles | None, speculation, ways=(1,
     """How many tokens and guesses there were, on so many ranks of so many stages."""
 
     async def parts(model: None, config: EngineConfig) -> EngineParts:
-        return await _built(config, files, quiet, draft, SharedDevice())
+        return await build_parts(config, files, quiet, draft, SharedDevice())
 
     ranks, stages = ways
     config = EngineConfig(

@@ -43,7 +43,7 @@ def load(tokenizer, monkeypatch):
 
     async def with_engine(start):
         monkeypatch.setattr("runtime.weights.fetch.resolve", lambda *args, **options: FILES)
-        monkeypatch.setattr("runtime.start.start_engine", start)
+        monkeypatch.setattr("runtime.start.replicas.start_engine", start)
         monkeypatch.setattr(loading, "import_engine", lambda: None)
         monkeypatch.setattr(loading, "load_text", lambda *args: (tokenizer, chatml(tokenizer), ChatFormat()))
         monkeypatch.setattr("server.generate.structured.compiler.Grammars.warm", warm)

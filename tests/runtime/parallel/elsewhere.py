@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from runtime.parallel.messages import Join, ModelName
 from runtime.parallel.plain_data import packed
 from runtime.parallel.processes import StageProcesses
-from runtime.stage_process import compute_stage
+from runtime.start.stage_process import compute_stage
 
 
 class ThreadLauncher:
@@ -37,7 +37,7 @@ class ThreadLauncher:
 _STAGE = """
 import asyncio, sys
 from runtime.parallel.plain_data import unpacked
-from runtime.stage_process import compute_stage
+from runtime.start.stage_process import compute_stage
 
 asyncio.run(compute_stage(unpacked(sys.stdin.buffer.read())))
 """

@@ -73,9 +73,9 @@ async def test_limits_of_a_caller_are_of_all_replicas_together(files):
 
 
 async def test_a_replica_that_cannot_start_ends_the_others(files, monkeypatch):
-    from runtime import start
+    from runtime.start import build, ranks
 
-    begin, closed = start._running, []
+    begin, closed = build.build_rank, []
 
     def broken(planned, files, worker, report, draft, rank=None):
         if planned.config.seed is None and len(closed) == 1:
@@ -83,7 +83,8 @@ async def test_a_replica_that_cannot_start_ends_the_others(files, monkeypatch):
         closed.append(worker)
         return begin(planned, files, worker, report, draft, rank)
 
-    monkeypatch.setattr(start, "_running", broken)
+    for module in (build, ranks):
+        monkeypatch.setattr(module, "build_rank", broken)
     with pytest.raises(MemoryError, match="no room on the second"):
         await start_replicas(options(2), files, quiet)
     assert [each.num_users for each in closed] == [0]

@@ -18,8 +18,8 @@ from runtime.parallel.group import Apart, Gone
 from runtime.parallel.links import HostLink, LinkPort
 from runtime.parallel.messages import Build, Join, Joined, ModelName
 from runtime.runner.runner import ModelRunner
-from runtime.stage_process import compute_stage
 from runtime.start import start_engine
+from runtime.start.stage_process import compute_stage
 from runtime.weights.rules import WeightsError
 from tests.fake_runner import LateMasks, Rule
 from tests.runtime.parallel.conftest import quiet
@@ -135,15 +135,15 @@ async def test_a_stage_that_cannot_be_built_elsewhere_is_what_starting_fails_wit
 
 async def test_a_host_with_less_memory_decides_for_all(files, monkeypatch):
     """The second stage plans for fewer blocks than the first."""
-    from runtime import start
+    from runtime.start import ranks
 
-    plan, planned = start.plan_engine, []
+    plan, planned = ranks.plan_engine, []
 
     def fewer(config, *more):
         planned.append(config)
         return plan(options(**APART, num_kv_blocks=64 - 8 * len(planned), max_model_len=100), *more)
 
-    monkeypatch.setattr(start, "plan_engine", fewer)
+    monkeypatch.setattr(ranks, "plan_engine", fewer)
     engine = await start_engine(options(**APART), files, quiet, processes=elsewhere(files))
     try:
         assert engine.model.num_kv_blocks == engine._scheduler.blocks.pool.num_blocks == 48

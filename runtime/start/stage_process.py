@@ -38,7 +38,8 @@ from runtime.parallel.messages import (
     with_arrays,
 )
 from runtime.parallel.stages import HostStage, Line, Turn
-from runtime.start import SharedDevice, build_stage, built_stage
+from runtime.start.plan import SharedDevice
+from runtime.start.stages import build_stage, built_stage
 from runtime.step import ForwardOutput, Runner, Step
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import WeightsError
