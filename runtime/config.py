@@ -10,12 +10,12 @@ from runtime.engine_options import EngineOptions
 from runtime.kv.kinds import Cross, KVDtype, MemoryKind, Nothing, State
 from runtime.kv.layout import KVLayout
 from runtime.lora.config import LoraLimits
-from runtime.policy import POLICIES, Policy
+from runtime.policy.fairness import POLICIES, Policy
+from runtime.policy.step_budget import FixedBudget, Goals, PlatformSteps, StepBudget, TimedBudget
+from runtime.policy.step_cost import StepCost, TimedSteps
 from runtime.speculate.config import Lookup, SpeculativeConfig
 from runtime.speculate.methods import speculation_of
 from runtime.speculate.speculation import Speculation
-from runtime.step_budget import FixedBudget, Goals, PlatformSteps, StepBudget, TimedBudget
-from runtime.step_cost import StepCost, TimedSteps
 
 GIB = 1 << 30
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

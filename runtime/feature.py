@@ -16,12 +16,12 @@ from runtime.kv.prefix_cache import Match
 
 if TYPE_CHECKING:
     from runtime.kv.sequence_blocks import SequenceBlocks
-    from runtime.policy import Policy
+    from runtime.policy.fairness import Policy
+    from runtime.policy.step_policy import StepPlan
     from runtime.scheduler import SchedulerLimits
     from runtime.scheduling.sequences import Sequences
     from runtime.sequence import Sequence
     from runtime.step import Runner
-    from runtime.step_policy import StepPlan
 
 
 class Claim:

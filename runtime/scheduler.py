@@ -30,13 +30,13 @@ from runtime.feature import Feature
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.kv.sequence_blocks import SequenceBlocks
-from runtime.policy import Policy
+from runtime.policy.fairness import Policy
+from runtime.policy.step_budget import FixedBudget, StepBudget
+from runtime.policy.step_policy import Queues, StepPolicy
 from runtime.scheduling import settling
 from runtime.scheduling.rows import plain_row, row_of
 from runtime.scheduling.sequences import Sequences
 from runtime.sequence import Sequence
-from runtime.step_budget import FixedBudget, StepBudget
-from runtime.step_policy import Queues, StepPolicy
 
 
 @dataclass(frozen=True, slots=True)

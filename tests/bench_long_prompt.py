@@ -16,7 +16,7 @@ from runtime.api import FinishReason, PreparedPrompt, Request, SamplingParams
 from runtime.batch import ScheduledBatch
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
-from runtime.policy import POLICIES
+from runtime.policy.fairness import POLICIES
 from runtime.prompt import check_ids, prepare
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence

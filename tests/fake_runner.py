@@ -25,13 +25,13 @@ from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.lora.adapters import Adapters
 from runtime.lora.scheduling import AdapterScheduling
-from runtime.policy import POLICIES
+from runtime.policy.fairness import POLICIES
+from runtime.policy.step_budget import StepBudget
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
 from runtime.step import ForwardOutput, Step, StepResult
-from runtime.step_budget import StepBudget
 
 NO_WORDS = np.empty((0, 0), dtype=np.int32)
 

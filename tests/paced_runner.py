@@ -18,7 +18,7 @@ from runtime.kv.block_pool import BlockPool
 from runtime.kv.layout import BLOCK_SIZE, KVLayout
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.platform.captured_steps import serves
-from runtime.policy import POLICIES
+from runtime.policy.fairness import POLICIES
 from runtime.runner.device_inputs import DeviceInputs
 from runtime.runner.runner import read_result
 from runtime.scheduler import Scheduler, SchedulerLimits

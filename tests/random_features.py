@@ -33,7 +33,7 @@ from runtime.models.implementation import describe
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import UnsupportedModel
 from runtime.parallel.replicas import Replicas
-from runtime.policy import POLICIES
+from runtime.policy.fairness import POLICIES
 from runtime.scheduler import Scheduler
 from runtime.speculate.config import SpeculativeConfig
 from runtime.speculate.scheduling import DraftScheduling

@@ -20,12 +20,12 @@ from runtime.api import Request, SamplingParams
 from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
-from runtime.policy import POLICIES
+from runtime.policy.fairness import POLICIES
+from runtime.policy.step_budget import FixedBudget, Goals, Lead, PlatformSteps, Slowdown, StepBudget, TimedBudget
+from runtime.policy.step_cost import StepCost, TimedSteps
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
-from runtime.step_budget import FixedBudget, Goals, Lead, PlatformSteps, Slowdown, StepBudget, TimedBudget
-from runtime.step_cost import StepCost, TimedSteps
 
 STEPS_IN_FLIGHT = 2
 ON_CPU, ON_CUDA = (

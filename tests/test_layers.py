@@ -43,11 +43,11 @@ RUNTIME_ROOMS = (
     ("parallel",),
     ("constrain", "speculate", "encode"),
     ("metrics",),
-    ("kv", "weights", "profiling"),
+    ("kv", "weights", "profiling", "policy"),
 )
 BENCH = {("server.__main__", "loadtests.__main__"), ("server.__main__", "loadtests.__main__.main")}
 NO_TORCH_IN_RUNTIME = (
-    "runtime.api", "runtime.engine_options", "runtime.config", "runtime.policy", "runtime.batch", "runtime.sequence",
+    "runtime.api", "runtime.engine_options", "runtime.config", "runtime.policy.fairness", "runtime.batch", "runtime.sequence",
     "runtime.scheduler",
     "runtime.engine", "runtime.fault", "runtime.step", "runtime.gpu_event", "runtime.metrics.stats", "runtime.metrics.loop_lag",
     "runtime.token_stream", "runtime.speculate.methods", "runtime.block_copies", "runtime.metrics.engine_meter",

@@ -16,11 +16,11 @@ from runtime.metrics.history import History
 from runtime.metrics.loop_lag import LoopLag
 from runtime.metrics.stats import EngineStats, counter, gauge
 from runtime.metrics.throughput_log import ThroughputLog
+from runtime.policy.step_budget import StepBudget, TimedBudget
 from runtime.scheduler import Scheduler
 from runtime.scheduling.settling import Settled
 from runtime.sequence import Sequence
 from runtime.step import Step
-from runtime.step_budget import StepBudget, TimedBudget
 
 log = logging.getLogger("oneloop.engine")
 

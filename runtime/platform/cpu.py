@@ -34,6 +34,8 @@ from runtime.parallel.stages import HostStage, Line
 from runtime.platform.host import free_host_bytes, num_cores, total_host_bytes, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.platform.worker_lane import WorkerLane
+from runtime.policy.step_budget import PlatformSteps, Slowdown
+from runtime.policy.step_cost import TimedSteps
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.rank_worker import RankWorker
 from runtime.runner.runner import ModelRunner, NoGraphs
@@ -41,8 +43,6 @@ from runtime.runner.warmup import POOLED, next_tokens, prompts, work_of
 from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
-from runtime.step_budget import PlatformSteps, Slowdown
-from runtime.step_cost import TimedSteps
 
 _ROUNDED = {"int8": 1, "int16": 2}  # bytes of a number
 _TIMED_ROWS = 4

@@ -42,6 +42,8 @@ from runtime.platform.graph_pool import GraphPool, decode_sizes
 from runtime.platform.host import num_cores, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.platform.rank_lane import RankLane
+from runtime.policy.step_budget import Lead, PlatformSteps
+from runtime.policy.step_cost import TimedSteps
 from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.drafter import Drafter
 from runtime.runner.rank_worker import RankWorker
@@ -50,8 +52,6 @@ from runtime.runner.warmup import adapter_slots_of, next_tokens, prompts, with_a
 from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
-from runtime.step_budget import Lead, PlatformSteps
-from runtime.step_cost import TimedSteps
 
 log = logging.getLogger("oneloop.start")
 

@@ -6,7 +6,7 @@ from bisect import insort
 
 from runtime.api import FinishReason
 from runtime.kv.sequence_blocks import SequenceBlocks
-from runtime.policy import Policy
+from runtime.policy.fairness import Policy
 from runtime.sequence import Sequence, Status
 
 

@@ -19,10 +19,10 @@ from runtime.kv import states
 from runtime.kv.block_pool import BlockIds
 from runtime.kv.prefix_cache import Match
 from runtime.metrics.stats import counter
+from runtime.policy.step_policy import StepPlan
 from runtime.sequence import Sequence
 from runtime.speculate.speculation import Speculation
 from runtime.speculate.unfollowed import UnfollowedTokens
-from runtime.step_policy import StepPlan
 
 
 class DraftScheduling(Feature):

@@ -12,7 +12,7 @@ from runtime.config import EngineConfig, PlanError
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.models.spec.model import UnsupportedModel
-from runtime.policy import POLICIES
+from runtime.policy.fairness import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from runtime.speculate.config import SpeculativeConfig

@@ -20,9 +20,9 @@ from runtime.api import (
     SamplingParams,
 )
 from runtime.batch import NOT_FINITE, ScheduledBatch
+from runtime.policy.step_budget import FixedBudget
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
-from runtime.step_budget import FixedBudget
 from runtime.token_stream import EngineTokenStream
 from tests.fake_runner import FakeRunner, make_engine
 from tests.features import feature_of

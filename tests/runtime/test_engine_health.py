@@ -12,9 +12,9 @@ from runtime.batch import NOT_FINITE
 from runtime.fault import Fault, RowFailed, WorkerGone
 from runtime.metrics.engine_meter import EngineMeter
 from runtime.metrics.step_health import HealthLimits, StepHealth
+from runtime.policy.step_budget import FixedBudget
 from runtime.profiling.session import Profiling
 from runtime.speculate.speculation import Speculation
-from runtime.step_budget import FixedBudget
 from tests.fake_runner import FakeRunner, make_engine
 from tests.invariants import check_pool, check_tables
 from tests.runtime.test_engine import CountsUp, engine_on, read, request, turns, value

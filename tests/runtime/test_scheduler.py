@@ -22,12 +22,12 @@ from runtime.kv.kinds import AttentionKVSpec, Chunk, Full, Nothing, RecurrentSta
 from runtime.kv.layout import LayerGroup
 from runtime.kv.prefix_cache import PLAIN, PrefixCache
 from runtime.parallel.stage_turns import StageTurns
-from runtime.policy import POLICIES
+from runtime.policy.fairness import POLICIES
+from runtime.policy.step_budget import FixedBudget, Load
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence, Status
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
-from runtime.step_budget import FixedBudget, Load
 from tests.invariants import check_pool, check_tables
 from tests.pooling import LAST, OF_ALL, POOLING
 

@@ -9,10 +9,10 @@ import pytest
 
 from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
 from runtime.kv.kinds import Nothing
+from runtime.policy.step_budget import FixedBudget, PlatformSteps, TimedBudget
+from runtime.policy.step_cost import TimedSteps
 from runtime.runner.worker import Worker
 from runtime.start import SharedDevice
-from runtime.step_budget import FixedBudget, PlatformSteps, TimedBudget
-from runtime.step_cost import TimedSteps
 from tests.kinds import full
 
 STEPS = PlatformSteps(longest_itl_s=0.2, least_tokens=16)

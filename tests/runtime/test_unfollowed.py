@@ -10,7 +10,7 @@ from runtime.batch import ScheduledBatch
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.layout import LayerGroup
 from runtime.kv.prefix_cache import PrefixCache
-from runtime.policy import POLICIES
+from runtime.policy.fairness import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from runtime.speculate.ngram import Ngram

@@ -14,7 +14,7 @@ import pytest
 
 from runtime.config import CACHE_TYPES, ELEMENT_BYTES, EngineConfig
 from runtime.engine_options import Dtype, EngineOptions, KVCacheDtype, SchedulingPolicy, parse_size
-from runtime.policy import POLICIES
+from runtime.policy.fairness import POLICIES
 from runtime.speculate.config import SpeculativeConfig
 from server.config.command_line import COMMON
 from server.config.option import options_by_name, variable_of

@@ -17,7 +17,7 @@ from runtime.encode.cache import EncoderCache
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
-from runtime.policy import POLICIES
+from runtime.policy.fairness import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from tests.features import feature_of

@@ -30,10 +30,10 @@ from runtime.kv.block_table import NewBlocks
 from runtime.kv.kinds import AttentionKVSpec, Full, RecurrentStateSpec, State, Window
 from runtime.parallel.messages import Build, Done, Failed, ModelName, TurnSaid, Work
 from runtime.parallel.plain_data import MODULES, packed, unpacked
-from runtime.policy import Fair
+from runtime.policy.fairness import Fair
+from runtime.policy.step_budget import Goals, PlatformSteps, Slowdown, TimedBudget
+from runtime.policy.step_cost import StepCost, TimedSteps
 from runtime.step import StepResult
-from runtime.step_budget import Goals, PlatformSteps, Slowdown, TimedBudget
-from runtime.step_cost import StepCost, TimedSteps
 
 PARAMS = SamplingParams(
     4, temperature=0.5, seed=-(1 << 63), logit_bias=MappingProxyType({7: -100.0}), stop_token_ids=frozenset({1, 2}),

@@ -17,8 +17,8 @@ from runtime.platform import platform as platforms
 from runtime.platform.cpu import STEPS, CpuPlatform
 from runtime.platform.cuda import CudaPlatform
 from runtime.platform.platform import choose_platform
+from runtime.policy.step_budget import FixedBudget, Goals, Load
 from runtime.start import start_engine
-from runtime.step_budget import FixedBudget, Goals, Load
 from runtime.weights.fetch import resolve
 from tests.runtime.platform.tiny import TinyPlatform
 

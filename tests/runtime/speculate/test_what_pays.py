@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.batch import ON_DEVICE, Sample, ScheduledBatch, ScheduledRow
+from runtime.policy.step_budget import FixedBudget
 from runtime.sequence import Forced, Sequence
 from runtime.speculate.ngram import Ngram
 from runtime.speculate.on_device import DeviceSpeculation
 from runtime.speculate.speculation import Speculation, forced_ids
 from runtime.speculate.verification_cost import VerificationCost
-from runtime.step_budget import FixedBudget
 from tests.runtime.speculate.texts import sequence
 from tests.simulate import DEVICES, Arrival, Device, Traffic, closed, simulate
 

@@ -13,10 +13,8 @@ from runtime.batch import SAMPLE, ScheduledBatch, ScheduledRow
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.metrics.engine_meter import EngineMeter
-from runtime.policy import FirstCome
-from runtime.scheduler import Scheduler, SchedulerLimits
-from runtime.sequence import Sequence
-from runtime.step_budget import (
+from runtime.policy.fairness import FirstCome
+from runtime.policy.step_budget import (
     Decodes,
     FixedBudget,
     Goals,
@@ -27,7 +25,9 @@ from runtime.step_budget import (
     StepBudget,
     TimedBudget,
 )
-from runtime.step_cost import StepCost
+from runtime.policy.step_cost import StepCost
+from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.sequence import Sequence
 from tests.fake_runner import model_info
 from tests.simulate import DEVICES, ON_CPU, Arrival, Traffic, burst, closed, poisson, simulate
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from runtime.batch import ScheduledBatch
-from runtime.step_cost import LearnedCost, StepCost, StepsAlone
+from runtime.policy.step_cost import LearnedCost, StepCost, StepsAlone
 
 # Which a token of a prompt took at the start: small steps make it look cheaper than in large ones. Where a step is bounded by what
 # rows take alone it is all of it: kernels that serve a dozen rows in one pass over the weights need two for one row more.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.batch import SAMPLE, SAMPLE_MASKED, PromptLogprobsSpan, ScheduledBatch, ScheduledRow
-from runtime.step_cost import LearnedCost, StepCost, StepsAlone, TimedSteps
+from runtime.policy.step_cost import LearnedCost, StepCost, StepsAlone, TimedSteps
 from tests.simulate import DEVICES, Device
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 from typing import TYPE_CHECKING, NamedTuple
 
-from runtime.decode_turns import DecodeTurns, Turns, asking, num_asking
-from runtime.step_budget import Decodes, Load, StepBudget
+from runtime.policy.decode_turns import DecodeTurns, Turns, asking, num_asking
+from runtime.policy.step_budget import Decodes, Load, StepBudget
 
 if TYPE_CHECKING:
     from runtime.sequence import Sequence

@@ -9,7 +9,7 @@ import pytest
 from runtime.api import FinishReason, Request, SamplingParams
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
-from runtime.policy import MAX_COUNTERS, POLICIES, Fair
+from runtime.policy.fairness import MAX_COUNTERS, POLICIES, Fair
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from tests.invariants import check_pool

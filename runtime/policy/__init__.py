@@ -1,0 +1,1 @@
+"""Scheduling policies: order of requests, decode turns, and the tokens of a step."""
