@@ -114,7 +114,7 @@ async def one_round(pid: int, port: int, streams: int, ask: bytes, tokens: int, 
 async def measure(streams: int, tokens: int, rounds: int) -> dict[str, dict[str, float]]:
     series: dict[str, list[Round]] = {}
     with (
-        running("tests.bare_server") as bare,
+        running("tests.benches.bare_server") as bare,
         running("tests.fake_server --no-access-log") as ours,
         running("tests.fake_server --fake engine --no-access-log") as whole,
     ):

@@ -88,7 +88,7 @@ def steps(shapes: Path, *, on_gpus: bool) -> list[Step]:
         ),
         Step(
             "stages in two processes, by NCCL", 60,
-            ("tests.runtime.parallel.bench_stages", "--device", "cuda" if on_gpus else "cpu"),
+            ("tests.benches.stages", "--device", "cuda" if on_gpus else "cpu"),
         ),
         measured("8b, one", 45, "llama-3.1-8b"),
         measured("8b, -tp 2", 45, "llama-3.1-8b", *tp),
@@ -102,10 +102,10 @@ def steps(shapes: Path, *, on_gpus: bool) -> list[Step]:
         served("0.6b, -dp 2", "--data-parallel-size", "2"),
         measured("70b, -tp 2", 90, "llama-3.1-70b", *tp),
         measured("70b, -pp 2", 90, "llama-3.1-70b", *pp),
-        Step("CPU of the loop by devices", 60, ("tests.runtime.parallel.bench_loop",)),
+        Step("CPU of the loop by devices", 60, ("tests.benches.devices",)),
     ]  # fmt: skip
     if on_gpus:
-        found.insert(3, Step("sums beside NCCL", 45, ("tests.ops.bench_peers",)))
+        found.insert(3, Step("sums beside NCCL", 45, ("tests.benches.ops.peers",)))
     return found
 
 

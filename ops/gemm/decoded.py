@@ -26,7 +26,7 @@ _WIDTH = 64  # columns of a tile, of which groups are whole parts or whole times
 _MIN_GROUP = 16
 _HALF_MAX = 60000.0
 
-# What is quicker than 16 bits; the others become plain numbers. On Hopper all are (tests/ops/bench_decoded.py); elsewhere what
+# What is quicker than 16 bits; the others become plain numbers. On Hopper all are (tests/benches/ops/decoded.py); elsewhere what
 # becomes w4: Triton's kernel of the others takes some 300 us for a layer of the 8B shape and few rows of an H200, bfloat16 123.
 TAKEN = frozenset(BLOCKS) | DECODED
 TAKEN_ANYWHERE = frozenset({Q4_0})

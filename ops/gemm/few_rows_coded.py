@@ -124,7 +124,7 @@ def few_rows(
 def choose(
     codes: WeightFormat, segments: int, num_rows: int, in_features: int, out_features: int, gated: bool
 ) -> Variant:  # fmt: skip
-    """The quickest instance, as `bench_coded.py streams` has it of an H200: a block of all warps that a slab may have, and where
+    """The quickest instance, by `benches.ops.coded streams` on an H200: a block of all warps that a slab may have, and where
     there are many slabs a longer queue, so that one's sum is written while another is read. Of four bits smaller blocks, where two
     large ones on each multiprocessor would leave slabs for a second turn (6144 x 4096: 6.9 us, 7.5 by large ones)."""
     tiles, slabs = 1 if num_rows <= 8 else 2, out_features // 16

@@ -67,7 +67,7 @@ def choose(
     num_rows: int, in_features: int, out_features: int, groups: int, gated: bool, multiprocessors: int,
     dtype: torch.dtype = torch.bfloat16, codes: WeightFormat = W4,
 ) -> tuple[Tile, int]:  # fmt: skip
-    """The quickest instance, as `bench_coded.py tiles` has it of an H200, and the parts of K. With many rows scales meet numbers of
+    """The quickest instance, by `benches.ops.coded tiles` on an H200, and the parts of K. With many rows scales meet numbers of
     bfloat16; float16 might not hold them."""
     rows = next((rows for rows in (8, 16, 32, 64) if num_rows <= rows), 128)
     of_weight, scaled = -(-out_features // 64), (rows == 128 and dtype == torch.bfloat16) or groups == FINEST

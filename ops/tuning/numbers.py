@@ -22,7 +22,7 @@ class PaddedProduct:
 @dataclass(frozen=True, slots=True)
 class LinearTuning:
     """Which kernel takes a linear layer [out_features, in_features], by its rows of x. Measured in a captured graph over whole
-    layers of the 0.6B, 1.7B and 8B shapes (tests/ops/bench_cuda.py): where cuBLAS cannot fill the device with its tiles, and
+    layers of the 0.6B, 1.7B and 8B shapes (tests/benches/ops/cuda.py): where cuBLAS cannot fill the device with its tiles, and
     where it needs a second launch for the activation."""
 
     max_streamed_rows: int  # rows up to which few_rows.cu, a stream of the weight, wins at every size
@@ -48,7 +48,7 @@ class LinearTuning:
 
 @dataclass(frozen=True, slots=True)
 class CodedTuning:
-    """Linear layers whose weight is in codes and scales (gemm/coded.py), measured by tests/ops/bench_coded.py."""
+    """Linear layers whose weight is in codes and scales (gemm/coded.py), measured by tests/benches/ops/coded.py."""
 
     min_widened_rows: int  # rows from which on a weight in four bits that Triton reads becomes plain numbers first ...
     small_weight: int  # ... and elements up to which it does at any number of rows
@@ -156,7 +156,7 @@ class AttentionTuning:
     """All kernels of attention over the paged cache.
 
     min_prefill_queries: of a row, from which prefill.cu, a tile of 128 queries of one head, beats the Triton kernel, whose tiles
-    are smaller and can hold all the heads of a group. Measured by tests/ops/bench_prefill.py."""
+    are smaller and can hold all the heads of a group. Measured by tests/benches/ops/prefill.py."""
 
     min_prefill_queries: int
     min_widened_queries: int  # of a row, from which what it sees of a cache of fp8 is widened before prefill.cu, once
@@ -191,7 +191,7 @@ class ExpertTiles:
 
 @dataclass(frozen=True, slots=True)
 class ExpertTuning:
-    """Mixture of experts in Triton; `max_pairs` rise, the last is None. Measured by tests/ops/bench_moe.py."""
+    """Mixture of experts in Triton; `max_pairs` rise, the last is None. Measured by tests/benches/ops/moe.py."""
 
     half: tuple[ExpertTiles, ...]  # 16-bit weights
     float32: tuple[ExpertTiles, ...]

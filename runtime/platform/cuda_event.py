@@ -3,7 +3,7 @@
 One thread waits for the events in their order, in the driver, and completes a future of the loop for each. There it sleeps, too, or
 for a short step that came to an idle device watches all the time: it knows of its end sooner. A callback of the
 driver's own that writes to an eventfd, which the loop watches, was measured beside it: on an H200, with clocks up, the loop went
-on 338 us after the device's end, with the thread 76 us (tests/runtime/platform/bench_cuda_event.py, medians). Nor is a callback
+on 338 us after the device's end, with the thread 76 us (tests/benches/cuda_event.py, medians). Nor is a callback
 told when the device fails: a waiting loop would never know."""
 
 from __future__ import annotations

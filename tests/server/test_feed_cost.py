@@ -1,8 +1,8 @@
-"""What the feed of dashboard and inspector costs beside 256 streams, in functions called: tests/bench_feed.py has it in time."""
+"""What the feed of dashboard and inspector costs beside 256 streams, in functions called: tests/benches/feed.py has it in time."""
 
 from __future__ import annotations
 
-from tests.bench_feed import STEPS_PER_S, calls, costs
+from tests.benches.feed import STEPS_PER_S, calls, costs
 
 SHARE = 10  # of a second's steps are taken, which all call the same
 

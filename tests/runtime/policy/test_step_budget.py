@@ -28,8 +28,8 @@ from runtime.policy.step_budget import (
 from runtime.policy.step_cost import StepCost
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
+from tests.benches.simulate import DEVICES, ON_CPU, Arrival, Traffic, burst, closed, poisson, simulate
 from tests.fake_runner import model_info
-from tests.simulate import DEVICES, ON_CPU, Arrival, Traffic, burst, closed, poisson, simulate
 
 COST = StepCost(base_s=0.004, token_s=2e-5, row_s=2e-5, context_s=0.0, pair_s=1e-9, scored_s=4e-5)
 GOALS = Goals(max_itl_s=0.070, target_ttft_s=0.350)

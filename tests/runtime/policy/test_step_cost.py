@@ -9,7 +9,7 @@ import pytest
 
 from runtime.batch import SAMPLE, SAMPLE_MASKED, PromptLogprobsSpan, ScheduledBatch, ScheduledRow
 from runtime.policy.step_cost import LearnedCost, StepCost, StepsAlone, TimedSteps
-from tests.simulate import DEVICES, Device
+from tests.benches.simulate import DEVICES, Device
 
 
 def step(decodes=0, context=500, prompts=(), start=0, scored=False, masked=False) -> ScheduledBatch:

@@ -18,8 +18,8 @@ from runtime.speculate.ngram import Ngram
 from runtime.speculate.on_device import DeviceSpeculation
 from runtime.speculate.speculation import Speculation, forced_ids
 from runtime.speculate.verification_cost import VerificationCost
+from tests.benches.simulate import DEVICES, Arrival, Device, Traffic, closed, simulate
 from tests.runtime.speculate.texts import sequence
-from tests.simulate import DEVICES, Arrival, Device, Traffic, closed, simulate
 
 RIGHT, WRONG = 1, 2  # tokens
 GPU = replace(DEVICES["8b"], launch=0.3, drafts=0.2)

@@ -1,8 +1,8 @@
-"""Weights in codes that are decoded in registers beside those in bfloat16: `python -m tests.ops.bench_decoded [served] [tiles]
+"""Weights in codes that are decoded in registers beside those in bfloat16: `python -m tests.benches.ops.decoded [served] [tiles]
 [experts] [kinds ...] [rows ...]`.
 
 `served`: a layer of the 8B shape, as `ops.linear` and `ops.gated_linear` go; `tiles`: other tiles of triton_decoded.py than are
-chosen; `experts`: those of Qwen3-30B-A3B and of GPT-OSS-20B. As in bench_cuda.py a time is that of one of many copies in a graph,
+chosen; `experts`: those of Qwen3-30B-A3B and of GPT-OSS-20B. As in cuda.py a time is that of one of many copies in a graph,
 in microseconds."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ops.moe.triton_decoded import DecodedExpertWeights
 from ops.moe.triton_experts import GroupedExpertWeights, TritonExpertWeights
 from ops.moe.weights import Half
 from ops.stored import E2M1, NF4, StoredWeight
-from tests.ops.bench_coded import GATED, LAYER, each, x_of
+from tests.benches.ops.coded import GATED, LAYER, each, x_of
 from tests.ops.moe_case import Clamped
 from tests.ops.test_coded_linear import to
 from tests.ops.test_decoded_linear import blocks, drawn

@@ -1,4 +1,4 @@
-"""Speed of the native ops beside torch's, in one run: `python tests/ops/bench_ops.py [linear attention small step]`.
+"""Speed of the native ops beside torch's, in one run: `python -m tests.benches.ops.native [linear attention small step]`.
 
 By hand only; pytest does not collect it. Weights are cycled through copies larger than any cache share, as in a model.
 A time is the 20th percentile of many calls, ours and torch's taken in turns, so that another process's bursts hit both."""

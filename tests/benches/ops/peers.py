@@ -1,7 +1,7 @@
 """Sums over two GPUs of this process beside NCCL's: microseconds, in a graph where they are small. And sums with the residual and
 the RMS norm behind them, for rows of 4096, in one kernel beside two.
 
-python -m tests.ops.bench_peers"""
+python -m tests.benches.ops.peers"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA kernels against their alternatives, over real shapes: `python -m tests.ops.bench_cuda [linear] [decode]`.
+"""The CUDA kernels against their alternatives, over real shapes: `python -m tests.benches.ops.cuda [linear] [decode]`.
 
 Each line is one pass over as many copies as a model has layers, in a graph, so that no cache holds a weight and launches cost
 what they cost in service. Microseconds a layer; the floor is the bytes at the speed of a copy."""

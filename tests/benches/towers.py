@@ -1,6 +1,6 @@
 """A tower's time beside transformers' own, in turns in one process; and the time to the first token of prompts with pictures.
 
-    python -m tests.equality.bench_towers [--device cuda] [--shape qwen gemma mistral] [--engine | --profile]
+    python -m tests.benches.towers [--device cuda] [--shape qwen gemma mistral] [--engine | --profile]
 
 Shapes with random weights, pictures one and sixteen at a time; medians. Qwen2.5-VL-7B's: pictures of 1024 x 1024 (1,369
 tokens). Gemma 3's SigLIP (so400m, 896 x 896, 256 tokens). Mistral Small 3.1's Pixtral (1036 x 1036, 1,369 tokens), whose pictures

@@ -1,5 +1,5 @@
 """What the event loop's thread takes for a step, by the number of devices that compute it: `python -m
-tests.runtime.parallel.bench_loop`.
+tests.benches.devices`.
 
 A model of narrow layers, so that nearly all is the engine's own; ranks and stages are threads of this process, and at last a stage
 is a process of its own. One line for each way to share it out: microseconds of CPU that a step takes on the loop's thread, as the

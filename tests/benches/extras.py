@@ -1,4 +1,4 @@
-"""What a request's extras cost the engine: `python -m tests.bench_extras logprobs|schema [--model NAME] [--rounds N] [--batch B]`.
+"""Cost of a request's extras: `python -m tests.benches.extras logprobs|schema [--model NAME] [--rounds N] [--batch B]`.
 
 By hand only; pytest does not collect it. In one process over one engine with one thread for its steps, the kinds of requests taken
 in turns: B greedy prompts of 64 random ids, from the first token to the last. CPU: of the process, which other processes cannot

@@ -1,4 +1,4 @@
-"""What it costs that the two stages of a model are in two processes: `python -m tests.runtime.parallel.bench_stages`, with
+"""What it costs that the two stages of a model are in two processes: `python -m tests.benches.stages`, with
 `--model FOLDER`, `--batch N ...`, `--device cuda`.
 
 Without a model, of a small one with weights: first whether two processes give one's tokens, in float32. Then milliseconds of a

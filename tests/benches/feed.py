@@ -1,4 +1,4 @@
-"""What dashboard and inspector cost beside 256 streams: `python -m tests.bench_feed`.
+"""What dashboard and inspector cost beside 256 streams: `python -m tests.benches.feed`.
 
 The real engine over a runner that computes nothing, with a reader for every stream: the CPU time of its steps, and that of the
 snapshot which the feed makes of it once a second for all who watch. A second has as many steps as 256 streams of a small model take

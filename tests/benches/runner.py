@@ -1,4 +1,4 @@
-"""Host time of a decode step in the CPU's runner: everything but the model. `python tests/runtime/runner/bench_runner.py`
+"""Host time of a decode step in the CPU's runner: everything but the model. `python -m tests.benches.runner`
 
 The model gives the same logits every time. Prints microseconds for 1, 64 and 256 rows, the fifth percentile of many steps:
 others may use the machine."""

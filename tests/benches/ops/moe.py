@@ -1,4 +1,4 @@
-"""Mixture of experts on a GPU: `python -m tests.ops.bench_moe [tiles] [coded] [tokens ...]`.
+"""Mixture of experts on a GPU: `python -m tests.benches.ops.moe [tiles] [coded] [tokens ...]`.
 
 The shape of Qwen3-30B-A3B. Each time is one of several calls in a graph, with other routings and other layers' weights in turn, so
 that no cache holds them. Floors: the bytes of the experts that are hit at the speed of a copy, the products at the speed of the
@@ -23,7 +23,7 @@ from ops.moe.triton_route import Routed, route
 from ops.moe.weights import Half
 from ops.stored import FP8, W4, StoredWeight, WeightFormat
 from ops.tuning.numbers import ExpertTiles, ProductTiles
-from tests.ops.bench_cuda import COPY_BYTES_PER_US, us
+from tests.benches.ops.cuda import COPY_BYTES_PER_US, us
 
 SHAPE = ops.ExpertShape(128, 2048, 768)
 ROUTING = ops.Routing(8, renormalize=True)

@@ -1,6 +1,6 @@
 """How soon the loop knows that the device is done: a waiting thread against the driver's callback on an eventfd.
 
-`python tests/runtime/platform/bench_cuda_event.py` on a machine with a CUDA device and a C compiler. Prints, for kernels of
+`python -m tests.benches.cuda_event` on a machine with a CUDA device and a C compiler. Prints, for kernels of
 half a millisecond, the time from their end to the coroutine's next line, and the host's CPU per event."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prompts' attention on one GPU: TFLOP/s of prefill.cu, of the Triton kernel and of torch's cuDNN attention, on the same step, and
 of the first two where the cache is of fp8, the first also with all of it widened before.
 
-python -m tests.ops.bench_prefill [head size ...] [step ...]"""
+python -m tests.benches.ops.prefill [head size ...] [step ...]"""
 
 from __future__ import annotations
 

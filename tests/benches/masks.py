@@ -1,4 +1,4 @@
-"""What rows with masks cost their neighbours: `python -m tests.bench_masks [--rows N] [--forward-ms MS ...]`, by hand only.
+"""What rows with masks cost their neighbours: `python -m tests.benches.masks [--rows N] [--forward-ms MS ...]`, by hand only.
 
 The real engine over a simulated device: it takes a given time for a forward pass and 50 us for a draw, one after another, and the
 host 100 and 80 us to launch them. Told is the time between two tokens of a row without a mask, beside none, one and almost

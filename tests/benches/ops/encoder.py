@@ -1,4 +1,4 @@
-"""An encoder's layer on CUDA, part by part, beside what else could compute it: `python tests/ops/bench_encoder.py`.
+"""An encoder's layer on CUDA, part by part, beside what else could compute it: `python -m tests.benches.ops.encoder`.
 
 BERT-base in bfloat16 at 512 tokens a text. Each line is twelve layers' worth in a graph, as in service; microseconds a layer. The
 floor of a product is the rate that a large square one reaches here, that of the rest the bytes at the speed of a copy."""
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import ops
 from ops.stored import StoredWeight
-from tests.ops.bench_cuda import COPY_BYTES_PER_US, us
+from tests.benches.ops.cuda import COPY_BYTES_PER_US, us
 
 LAYERS, HIDDEN, INNER, HEADS, TEXT = 12, 768, 3072, 12, 512
 

@@ -1,4 +1,4 @@
-"""Adapters beside linear layers on a GPU: `python tests/ops/bench_lora.py`, some 40 s.
+"""Adapters beside linear layers on a GPU: `python -m tests.benches.ops.lora`, some 40 s.
 
 Linear layers of the 8b shape, one layer's behind another's with norms between, in a graph: microseconds a layer without adapters,
 and what adapters of rank 16 on all of them add, for several ways to launch the same kernels. Not a test: figures are for people."""

@@ -1,4 +1,4 @@
-"""What the loop costs a streamed token, from scheduling to the socket's write: `python -m tests.bench_loop [--streams 512]`.
+"""What the loop costs a streamed token, from scheduling to the socket's write: `python -m tests.benches.loop [--streams 512]`.
 
 The real engine over steps that compute nothing (`tests.paced_runner`), the real application and HTTP protocol, and transports that
 drop what is written: so neither device nor kernel, and no other process. CPU time of the thread, which is the whole loop, in
@@ -150,7 +150,10 @@ def main() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}  # and compiled modules
     for turn in range(args.rounds):
         for tree in trees if turn % 2 else trees[::-1]:
-            command = [sys.executable, "-m", "tests.bench_loop", "--rounds", "0", "--streams", str(args.streams)]
+            module = (
+                "tests.benches.loop" if (tree / "tests/benches/loop.py").exists() else "tests.bench_loop"
+            )  # older trees
+            command = [sys.executable, "-m", module, "--rounds", "0", "--streams", str(args.streams)]
             command += ["--tokens", str(args.tokens), *(["--chat"] if args.chat else [])]
             text = subprocess.run(command, cwd=tree, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
             found.setdefault(tree, []).append(json.loads(re.findall(r"{.*}", text)[-1]))

@@ -1,4 +1,4 @@
-"""What a long prompt costs the event loop: `python -m tests.bench_long_prompt [--tokens N]`, by hand only.
+"""What a long prompt costs the event loop: `python -m tests.benches.long_prompt [--tokens N]`, by hand only.
 
 The scheduler's part and the engine's, without a device: checking and hashing the ids where the loop must do it and on a thread,
 submitting, its steps, its end, a step that it waits through at the head of the line, and what a cached one costs. Milliseconds, the

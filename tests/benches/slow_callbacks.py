@@ -1,4 +1,4 @@
-"""The server on asyncio's own loop, and which of the loop's callbacks took long: `python -m tests.slow_callbacks OPTIONS`.
+"""The server on asyncio's own loop, and which of the loop's callbacks took long: `python -m tests.benches.slow_callbacks OPTIONS`.
 
 At each SIGUSR2 it prints how many callbacks there were, how many took more than a millisecond, and the longest with what stood on
 the stack meanwhile; then it begins anew. A callback's time is the CPU time of the loop's thread, which does not depend on what else

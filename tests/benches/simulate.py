@@ -1,5 +1,5 @@
 """Traffic against the real scheduler, on steps that take what a formula says in place of a device: what a step budget does to
-waiting times. `python -m tests.simulate [MODEL …] [--fixed N …] [--goals ITL:TTFT …]`, in milliseconds.
+waiting times. `python -m tests.benches.simulate [MODEL …] [--fixed N …] [--goals ITL:TTFT …]`, in milliseconds.
 
 The formulas are fits of one H200 and of a 2-core CPU (RESULTS.md has the figures). Beside what was measured there over HTTP with
 1,024 tokens beside decodes, 8B: c128 6,509 tok/s (measured 6,329), TTFT p50 114 (150) and p99 1,708 (1,772), TPOT p50 18.6 (18.9);

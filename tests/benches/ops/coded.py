@@ -1,8 +1,8 @@
-"""Linear layers in codes and scales beside those in bfloat16, of the 8B shape: `python -m tests.ops.bench_coded [served] [tiles]
+"""Linear layers in codes and scales beside those in bfloat16, of the 8B shape: `python -m tests.benches.ops.coded [served] [tiles]
 [rounded] [streams] [rows ...]`.
 
 `served`: as `ops.linear` and `ops.gated_linear` go, each scheme, and the sum of a layer; `tiles`, `rounded` and `streams`: every
-instance of tiled_w4.cu, tiled_fp8.cu and few_rows_coded.cu, the best of each shape and what is chosen. As in bench_cuda.py a time
+instance of tiled_w4.cu, tiled_fp8.cu and few_rows_coded.cu, the best of each shape and what is chosen. As in cuda.py a time
 is that of one of many copies in a graph, in microseconds."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ops.gemm.cuda import CudaLinearWeight
 from ops.gemm.triton_coded import round_rows
 from ops.gemm.weight import LinearWeight
 from ops.stored import FP8, W4, StoredWeight, WeightFormat
-from tests.ops.bench_cuda import COPY_BYTES_PER_US, SHAPES, us
+from tests.benches.ops.cuda import COPY_BYTES_PER_US, SHAPES, us
 
 LAYER = SHAPES["8b"][:4]
 GATED = (28672, 4096)

@@ -1,4 +1,4 @@
-"""Decode with adapters beside decode without, in one engine and in turns: `python -m tests.bench_lora --model FOLDER …`.
+"""Decode with adapters beside decode without, in one engine and in turns: `python -m tests.benches.lora --model FOLDER …`.
 
 Weights are drawn unless the model is a file; the adapters are random, of every linear layer that may have one. Each line is a batch
 size: milliseconds a step with no adapter, and with so many different ones as times that. `--gaps`: the longest pause between tokens

@@ -1,7 +1,7 @@
 """The longest that the event loop is busy at a time while hostile pictures are sent, eight at once: processor time of its
 thread, which other processes do not show in, beside the same with small pictures.
 
-    python -m tests.server.media.bench_hostile"""
+    python -m tests.benches.hostile_media"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the HTTP layer is measured against: a bare Starlette StreamingResponse with orjson per chunk, and nothing else.
 
-`python -m tests.bare_server`: prints its port. Every open request gets a token from an asyncio.Queue of its own in each round
-of the event loop; no tokenizer, no stop strings, no disconnect race, no error shapes."""
+`python -m tests.benches.bare_server` prints its port. Every open request gets a token from an asyncio.Queue of its own in each
+round of the event loop; no tokenizer, no stop strings, no disconnect race, no error shapes."""
 
 from __future__ import annotations
 
