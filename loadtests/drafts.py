@@ -1,6 +1,6 @@
 """`python -m loadtests drafts`: what guessed tokens cost and bring, beside the same engine without: time per step, tokens a second.
 
-The measuring is done by `python -m runtime.measure --steps`, one process for each configuration, weights drawn at random: so what
+The measuring is done by `python -m loadtests.engine --steps`, one process for each configuration, weights drawn at random: so what
 is guessed has to be right by chance (`synthetic_acceptance`), or by a model that is the other one. Options after `--` go to all."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def configs_of(method: str, drafts_by: Path | None) -> list[str]:
 
 def measured(args: argparse.Namespace, config: str | None) -> tuple[dict[str, Any], Records, bool]:
     """What the start told, the figures, and whether all were taken."""
-    command = [sys.executable, "-m", "runtime.measure", "--model", str(args.model), "--steps", *map(str, args.batch)]
+    command = [sys.executable, "-m", "loadtests.engine", "--model", str(args.model), "--steps", *map(str, args.batch)]
     command += [] if config is None else ["--speculative-config", config]
     start: dict[str, Any] = {}
     found: dict[int, dict[str, Any]] = {}

@@ -118,7 +118,7 @@ def results_page(records: Sequence[Record], notes: str) -> str:
         "# Results on the GPU",
         "Made by `python -m loadtests results` from `results.jsonl`; only the notes are written by hand. "
         f"Peer: {PEER} (steps in process: 2026-11-22), alone on one NVIDIA H200 (`targets.py`). bf16, dummy weights; "
-        "definitions in `runtime/measure/`, `figures.py` and `workloads.py`.",
+        "definitions in `loadtests/engine/`, `figures.py` and `workloads.py`.",
     ]
     for model in MODELS:
         figures, used = latest(records, model)

@@ -1,6 +1,6 @@
 """`python -m loadtests steps`: step times, prefill rates and start-up of the engine in one process, beside vLLM and the targets.
 
-The measuring is done by `python -m runtime.measure` in a process of its own, which says what each figure means; its lines become a
+The measuring is done by `python -m loadtests.engine` in a process of its own, which says what each figure means; its lines become a
 table and one record here. What is named is measured, without a name every row of `targets.py`. Options after `--` go to the
 engine: the fields of EngineConfig, such as `-- --max-num-seqs 512`."""
 
@@ -37,7 +37,7 @@ def command_of(args: argparse.Namespace) -> list[str]:
     """What runs in the other process."""
     wished = {"--batch": args.batch, "--prefill": args.prefill, "--ttft": args.ttft}
     everything = not args.throughput and args.profile is None and all(values is None for values in wished.values())
-    command = [sys.executable, "-m", "runtime.measure", "--model", str(args.model)]
+    command = [sys.executable, "-m", "loadtests.engine", "--model", str(args.model)]
     for flag, values in wished.items():
         if values is not None or everything:
             command += [flag, *map(str, values or ROWS[flag])]

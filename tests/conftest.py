@@ -25,7 +25,7 @@ TESTS = Path(__file__).parent
 # What takes more than its share of a minute of CPU: kernels by an interpreter, models beside transformers, processes, fuzzing.
 SLOW = (
     "ops/", "equality/", "e2e/", "runtime/models/", "runtime/platform/", "runtime/runner/", "runtime/sample/", "runtime/weights/",
-    "runtime/kv/test_kv_cache.py", "runtime/test_draft_model.py", "runtime/test_measure.py",
+    "runtime/kv/test_kv_cache.py", "runtime/test_draft_model.py", "loadtests/test_engine.py",
     "runtime/test_scheduler.py",
     "loadtests/test_clients.py", "loadtests/test_commands.py", "loadtests/test_drafts.py",
     "loadtests/test_gpu.py", "loadtests/test_load.py", "loadtests/test_pictures.py", "runtime/test_findings.py",

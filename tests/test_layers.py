@@ -36,7 +36,7 @@ API_ROOMS = (
 )
 # The folders of runtime; the files beside them are the spine, which all of them may know.
 RUNTIME_ROOMS = (
-    ("measure", "doctor", "quantize"),
+    ("doctor", "quantize"),
     ("start",),
     ("runner", "lora"),
     ("models", "sample"),
@@ -104,12 +104,20 @@ def test_the_rooms_are_where_the_test_looks():
         ("ops", ("runtime", "server", "loadtests", "tests")),
         ("runtime", ("server", "loadtests", "tests")),
         ("server", ("loadtests", "tests", "ops", "oneloop_native")),
-        ("loadtests", ("server", "runtime", "ops", "oneloop_native", "torch")),
     ],
 )
 def test_nothing_imports_upward(room, above):
     # One door: `oneloop bench` is loadtests' own command line, which the composition root hands the words behind it.
     assert not offences(lambda m: within(m, room), lambda m, n: within(n, *above) and (m, n) not in BENCH)
+
+
+def test_load_tests_know_nothing_of_the_product():
+    """But the room that measures the engine in its own process."""
+    product = ("server", "runtime", "ops", "oneloop_native", "torch")
+    assert not offences(
+        lambda m: within(m, "loadtests") and not within(m, "loadtests.engine"), lambda m, n: within(n, *product)
+    )
+    assert not offences(lambda m: within(m, "loadtests.engine"), lambda m, n: within(n, "server", "oneloop_native"))
 
 
 def test_server_sees_only_the_border_of_runtime():
@@ -213,11 +221,6 @@ def test_only_kernels_know_the_compiled_module():
 
 def test_only_text_knows_what_is_compiled_for_it():
     assert not offences(lambda m: not within(m, "server.text.native", "tests"), lambda m, n: within(n, "oneloop_text"))
-
-
-def test_the_product_knows_nothing_of_its_measuring():
-    room = "runtime.measure"
-    assert not offences(lambda m: not within(m, "tests", room), lambda m, n: within(n, room))
 
 
 def test_only_the_room_for_it_knows_transformers():

@@ -7,7 +7,7 @@ import importlib.util
 
 import pytest
 
-from runtime.measure.arguments import parser
+from loadtests.engine.arguments import parser
 from tests.two_gpus import SHAPES, Ended, Step, rehearsed_shapes, run_all, run_step, steps
 
 

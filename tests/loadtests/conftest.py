@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.loadtests.test_engine import TINY
 from tests.loadtests.test_processes import toy, wait_healthy
-from tests.runtime.test_measure import TINY
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from loadtests.__main__ import main
 from loadtests.gpu import WANTED, Session, write_model
 from loadtests.workloads import find_workloads
 from tests.loadtests.test_commands import last_json
-from tests.runtime.test_measure import TINY
+from tests.loadtests.test_engine import TINY
 
 VOCAB_SIZE = 259  # three special tokens and the bytes
 OURS = [

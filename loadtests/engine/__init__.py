@@ -1,6 +1,6 @@
 """Measure: step times, prefill rates, start-up and a kernel profile of the real engine, as JSON lines on standard output.
 
-`python -m runtime.measure --model FOLDER [--ENGINE-OPTION VALUE …]`; people use `python -m loadtests steps`, which runs it and
+`python -m loadtests.engine --model FOLDER [--ENGINE-OPTION VALUE …]`; people use `python -m loadtests steps`, which runs it and
 makes the table. The engine is the one that serves, built by `start_engine` on uvloop, with dummy weights unless told otherwise;
 every field of EngineConfig is an option here. Each figure is a line as soon as it is taken. Knows nothing of HTTP or text, and
 nothing of the engine imports it.

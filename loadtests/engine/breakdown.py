@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.measure.workloads import MeasureError
+from loadtests.engine.workloads import MeasureError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from runtime.measure.breakdown import KernelRun, breakdown, profile_text
-from runtime.measure.counted import num_preemptions
-from runtime.measure.figures import check_room, emit
-from runtime.measure.machine import device_facts
-from runtime.measure.workloads import MeasureError, Prompter, requests_of
+from loadtests.engine.breakdown import KernelRun, breakdown, profile_text
+from loadtests.engine.counted import num_preemptions
+from loadtests.engine.figures import check_room, emit
+from loadtests.engine.machine import device_facts
+from loadtests.engine.workloads import MeasureError, Prompter, requests_of
 
 if TYPE_CHECKING:
     from runtime.engine import Engine

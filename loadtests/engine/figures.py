@@ -7,8 +7,8 @@ import json
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from runtime.measure.counted import Counted, num_preemptions
-from runtime.measure.workloads import (
+from loadtests.engine.counted import Counted, num_preemptions
+from loadtests.engine.workloads import (
     MeasureError,
     Prompter,
     Timing,

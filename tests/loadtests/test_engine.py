@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from loadtests.engine.__main__ import main
+from loadtests.engine.arguments import engine_config, parser
+from loadtests.engine.breakdown import KernelRun, breakdown
+from loadtests.engine.counted import spread
+from loadtests.engine.workloads import MeasureError, throughput_workload
 from runtime.api import HistogramData
-from runtime.measure.__main__ import main
-from runtime.measure.arguments import engine_config, parser
-from runtime.measure.breakdown import KernelRun, breakdown
-from runtime.measure.counted import spread
-from runtime.measure.workloads import MeasureError, throughput_workload
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48,

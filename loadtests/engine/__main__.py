@@ -1,4 +1,4 @@
-"""`python -m runtime.measure`: start the engine, take the figures that were asked for, say what could not be taken."""
+"""`python -m loadtests.engine`: start the engine, take the figures that were asked for, say what could not be taken."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from runtime.api import LoadProgress
-from runtime.measure.arguments import engine_config, parser
-from runtime.measure.counted import Counted
-from runtime.measure.figures import (
+from loadtests.engine.arguments import engine_config, parser
+from loadtests.engine.counted import Counted
+from loadtests.engine.figures import (
     emit,
     measure_decode,
     measure_pool,
@@ -24,9 +23,10 @@ from runtime.measure.figures import (
     measure_throughput,
     measure_ttft,
 )
-from runtime.measure.machine import device_facts, process_age_s, status_mib
-from runtime.measure.profile import measure_profile
-from runtime.measure.workloads import MeasureError, Prompter
+from loadtests.engine.machine import device_facts, process_age_s, status_mib
+from loadtests.engine.profile import measure_profile
+from loadtests.engine.workloads import MeasureError, Prompter
+from runtime.api import LoadProgress
 
 if TYPE_CHECKING:
     from runtime.engine import Engine
