@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runtime.api import PoolingParams, SamplingParams
+from runtime.api.media import MediaItem
 from runtime.kv.block_table import NewBlocks
-from runtime.media import MediaItem
 
 if TYPE_CHECKING:
-    from runtime.media import Int32s
+    from runtime.api.media import Int32s
 
 ON_DEVICE = -2  # in place of a guessed id: only the device knows it
 NOT_FINITE = -1  # in place of a sampled id: this row's logits were NaN or infinite, its neighbours' were not

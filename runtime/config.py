@@ -9,7 +9,6 @@ from functools import partial
 from runtime.engine_options import EngineOptions
 from runtime.kv.kinds import Cross, KVDtype, MemoryKind, Nothing, State
 from runtime.kv.layout import KVLayout
-from runtime.lora.config import LoraLimits
 from runtime.policy.fairness import POLICIES, Policy
 from runtime.policy.step_budget import FixedBudget, Goals, PlatformSteps, StepBudget, TimedBudget
 from runtime.policy.step_cost import StepCost, TimedSteps
@@ -33,6 +32,23 @@ CACHE_TYPES = {
 
 class PlanError(ValueError):
     """The options do not fit the model or the machine; the message names the option to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraLimits:
+    """Room for adapters, by vLLM's names. `max_loras`: adapters that one step may have, each in a slot of the device.
+    `max_cpu_loras`: adapters kept in memory, those in slots included. `max_lora_rank`: of each. `lora_experts`, `lora_vocabulary`:
+    whether a device has room for adapters that change experts, and embedding and head."""
+
+    max_loras: int
+    max_cpu_loras: int
+    max_lora_rank: int
+    lora_experts: bool = False
+    lora_vocabulary: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_cpu_loras < self.max_loras:
+            raise ValueError(f"max_cpu_loras ({self.max_cpu_loras}) must be at least max_loras ({self.max_loras})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

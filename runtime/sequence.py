@@ -17,8 +17,8 @@ from runtime.kv.block_table import BlockTable
 from runtime.kv.prefix_cache import BlockHash
 
 if TYPE_CHECKING:
+    from runtime.api.media import Int32s
     from runtime.feature import Claim
-    from runtime.media import Int32s
 
 _NOTHING = SamplingParams(max_tokens=0, temperature=0.0)
 

@@ -1,6 +1,7 @@
-"""Step: one launch in flight: what was decided, when it was launched, and the event after which its result can be read.
+"""Step: one launch in flight, with what was decided, when it was launched, and the event after which its result can be read.
 
-A batch with masked rows takes two launches: its forward pass at once, and the sampling when its masks are known."""
+A batch with masked rows takes two launches: its forward pass at once, and the sampling when its masks are known. The loop awaits
+events; it never blocks on them and never polls them."""
 
 from __future__ import annotations
 
@@ -10,11 +11,54 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch
-from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault
-from runtime.gpu_event import GpuEvent
+
+MaskWords = NDArray[np.int32]
+
+
+class GpuEvent(Protocol):
+    """The end of work on a device, awaitable."""
+
+    async def wait(self) -> None:
+        """Return when the work before the event has run; raise what it raised."""
+        ...
+
+
+class SharedEvent(GpuEvent, Protocol):
+    """An event that is awaited together with others."""
+
+    def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
+        """Have the loop call it once the work has run, with what that raised."""
+        ...
+
+
+class WorkerEvent:
+    """The event of a device that is a worker thread: a future that the thread completes through `call_soon_threadsafe`."""
+
+    def __init__(self, future: asyncio.Future[Any]) -> None:
+        self._future = future
+
+    async def wait(self) -> None:
+        # Shielded: whoever stops waiting must not cancel work that the device has already begun.
+        await asyncio.shield(self._future)
+
+    def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
+        """See `SharedEvent`."""
+        self._future.add_done_callback(lambda future: call(future.exception()))
+
+
+@dataclass(frozen=True, slots=True)
+class RowMasks:
+    """Masks of a step. `words` [n, V / 32 up] int32: the tokens that each of the device rows `rows` may draw. A row with drafts has
+    several neighbouring entries: for its first draw, behind its first draft, and so on, as far as drafts may be drawn."""
+
+    rows: tuple[int, ...]
+    words: MaskWords
 
 
 @dataclass(frozen=True, slots=True)

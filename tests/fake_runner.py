@@ -16,7 +16,7 @@ import numpy as np
 from runtime.api import ModelInfo, PoolerInfo
 from runtime.batch import ON_DEVICE, ScheduledBatch, ScheduledRow
 from runtime.constrain import deferred as deferred_sampling
-from runtime.constrain.masks import MaskWords, RowMasks, allows, mask_of, num_words
+from runtime.constrain.masks import allows, mask_of, num_words
 from runtime.encode.scheduling import EncoderScheduling
 from runtime.engine import Engine
 from runtime.fault import Fault, host_fault
@@ -31,7 +31,7 @@ from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
-from runtime.step import ForwardOutput, Step, StepResult
+from runtime.step import ForwardOutput, MaskWords, RowMasks, Step, StepResult
 
 NO_WORDS = np.empty((0, 0), dtype=np.int32)
 

@@ -41,7 +41,7 @@ from runtime.api import (
     TokenLogprobs,
     cache_root,
 )
-from runtime.token_stream import EngineTokenStream
+from runtime.engine.token_stream import EngineTokenStream
 
 Script = Callable[[Request], Sequence[int]]
 Pooler = Callable[[Request], memoryview]

@@ -8,9 +8,8 @@ from collections.abc import Sequence as Several
 from enum import Enum
 
 from runtime.batch import NOT_FINITE, EncoderWork, ScheduledBatch, ScheduledRow
-from runtime.constrain.masks import MaskWords
 from runtime.fault import Fault, RowFailed, host_fault
-from runtime.step import ForwardOutput, Step
+from runtime.step import ForwardOutput, MaskWords, Step
 from tests.fake_runner import FakeRunner
 
 

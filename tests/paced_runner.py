@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from runtime.admission import AdmissionLimits
 from runtime.batch import ScheduledBatch
 from runtime.engine import Engine
+from runtime.engine.admission import AdmissionLimits
 from runtime.fault import Fault, host_fault
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.layout import BLOCK_SIZE, KVLayout

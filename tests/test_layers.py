@@ -34,27 +34,38 @@ API_ROOMS = (
     ("route",),
     ("service",),
 )
-# The folders of runtime; the files beside them are the spine, which all of them may know.
+# The files of runtime's root, which are the spine, and no more than twelve.
+SPINE = (
+    "__init__", "batch", "config", "engine_options", "fault", "feature", "features", "scheduler", "sequence", "step",
+)  # fmt: skip
+START = ("preload", "torch_import")  # what begins before an engine is asked for
+# What describes and decides a step is one room: a sequence has blocks, and blocks are of sequences.
+STEP_ROOM = ("batch", "feature", "kv", "policy", "scheduler", "scheduling", "sequence", "step")
 RUNTIME_ROOMS = (
     ("doctor", "quantize"),
     ("start",),
+    ("features", "engine", "platform"),
     ("runner", "lora"),
-    ("models", "sample"),
+    ("sample", "pool"),
+    ("models",),
     ("parallel",),
-    ("constrain", "speculate", "encode"),
+    ("config",),
+    ("engine_options",),
+    ("speculate", "encode", "constrain"),
     ("metrics",),
-    ("kv", "weights", "profiling", "policy"),
+    ("scheduler", "weights", "profiling"),
+    ("api", "fault", "torch_import", "preload"),
 )
 BENCH = {("server.__main__", "loadtests.__main__"), ("server.__main__", "loadtests.__main__.main")}
 NO_TORCH_IN_RUNTIME = (
     "runtime.api", "runtime.engine_options", "runtime.config", "runtime.policy.fairness", "runtime.batch", "runtime.sequence",
     "runtime.scheduler",
-    "runtime.engine", "runtime.fault", "runtime.step", "runtime.gpu_event", "runtime.metrics.stats", "runtime.metrics.loop_lag",
-    "runtime.token_stream", "runtime.speculate.methods", "runtime.block_copies", "runtime.metrics.engine_meter",
+    "runtime.engine", "runtime.fault", "runtime.step", "runtime.metrics.stats", "runtime.metrics.loop_lag",
+    "runtime.engine.token_stream", "runtime.speculate.methods", "runtime.kv.block_copies", "runtime.metrics.engine_meter",
     "runtime.speculate.speculation",
-    "runtime.profiling.session", "runtime.profiling.trace", "runtime.sleeping",
-    "runtime.media", "runtime.encode.cache", "runtime.encode.scheduling",
-    "runtime.lora.adapters", "runtime.lora.slots", "runtime.lora.config",
+    "runtime.profiling.session", "runtime.profiling.trace", "runtime.engine.sleeping",
+    "runtime.api.media", "runtime.encode.cache", "runtime.encode.scheduling",
+    "runtime.lora.adapters", "runtime.lora.slots",
     "runtime.constrain.masked_sampling", "runtime.metrics.step_health",
     "runtime.kv.block_pool", "runtime.kv.block_table", "runtime.kv.prefix_cache", "runtime.kv.layout",
     "runtime.runner.worker", "runtime.platform.host", "runtime.models.registry",
@@ -137,8 +148,9 @@ def test_server_knows_no_torch():
 
 
 def room_of(module: str, wing: str) -> str:
-    """The folder or root file a module of `wing` lives in; the wing's own name for its __init__."""
-    return module.removeprefix(wing).strip(".").partition(".")[0] or wing
+    """Return the folder or root file that a module of `wing` lives in; the wing's own name for its __init__."""
+    room = module.removeprefix(wing).strip(".").partition(".")[0] or wing
+    return "scheduler" if wing == "runtime" and room in STEP_ROOM else room
 
 
 def arrows(wing: str) -> dict[tuple[str, str], list[str]]:
@@ -179,9 +191,15 @@ def test_the_scheduler_knows_no_feature():
     )
 
 
-def test_every_room_of_the_server_has_its_floor():
-    listed = [room for line in SERVER_ROOMS for room in line]
-    assert sorted(listed) == sorted({room_of(module, "server") for module in files() if within(module, "server")})
+@pytest.mark.parametrize(("wing", "rooms"), [("server", SERVER_ROOMS), ("runtime", RUNTIME_ROOMS)])
+def test_every_room_has_its_floor(wing, rooms):
+    listed = [room for line in rooms for room in line]
+    assert sorted(listed) == sorted({room_of(module, wing) for module in files() if within(module, wing)} - {"runtime"})
+
+
+def test_the_root_of_runtime_holds_the_spine_only():
+    assert len(SPINE) <= 12
+    assert {path.stem for path in (ROOT / "runtime").glob("*.py")} - {*START} == {*SPINE}
 
 
 def test_the_server_stays_a_house_of_few_floors_and_arrows():

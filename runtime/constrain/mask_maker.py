@@ -24,9 +24,9 @@ import numpy as np
 
 from runtime.api import ConstraintError, FinishReason, ModelInfo, TokenMatcher
 from runtime.batch import ScheduledRow
-from runtime.constrain.masks import MaskWords, RowMasks, allows, mask_of, mask_of_set, num_words, only_token
-from runtime.gpu_event import GpuEvent
+from runtime.constrain.masks import allows, mask_of, mask_of_set, num_words, only_token
 from runtime.sequence import Forced, Sequence
+from runtime.step import GpuEvent, MaskWords, RowMasks
 
 LIMIT_S = 1.0  # for a mask, of which a usual one takes ten microseconds and a bad one ten milliseconds
 GRACE_S = 0.002  # at least, however short the forward pass: a thread that wakes up late is no reason to draw twice

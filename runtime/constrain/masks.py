@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-MaskWords = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class RowMasks:
-    """`words` [n, V / 32 up] int32: what each of the device rows `rows` may draw in the step at hand. A row with drafts has several
-    that stand side by side: for its first draw, behind its first draft, and so on, as far as drafts may be drawn."""
-
-    rows: tuple[int, ...]
-    words: MaskWords
+from runtime.step import MaskWords
 
 
 def num_words(vocab_size: int) -> int:

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from runtime.api import LoadProgress
+from runtime.api.media import MediaItem
 from runtime.batch import EncoderWork, MediaSpan, RowMedia, ScheduledBatch
 from runtime.fault import RowFailed
-from runtime.media import MediaItem
 from runtime.step import Runner
 
 log = logging.getLogger("oneloop.start")

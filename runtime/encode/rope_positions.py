@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from runtime.media import MediaItem
+from runtime.api.media import MediaItem
 
 if TYPE_CHECKING:
-    from runtime.media import Int32s
+    from runtime.api.media import Int32s
 
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from runtime.api import FinishReason, Metric, Request
+from runtime.api.media import BESIDE_PICTURES, EMBEDS, MediaItem
 from runtime.batch import EncoderWork, MediaSpan, RowMedia, ScheduledBatch, ScheduledRow
 from runtime.encode.cache import EncoderCache, Holder
 from runtime.encode.stats import EncoderStats
 from runtime.fault import STEP_ERROR, RowFailed
 from runtime.feature import Claim, Door, Feature, Scheduling
-from runtime.media import BESIDE_PICTURES, EMBEDS, MediaItem
 from runtime.sequence import Sequence
 
 if TYPE_CHECKING:
-    from runtime.media import Int32s
+    from runtime.api.media import Int32s
 
 RopePositions: TypeAlias = "Callable[[Several[MediaItem], int], Int32s]"
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from runtime.block_copies import BlockCopies
+from runtime.api.media import media_of_blocks
+from runtime.kv.block_copies import BlockCopies
 from runtime.kv.block_pool import BlockIds, BlockPool
 from runtime.kv.block_table import BlockTable, NewBlocks
 from runtime.kv.kinds import Nothing
 from runtime.kv.prefix_cache import NO_EXTRAS, Match, PrefixCache
-from runtime.media import media_of_blocks
 
 if TYPE_CHECKING:
     from runtime.sequence import Sequence

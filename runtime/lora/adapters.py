@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol, Self
 
 from runtime.api import Adapter, AdapterRefused
-from runtime.lora.config import LoraLimits
+from runtime.config import LoraLimits
 from runtime.lora.slots import AdapterSlots
 from runtime.weights.rules import WeightsError
 

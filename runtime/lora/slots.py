@@ -20,7 +20,7 @@ from enum import Enum
 
 from runtime.api import Metric
 from runtime.batch import AdapterLoad
-from runtime.lora.config import LoraLimits
+from runtime.config import LoraLimits
 from runtime.sequence import Sequence
 
 _MAX_LABELS = 128  # adapters that metrics tell apart; all others are one

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from runtime.media import MediaItem
+from runtime.api.media import MediaItem
 from runtime.models.spec.encoder import EncoderSpec
 
 Compute: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]

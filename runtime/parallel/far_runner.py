@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 
 from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch
-from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault, RowFailed, WorkerGone
-from runtime.gpu_event import GpuEvent, WorkerEvent
 from runtime.parallel.connection import Connection
 from runtime.parallel.group import Apart
 from runtime.parallel.messages import (
@@ -31,7 +29,7 @@ from runtime.parallel.messages import (
     with_views,
 )
 from runtime.parallel.stages import Turn
-from runtime.step import ForwardOutput, Runner, Step, StepResult
+from runtime.step import ForwardOutput, GpuEvent, RowMasks, Runner, Step, StepResult, WorkerEvent
 
 CLOSE_LIMIT_S = 5.0  # for what is computed there to end
 

@@ -13,10 +13,9 @@ import numpy as np
 from runtime.api import ModelInfo, TokenLogprobs
 from runtime.batch import ScheduledBatch
 from runtime.config import EngineConfig, EnginePlan
-from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault
 from runtime.parallel.stages import Turn
-from runtime.step import StepResult
+from runtime.step import RowMasks, StepResult
 
 Rows = tuple[int, ...]
 

@@ -12,10 +12,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ops.transfer import index_on
 from runtime.parallel.group import Gone
 from runtime.parallel.links import Link, Ways
 from runtime.parallel.stages import Draws, HostStage, Line, Passage, RowTables, Turn
-from runtime.transfer import index_on
 
 T = TypeVar("T")
 

@@ -9,11 +9,9 @@ from functools import partial
 from typing import TypeVar, cast
 
 from runtime.batch import ScheduledBatch
-from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault
-from runtime.gpu_event import GpuEvent, SharedEvent
 from runtime.parallel.group import Apart
-from runtime.step import ForwardOutput, Runner, Step
+from runtime.step import ForwardOutput, GpuEvent, RowMasks, Runner, SharedEvent, Step
 
 S = TypeVar("S")
 L = TypeVar("L")

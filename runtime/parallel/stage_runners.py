@@ -13,12 +13,10 @@ from typing import NamedTuple, TypeVar
 
 from runtime.api import SamplingParams
 from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow
-from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault
-from runtime.gpu_event import GpuEvent
 from runtime.parallel.runners import EveryEvent, blame
 from runtime.parallel.stages import Draws, Line, Passage, TakesTurns, Turn
-from runtime.step import ForwardOutput, Runner, Step
+from runtime.step import ForwardOutput, GpuEvent, RowMasks, Runner, Step
 
 L = TypeVar("L")
 

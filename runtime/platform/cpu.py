@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 import ops
+from runtime.api.media import MediaItem
 from runtime.batch import ScheduledBatch
 from runtime.config import (
     ELEMENT_BYTES,
@@ -23,7 +24,6 @@ from runtime.config import (
     WeightPolicy,
 )
 from runtime.kv.kv_cache import KVCache
-from runtime.media import MediaItem
 from runtime.models.encoder import Encoder
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec

@@ -19,11 +19,11 @@ import torch
 import ops
 from ops.collective import peer_memory
 from runtime.api import LoadProgress
+from runtime.api.media import MediaItem
 from runtime.batch import Pool, ScheduledBatch
 from runtime.config import ELEMENT_BYTES, GIB, DeviceDefaults, EngineConfig, EnginePlan, PlanError
 from runtime.kv.kinds import Nothing, State
 from runtime.kv.kv_cache import KVCache
-from runtime.media import MediaItem
 from runtime.models.encoder import Encoder
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec

@@ -13,14 +13,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ops.transfer import is_remote, to_host
 from runtime.fault import Fault
-from runtime.gpu_event import GpuEvent
 from runtime.platform.cuda_errors import cuda_fault
 from runtime.platform.cuda_event import EventWaiter
 from runtime.platform.side_stream import SideStream
 from runtime.runner.lane import Launched, Part
 from runtime.runner.worker import Worker
-from runtime.transfer import is_remote, to_host
+from runtime.step import GpuEvent
 
 
 class CudaLane:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ops.transfer import index_on
 from runtime.parallel.stages import Draws, HostStage, Line, Passage, RowTables
-from runtime.transfer import index_on
 
 _SLOTS = 2
 

@@ -16,7 +16,7 @@ from runtime.config import EngineConfig, EnginePlan, PlanError
 from runtime.torch_import import import_all_of_torch
 
 if TYPE_CHECKING:
-    from runtime.media import MediaItem
+    from runtime.api.media import MediaItem
     from runtime.models.encoder import Encoder
     from runtime.models.model import Model
     from runtime.models.spec.model import ModelSpec

@@ -11,11 +11,11 @@ from typing import Any, cast
 import torch
 
 from runtime.fault import Fault, RowFailed
-from runtime.gpu_event import GpuEvent
 from runtime.platform.cuda_event import CudaEvent
 from runtime.platform.cuda_lane import CudaLane, recorded
 from runtime.runner.lane import Launched, Part
 from runtime.runner.rank_worker import RankWorker
+from runtime.step import GpuEvent
 
 
 class RankLane(CudaLane):

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ops.transfer import is_remote
 from runtime.platform.cuda_event import EventWaiter
 from runtime.runner.worker import Worker
-from runtime.transfer import is_remote
 
 
 class SideStream:

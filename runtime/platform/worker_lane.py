@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from runtime.fault import Fault, host_fault
-from runtime.gpu_event import WorkerEvent
 from runtime.runner.lane import Launched, Part
 from runtime.runner.worker import Worker
+from runtime.step import WorkerEvent
 
 
 class WorkerLane:

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 import ops
+from ops.transfer import index_on, to_host
 from runtime.api import PoolingParams
 from runtime.batch import Pool, RowBinding, ScheduledRow
 from runtime.models.model import Model
-from runtime.transfer import index_on, to_host
 
 
 class _Asked(NamedTuple):

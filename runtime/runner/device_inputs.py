@@ -17,13 +17,13 @@ from torch import Tensor
 
 import ops
 from ops.sampling.tables import Drafts
+from ops.transfer import index_on, is_remote
 from runtime.batch import SAMPLE, RowBinding, Sample, ScheduledRow, columns
 from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
 from runtime.runner.host_tables import TableUpdates
 from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, seen_in_chunks, token_types
-from runtime.transfer import index_on, is_remote
 
 _Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
 _Part = list[int] | _Int32s

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 import ops
+from ops.transfer import index_on
+from runtime.api.media import EMBEDS, MediaItem
 from runtime.batch import EncoderWork, ScheduledBatch, ScheduledRow
 from runtime.fault import Fault, RowFailed
-from runtime.media import EMBEDS, MediaItem
 from runtime.models.forward_step import DeepstackStep, ForwardStep
 from runtime.models.model import Model
 from runtime.runner.host_tables import Int32s
 from runtime.runner.lane import Lane
-from runtime.transfer import index_on
 
 log = logging.getLogger("oneloop.engine")
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ops.transfer import index_on
 from runtime.batch import RowBinding, Sample, ScheduledRow
 from runtime.kv.kv_cache import LayerKV
 from runtime.models.draft_head import DraftHead
 from runtime.runner.rounds import Round, Wanting
 from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.sample.sampler import Sampler
-from runtime.transfer import index_on
 
 
 class HeadDrafter:

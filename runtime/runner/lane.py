@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from runtime.fault import Fault
-from runtime.gpu_event import GpuEvent
+from runtime.step import GpuEvent
 
 T = TypeVar("T")
 

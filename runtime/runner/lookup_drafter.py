@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 import ops
+from ops.transfer import index_on, upload
 from runtime.batch import RowBinding, ScheduledRow
 from runtime.runner.rounds import Round
 from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.speculate.config import Lookup
 from runtime.speculate.gram_index import MAX_PROMPT
-from runtime.transfer import index_on, upload
 
 
 class LookupDrafter:

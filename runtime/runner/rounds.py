@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ops.transfer import index_on
 from runtime.batch import ScheduledRow
 from runtime.runner.step_inputs import Inputs
 from runtime.sample.sampler import Sampler
-from runtime.transfer import index_on
 
 
 class ProposalGraphs(Protocol):

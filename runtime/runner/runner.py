@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ops.sampling.tables import Drafts, Masks
+from ops.transfer import index_on, to_host, upload
 from runtime.api import TokenLogprobs
 from runtime.batch import Pool, RowBinding, Sample, ScheduledBatch, ScheduledRow
-from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault, RowFailed
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
@@ -34,8 +34,7 @@ from runtime.sample.logprobs import LogprobsState, StepLogprobs
 from runtime.sample.prompt_logprobs import PromptLogprobs
 from runtime.sample.sampler import Sampler
 from runtime.speculate.config import Lookup
-from runtime.step import ForwardOutput, Step, StepResult
-from runtime.transfer import index_on, to_host, upload
+from runtime.step import ForwardOutput, RowMasks, Step, StepResult
 
 NO_OUTPUTS: EncoderOutputs = MappingProxyType({})
 

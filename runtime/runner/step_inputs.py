@@ -14,10 +14,10 @@ from torch import Tensor
 
 import ops
 from ops.sampling.tables import Drafts
+from ops.transfer import index_on
 from runtime.batch import Pool, Sample, ScheduledRow
 from runtime.models.forward_step import ForwardStep
 from runtime.runner.host_tables import Int64s
-from runtime.transfer import index_on
 
 
 class StepInputs(NamedTuple):

@@ -16,7 +16,7 @@ from threading import Lock, Thread
 from typing import Any, NamedTuple, TypeVar
 
 from runtime.fault import WorkerGone
-from runtime.gpu_event import WorkerEvent
+from runtime.step import WorkerEvent
 
 T = TypeVar("T")
 

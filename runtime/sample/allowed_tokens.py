@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ops.sampling import tables
+from ops.transfer import upload
 from runtime.batch import RowBinding
 from runtime.constrain.masks import mask_of_set
 from runtime.sample.stage import Record
-from runtime.transfer import upload
 
 
 class AllowedTokens:

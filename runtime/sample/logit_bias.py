@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from ops.sampling import tables
+from ops.transfer import upload
 from runtime.batch import RowBinding
 from runtime.sample.stage import Record
-from runtime.transfer import upload
 
 MAX_BIASES = 1024  # tokens of one request
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ops.transfer import index_on, to_host
 from runtime.api import TokenLogprobs
 from runtime.batch import RowBinding, ScheduledRow
-from runtime.transfer import index_on, to_host
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from ops.sampling import tables
+from ops.transfer import upload
 from runtime.batch import RowBinding
 from runtime.sample.stage import Record
-from runtime.transfer import upload
 
 MAX_STOP_TOKEN_IDS = 1024  # of one request
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from ops.sampling import tables
+from ops.transfer import upload
 from runtime.batch import RowBinding
 from runtime.sample.stage import Record
-from runtime.transfer import upload
 
 
 class Penalties:

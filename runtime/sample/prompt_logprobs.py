@@ -12,10 +12,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from ops.transfer import index_on
 from runtime.api import TokenLogprobs
 from runtime.batch import PromptLogprobsSpan, ScheduledRow
 from runtime.sample.logprobs import TokenStats
-from runtime.transfer import index_on
 
 SLICE_BYTES = 32 << 20  # of float32 logits at a time
 

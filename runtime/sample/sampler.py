@@ -11,6 +11,7 @@ from torch import Tensor
 
 import ops
 from ops.sampling.tables import FLAGS, PENALIZED, Drafts, Masks, SamplingTables
+from ops.transfer import upload
 from runtime.batch import RowBinding
 from runtime.sample.allowed_tokens import AllowedTokens
 from runtime.sample.draw import Draw
@@ -19,7 +20,6 @@ from runtime.sample.min_tokens import MAX_STOP_TOKEN_IDS, MinTokens
 from runtime.sample.penalties import Penalties
 from runtime.sample.stage import Record, Stage
 from runtime.sample.synthetic import SyntheticAcceptance
-from runtime.transfer import upload
 
 
 class Sampler:

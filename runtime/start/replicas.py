@@ -9,9 +9,9 @@ import os
 from dataclasses import replace
 from functools import partial
 
-from runtime.admission import AdmissionLimits, Callers
 from runtime.config import EngineConfig, PlanError
 from runtime.engine import Engine
+from runtime.engine.admission import AdmissionLimits, Callers
 from runtime.parallel.processes import StageProcesses
 from runtime.parallel.replicas import Replicas
 from runtime.platform.platform import Report

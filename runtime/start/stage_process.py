@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, cast
 
 from runtime.config import PlanError
 from runtime.fault import RowFailed
-from runtime.gpu_event import GpuEvent, SharedEvent
 from runtime.models.spec.model import UnsupportedModel
 from runtime.parallel.connection import Connection
 from runtime.parallel.group import Apart
@@ -40,7 +39,7 @@ from runtime.parallel.messages import (
 from runtime.parallel.stages import HostStage, Line, Turn
 from runtime.start.plan import SharedDevice
 from runtime.start.stages import build_stage, built_stage
-from runtime.step import ForwardOutput, Runner, Step
+from runtime.step import ForwardOutput, GpuEvent, Runner, SharedEvent, Step
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import WeightsError
 

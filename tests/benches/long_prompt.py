@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from runtime.api import FinishReason, PreparedPrompt, Request, SamplingParams
 from runtime.batch import ScheduledBatch
+from runtime.engine.prompt import check_ids, prepare
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy.fairness import POLICIES
-from runtime.prompt import check_ids, prepare
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 

@@ -15,10 +15,9 @@ from threading import Thread
 
 from runtime.api import Request, SamplingParams
 from runtime.batch import ScheduledBatch
-from runtime.constrain.masks import RowMasks, mask_of, num_words
+from runtime.constrain.masks import mask_of, num_words
 from runtime.fault import Fault
-from runtime.gpu_event import WorkerEvent
-from runtime.step import ForwardOutput, Step, StepResult
+from runtime.step import ForwardOutput, RowMasks, Step, StepResult, WorkerEvent
 from tests.fake_runner import make_engine, model_info
 
 VOCAB = 151_936

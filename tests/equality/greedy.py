@@ -10,11 +10,11 @@ from itertools import count
 import torch
 
 import ops
-from runtime.admission import AdmissionLimits
 from runtime.api import Request, SamplingParams
 from runtime.batch import ScheduledBatch
 from runtime.config import EngineConfig
 from runtime.engine import Engine
+from runtime.engine.admission import AdmissionLimits
 from runtime.models.model import Model
 from runtime.platform.platform import choose_platform
 from runtime.runner.worker import Worker

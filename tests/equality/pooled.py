@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from runtime.admission import AdmissionLimits
 from runtime.api import FinishReason, PoolingParams, Request
 from runtime.config import EngineConfig
 from runtime.engine import Engine
+from runtime.engine.admission import AdmissionLimits
 from runtime.models.model import Model
 from tests.equality.greedy import engine_parts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.admission import MAX_BUCKETS, MAX_RETRY_S, Admission, AdmissionLimits, StartRate
 from runtime.api import Busy, CallerLimit, QueueFull, Request, SamplingParams
+from runtime.engine.admission import MAX_BUCKETS, MAX_RETRY_S, Admission, AdmissionLimits, StartRate
 from runtime.sequence import Sequence
 
 

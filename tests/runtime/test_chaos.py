@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.admission import AdmissionLimits
 from runtime.api import ConstraintError, EngineStopped, FinishReason, MediaItem, QueueFull, Request, SamplingParams
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
+from runtime.engine.admission import AdmissionLimits
+from runtime.engine.token_stream import EngineTokenStream
 from runtime.speculate.on_device import DeviceSpeculation
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
-from runtime.token_stream import EngineTokenStream
 from tests.fake_runner import Rule, make_engine, model_info
 from tests.faulty_runner import Fail, FaultyRunner, Lost
 from tests.features import has_feature

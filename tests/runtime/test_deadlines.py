@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from runtime.admission import AdmissionLimits
 from runtime.api import FinishReason, Request, SamplingParams
-from runtime.deadlines import Deadlines, Limit
+from runtime.engine.admission import AdmissionLimits
+from runtime.engine.deadlines import Deadlines, Limit
 from tests.fake_runner import FakeRunner, make_engine
 from tests.invariants import check_pool
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from runtime.admission import AdmissionLimits
 from runtime.api import (
     ContextTooLong,
     EngineStopped,
@@ -20,10 +19,11 @@ from runtime.api import (
     SamplingParams,
 )
 from runtime.batch import NOT_FINITE, ScheduledBatch
+from runtime.engine.admission import AdmissionLimits
+from runtime.engine.token_stream import EngineTokenStream
 from runtime.policy.step_budget import FixedBudget
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
-from runtime.token_stream import EngineTokenStream
 from tests.fake_runner import FakeRunner, make_engine
 from tests.features import feature_of
 from tests.invariants import check_pool, check_tables

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import pytest
 
 from runtime.api import FinishReason, Request, SamplingParams
+from runtime.engine.prompt import prepare
 from runtime.kv import prefix_cache
 from runtime.kv.prefix_cache import PrefixCache
-from runtime.prompt import prepare
 from tests.fake_runner import FakeRunner, model_info
 from tests.invariants import check_pool
 from tests.runtime.test_engine import engine_on, read

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from runtime.api import MediaItem, PreparedPrompt, Request, SamplingParams
+from runtime.api.media import media_of_blocks
+from runtime.engine.prompt import prepare
 from runtime.kv.prefix_cache import PrefixCache
-from runtime.media import media_of_blocks
-from runtime.prompt import prepare
 from tests.fake_runner import FakeRunner, model_info
 from tests.runtime.test_engine import engine_on
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from runtime import token_stream
 from runtime.api import FinishReason, Output
-from runtime.token_stream import STREAMS_A_TURN, WRITERS_A_TURN, EngineTokenStream, Handover
+from runtime.engine import token_stream
+from runtime.engine.token_stream import STREAMS_A_TURN, WRITERS_A_TURN, EngineTokenStream, Handover
 
 Read = Callable[[EngineTokenStream], Awaitable[list[list[int]]]]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
 
-from runtime.media import MediaItem
+from runtime.api.media import MediaItem
 
 Inputs = Mapping[str, np.ndarray[Any, Any]]
 _SECONDS = 10  # of a sound, whose encoder hears no whole number of its own; a hundred frames each

@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import ops
-from runtime.media import MediaItem
+from runtime.api.media import MediaItem
 from runtime.models.encoder import EncoderPasses
 from runtime.models.spec.encoder import EncoderSpec
 from runtime.models.spec.model import UnsupportedModel

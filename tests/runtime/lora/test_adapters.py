@@ -11,8 +11,8 @@ from typing import TypeVar
 import pytest
 
 from runtime.api import AdapterGone, AdapterRefused, FinishReason, Request, SamplingParams, SleepLevel
+from runtime.config import LoraLimits
 from runtime.lora.adapters import Adapters
-from runtime.lora.config import LoraLimits
 from runtime.weights.rules import WeightsError
 from tests.fake_runner import FakeRunner
 from tests.runtime.test_engine import engine_on, read, turns

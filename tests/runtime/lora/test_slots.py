@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.api import Adapter, Request, SamplingParams
 from runtime.batch import AdapterLoad
-from runtime.lora.config import LoraLimits
+from runtime.config import LoraLimits
 from runtime.lora.slots import AdapterSlots
 from runtime.sequence import Sequence
 

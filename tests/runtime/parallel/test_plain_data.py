@@ -23,7 +23,6 @@ from runtime.batch import (
     decode_row,
 )
 from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
-from runtime.constrain.masks import RowMasks
 from runtime.engine_options import Counts
 from runtime.fault import Fault
 from runtime.kv.block_table import NewBlocks
@@ -33,7 +32,7 @@ from runtime.parallel.plain_data import MODULES, packed, unpacked
 from runtime.policy.fairness import Fair
 from runtime.policy.step_budget import Goals, PlatformSteps, Slowdown, TimedBudget
 from runtime.policy.step_cost import StepCost, TimedSteps
-from runtime.step import StepResult
+from runtime.step import RowMasks, StepResult
 
 PARAMS = SamplingParams(
     4, temperature=0.5, seed=-(1 << 63), logit_bias=MappingProxyType({7: -100.0}), stop_token_ids=frozenset({1, 2}),

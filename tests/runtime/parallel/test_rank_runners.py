@@ -9,13 +9,13 @@ import pytest
 
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig
-from runtime.gpu_event import WorkerEvent
 from runtime.models.spec.model import UnsupportedModel
 from runtime.parallel.group import Apart
 from runtime.parallel.runners import EveryEvent
 from runtime.runner.runner import ModelRunner
 from runtime.runner.worker import _Job
 from runtime.start import plan_engine, start_engine
+from runtime.step import WorkerEvent
 from tests.fake_runner import LateMasks, Rule
 from tests.runtime.parallel.conftest import SIZES, quiet
 

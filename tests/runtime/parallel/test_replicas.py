@@ -18,8 +18,8 @@ from runtime.api import (
     SamplingParams,
     SleepLevel,
 )
+from runtime.config import LoraLimits
 from runtime.lora.adapters import Adapters
-from runtime.lora.config import LoraLimits
 from runtime.parallel.replicas import Replicas
 from runtime.weights.rules import WeightsError
 from tests.fakes import FakeEngine, fake_model

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.media import MediaItem
+from runtime.api.media import MediaItem
 from runtime.platform.encoder_graphs import EncoderGraphs
 from tests.equality.test_media import FAMILIES, drawn, load
 

@@ -8,7 +8,8 @@ import pytest
 
 from runtime.api import SamplingParams
 from runtime.batch import SAMPLE, SAMPLE_MASKED, PromptLogprobsSpan, RowBinding, ScheduledBatch, ScheduledRow
-from runtime.constrain.masks import RowMasks, mask_of, num_words
+from runtime.constrain.masks import mask_of, num_words
+from runtime.step import RowMasks
 from tests.runtime.runner.runners import LANES, VOCAB, Successor, make_runner
 
 

@@ -15,9 +15,10 @@ import torch
 
 from runtime.api import SamplingParams
 from runtime.batch import NOT_FINITE, SAMPLE, SAMPLE_MASKED, RowBinding, Sample, ScheduledBatch, ScheduledRow
-from runtime.constrain.masks import RowMasks, mask_of, num_words
+from runtime.constrain.masks import mask_of, num_words
 from runtime.kv.block_table import NewBlocks
 from runtime.runner.runner import ModelRunner
+from runtime.step import RowMasks
 from tests.runtime.runner.runners import LANES, LAYOUT, VOCAB, make_runner
 
 BLOCK, NUM_TOKENS, BLOCKS = 4, 30, 16  # blocks of a row, which are neither in order nor its own block's neighbours

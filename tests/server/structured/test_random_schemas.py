@@ -10,7 +10,7 @@ import pytest
 
 from runtime.api import FinishReason, Request, SamplingParams
 from runtime.batch import ScheduledRow
-from runtime.constrain.masks import MaskWords
+from runtime.step import MaskWords
 from server.generate.structured.compiler import Grammars
 from server.generate.structured.grammar import JsonSchema
 from server.models.tokenizer import Tokenizer

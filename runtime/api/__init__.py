@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
-from runtime.media import EMBEDS as EMBEDS
-from runtime.media import MediaItem as MediaItem
-from runtime.media import beside_pictures as beside_pictures
-from runtime.media import check_media
+from runtime.api.media import EMBEDS as EMBEDS
+from runtime.api.media import MediaItem as MediaItem
+from runtime.api.media import beside_pictures as beside_pictures
+from runtime.api.media import check_media
 
 # --- requests -----------------------------------------------------------------------------------------------------
 

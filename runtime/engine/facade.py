@@ -22,7 +22,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
-from runtime.admission import Admission, AdmissionLimits, Callers
 from runtime.api import (
     Activity,
     Adapter,
@@ -49,20 +48,21 @@ from runtime.api import (
 )
 from runtime.batch import NOT_FINITE, ScheduledBatch
 from runtime.constrain.masked_sampling import MaskedSampling
-from runtime.deadlines import Deadlines, Limit
+from runtime.engine.admission import Admission, AdmissionLimits, Callers
+from runtime.engine.deadlines import Deadlines, Limit
+from runtime.engine.prompt import check_ids, prepare
+from runtime.engine.sleeping import Asleep, Bed, CallLater, Sleeping
+from runtime.engine.token_stream import EngineTokenStream, Handover
 from runtime.fault import STEP_ERROR, Fault, RowFailed
 from runtime.kv.prefix_cache import BlockHash
 from runtime.lora.adapters import Adapters
 from runtime.metrics.engine_meter import EngineMeter
 from runtime.metrics.step_health import HealthLimits, StepHealth
 from runtime.profiling.session import Profiling, Recorder
-from runtime.prompt import check_ids, prepare
 from runtime.scheduler import Scheduler
 from runtime.scheduling.settling import Settled
 from runtime.sequence import Sequence, Status
-from runtime.sleeping import Asleep, Bed, CallLater, Sleeping
 from runtime.step import ForwardOutput, Runner, Step, StepResult
-from runtime.token_stream import EngineTokenStream, Handover
 
 log = logging.getLogger("oneloop.engine")
 

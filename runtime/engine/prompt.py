@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 
 from runtime.api import CacheRoot, PreparedPrompt
+from runtime.api.media import MediaItem, media_of_blocks
 from runtime.kv.prefix_cache import BlockHash, PrefixCache
-from runtime.media import MediaItem, media_of_blocks
 
 _PIECE = 4096  # tokens, a millisecond or less
 
