@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
-from runtime.api import FinishReason
+from runtime.api import FinishReason, Request
 from runtime.batch import NOT_FINITE, ScheduledBatch, ScheduledRow
 from runtime.feature import Feature
 from runtime.kv.block_pool import BlockPool
@@ -126,6 +126,34 @@ class Scheduler:
         for batch in batches:
             for feature in self.features:
                 feature.forget(batch)
+
+    def check(self, request: Request) -> None:
+        """Raise ValueError, with a message for people, for a request that no step could serve."""
+        for feature in self.features:
+            feature.check(request)
+
+    def learn(self, batch: ScheduledBatch, took_s: float, since_s: float) -> None:
+        """Learn from a step that took `took_s` and ended `since_s` after the step before it."""
+        if not any(feature.slows_steps for feature in self.features):
+            self.step_policy.budget.settled(batch, took_s)
+        for feature in self.features:
+            feature.took(batch, since_s)
+
+    def decide_after_s(self, batch: ScheduledBatch) -> float:
+        """Return how long after the start of `batch` the next step should be decided."""
+        return self.step_policy.budget.decide_after_s(batch)
+
+    @property
+    def load(self) -> float:
+        """0 with nothing to do; 1 for as many sequences as a step has, and 1 for all KV blocks."""
+        num = len(self.running) + len(self.waiting)
+        return num / self.limits.max_num_seqs + self.blocks.pool.usage
+
+    def clear(self) -> None:
+        """Forget what the device had: the model has left it. No sequence runs."""
+        self.blocks.cache.clear()
+        for feature in self.features:
+            feature.clear()
 
     # --- a step ---------------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ async def start(args: argparse.Namespace) -> Engine:
     begun_s = time.perf_counter()
     engine = await start_engine(config, files, note, draft)
     ready_s = time.perf_counter()
-    await engine.rested()
+    await engine.loop.rested()
     gc.freeze()  # as a server has it: what is loaded stays, and is not gone through again
     gc.set_threshold(_OBJECTS_A_COLLECTION, *gc.get_threshold()[1:])
     model = engine.model

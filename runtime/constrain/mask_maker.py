@@ -67,8 +67,8 @@ class MaskMaker:
         if constraint is not None:
             constraint.fresh_ids.extend(token_ids)
 
-    def forget(self, number: int) -> None:
-        constraint = self._sequences.pop(number, None)
+    def forget(self, sequence: Sequence) -> None:
+        constraint = self._sequences.pop(sequence.number, None) if sequence.has_matchers else None
         if constraint is not None and constraint.mask is not None:
             constraint.mask.give_up("it has ended")
 

@@ -9,12 +9,11 @@ from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from runtime.api import FinishReason, ModelInfo
+from runtime.api import FinishReason
 from runtime.batch import ScheduledBatch
 from runtime.constrain.deferred import DeferredSampling
 from runtime.constrain.mask_maker import MaskMaker
 from runtime.scheduler import Scheduler
-from runtime.sequence import Sequence
 from runtime.step import ForwardOutput, Step
 
 T = TypeVar("T")
@@ -41,30 +40,10 @@ class Engine(Protocol):
 
 
 class MaskedSampling:
-    def __init__(self, model: ModelInfo, scheduler: Scheduler, engine: Engine) -> None:
+    def __init__(self, scheduler: Scheduler, mask_maker: MaskMaker, engine: Engine) -> None:
         self._engine = engine
-        self._mask_maker = MaskMaker(
-            model, engine.wake, looks_ahead=any(feature.looks_ahead for feature in scheduler.features)
-        )
-        self._deferred = DeferredSampling(scheduler, self._mask_maker)
-
-    # --- sequences ------------------------------------------------------------------------------------------------
-
-    def add(self, sequence: Sequence) -> None:
-        self._mask_maker.add(sequence)
-
-    def note(self, sequence: Sequence, token_ids: list[int]) -> None:
-        """`token_ids` have settled, of a sequence that has matchers."""
-        self._mask_maker.note(sequence.number, token_ids)
-
-    def forget(self, sequence: Sequence) -> None:
-        if sequence.has_matchers:
-            self._mask_maker.forget(sequence.number)
-
-    def close(self) -> None:
-        self._mask_maker.close()
-
-    # --- steps ----------------------------------------------------------------------------------------------------
+        self._mask_maker = mask_maker
+        self._deferred = DeferredSampling(scheduler, mask_maker)
 
     async def sample(self, output: ForwardOutput) -> Step | None:
         """The step that samples `output`, but for rows whose masks are late. All before it has settled."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
-from runtime.api import Activity, Finished, FinishReason, Metric, ModelInfo, StepRecord
+from runtime.api import Activity, Busy, Finished, FinishReason, Metric, ModelInfo, StepRecord
 from runtime.batch import ScheduledBatch
 from runtime.metrics.history import History
 from runtime.metrics.loop_lag import LoopLag
@@ -26,10 +27,9 @@ log = logging.getLogger("oneloop.engine")
 
 
 class EngineMeter:
-    """Its calls come from the event loop. `last_settled_s`: when a step settled last, by the monotonic clock."""
+    """Counts what the engine does. Its calls come from the event loop."""
 
     def __init__(self, model: ModelInfo, scheduler: Scheduler) -> None:
-        self.last_settled_s = 0.0
         self._scheduler = scheduler
         self._stats = EngineStats(model.max_model_len)
         self._lag = LoopLag(self._stats.loop_lag.observe)
@@ -55,8 +55,13 @@ class EngineMeter:
     def submitted(self, num_requests: int) -> None:
         self._stats.request_n.observe(num_requests)
 
-    def rejected(self, reason: str) -> None:
-        self._stats.admission_rejections[reason] += 1
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except Busy as busy:
+            self._stats.admission_rejections[busy.reason] += 1
+            raise
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
@@ -100,15 +105,12 @@ class EngineMeter:
             if (sequence := self._scheduler.sequences.find(row.number)) is not None:
                 self._history.note(sequence, "deferred", now)
 
-    def settled(self, step: Step, now: float) -> float:
-        """How long the step took, s: from its launch, or from the end of the one before it."""
-        before_s, self.last_settled_s = self.last_settled_s, now
-        duration_s = now - max(step.launched_s, before_s)
-        self._stats.step_time.observe(duration_s)
-        if step.launched_s < before_s and (idle_s := step.idle_before_s()) is not None:
+    def settled(self, step: Step, began_s: float, now: float) -> None:
+        """Count a step. `began_s`: when it was launched, or when the step before it ended, whichever is later."""
+        self._stats.step_time.observe(now - began_s)
+        if step.launched_s < began_s and (idle_s := step.idle_before_s()) is not None:
             self._stats.gpu_idle_gap.observe(idle_s)
         self._history.settled(step, now)
-        return duration_s
 
     def report(self, now: float) -> None:
         """The throughput line in the log, if it is time for one."""

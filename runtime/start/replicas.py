@@ -106,5 +106,5 @@ async def start_engine(
         more_metrics=None if parts.expert_load is None else parts.expert_load.metrics,
     )
     if processes is not None:
-        processes.when_lost(engine.lose)
+        processes.when_lost(engine.loop.lose)
     return engine

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from server.process.serve import http_server
 from tests.paced_runner import paced_engine
 from tests.server.tiny import VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 
-STAGES = {"schedule": ("_scheduler", "schedule"), "launch": ("runner", "launch"), "settle": (None, "_settle")}
+STAGES = {"schedule": "_scheduler.schedule", "launch": "loop.runner.launch", "settle": "loop.settle"}
 
 
 class Dropped(asyncio.Transport):
@@ -94,8 +95,9 @@ async def measure(streams: int, tokens: int, *, chat: bool) -> dict[str, float]:
     tokenizer, lifecycle = tiny_tokenizer(), Lifecycle()
     engine = paced_engine(range(40, VOCAB_SIZE - 40), VOCAB_SIZE, streams, 0.0)
     taken: dict[str, list[float]] = {stage: [] for stage in STAGES}
-    for stage, (owner, name) in STAGES.items():
-        timed(engine if owner is None else getattr(engine, owner), name, taken[stage])
+    for stage, path in STAGES.items():
+        owner, _, name = path.rpartition(".")
+        timed(attrgetter(owner)(engine), name, taken[stage])
     lifecycle.ready(loaded_model(engine, tokenizer, chatml(tokenizer), SamplingDefaults(), config.served_names))
     server = http_server(Service(config, lifecycle))
     server.config.load()

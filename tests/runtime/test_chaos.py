@@ -142,7 +142,7 @@ class Chaos(RuleBasedStateMachine):
         self.draining: asyncio.Task[int] | None = None
         speculations = {None: None, "host": Speculation(Guesses(), 3), "device": Resting()}
         self.engine = self.run(self.make(policy, steps_in_flight, speculations[drafts]))
-        self.engine._masked._mask_maker._threads = AtOnce()
+        self.engine._mask_maker._threads = AtOnce()
         self.scheduler = self.engine._scheduler
 
     async def make(self, policy: str, steps_in_flight: int, speculation: Speculation | None):
@@ -346,8 +346,8 @@ class Chaos(RuleBasedStateMachine):
         check_pool(self.scheduler)
         assert self.scheduler.blocks.pool.num_free == NUM_BLOCKS
         assert sorted(self.scheduler.sequences.free_rows) == list(range(NUM_ROWS))
-        assert not self.engine._sinks
-        assert not self.engine._in_flight
+        assert not self.engine._requests.by_number
+        assert not self.engine.loop.in_flight
         assert not self.encoding.cache._holders
         assert self.encoding.cache.num_used <= 10
         (ended,) = (metric for metric in self.engine.metrics() if metric.name == "request_success")
@@ -423,4 +423,4 @@ async def test_a_device_that_is_lost_at_any_moment_leaves_nobody_waiting_and_not
     assert await engine.drain(3600) == 0
     assert await engine.close(limit_s=60)
     assert engine._scheduler.blocks.pool.num_free == NUM_BLOCKS
-    assert not engine._sinks
+    assert not engine._requests.by_number

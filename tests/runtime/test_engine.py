@@ -348,7 +348,7 @@ async def test_an_engine_is_idle_again_though_its_only_client_left_before_the_fi
             pass
         await turns(5)
         assert engine._meter._lag._timer is None
-        assert engine._idle.is_set()
+        assert engine.loop.idle.is_set()
 
 
 async def test_a_prompt_for_which_there_is_no_memory_ends_alone():
@@ -580,7 +580,7 @@ class Capturing(FakeRunner):
 async def test_an_idle_engine_captures_one_thing_after_another_and_has_rested_when_nothing_is_left():
     runner = Capturing(late=3)
     async with engine_on(runner) as engine:
-        rested = asyncio.ensure_future(engine.rested())
+        rested = asyncio.ensure_future(engine.loop.rested())
         for num in (1, 2, 3):
             await turns(5)
             assert len(runner.captures) == num
@@ -603,7 +603,7 @@ async def test_who_comes_to_an_engine_that_captures_waits_for_one_capture_and_th
         runner.captures[1].set_result(None)
         await turns(5)
         runner.captures[2].set_result(None)
-        await engine.rested()
+        await engine.loop.rested()
 
 
 async def test_what_many_steps_went_without_is_captured_between_two_of_them():

@@ -53,7 +53,7 @@ def hasty() -> FakeRunner:
 
 def held(engine) -> dict[str, int]:
     """Where the tokens will stand whose draws are held; on a slow machine any mask may be late for a moment."""
-    snapshots, scheduler = engine._masked._deferred._snapshots, engine._scheduler
+    snapshots, scheduler = engine.loop._masked._deferred._snapshots, engine._scheduler
     rows = [row for snapshot in snapshots for row in snapshot.batch.rows if is_current(scheduler, row)]
     return {scheduler.names[row.number]: row.end for row in rows}
 
@@ -86,7 +86,7 @@ async def test_a_request_that_comes_while_nothing_but_a_late_mask_is_awaited_is_
     gate = Gate(2)
     async with engine_on(hasty()) as engine:
         slow = asyncio.create_task(read(engine.submit([request(max_tokens=6, name="slow", matchers=(gate,))])))
-        await until(lambda: held(engine) == {"slow": 5} and not engine._in_flight)
+        await until(lambda: held(engine) == {"slow": 5} and not engine.loop.in_flight)
         assert await read(engine.submit([request()])) == {0: ([3, 4, 5, 6], LENGTH)}
         gate.opened.set()
         assert await slow == {0: (drawn_by(from_last, 6, 3), LENGTH)}
@@ -125,7 +125,7 @@ async def test_late_masks_that_come_together_are_drawn_together():
         reading = asyncio.create_task(read(engine.submit(requests)))
         await until(lambda: held(engine) == dict.fromkeys("01234", 3))
         gate.opened.set()
-        engine._masked._mask_maker._threads.shutdown()  # while nothing else happens here, all are made
+        engine._mask_maker._threads.shutdown()  # while nothing else happens here, all are made
         got = await reading
     assert list(got.values()) == [(drawn_by(from_last, 1, 3), LENGTH)] * 5
     assert [runner.names[row.number] for row in runner.sampled_late[-1].rows] == list("01234")
@@ -217,10 +217,10 @@ async def test_a_neighbour_s_failed_step_makes_a_held_row_start_over():
     runner = hasty()
     async with engine_on(runner) as engine:
         slow = asyncio.create_task(read(engine.submit([request(max_tokens=6, name="slow", matchers=(gate,))])))
-        await until(lambda: held(engine) == {"slow": 5} and not engine._in_flight)
+        await until(lambda: held(engine) == {"slow": 5} and not engine.loop.in_flight)
         runner.manual = True
         unlucky = engine.submit([request(name="unlucky")])
-        await until(lambda: len(engine._in_flight) == 2)
+        await until(lambda: len(engine.loop.in_flight) == 2)
         runner.manual = False
         failed, behind = runner.events[-2:]
         failed.complete(RuntimeError())

@@ -388,8 +388,8 @@ async def test_a_matcher_that_takes_too_long_ends_its_own_request_and_those_behi
         usual = request(max_tokens=9, matchers=(lambda: Rule(from_last),))
         stuck = request(max_tokens=9, matchers=(lambda: Stuck(from_last),))
         reading = asyncio.create_task(read(engine.submit([usual, stuck, usual, request(max_tokens=9), *[usual] * 10])))
-        await until(lambda: [*engine._sinks] == [2])
-        mask_maker = engine._masked._mask_maker
+        await until(lambda: [*engine._requests.by_number] == [2])
+        mask_maker = engine._mask_maker
         await until(lambda: (mask := mask_maker._sequences[2].mask) is not None and mask.begun_s is not None)
         monkeypatch.setattr("runtime.constrain.mask_maker.LIMIT_S", 0.0)  # and now it is too long
         mask_maker._watch(mask_maker._sequences[2].mask)
@@ -469,7 +469,7 @@ async def test_a_matcher_that_never_answers_shows_in_health():
     clock = lambda: now[0]  # noqa: E731
     async with engine_on(FakeRunner(clock=clock), clock=clock) as engine:
         stream = engine.submit([request(matchers=(lambda: Stuck(from_last),))])
-        await until(lambda: engine._unsampled is not None)
+        await until(lambda: engine.loop.unsampled is not None)
         assert engine.health().ok
         now[0] += 121.0
         assert "running for" in engine.health().reason

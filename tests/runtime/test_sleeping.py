@@ -96,7 +96,7 @@ async def test_it_gives_its_runner_and_its_cached_prefixes_away_and_gets_another
 
 async def test_nothing_refers_to_the_runner_any_more():
     engine = make_engine(FakeRunner(), bed=FakeBed())
-    gone = weakref.ref(engine.runner)
+    gone = weakref.ref(engine.loop.runner)
     await read(engine.submit([request()]))
     await engine.sleep()
     gc.collect()

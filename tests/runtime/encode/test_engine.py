@@ -64,7 +64,7 @@ async def test_a_picture_that_cannot_be_encoded_ends_its_request_and_is_tried_fo
     async with seeing_engine(runner) as engine:
         first, second = await begun(engine, runner, picture("a"), picture("b"))
         runner.has_begun.clear()
-        (number,) = [n for n, sink in engine._sinks.items() if sink.sequence.request.id == "a"]
+        (number,) = [n for n, sink in engine._requests.by_number.items() if sink.sequence.request.id == "a"]
         runner.encoding[0].set_exception(RowFailed(number))
         assert await first == {0: ([], FinishReason.ERROR)}
         await runner.has_begun.wait()

@@ -88,7 +88,7 @@ async def test_a_step_that_fails_on_one_rank_ends_its_requests_and_no_others(fil
     monkeypatch.setattr(ModelRunner, "compute", on_one_rank)
     try:
         expected = await answer(engine, [3, 4, 5], temperature=0.0)
-        failing.append(engine.runner._runners[1])
+        failing.append(engine.loop.runner._runners[1])
         _, _, error = await answer(engine, [6, 7, 8], temperature=0.0)
         assert error is not None
         assert await answer(engine, [3, 4, 5], temperature=0.0) == expected
@@ -108,7 +108,7 @@ async def test_a_step_that_fails_on_one_rank_ends_its_requests_and_no_others(fil
 async def test_a_device_that_has_gone_in_the_midst_of_a_step_is_the_end_and_is_named(files, sizes, where):
     """Others wait for it within a step that it will never compute."""
     engine = await start_engine(options(**sizes), files, quiet)
-    runner = engine.runner
+    runner = engine.loop.runner
     while hasattr(runner, "_runners"):
         runner = runner._runners[-1]
     last, error = runner._lane._worker, None

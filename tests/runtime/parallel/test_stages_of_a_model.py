@@ -121,7 +121,7 @@ async def test_a_step_that_fails_in_one_stage_ends_its_requests_and_no_others(fi
         for params in ({}, {"matchers": (lambda: Rule(lambda ids: {5, 6, 7}, VOCAB),)}):
             expected = await answer(engine, [3, 4, 5], temperature=0.0, **params)
             assert expected[3] is None
-            failing.append(engine.runner._runners[stage])
+            failing.append(engine.loop.runner._runners[stage])
             *_, error = await answer(engine, [6, 7, 8], temperature=0.0, **params)
             assert error is not None
             assert not failing
@@ -163,7 +163,7 @@ def test_what_is_not_cut_into_stages_is_refused_by_name(files):
 async def test_layers_go_where_they_are_asked_for(tmp_path, files):
     engine = await start_engine(options(pipeline_layers=(1, 1)), files, quiet)
     try:
-        layers = [[name for name, _ in each._model.spec.named_layers()] for each in engine.runner._runners]
+        layers = [[name for name, _ in each._model.spec.named_layers()] for each in engine.loop.runner._runners]
         assert layers == [["model.layers.0"], ["model.layers.1"]]
     finally:
         await engine.close()

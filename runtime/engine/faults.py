@@ -1,0 +1,74 @@
+"""Faults: what the failure of a step costs.
+
+- A row that cannot be bound ends its own request; the others of the step start over.
+- Without memory for a step, all start over. If the same sequence is then the largest of such a step again, it ends.
+- Any other error ends the requests of its step.
+- A lost device ends all requests, and the engine with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from runtime.api import FinishReason
+from runtime.batch import ScheduledBatch
+from runtime.engine.open_requests import OpenRequests
+from runtime.fault import STEP_ERROR, Fault, RowFailed
+from runtime.metrics.step_health import StepHealth
+from runtime.step import Runner
+
+
+class DeviceLost(Exception):
+    """No step can be computed any more."""
+
+
+class Faults:
+    """`death`: completed with the reason once the engine can never serve again."""
+
+    def __init__(self, requests: OpenRequests, health: StepHealth, clock: Callable[[], float]) -> None:
+        self._requests = requests
+        self._health = health
+        self._clock = clock
+        self._spared: set[int] = set()  # sequences that were the largest of a step for which there was no memory
+        self._lost: BaseException | None = None
+        self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def lose(self, error: BaseException) -> None:
+        """Note that the device can compute no step any more, as has become known beside steps."""
+        self._lost = error
+
+    def check(self) -> None:
+        """Raise DeviceLost after `lose`."""
+        if self._lost is not None:
+            raise DeviceLost from self._lost
+
+    def blame(self, error: Exception, batch: ScheduledBatch, runner: Runner) -> None:
+        """End the requests of a failed step that it has to cost; the others start over. Raises DeviceLost."""
+        if isinstance(error, RowFailed):
+            self._requests.end(error.number, FinishReason.ERROR, STEP_ERROR)
+            return
+        self._health.failed(self._clock())
+        fault = runner.fault(error)
+        if fault is Fault.LOST:
+            raise DeviceLost from error
+        if fault is Fault.MEMORY and batch.rows:
+            self._spare_or_end(max(batch.rows, key=lambda row: row.num_tokens).number)
+        else:
+            for row in batch.rows:
+                self._requests.end(row.number, FinishReason.ERROR, STEP_ERROR)
+
+    def _spare_or_end(self, largest: int) -> None:
+        if largest in self._spared:
+            self._requests.end(largest, FinishReason.ERROR, "there is no memory to compute this request")
+        self._spared = {*filter(self._requests.by_number.__contains__, {*self._spared, largest})}
+
+    def die(self, error: Exception) -> None:
+        """End all requests, since the loop ended with `error`."""
+        if isinstance(error, DeviceLost):
+            cause = error.__cause__
+            where = ", ".join(getattr(cause, "__notes__", ()))
+            why = f"the device cannot compute any more: {type(cause).__name__}" + (where and f" ({where})")
+        else:
+            why = f"the engine died: {type(error).__name__}"
+        self.death.set_result(why)
+        self._requests.end_all(FinishReason.ERROR, why)

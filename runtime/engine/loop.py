@@ -1,0 +1,290 @@
+"""Loop: the one task between requests and steps. Decides, launches and settles; knows neither tensors nor text.
+
+It keeps up to `steps_in_flight` launches ahead of the results: while one step runs, the next is scheduled and launched, and while
+the loop waits, every handler runs. Idle, it waits on one event and costs nothing.
+
+A step with masked rows is the exception: its forward pass is launched as early as any, but it is sampled when all before it has
+settled, since a mask depends on what was drawn last; and nothing is launched between the two. Rows whose masks take longer
+than the forward pass are left out of the sampling, and of all steps until they can be sampled by themselves: nobody waits for
+them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from runtime.api import FinishReason, TokenLogprobs
+from runtime.batch import ScheduledBatch
+from runtime.constrain.mask_maker import MaskMaker
+from runtime.constrain.masked_sampling import MaskedSampling
+from runtime.engine.deadlines import Deadlines
+from runtime.engine.faults import DeviceLost, Faults
+from runtime.engine.observers import Observers
+from runtime.engine.open_requests import OpenRequests
+from runtime.engine.probes import Probes
+from runtime.engine.sleeping import Asleep, Sleeping
+from runtime.scheduler import Scheduler
+from runtime.step import ForwardOutput, Runner, Step, StepResult
+
+log = logging.getLogger("oneloop.engine")
+
+T = TypeVar("T")
+
+
+class Loop:
+    """`work`: set when there may be something to do. It is the `Door` of features and of masked sampling, too."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, requests: OpenRequests, work: asyncio.Event, *, mask_maker: MaskMaker,
+        observers: Observers, faults: Faults, deadlines: Deadlines, probes: Probes, sleeping: Sleeping, steps_in_flight: int,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.runner = runner
+        self.in_flight: deque[Step] = deque()
+        self.unsampled: ForwardOutput | None = None
+        self.last_settled_s = 0.0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._scheduler = scheduler
+        self._requests = requests
+        self._masked = MaskedSampling(scheduler, mask_maker, self)
+        self._observers = observers
+        self._faults = faults
+        self._deadlines = deadlines
+        self._probes = probes
+        self._sleeping = sleeping
+        self._steps_in_flight = steps_in_flight
+        self._clock = clock
+        self._work = work
+        self._rested = asyncio.Event()
+        self._closing = False
+        self._task = asyncio.create_task(self._live(), name="engine")
+
+    def begin(self) -> None:
+        """Note that requests have been opened."""
+        self.idle.clear()
+        self._work.set()
+
+    async def close(self, limit_s: float) -> bool:
+        """End, within `limit_s`, once no request is open. False where a step did not end by itself."""
+        self._closing = True
+        self._work.set()
+        ended, _ = await asyncio.wait({self._task}, timeout=limit_s)
+        if not ended:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        return bool(ended)
+
+    async def _live(self) -> None:
+        try:
+            await self._run()
+        except Exception as error:
+            if not isinstance(
+                error, DeviceLost
+            ):  # a bug of ours, not of a request: report it instead of letting them wait
+                log.exception("the engine loop died")
+            self._faults.die(error)
+            self.idle.set()
+        finally:
+            self._observers.idle()
+            self._sleeping.close()
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while await self._wait_for_work():
+            self._faults.check()
+            self._deadlines.end_due()
+            if self._sleeping.level and not await self._wake_up():
+                continue
+            await self._let_come()
+            launched = self._launched(self._masked.sample_deferred()) or await self._launch_next()
+            if (captured := self.runner.capture_next(idle=False)) is not None:
+                await captured
+            if self.in_flight and (not launched or len(self.in_flight) >= self._steps_in_flight):
+                await self._settle_oldest()
+            elif not launched and self._requests:
+                self._work.clear()
+                await self._work.wait()  # until a late mask comes, or another request
+
+    async def _wait_for_work(self) -> bool:
+        """Return True while there is something to schedule or settle, and wait for it; False at the end."""
+        if not self._requests and not self.in_flight:
+            self._observers.idle()
+            self._deadlines.clear()
+            self._probes.idle()
+            self.idle.set()
+            if not self._closing:
+                self._work.clear()
+                await self._sleeping.rest(self._take_runner)
+                await self._capture_while_idle()
+                await self._work.wait()
+                self._sleeping.stop_waiting()
+                self._observers.busy()
+        return bool(self._requests or self.in_flight or not self._closing)
+
+    async def _let_come(self) -> None:
+        """Decide the next step no sooner than necessary: a request that arrives during a long step need not wait for two."""
+        if len(self.in_flight) != 1 or self._steps_in_flight != 2:
+            return
+        (step,) = self.in_flight
+        begun_s = max(step.launched_s, self.last_settled_s)
+        left_s = begun_s + self._scheduler.decide_after_s(step.batch) - self._clock()
+        if left_s > 0:
+            with contextlib.suppress(Exception):  # what the device raises is raised again where the step settles
+                async with asyncio.timeout(left_s):
+                    await step.done.wait()
+
+    # --- launch ---------------------------------------------------------------------------------------------------
+
+    async def _launch_next(self) -> bool:
+        """Return False where no sequence can advance."""
+        batch = self._scheduler.schedule()
+        if batch is None:
+            return False
+        for feature in self._scheduler.features:
+            feature.launches(batch, self)
+        if batch.masked_rows:
+            await self._launch_in_two(batch)
+        else:
+            step = self.enqueue(lambda: self.runner.launch(batch), batch)
+            if step is not None:
+                self._observers.launched(batch, step.launched_s)
+            elif self._requests:
+                await asyncio.sleep(0)  # another try at once, but not before other tasks ran
+            self._launched(step)
+        return True
+
+    async def _launch_in_two(self, batch: ScheduledBatch) -> None:
+        output = self.unsampled = self.enqueue(lambda: self.runner.launch_forward(batch), batch)
+        if output is None:
+            return
+        self._observers.launched(batch, output.launched_s)
+        settled = True
+        while self.in_flight and settled:
+            settled = await self._settle_oldest()
+        if settled:
+            self._launched(await self._masked.sample(output))
+        else:  # what it computed rests on a step that failed
+            self._scheduler.forget_step([batch])
+        self.unsampled = None
+
+    def _launched(self, step: Step | None) -> bool:
+        if step is not None:
+            self.in_flight.append(step)
+        return step is not None
+
+    # --- settle ---------------------------------------------------------------------------------------------------
+
+    async def _settle_oldest(self) -> bool:
+        """Return False where the oldest step failed, and with it all that was in flight."""
+        step = self.in_flight[0]
+        try:
+            result = await step.result()
+            prompt_logprobs = await step.prompt_logprobs()
+        except Exception as error:
+            log.exception("a step of %d requests failed", len(step.batch.rows))
+            await self._fail(error)
+            return False
+        self.in_flight.popleft()
+        self.settle(step, result, prompt_logprobs)
+        return True
+
+    def settle(self, step: Step, result: StepResult, prompt_logprobs: list[list[TokenLogprobs] | None]) -> None:
+        """Take in what `step` brought, and hand it to the readers of its sequences."""
+        batch, before_s, now = step.batch, self.last_settled_s, self._clock()
+        self.last_settled_s = now
+        self._observers.computed(step, before_s, now)
+        self._probes.settled(result)
+        for row, entries in zip(batch.prompt_logprobs_rows if prompt_logprobs else (), prompt_logprobs, strict=True):
+            self._requests.deliver_prompt_logprobs(row.number, entries)
+        all_settled = self._scheduler.settle(batch, result.tokens, result.pooled)
+        self._observers.settled(all_settled, now)
+        self._requests.deliver(all_settled, result.logprobs)
+        self._observers.delivered_step(now)
+
+    async def _fail(self, error: Exception) -> None:
+        """End the requests that the failure of the oldest step costs. The steps launched behind it start over."""
+        failed, *behind = self.in_flight
+        self._faults.blame(error, failed.batch, self.runner)
+        for step in behind:
+            try:
+                await step.result()
+            except Exception:
+                log.exception("the step launched behind the failed one failed too")
+        self.in_flight.clear()
+        self._scheduler.forget_step([failed.batch, *(step.batch for step in behind)])
+
+    # --- idle and asleep ------------------------------------------------------------------------------------------
+
+    async def _capture_while_idle(self) -> None:
+        """Capture one step after another: a request that arrives waits for one at most."""
+        while not self._work.is_set() and (captured := self.runner.capture_next(idle=True)) is not None:
+            await captured
+        if not self._work.is_set():
+            self._rested.set()
+
+    async def rested(self) -> None:
+        """Return when there is nothing to do or to prepare, or no step can be computed any more: for measurements."""
+        self._rested.clear()
+        self.wake()
+        await asyncio.wait(
+            {self._task, rested := asyncio.ensure_future(self._rested.wait())}, return_when=asyncio.FIRST_COMPLETED
+        )
+        rested.cancel()
+
+    async def _wake_up(self) -> bool:
+        """Return False where there is no runner: nobody needs one any more, or it could not be built."""
+        if not self._requests and not self._sleeping.should_wake:
+            return False
+        try:
+            self.runner = await self._sleeping.wake()
+        except Exception:
+            log.exception("the engine cannot wake; the next request tries again")
+            self._requests.end_all(FinishReason.ERROR, "the model could not be loaded again")
+            return False
+        return True
+
+    def _take_runner(self) -> Runner:
+        """Give the runner away, and forget what it kept."""
+        runner, self.runner = self.runner, Asleep()
+        self._scheduler.clear()
+        return runner
+
+    # --- the door of features and of masked sampling --------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Note that there may be something to do."""
+        self._work.set()
+
+    def end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
+        """End sequence `number`, if it has not ended; its reader gets `error`."""
+        self._requests.end(number, reason, error)
+
+    def lose(self, error: BaseException) -> None:
+        """Note that the device can compute no step any more, as has become known beside steps."""
+        self._faults.lose(error)
+        self.wake()
+
+    def observe(self, observe: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that only counts or reports; an exception in it is logged and ends nothing."""
+        return self._observers.call(observe, *args)
+
+    def enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
+        """Return what `enqueue` does; None where it failed, and the requests of `batch` have ended."""
+        try:
+            return enqueue()
+        except Exception as error:
+            # What is in flight is not touched by it.
+            log.exception("a step of %d requests could not be launched", len(batch.rows))
+            self._faults.blame(error, batch, self.runner)
+            self._scheduler.forget_step([batch])
+            return None
+
+    def note_deferred(self, sampling: ScheduledBatch) -> None:
+        """Note rows that are sampled later, since their masks were late."""
+        self._observers.deferred(sampling, self._clock())

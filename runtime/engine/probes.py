@@ -1,0 +1,38 @@
+"""Probes: waiting for a sign that steps are computed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from runtime.batch import NOT_FINITE
+from runtime.step import StepResult
+
+
+class Probes:
+    """Events of steps for callers of `EngineClient.probe`."""
+
+    def __init__(self) -> None:
+        self._next: asyncio.Future[bool] | None = None
+
+    async def next_step(self, death: asyncio.Future[str]) -> bool:
+        """Return True once a sound step has settled, False where no work is left or the engine is dead."""
+        if self._next is None or self._next.done():
+            self._next = asyncio.get_running_loop().create_future()
+        waiting = self._next
+        either: list[asyncio.Future[Any]] = [waiting, death]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return waiting.done() and waiting.result()
+
+    def settled(self, result: StepResult) -> None:
+        """Note a step that has settled. It proves nothing where all that it sampled is not finite."""
+        if self._next is not None and (not result.tokens or any(ids != [NOT_FINITE] for ids in result.tokens)):
+            self._answer(True)
+
+    def idle(self) -> None:
+        """Note that no work is left."""
+        self._answer(False)
+
+    def _answer(self, has_settled: bool) -> None:
+        if self._next is not None and not self._next.done():
+            self._next.set_result(has_settled)
