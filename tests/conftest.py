@@ -89,8 +89,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_slow(item.path) or "chromium" in getattr(item, "fixturenames", ()):  # or looks at a page in a browser
+        if is_slow(item.path):
             item.add_marker(pytest.mark.slow)
+        if "nightly" in item.path.relative_to(TESTS).parts:
+            item.add_marker(pytest.mark.nightly)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu") is not None:

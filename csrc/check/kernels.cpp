@@ -1,6 +1,6 @@
 // Every kernel of every instruction set that this processor has, beside plain arithmetic in double precision.
 //
-// A program without Python, so that one processor's kernels can be tried in an emulator of it: tests/ops/test_arm.py does. It
+// A program without Python, so that one processor's kernels can be tried in an emulator of it: tests/nightly/test_arm.py does. It
 // prints the names of the sets, then one line for each comparison that failed, and ends with 1 if there was one. Sets of ARM
 // have one width and all fuse a multiply with an add, so their results must also be each other's, bit for bit.
 

@@ -330,38 +330,3 @@ def test_traefiks_file_is_yaml_and_asks_the_right_server():
     balancer = document["http"]["services"]["oneloop"]["loadBalancer"]
     assert balancer["healthCheck"]["path"] == "/health/ready"
     assert [server["url"] for server in balancer["servers"]] == ["http://127.0.0.1:8000"]
-
-
-@pytest.mark.parametrize("version", ["1.29", "1.37"])
-@pytest.mark.parametrize("name", KUBERNETES)
-def test_every_field_of_the_manifests_is_one_of_kubernetes(name, version):
-    """Sidecars came with 1.29. The package has the schemas of each release in it."""
-    judge = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate (see .ci/run)")
-    for document in documents(name):
-        judge.validate(document, version, strict=True)
-    broken = {**document, "spec": {**document["spec"], "replica": 1}}
-    with pytest.raises(judge.ValidationError, match="replica"):
-        judge.validate(broken, version, strict=True)
-
-
-def test_every_field_of_the_compose_file_is_one_of_the_compose_specification():
-    judge = pytest.importorskip("compose_spec", reason="needs compose-spec (see .ci/run)")
-    text = (DEPLOY / "compose.yaml").read_text()
-    found = judge.PyCompose.from_yaml(text)
-    found.validate()
-    found.validate_volumes()
-    assert set(found.service_names()) == {"oneloop", "gpu"}
-    with pytest.raises(ValueError, match="stop_grace"):
-        judge.PyCompose.from_yaml(text.replace("stop_grace_period", "stop_grace"))
-
-
-@pytest.mark.skipif(shutil.which("kubeconform") is None, reason="needs kubeconform")
-@pytest.mark.parametrize("name", KUBERNETES)
-def test_kubernetes_takes_the_manifests(name):
-    checked = subprocess.run(["kubeconform", "-strict", str(DEPLOY / name)], capture_output=True, text=True)
-    if (
-        "could not find schema" in checked.stdout + checked.stderr
-        or "failed downloading" in checked.stdout + checked.stderr
-    ):
-        pytest.skip("kubeconform reaches no schemas")
-    assert checked.returncode == 0, checked.stdout

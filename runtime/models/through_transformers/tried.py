@@ -2,7 +2,7 @@
 alone.
 
 What else transformers builds is looked at when it is asked for, and may run as well. Known without importing transformers, since
-building one model of each takes most of a minute; tests/runtime/models/test_tried.py does, and holds the list to it."""
+building one model of each takes most of a minute; tests/nightly/test_tried.py does, and holds the list to it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 import server as package
 from server.http import pages
-from tests.server.web.page_weight import names_of, weight
+from tests.benches.page_weight import names_of, weight
 
 WEB = Path(package.__file__).parent / "web"
 PAGES = {"/": "index.html", "/docs": "docs.html", "/dashboard": "dashboard.html"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.web.browser import Page, needs_chromium
+from tests.server.web.nightly.browser import Page, needs_chromium
 
 pytestmark = needs_chromium
 

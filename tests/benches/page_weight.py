@@ -1,4 +1,4 @@
-"""What the pages weigh, and how long until one can be used: `python -m tests.server.web.page_weight [LOADS]`.
+"""What the pages weigh, and how long until one can be used: `python -m tests.benches.page_weight [LOADS]`.
 
 Weight is counted from the files as the server sends them. Times are medians of so many loads (5) in Debian's chromium, from the
 address to the script's last line, which is when a person can type; a server with a fake engine answers. They are of the machine
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from selenium import webdriver
 
 from server.http import pages
-from tests.server.web import browser
+from tests.server.web.nightly import browser
 
 PAGES = {"/": "index.html", "/dashboard": "dashboard.html", "/docs": "docs.html"}
 # Notes when a page says that it is ready, before any of its own scripts runs.

@@ -14,7 +14,7 @@ from server.models.tokenizer import Tokenizer
 from tests.server.media.pictures import data_url, drawn, stored
 from tests.server.media.processors import written
 from tests.server.media.reading import reader
-from tests.server.web.browser import PHONE, needs_axe, needs_chromium
+from tests.server.web.nightly.browser import PHONE, needs_axe, needs_chromium
 
 pytestmark = needs_chromium
 SMALL = stored(drawn())

@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.server.test_reasoning_chats import SAYS, thinker
 from tests.server.test_tool_calls import TWO
 from tests.server.text.tool_samples import TOOLS
-from tests.server.web.browser import PHONE, WIDE, needs_axe, needs_chromium
+from tests.server.web.nightly.browser import PHONE, WIDE, needs_axe, needs_chromium
 
 pytestmark = needs_chromium
 ANSWERED = "document.querySelector('.message:last-child .stats')?.textContent.includes('tokens')"

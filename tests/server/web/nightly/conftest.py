@@ -8,8 +8,8 @@ import pytest
 from selenium import webdriver
 
 from tests.server.conftest import Running
-from tests.server.web import browser
-from tests.server.web.browser import Page
+from tests.server.web.nightly import browser
+from tests.server.web.nightly.browser import Page
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The pictures of the pages that README.md shows: `python -m tests.server.web.screenshots FOLDER`, a minute and a half.
+"""The pictures of the pages that README.md shows: `python -m tests.server.web.nightly.screenshots FOLDER`, a minute and a half.
 
 Debian's chromium looks at a server of the built-in model: at an answer, then at the dashboard, in the dark and on a phone, and at
 the inspector, while conversations and questions on shared documents come in, as `bench serve` sends them. Colours are cut to a
@@ -18,8 +18,8 @@ from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
-from tests.server.web import browser
-from tests.server.web.browser import PHONE
+from tests.server.web.nightly import browser
+from tests.server.web.nightly.browser import PHONE
 
 SIZE = (1200, 800)
 PORT = 8790
