@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--start-limit", type=float, default=300.0, metavar="S", help="until /health answers 200 (default 300)")
     add("--logs", type=Path, default=Path("loadtest-logs"), metavar="DIR", help="default ./loadtest-logs")
     add("--output-json", type=Path, metavar="JSONL", help="the last line is appended here too")
-    add("server_options", nargs="*", metavar="-- OPTION", help="for the server: -- --steps-in-flight 1")
+    add("server_options", nargs="*", metavar="-- OPTION", help="for the server: -- --enforce-eager")
 
 
 def write_model(shape: Path, vocab_size: int, folder: Path) -> None:

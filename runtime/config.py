@@ -53,15 +53,20 @@ class LoraLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(EngineOptions):
-    """What a user asked of the engine, and what the model's text adds to it. `beside`: it shares a device with an engine whose
-    answers are read as they come, so its steps take no longer than those may be waited for, and its KV cache is room for a step
-    and the longest prompt. `pools`: prompts are pooled and nothing is sampled, so captured steps end at hidden states. `cache_key`:
-    of the prefix cache, which engines that are given the same prepared prompts have in common."""
+    """Options of the engine, and what the server and its tests add.
 
-    end_token_ids: frozenset[int] = frozenset()  # end a sequence too, beside those the model's own files name
+    `end_token_ids`: tokens that end a sequence, besides those of the model's files. `beside`: the engine shares a device with an
+    engine that streams, so its steps are short and its KV cache holds a step and the longest prompt. `pools`: prompts are pooled
+    and nothing is sampled, so captured steps end at hidden states. `cache_key`: key of the prefix cache, common to engines that
+    get the same prepared prompts. `steps_in_flight`: 2 schedules a step while the previous one runs. `max_num_mixed_tokens`: a
+    fixed number of prompt tokens beside decodes, instead of a time."""
+
+    end_token_ids: frozenset[int] = frozenset()
     beside: bool = False
     pools: bool = False
     cache_key: bytes | None = field(default=None, repr=False)
+    steps_in_flight: int = 2
+    max_num_mixed_tokens: int | None = None
 
     @classmethod
     def of(

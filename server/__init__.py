@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from server.config.version import __version__ as __version__
+from server.config import __version__ as __version__
 
 if TYPE_CHECKING:
     from server.llm.beams import BeamSearchParams as BeamSearchParams

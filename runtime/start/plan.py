@@ -138,8 +138,6 @@ def _refuse(config: EngineConfig, spec: ModelSpec) -> None:
         raise PlanError(
             f"{spec.architecture} has no experts that are counted: leave --enable-expert-distribution-metrics out"
         )
-    if config.pipeline_layers is not None and config.pipeline_parallel_size == 1:
-        raise PlanError("--pipeline-layers says how many layers each stage has: add --pipeline-parallel-size")
     if config.pipeline_parallel_size > 1:
         unserved = {"enable-lora": config.enable_lora, "enable-prompt-embeds": config.enable_prompt_embeds}
         for option in (name for name, is_on in unserved.items() if is_on):
@@ -182,7 +180,7 @@ def parts_of(config: EngineConfig, spec: ModelSpec, number: int) -> tuple[Decode
         if not any(True for _ in whole.experts()):
             raise PlanError(f"{spec.architecture} has no experts: leave --enable-expert-parallel out")
         placement = _placement(config, len(whole.layers))
-    *first, last = stages(sharded(whole, number, size, placement), num_stages, config.pipeline_layers, draft)
+    *first, last = stages(sharded(whole, number, size, placement), num_stages, draft)
     return (*first, last if draft is None else PairSpec(last, draft))
 
 

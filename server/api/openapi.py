@@ -14,7 +14,7 @@ import msgspec
 from orjson import dumps
 
 from server.api.route import JSON, ErrorBody, Operation, Route
-from server.config.version import __version__
+from server.config import __version__
 from server.http import errors
 from server.http.auth import is_open, needs_admin
 from server.http.schema import MAX_TIMEOUT_S, REQUEST_ID, Json

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
+from server.config import __version__
 from server.config.option import Option, did_you_mean, options_by_name
 from server.config.server_options import ConfigError, flag_of
-from server.config.version import __version__
 
 COMMANDS = (
     "serve",

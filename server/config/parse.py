@@ -121,7 +121,7 @@ def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
     Raises ConfigError, which names the option as the program does."""
     groups, hidden = (
         (MODEL, ENGINE, MEDIA),
-        ("served_model_name", "embedding_model", "max_loaded_models", "unloaded_weights"),
+        ("served_model_name", "embedding_model", "max_loaded_models"),
     )  # a program's objects tell its models apart
     options = {n: o for n, o in options_by_name().items() if o.metadata["group"] in groups and n not in hidden}
     values = {name: value for name, value in values.items() if not _says_nothing(name, value)}

@@ -1,16 +1,38 @@
-"""ServerConfig: options that go together, as whoever serves reads them."""
+"""ServerConfig: the options of a server, checked together.
+
+Errors name the option as the command line has it, and never contain a key. Files and folders are only checked for existence."""
 
 from __future__ import annotations
 
-from server.config.contradictions import contradiction
-from server.config.keys import user_keys
-from server.config.server_options import ConfigError, ServerOptions
+import dataclasses
+import re
+from pathlib import Path
+
+from runtime.engine_options import SPECULATES_BY_MODEL
+from server.config.server_options import DEFAULT_HOST, ConfigError, ServerOptions, flag_of
+
+_HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
+KEY = re.compile(r"[!-~]+")
+_ORIGIN = re.compile(r'[a-z][a-z0-9+.-]*://[!"$-)+-.0->\[-~]+')  # visible ASCII but capitals and / ? # @ *
+
+# Options that say nothing of several --model.
+_OF_ONE_MODEL = (
+    "tokenizer", "revision", "chat_template", "enable_lora", "speculative_model", "speculative_config", "dry_run",
+)  # fmt: skip
+
+# Options named in one of these pairs cannot be given together, whatever their values.
+EXCLUSIVE = (
+    ("kv_cache_bytes", "num_kv_blocks"),
+    ("speculative_config", "speculative_method"),
+    ("speculative_config", "num_speculative_tokens"),
+    ("speculative_config", "speculative_model"),
+)
 
 
 class ServerConfig(ServerOptions):
-    """See ServerOptions, whose fields it has and no others: made a dataclass once more, they would cost `--help` 5 ms again.
+    """Options of a server, which fit together. Raises ConfigError if they do not.
 
-    Raises ConfigError where they contradict each other."""
+    It is no dataclass of its own: that would cost `--help` 5 ms again."""
 
     __slots__ = ()
 
@@ -19,5 +41,189 @@ class ServerConfig(ServerOptions):
             raise ConfigError(complaint)
 
     def user_keys(self) -> tuple[str, ...]:
-        """Keys of --api-key and of --api-key-file. Raises ConfigError where the file has none or cannot be read."""
-        return user_keys(self)
+        """Return the keys of --api-key and --api-key-file. Raise ConfigError if the file has none or cannot be read."""
+        if self.api_key_file is None:
+            return self.api_key
+        try:
+            lines = Path(self.api_key_file).read_text(encoding="utf-8-sig").splitlines()
+        except OSError as error:
+            raise ConfigError(f"--api-key-file {self.api_key_file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"--api-key-file {self.api_key_file} is not text") from None
+        keys = {number: line.strip() for number, line in enumerate(lines, 1) if line.strip()}
+        for number, key in keys.items():
+            if not KEY.fullmatch(key):
+                raise ConfigError(
+                    f"--api-key-file {self.api_key_file}: line {number} is not one key of visible ASCII characters"
+                )
+        if not keys:
+            raise ConfigError(f"--api-key-file {self.api_key_file} has no key in it")
+        return tuple(dict.fromkeys([*self.api_key, *keys.values()]))
+
+
+def contradiction(options: ServerConfig) -> str | None:
+    """Return an error message for options that do not fit together, or None. Raise ConfigError if keys cannot be read."""
+    seqs, tokens = options.max_num_seqs, options.max_num_batched_tokens
+    for one, other in EXCLUSIVE:
+        if getattr(options, one) is not None and getattr(options, other) is not None:
+            names = {spec.name: spec.metadata["name"] or spec.name for spec in dataclasses.fields(options)}
+            return f"{flag_of(names[one])} and {flag_of(names[other])} say the same thing twice; give one of them"
+    if seqs is not None and tokens is not None and tokens <= seqs:
+        return f"--max-num-batched-tokens {tokens} has to be more than --max-num-seqs {seqs}"
+    if options.num_speculative_tokens is not None and options.speculative_method is None:
+        return "--num-speculative-tokens says how many, and --speculative-method has to say by what they are guessed"
+    if (options.speculative_model is not None) != (options.speculative_method in SPECULATES_BY_MODEL):
+        return f"--speculative-method {' or '.join(SPECULATES_BY_MODEL)} and --speculative-model NAME belong together"
+    for model in options.models:
+        is_file = model.endswith(".gguf")
+        if options.load_format in ("safetensors", "dummy") and is_file:
+            return f"--load-format {options.load_format} contradicts --model {model}, which is a GGUF file"
+        if options.load_format == "gguf" and Path(model).is_dir():
+            return f"--load-format gguf contradicts --model {model}, which is a folder; name the .gguf file"
+        if options.revision is not None and (is_file or Path(model).exists()):
+            return f"--revision {options.revision} contradicts --model {model}: files on this disk have no revisions"
+    named = options.chat_template is None or not re.search("[./]", options.chat_template)
+    if options.chat_template is not None and not named and not Path(options.chat_template).is_file():
+        return f"--chat-template {options.chat_template}: no such file"
+    if any(not name.strip() for name in options.served_model_name):
+        return "--served-model-name is empty"
+    if complaint := _bad_models(options):
+        return complaint
+    if options.embedding_model is not None:
+        if options.embedding_model in (name for each in options.each_model() for name in each.served_names):
+            return f"--embedding-model {options.embedding_model} has a name of --model: give that another --served-model-name"
+        if options.runner == "pooling":
+            return "--runner pooling contradicts --embedding-model, beside which --model generates"
+    if options.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", options.otlp_traces_endpoint):
+        return f"--otlp-traces-endpoint {options.otlp_traces_endpoint} is not a URL such as http://localhost:4318"
+    if options.allowed_local_media_path is not None and not Path(options.allowed_local_media_path).is_dir():
+        return f"--allowed-local-media-path {options.allowed_local_media_path}: no such folder"
+    if options.profile_dir is not None and not Path(options.profile_dir).is_dir():
+        return f"--profile-dir {options.profile_dir}: no such folder"
+    return (
+        _bad_tls(options)
+        or _bad_uds(options)
+        or _bad_keys(options)
+        or _bad_origins(options)
+        or _bad_hosts(options)
+        or _bad_adapters(options)
+        or _bad_stages(options)
+    )
+
+
+def _bad_stages(options: ServerOptions) -> str | None:
+    if options.distributed_executor_backend == "uni":
+        return None
+    named = f"--distributed-executor-backend {options.distributed_executor_backend}"
+    if options.pipeline_parallel_size == 1:
+        return f"{named} begins a process for each stage of a model: add --pipeline-parallel-size"
+    for flag, is_asked, instead in (
+        ("--data-parallel-size", options.data_parallel_size > 1, "take the replicas of oneloop ray"),
+        ("--embedding-model", options.embedding_model is not None, "serve that by a process of its own"),
+        ("--model twice", len(options.models) > 1, "one model has all hosts"),
+        (
+            "--enable-expert-distribution-metrics",
+            options.enable_expert_distribution_metrics,
+            "each process would tell of its own",
+        ),
+        ("--sleep-after", options.sleep_after is not None, "its stages do not sleep"),
+    ):
+        if is_asked:
+            return f"{flag} is not for {named}: {instead}"
+    return None
+
+
+def _bad_models(options: ServerOptions) -> str | None:
+    num = len(options.models)
+    if num == 1:
+        if options.max_loaded_models > 1:
+            return f"--max-loaded-models {options.max_loaded_models} needs as many --model"
+        return None
+    if options.served_model_name and len(options.served_model_name) != num:
+        return f"there are {num} --model and {len(options.served_model_name)} --served-model-name: give each one, or none of them"
+    names = options.served_model_name or options.models
+    if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+        return f"two models are called {twice[0]}: give each another --served-model-name"
+    for name in _OF_ONE_MODEL:
+        if getattr(options, name):
+            return f"{flag_of(name)} is about one model, and there are {num} --model"
+    if options.max_loaded_models > 1 and options.kv_cache_bytes is None and options.num_kv_blocks is None:
+        return f"--max-loaded-models {options.max_loaded_models} needs --kv-cache-memory: what each of them has"
+    return None
+
+
+def _bad_adapters(options: ServerOptions) -> str | None:
+    for flag, given in (
+        ("--lora-modules", options.lora_modules), ("--lora-dir", options.lora_dir), ("--lora-resolver", options.lora_resolver),
+    ):  # fmt: skip
+        if given and not options.enable_lora:
+            return f"{flag} needs --enable-lora"
+        if isinstance(given, str) and not Path(given).is_dir():
+            return f"{flag} {given}: no such folder"
+    if options.default_mm_loras is not None and not options.enable_lora:
+        return "--default-mm-loras needs --enable-lora"
+    return None
+
+
+def _bad_tls(options: ServerOptions) -> str | None:
+    others = ("ssl_keyfile", "ssl_ca_certs")
+    for name in ("ssl_certfile", *others):
+        path = getattr(options, name)
+        if path is not None and not Path(path).is_file():
+            return f"{flag_of(name)} {path}: no such file"
+    given = [
+        *(name for name in others if getattr(options, name)),
+        *(["ssl_cert_reqs"] if options.ssl_cert_reqs else []),
+    ]
+    if options.ssl_certfile is None and given:
+        return f"{flag_of(given[0])} needs --ssl-certfile: without it the server speaks plain HTTP"
+    if options.ssl_cert_reqs and options.ssl_ca_certs is None:
+        return f"--ssl-cert-reqs {options.ssl_cert_reqs} needs --ssl-ca-certs: who vouches for clients"
+    return None
+
+
+def _bad_uds(options: ServerOptions) -> str | None:
+    if options.uds is None:
+        return None
+    if options.port is not None:
+        return f"--uds {options.uds} and --port {options.port} are two places to listen on; give one of them"
+    if options.host != DEFAULT_HOST:
+        return f"--uds {options.uds} and --host {options.host} are two places to listen on; give one of them"
+    if not Path(options.uds).parent.is_dir():
+        return f"--uds {options.uds}: there is no folder {Path(options.uds).parent}"
+    return None
+
+
+def _bad_keys(options: ServerConfig) -> str | None:
+    """Return an error message for keys, without any key in it."""
+    for name, given in (("api_key", options.api_key), ("admin_api_key", (options.admin_api_key,))):
+        if not all(key is None or KEY.fullmatch(key) for key in given):
+            return f"{flag_of(name)} has to be visible ASCII characters without spaces, since it travels in a header"
+    keys = options.user_keys()
+    if options.admin_api_key in keys:
+        return "--admin-api-key is a user's key as well; it has to be another one"
+    return None
+
+
+def _bad_origins(options: ServerOptions) -> str | None:
+    for origin in options.cors_origin:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            return (
+                f"--cors-origin {origin!r} is not an origin as browsers send it: "
+                "https://example.com, lower case, with the port if it is unusual, without a path or a slash at the end"
+            )
+    if "*" in options.cors_origin and len(set(options.cors_origin)) > 1:
+        return "--cors-origin * allows every origin; leave out the others"
+    if options.cors_credentials and options.cors_origin in ((), ("*",)):
+        return "--cors-credentials needs origins named by --cors-origin, and not *"
+    return None
+
+
+def _bad_hosts(options: ServerOptions) -> str | None:
+    for host in options.allowed_host:
+        if not _HOST.fullmatch(host):
+            return (
+                f"--allowed-host {host!r} is not a host's name or address: example.com, *.example.com or *, "
+                "lower case, without scheme, port or path"
+            )
+    return None

@@ -11,11 +11,10 @@ from typing import Any
 from msgspec import structs
 
 from server.generate.request import OutputConstraint
-from server.generate.structured.grammar import ANY_OBJECT, Choice, JsonSchema, Regex, Rules
+from server.generate.structured.grammar import ANY_OBJECT, Choice, JsonSchema, Regex, Rules, Whitespace
 from server.generate.structured.tags import StructuralTag
 from server.http.errors import InvalidRequest
 from server.http.schema import StructuredOutputs
-from server.models.json_style import Whitespace
 from server.models.model import Grammar
 
 
@@ -46,8 +45,7 @@ def structural_tag(tag: Mapping[str, Any], param: str) -> OutputConstraint:
 
 def _grammar_of(wanted: StructuredOutputs) -> Grammar:
     """The grammar that `wanted`, which has been checked, describes."""
-    whitespace = _whitespace(wanted)
-    closed = wanted.disable_additional_properties
+    whitespace, closed = _whitespace(wanted), wanted.disable_additional_properties is not False
     if wanted.regex is not None:
         return Regex(wanted.regex)
     if wanted.choice is not None:
@@ -86,14 +84,14 @@ def one_constraint(
 def _styled(constraint: OutputConstraint, style: StructuredOutputs) -> OutputConstraint:
     if not isinstance(constraint.grammar, JsonSchema | StructuralTag):
         return constraint
-    pattern, closed = style.whitespace_pattern, style.disable_additional_properties
+    pattern, closed = style.whitespace_pattern, style.disable_additional_properties is not False
     changed = structs.replace(constraint.grammar, whitespace=_whitespace(style), pattern=pattern, closed=closed)
     return constraint._replace(grammar=changed)
 
 
-def _whitespace(wanted: StructuredOutputs) -> Whitespace | None:
+def _whitespace(wanted: StructuredOutputs) -> Whitespace:
     if wanted.disable_any_whitespace is None:
-        return None
+        return "compact"
     return "none" if wanted.disable_any_whitespace else "any"
 
 

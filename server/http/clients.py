@@ -63,7 +63,7 @@ class Clients:
         self.deadlines = Deadlines()
         self.max_connections = max_connections or config.max_connections
         self.max_per_address = config.max_connections_per_address or max(1, self.max_connections // 2)
-        self.max_held_bytes = config.max_total_body_size or max(DEFAULT_HELD_BYTES, 4 * config.max_body_size)
+        self.max_held_bytes = max(DEFAULT_HELD_BYTES, 4 * config.max_body_size)
         self.num_connected = 0
         self.held_bytes = 0
         self.refused: Counter[str] = Counter()

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from runtime.api import Finished, FinishReason, PoolingParams, Request, RequestRecord
+from server.config import __version__
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
-from server.config.version import __version__
 from server.http.arrival import TRACE_HEADERS
 
 if TYPE_CHECKING:

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from runtime.api import Adapter, EngineClient, MatcherFactory, MediaItem, ModelInfo
-from server.config.version import __version__
+from server.config import __version__
 from server.http.errors import InvalidRequest, TaskNotSupported
 from server.media.reader import MediaReader, NoMedia
 from server.models.adapters import Resolver
 from server.models.chat_format import ChatFormat
 from server.models.defaults import SamplingDefaults
 from server.models.infill import InfillFormat, infill_format
-from server.models.json_style import JsonStyle
 from server.models.pooling import ServedPooling
 from server.models.prompt import ChatTemplate
 from server.models.swaps import Status, SwappedModel
@@ -29,7 +28,7 @@ from server.models.tokenizer import Tokenizer
 class Grammar(Protocol):
     """Plain data that says what a text may look like."""
 
-    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+    def source(self, tokenizer: Tokenizer) -> str:
         """The grammar as the compiler reads it. Raises GrammarError."""
         ...
 

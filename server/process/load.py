@@ -25,7 +25,6 @@ from server.media.media_options import MediaOptions
 from server.models.adapters import AdapterModule, Resolver, by_modality
 from server.models.chat_format import ChatFormat
 from server.models.defaults import SamplingDefaults
-from server.models.json_style import JsonStyle
 from server.models.known_score_templates import KNOWN_RERANKERS
 from server.models.lifecycle import LoadError, Report
 from server.models.model import LoadedModel
@@ -119,7 +118,7 @@ def _in_turns(
     swaps = Swaps[LoadedModel](
         list(zip(config.served_model_name or config.models, sources, strict=True)),
         max_loaded=config.max_loaded_models,
-        level=SleepLevel.HOST if config.unloaded_weights == "host" else SleepLevel.DROPPED,
+        level=SleepLevel.HOST,
         max_waiting=config.max_queue,
         max_wait_s=config.max_queue_time,
     )
@@ -259,8 +258,7 @@ async def _load_one(
     files, tokenizer, chat_format = prepared.files, prepared.tokenizer, prepared.chat_format
     try:
         ends = files.eos_token_ids | tokenizer.eos_token_ids | chat_format.stop_ids
-        style = JsonStyle(config.structured_outputs_whitespace, config.structured_outputs_closed)
-        grammars = Grammars(tokenizer, ends, style)
+        grammars = Grammars(tokenizer, ends)
         imported = asyncio.Event()
         warming = asyncio.create_task(_warm(grammars, imported))
         # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.

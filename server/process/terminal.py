@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from runtime.api import LoadProgress
+from server.config import __version__
 from server.config.server_config import ServerConfig
-from server.config.version import __version__
 from server.models.model import LoadedModel
 
 PAGES = "/ (chat)  /dashboard  /docs"

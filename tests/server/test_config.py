@@ -16,12 +16,12 @@ from runtime.config import CACHE_TYPES, ELEMENT_BYTES, EngineConfig
 from runtime.engine_options import Dtype, EngineOptions, KVCacheDtype, SchedulingPolicy, parse_size
 from runtime.policy.fairness import POLICIES
 from runtime.speculate.config import SpeculativeConfig
+from server.config import __version__
 from server.config.command_line import COMMON
 from server.config.option import options_by_name, variable_of
 from server.config.parse import from_keywords, parse
 from server.config.server_config import ServerConfig
 from server.config.server_options import MEDIA, ConfigError, flag_of
-from server.config.version import __version__
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "starlette", "uvicorn", "tokenizers", "transformers", "jinja2", "msgspec", "yaml", "numpy", "asyncio")
@@ -61,11 +61,11 @@ def values(config_file):
         "quantization": "int8", "chat_template": config_file("x"), "generation_config": "none", "tool_parser": "hermes",
         "reasoning_parser": "qwen3", "device": "cpu", "max_model_len": 100,
         "max_num_seqs": 3, "max_num_batched_tokens": 200, "kv_cache_memory": 2**31, "kv_cache_dtype": "float32",
-        "kernels": "native", "max_num_mixed_tokens": 50, "max_num_encoder_tokens": 64,
+        "kernels": "native", "max_num_encoder_tokens": 64,
             "encoder_cache_size": 128, "max_itl": 60.0, "target_ttft": 400.0,
         "gpu_memory_utilization": 0.5, "attention_backend": "triton",
         "enforce_eager": True,
-        "num_kv_blocks": 9, "enable_prefix_caching": False, "scheduling_policy": "priority", "steps_in_flight": 1,
+        "num_kv_blocks": 9, "enable_prefix_caching": False, "scheduling_policy": "priority",
         "speculative_config": SpeculativeConfig.of({"method": "ngram"}), "speculative_method": "suffix",
         "speculative_model": "x/y",
         "num_speculative_tokens": 4,
@@ -81,21 +81,20 @@ def values(config_file):
         "threads": 2, "seed": 5, "host": "h", "port": 80, "uds": "s", "max_queue": 1,
         "max_queue_time": 1.5, "max_queued_tokens": 4, "max_num_seqs_per_key": 3, "request_timeout": 2.5,
         "max_tokens_per_minute_per_key": 9, "max_body_size": 4096, "strict_fields": True,
-        "ping_interval": 0.5, "max_total_body_size": 2**30, "max_connections": 7, "max_connections_per_address": 6,
+        "ping_interval": 0.5, "max_connections": 7, "max_connections_per_address": 6,
         "allowed_host": ("a.example",), "timeout_head": 1.0, "timeout_body": 2.0, "timeout_keep_alive": 3.0,
         "timeout_write": 4.0,
         "drain_timeout": 1.5, "log_level": "debug", "log_requests": True, "access_log": False,
-            "model": ("m",), "max_loaded_models": 2, "unloaded_weights": "dropped",
+            "model": ("m",), "max_loaded_models": 2,
         "api_key": ("k",), "api_key_file": config_file("k2"), "admin_api_key": "a", "cors_origin": ("https://a.example",),
         "cors_credentials": True, "max_stored_responses": 5, "max_stored_bytes": 4096,
-        "structured_outputs_whitespace": "any", "structured_outputs_closed": False,
         "batch_dir": "b", "max_batch_file_size": 7, "max_batch_files": 8, "max_batch_bytes": 9, "max_batch_requests": 10,
         "allow_special_tokens": True, "shared_prefix_cache": True, "dry_run": True,
         "runner": "generate", "convert": "embed", "pooler_config": "{}", "profile_dir": "/", "sleep_after": 0.5,
         "log_format": "json", "otlp_traces_endpoint": "http://localhost:4318",
         "ssl_certfile": config_file("c"), "ssl_keyfile": config_file("k"),
         "ssl_ca_certs": config_file("a"), "ssl_cert_reqs": 1, "tensor_parallel_size": 2, "data_parallel_size": 3,
-        "pipeline_parallel_size": 4, "pipeline_layers": (17, 15), "distributed_executor_backend": "ray",
+        "pipeline_parallel_size": 4, "distributed_executor_backend": "ray",
         "enable_expert_distribution_metrics": True, "enable_expert_parallel": True, "expert_placement": "f.json",
         "embedding_model": "org/embedder",
         "enable_mm_embeds": True, "enable_prompt_embeds": True,
@@ -115,8 +114,6 @@ def test_every_option_can_be_given_in_all_three_ways(values):
         text = value[0] if isinstance(value, tuple) else str(value)
         if name == "speculative_config":
             text = '{"method": "ngram"}'
-        if name == "pipeline_layers":
-            text = "17,15"
         if isinstance(value, bool):
             flags = [flag_of(name) if value else "--no-" + name.replace("_", "-")]
         else:
@@ -161,9 +158,9 @@ def test_the_file_and_a_program_may_say_an_object(config_file):
 
 # Options of `oneloop serve` that mean nothing to a program: it has no port, clients, keys or second model.
 SERVER_ONLY = {
-    "served_model_name", "embedding_model", "max_loaded_models", "unloaded_weights",
+    "served_model_name", "embedding_model", "max_loaded_models",
     "host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "max_body_size", "strict_fields",
-    "max_stored_responses", "max_stored_bytes", "max_total_body_size", "max_connections", "max_connections_per_address",
+    "max_stored_responses", "max_stored_bytes", "max_connections", "max_connections_per_address",
     "allowed_host", "timeout_head", "timeout_body", "timeout_keep_alive", "timeout_write", "batch_dir", "max_batch_file_size",
     "max_batch_files", "max_batch_bytes", "max_batch_requests", "ping_interval", "request_timeout", "drain_timeout", "api_key",
     "api_key_file", "admin_api_key", "shared_prefix_cache", "cors_origin", "cors_credentials", "log_level", "log_format",
@@ -232,7 +229,7 @@ REFUSALS = [
     (["--drain-timeout", "inf"], {}, ["--drain-timeout", "inf"]),
     (["--dtype", "flaot32"], {}, ["--dtype", "flaot32", "did you mean float32"]),
     (["--kv-cache-memory", "lots"], {}, ["--kv-cache-memory", "lots", "size"]),
-    (["--steps-in-flight", "3"], {}, ["--steps-in-flight", "3"]),
+    (["--ssl-cert-reqs", "3"], {}, ["--ssl-cert-reqs", "3"]),
     (["--seed", str(2**63)], {}, ["--seed"]),
     (["--model", ""], {}, ["--model", "empty"]),
     ([], {"ONELOOP_PROT": "80"}, ["ONELOOP_PROT", "did you mean ONELOOP_PORT"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.api import LoadProgress
-from server.config.version import __version__
+from server.config import __version__
 from server.models.lifecycle import Phase
 from server.process.app import ROUTES
 from tests.server.conftest import MESSAGES

@@ -20,26 +20,18 @@ from runtime.models.spec.pooler import POOLS_LAST
 from runtime.weights.rules import Parameter
 
 
-def stages(
-    spec: DecoderSpec, size: int, layers: Sequence[int] | None = None, draft: ModelSpec | None = None
-) -> tuple[DecoderSpec, ...]:
-    """What each of `size` stages of `spec` computes, which may be a shard; names stay. `layers`: how many each has; None: so that
-    the one with the most weights to read in a step has as few as possible. `draft`: what guesses beside the last one, and keeps
-    something of each sequence behind what that keeps.
+def stages(spec: DecoderSpec, size: int, draft: ModelSpec | None = None) -> tuple[DecoderSpec, ...]:
+    """Cut `spec`, which may be a shard, into `size` stages that read about equally many weights in a step. Names stay.
 
-    Raises UnsupportedModel, naming what cannot be cut so."""
+    `draft`: draft model or head beside the last stage; its memory stands behind that stage's. Raises UnsupportedModel."""
     if size == 1:
         return (spec,)
     num_layers = len(spec.layers)
     if num_layers < size:
         raise UnsupportedModel(f"{spec.architecture} has {num_layers} layers, too few for {size} stages")
-    if layers is not None and (len(layers) != size or sum(layers) != num_layers or min(layers) < 1):
-        raise UnsupportedModel(
-            f"{spec.architecture} has {num_layers} layers for {size} stages, which {', '.join(map(str, layers))} are not"
-        )
     if spec.encoder is not None:
         raise UnsupportedModel(f"{spec.architecture} cannot be cut into stages: it has an encoder beside the layers")
-    counts = tuple(layers or even_layers(spec, size))
+    counts = even_layers(spec, size)
     firsts = tuple(accumulate(counts, initial=0))
     kinds = [_kinds(spec, first, first + count) for first, count in zip(firsts, counts, strict=False)]
     lends = isinstance(draft, DraftHeadSpec) and not draft.own_embedding

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from runtime.api import SamplingParams
 from server.api.llamacpp.answers import settings
+from server.config import __version__
 from server.config.server_config import ServerConfig
-from server.config.version import __version__
 from server.http.schema import Json
 from server.models.model import LoadedModel
 

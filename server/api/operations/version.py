@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from server.api.route import JSON, Operation, route
 from server.api.service import Service
-from server.config.version import __version__
+from server.config import __version__
 from server.http.body import json_response
 
 

@@ -15,7 +15,6 @@ from msgspec import Struct
 from server.generate.structured.grammar import MAX_CHARS, GrammarError, Regex, Rules, check_length, check_schema
 from server.generate.structured.rules import COMBINING, RuleWriter
 from server.http.errors import clip
-from server.models.json_style import JsonStyle
 from server.models.tokenizer import Tokenizer
 from server.text.tools.registry import named
 from server.text.tools.schemas import Schema
@@ -44,10 +43,10 @@ class ChatGrammar(Struct, frozen=True, tag=True):
     several: bool
     answer: Any = None  # a Grammar
 
-    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+    def source(self, tokenizer: Tokenizer) -> str:
         check_length("the tools", json.dumps([function.schema for function in self.functions]), MAX_CHARS)
         tool_parser = named(self.tool_parser)
-        writer = RuleWriter(tokenizer, style)
+        writer = RuleWriter(tokenizer)
         try:
             calls = _Calls(writer, tool_parser, self.functions, several=self.several)
             start = self._channels(calls, writer) if tool_parser.channels else self._text(calls, writer, tool_parser)
@@ -55,7 +54,7 @@ class ChatGrammar(Struct, frozen=True, tag=True):
             raise
         except ValueError as error:
             raise GrammarError(str(error)) from None
-        others = [] if self.answer is None else _named("answer", self.answer.source(tokenizer, style))
+        others = [] if self.answer is None else _named("answer", self.answer.source(tokenizer))
         return json.dumps({"grammars": [{"lark_grammar": writer.grammar(start)}, *writer.others, *others]})
 
     def _text(self, calls: _Calls, writer: RuleWriter, tool_parser: type[ToolParser]) -> str:

@@ -29,7 +29,6 @@ from server.http.arrival import CALLER
 from server.http.background import give_way
 from server.http.errors import TooManyRequests, clip
 from server.http.offload import GiveBack
-from server.models.json_style import JsonStyle
 from server.models.model import Grammar
 from server.models.tokenizer import Tokenizer
 
@@ -69,12 +68,10 @@ class Grammars:
         self,
         tokenizer: Tokenizer,
         eos_token_ids: frozenset[int],
-        style: JsonStyle = JsonStyle(),
         give_back: GiveBack | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        self._style = style
         self._num_tokens = max(tokenizer.vocab_size, max(eos_token_ids, default=-1) + 1)
         self._num_mask_bytes = -(-self._num_tokens // 32) * 4
         self._vocabulary: llguidance.LLTokenizer | None = None
@@ -194,9 +191,7 @@ class Grammars:
         if not self._eos_token_ids:
             raise GrammarError("the model has no token that could end a text of a given form")
         began_s = time.thread_time()
-        matcher = llguidance.LLMatcher(
-            self._vocabulary, grammar.source(self._tokenizer, self._style), log_level=0, limits=_LIMITS
-        )
+        matcher = llguidance.LLMatcher(self._vocabulary, grammar.source(self._tokenizer), log_level=0, limits=_LIMITS)
         _check(matcher)
         trial = matcher.deep_copy()
         for _ in range(2):  # some fail at the first mask, and some at the second
@@ -210,7 +205,7 @@ class Grammars:
                 break
             trial.consume_token(first)
             _check(trial)
-        repeats = isinstance(grammar, JsonSchema) and may_repeat(grammar.checked(self._style))
+        repeats = isinstance(grammar, JsonSchema) and may_repeat(grammar.checked())
         return _Compiled(matcher, self._index if repeats else None, time.thread_time() - began_s)
 
     def _first_token(self, mask: bytes) -> int | None:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import llguidance
 from llguidance.gbnf_to_lark import is_lark_syntax
@@ -17,10 +17,10 @@ from msgspec import Struct
 
 from server.generate.structured.closing import closed
 from server.generate.structured.gbnf import lark_of
-from server.models.json_style import JsonStyle, Whitespace
 from server.models.tokenizer import Tokenizer
 
 Schema = Mapping[str, Any] | bool
+Whitespace = Literal["compact", "none", "any"]  # compact: a space at most, behind a comma or a colon
 
 MAX_CHARS = 1 << 17  # of a schema or of all choices, as JSON
 MAX_RULE_CHARS = 1 << 14  # of a regular expression or a grammar, whose cost grows with the square of that
@@ -41,28 +41,30 @@ class GrammarError(ValueError):
 
 
 class JsonSchema(Struct, frozen=True, tag=True):
-    """`whitespace`: how much may stand between JSON's tokens, `pattern` which, as a regular expression. `closed`: objects that
-    list their properties have no others, unless they say so. None: as the server has it."""
+    """JSON that fits `schema`.
+
+    `whitespace`: white space between JSON's tokens; `pattern`: the same as a regular expression. `closed`: objects that list
+    their properties have no others, unless their schema says so."""
 
     schema: Any  # a Schema, or one as JSON text
-    whitespace: Whitespace | None = None
+    whitespace: Whitespace = "compact"
     pattern: str | None = None
-    closed: bool | None = None
+    closed: bool = True
 
-    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
-        return grammars(json_schema=self.checked(style))
+    def source(self, tokenizer: Tokenizer) -> str:
+        return grammars(json_schema=self.checked())
 
-    def checked(self, style: JsonStyle) -> dict[str, Any]:
-        """The schema with what struct and server add to it, as llguidance takes it inside other grammars too.
+    def checked(self) -> dict[str, Any]:
+        """Return the schema with white space and closed objects, as llguidance takes it inside other grammars too.
 
         Raises GrammarError."""
         schema = read_json(self.schema, "the schema")
         check_schema(schema)
-        if style.closed if self.closed is None else self.closed:
+        if self.closed:
             schema = closed(schema)
         if schema is False:
             raise GrammarError("the schema is false, which nothing satisfies")
-        space = _WHITESPACE[self.whitespace or style.whitespace]
+        space = _WHITESPACE[self.whitespace]
         if self.pattern is not None:
             space = {"whitespace_pattern": self.pattern}
         asked = {} if schema is True else schema
@@ -74,7 +76,7 @@ class Regex(Struct, frozen=True, tag=True):
 
     pattern: str
 
-    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+    def source(self, tokenizer: Tokenizer) -> str:
         check_length("the regular expression", self.pattern, MAX_RULE_CHARS)
         return llguidance.LLMatcher.grammar_from_regex(self.pattern)
 
@@ -82,7 +84,7 @@ class Regex(Struct, frozen=True, tag=True):
 class Choice(Struct, frozen=True, tag=True):
     texts: tuple[str, ...]
 
-    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+    def source(self, tokenizer: Tokenizer) -> str:
         words = " | ".join(map(json.dumps, self.texts))
         check_length("the choices", words, MAX_CHARS)
         return grammars(lark_grammar=f"start: {words}")
@@ -93,7 +95,7 @@ class Rules(Struct, frozen=True, tag=True):
 
     text: str
 
-    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+    def source(self, tokenizer: Tokenizer) -> str:
         return grammars(lark_grammar=self.lark())
 
     def lark(self) -> str:

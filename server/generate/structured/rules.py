@@ -12,7 +12,6 @@ from typing import Any
 from server.generate.structured.grammar import GrammarError, JsonSchema, Literals, Regex, Rules
 from server.generate.structured.json_quoting import quoted
 from server.generate.structured.strings import patterns_of
-from server.models.json_style import JsonStyle
 from server.models.tokenizer import Tokenizer
 from server.text.tools.call_format import CallFormat
 from server.text.tools.schemas import Schema, as_schema, dereferenced
@@ -34,9 +33,8 @@ _MAX_ALTERNATIVES_DEPTH = 32
 class RuleWriter:
     """The rules as they come up. `text.tools.call_format.Writer` has more to say of its methods."""
 
-    def __init__(self, tokenizer: Tokenizer, style: JsonStyle) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._literals = Literals(tokenizer)
-        self._style = style
         self._rules = [_ANY]
         self._made: dict[str, str] = {}  # body to name
         self._num_kinds = 0
@@ -106,7 +104,7 @@ class RuleWriter:
                 f"{self.text('{' + json.dumps(name) + ':')} {_SPACE} {self._quoted(as_schema(member))} {self.text('}')}"
             )
         definitions = {name: self.root[name] for name in ("$defs", "definitions") if name in self.root}
-        return self.rule(f"%json {json.dumps(JsonSchema({**definitions, **schema}).checked(self._style))}")
+        return self.rule(f"%json {json.dumps(JsonSchema({**definitions, **schema}).checked())}")
 
     def _quoted(self, schema: Schema) -> str:
         """A JSON string whose text keeps to a grammar."""

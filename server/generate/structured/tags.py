@@ -21,10 +21,10 @@ from server.generate.structured.grammar import (
     JsonSchema,
     Literals,
     Rules,
+    Whitespace,
     check_length,
     read_json,
 )
-from server.models.json_style import JsonStyle, Whitespace
 from server.models.tokenizer import Tokenizer
 
 _ANY = r"/(?s:.*)/"
@@ -34,18 +34,18 @@ class StructuralTag(Struct, frozen=True, tag=True):
     """`tag`: {"format": …}, or {"structures": [{"begin", "schema", "end"}], "triggers": […]}; an object, or one as JSON text."""
 
     tag: Any
-    whitespace: Whitespace | None = None
+    whitespace: Whitespace = "compact"
     pattern: str | None = None  # of white space, as JsonSchema has it
-    closed: bool | None = None
+    closed: bool = True
 
-    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+    def source(self, tokenizer: Tokenizer) -> str:
         tag = read_json(self.tag, "the structural tag")
         if not isinstance(tag, dict):
             raise GrammarError("a structural tag is an object")
         check_length("the structural tag", json.dumps(tag), MAX_CHARS)
 
         def json_schema(schema: Any) -> dict[str, Any]:
-            return JsonSchema(schema, self.whitespace, self.pattern, self.closed).checked(style)
+            return JsonSchema(schema, self.whitespace, self.pattern, self.closed).checked()
 
         return _Writer(tokenizer, json_schema).grammar(tag)
 

@@ -23,7 +23,6 @@ from runtime.batch import (
     decode_row,
 )
 from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
-from runtime.engine_options import Counts
 from runtime.fault import Fault
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.kinds import AttentionKVSpec, Full, RecurrentStateSpec, State, Window
@@ -60,7 +59,7 @@ ROWS = (
         Done(4, StepResult([[1, 2], [3]], [[TokenLogprobs(-0.5, 1, ((4, -0.5), (5, float("-inf"))))], None]), 0.25),
         Failed(1, Fault.MEMORY, "no room", ("rank 1",), row=3),
         Build(
-            EngineConfig(pipeline_layers=Counts((3, 1)), end_token_ids=frozenset({9}), cache_key=b"\xff\0"),
+            EngineConfig(end_token_ids=frozenset({9}), cache_key=b"\xff\0"),
             ModelName("a/b", None), (("10.0.0.1", 4), ("10.0.0.2", 5)),
         ),
     ],

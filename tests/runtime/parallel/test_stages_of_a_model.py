@@ -147,21 +147,19 @@ def test_what_is_not_cut_into_stages_is_refused_by_name(files):
     for more, message in (
         ({"enable_lora": True}, "--enable-lora is not for a model in several stages"),
         ({"enable_prompt_embeds": True}, "--enable-prompt-embeds is not for a model in several stages"),
-        ({"pipeline_parallel_size": 1, "pipeline_layers": (1, 1)}, "add --pipeline-parallel-size"),
     ):
         with pytest.raises(PlanError, match=message):
             plan_engine(options(**more), files, quiet)
     for more, message in (
         ({"model_impl": "transformers"}, "cannot be cut for 2 devices: it runs through transformers"),
         ({"pipeline_parallel_size": 3}, "has 2 layers, too few for 3 stages"),
-        ({"pipeline_layers": (2, 1)}, "has 2 layers for 2 stages, which 2, 1 are not"),
     ):
         with pytest.raises(UnsupportedModel, match=message):
             plan_engine(options(**more), files, quiet)
 
 
-async def test_layers_go_where_they_are_asked_for(tmp_path, files):
-    engine = await start_engine(options(pipeline_layers=(1, 1)), files, quiet)
+async def test_each_stage_has_its_layers(tmp_path, files):
+    engine = await start_engine(options(), files, quiet)
     try:
         layers = [[name for name, _ in each._model.spec.named_layers()] for each in engine.loop.runner._runners]
         assert layers == [["model.layers.0"], ["model.layers.1"]]

@@ -215,7 +215,8 @@ async def test_bodies_are_counted_until_they_are_decoded(serve):
 
 
 async def test_beyond_the_sum_the_largest_unfinished_body_is_refused_and_small_ones_get_through(serve):
-    server = await serve("ab", max_body_size=400_000, max_total_body_size=950_000)
+    server = await serve("ab", max_body_size=400_000)
+    server.clients.max_held_bytes = 950_000
     small, *large = [await server.raw() for _ in range(4)]
     small.send(request()[:-1])
     for number, client in enumerate(large):
@@ -245,7 +246,8 @@ async def test_a_client_that_leaves_in_its_body_gives_the_memory_back(serve):
 
 
 async def test_what_nobody_reads_of_a_body_is_thrown_away_but_not_for_ever(serve):
-    server = await serve(max_body_size=2000, max_total_body_size=100_000)
+    server = await serve(max_body_size=2000)
+    server.clients.max_held_bytes = 100_000
     client = await server.raw()
     client.send(post() + b" " * 3000)
     assert (await client.answer())[0] == 413

@@ -6,7 +6,6 @@ import pytest
 
 from server.generate.structured.closing import closed, may_repeat
 from server.generate.structured.grammar import JsonSchema
-from server.models.json_style import JsonStyle
 from tests.server.structured.reading import accepted
 
 ONE = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -47,11 +46,10 @@ def test_the_schema_that_came_is_not_changed():
     assert schema == {"properties": {"o": ONE}, "required": ["z"]}
 
 
-async def test_a_server_may_leave_objects_open():
-    grammar = JsonSchema(ONE)
-    assert grammar.checked(JsonStyle(closed=False)).get("additionalProperties") is None
-    assert grammar.checked(JsonStyle())["additionalProperties"] is False
-    assert "whitespace_pattern" in grammar.checked(JsonStyle("any"))["x-guidance"]
+async def test_a_request_may_leave_objects_open_and_indent():
+    assert JsonSchema(ONE, closed=False).checked().get("additionalProperties") is None
+    assert JsonSchema(ONE).checked()["additionalProperties"] is False
+    assert "whitespace_pattern" in JsonSchema(ONE, "any").checked()["x-guidance"]
 
 
 @pytest.mark.parametrize(

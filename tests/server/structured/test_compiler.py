@@ -27,13 +27,13 @@ class Counted(Regex, frozen=True, tag=True):
 
     name: str = ""
 
-    def source(self, tokenizer, style):
+    def source(self, tokenizer):
         SEEN.append((self.name, threading.current_thread()))
         if self.name == "held":
             assert RELEASE.wait(60)
         if self.name == "broken":
             raise ZeroDivisionError
-        return super().source(tokenizer, style)
+        return super().source(tokenizer)
 
 
 SEEN: list[tuple[str, threading.Thread]] = []

@@ -1,3 +1,0 @@
-"""The version of oneloop, as pyproject.toml has it."""
-
-__version__ = "0.1.0"
