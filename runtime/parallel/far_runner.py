@@ -24,7 +24,6 @@ from runtime.parallel.messages import (
     Failed,
     Forget,
     PromptLogprobs,
-    TurnSaid,
     Work,
     with_views,
 )
@@ -70,17 +69,10 @@ class _Kept:
     """The logits of a step, which the other process keeps until this goes."""
 
 
-class FarStage:
-    """In the place of the `HostStage` of another process: what its next piece of work takes and gives."""
-
-    def __init__(self) -> None:
-        self.next = Turn()
-
-
 class FarRunner:
     def __init__(self, connection: Connection, place: str, beside: Runner) -> None:
         """`place`: of the process, for people. `beside`: the runner of this process' stage, which knows what errors mean here."""
-        self.stage = FarStage()
+        self.next = Turn()
         self._connection, self._beside = connection, beside
         self._place = place
         self._loop = asyncio.get_running_loop()
@@ -150,11 +142,11 @@ class FarRunner:
         self, batch: ScheduledBatch, of: int | None = None, masks: RowMasks | None = None, *, to_sample: bool = False
     ) -> tuple[int, _Pending]:
         """Of what is `to_sample` no end is told but by what samples it. Raises ProcessGone."""
-        turn, self.stage.next = self.stage.next, Turn()
+        turn, self.next = self.next, Turn()
         number, pending = self._awaited(has_prompt_logprobs=bool(batch.prompt_logprobs_rows))
         if to_sample:
             del self._pending[number]
-        self._connection.send(Work(number, batch, TurnSaid.of(turn), to_sample, of, masks))
+        self._connection.send(Work(number, batch, turn, to_sample, of, masks))
         return number, pending
 
     def _awaited(self, *, has_prompt_logprobs: bool = False) -> tuple[int, _Pending]:

@@ -1,18 +1,20 @@
-"""Links: the ways from the stage of one process to those of others, where stages of a model are on several hosts.
+"""Links: the ways by which stages of a model hand tensors to each other, each in one direction.
 
-A way goes in one direction and has one connection. What is given at one end is taken at the other in the same order, one byte that
-says whether anything comes before each: a stage that failed in a step says so, and the next one fails in that step alone. A
-connection that ends says that its stage has gone. On a CPU the tensors themselves follow; a device may send them by another way,
-of which the byte then says that they have been enqueued (`runtime/platform/cuda_links.py`)."""
+Tensors are taken in the order in which they are given. A stage that failed in a step gives a failure instead, and the stage that
+takes it fails in that step alone. A link that has ended means that its other stage has gone.
+
+Between threads of a process a link is a queue (`ThreadLink`), between processes a connection (`HostLink`). On the connection one
+byte a step says whether tensors follow. CUDA devices send the tensors by other ways (`runtime/platform/cuda_links.py`)."""
 
 from __future__ import annotations
 
 import hmac
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -30,8 +32,8 @@ _FAR_LEFT = "another stage has failed in this step"
 
 
 class Kind(IntEnum):
-    """What a way is for. HIDDEN: hidden states, to the next stage; DRAWS: what the last one has drawn, to each before it; UP and
-    DOWN: numbers that all agree on at the start, to the first and from it."""
+    """Purposes of a link. HIDDEN: hidden states, to the next stage. DRAWS: draws of the last stage, to each stage before it. UP and
+    DOWN: numbers that all agree on at the start, to the first stage and from it."""
 
     HIDDEN = 0
     DRAWS = 1
@@ -40,23 +42,60 @@ class Kind(IntEnum):
 
 
 class Link(Protocol):
-    """One end of a way. The giving end calls `give` or `leave` as often as the other one calls `take`."""
+    """One end of a link. The giving end calls `give` or `leave` as often as the other end calls `take`."""
 
     def give(self, tensors: Sequence[Tensor]) -> None:
-        """Behind what the calling thread has computed, or enqueued. The caller may change them afterwards. Raises Gone."""
+        """Give tensors, after all that this thread has computed or enqueued. The caller may change them then. Raises Gone."""
         ...
 
     def leave(self) -> None:
-        """Nothing is given this time: this stage has failed. Raises Gone."""
+        """Give nothing this time, because this stage has failed. Raises Gone."""
         ...
 
     def take(self, into: Sequence[Tensor]) -> None:
-        """Waits for what is given and writes it there, before all that this thread does or enqueues next. Raises Apart, or Gone."""
+        """Wait for tensors and write them to `into`, before all that this thread does or enqueues next. Raises Apart, or Gone."""
         ...
 
 
+class ThreadLink:
+    """A `Link` between two threads, both of its ends. `arrivals`: a place for the taking device's stream (`PeerLink`)."""
+
+    def __init__(self) -> None:
+        self._given: SimpleQueue[Any] = SimpleQueue()
+        self._gone: Gone | None = None
+        self.arrivals: Any = None
+
+    def give(self, tensors: Sequence[Tensor]) -> None:
+        self.put([tensor.clone() for tensor in tensors])
+
+    def leave(self) -> None:
+        self.put(Apart(_FAR_LEFT))
+
+    def take(self, into: Sequence[Tensor]) -> None:
+        for room, tensor in zip(into, self.get(), strict=True):
+            room.copy_(tensor)
+
+    def end(self, gone: Gone) -> None:
+        """Fail all that is taken from now on, and whoever waits for it."""
+        self._gone = self._gone or gone
+        self.put(None)
+
+    def put(self, given: Any) -> None:
+        self._given.put(given)
+
+    def get(self) -> Any:
+        """Wait for what is put next. Raises Apart, or Gone."""
+        given = self._given.get()
+        if self._gone is not None:
+            self.put(None)
+            raise self._gone
+        if isinstance(given, Apart):
+            raise given
+        return given
+
+
 class HostLink:
-    """A `Link` of tensors of the host, contiguous ones. `where`: who is at its other end."""
+    """A `Link` of contiguous tensors of the host over a connection. `where`: the name of its other end."""
 
     def __init__(self, connection: socket.socket, where: str) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -77,7 +116,7 @@ class HostLink:
         for tensor in into:
             self.receive(_bytes(tensor))
 
-    # --- for those that send tensors by another way ----------------------------------------------------------------
+    # --- for links that send tensors by another way ----------------------------------------------------------------
 
     def send(self, data: bytes | memoryview) -> None:
         try:
@@ -89,7 +128,7 @@ class HostLink:
         self.send(_GIVEN)
 
     def receive(self, room: memoryview) -> None:
-        """Fill `room`. Waits."""
+        """Wait until `room` is full."""
         try:
             while room:
                 num = self.connection.recv_into(room)
@@ -100,14 +139,14 @@ class HostLink:
             raise Gone(self.where) from error
 
     def await_word(self) -> None:
-        """Waits until something is given. Raises Apart where nothing is, this time."""
+        """Wait until something is given. Raises Apart if the other stage has failed in this step."""
         word = bytearray(1)
         self.receive(memoryview(word))
         if word == _LEFT:
             raise Apart(_FAR_LEFT)
 
 
-_SMALL_BYTES = 64 << 10  # of which one write is cheaper than two
+_SMALL_BYTES = 64 << 10  # up to which one write is cheaper than two
 
 
 def _are_small(tensors: Sequence[Tensor]) -> bool:
@@ -119,20 +158,51 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 class Ways(NamedTuple):
-    """Those of one stage and line. `before`: what comes from the stage before it; `behind`: to the one behind it; `drawn`: what the
-    last stage has drawn; `takers`: to whom this one, the last, tells that, by stage."""
+    """The links of stage `number` of `size`, of one line. A line has the stages' ranks of one number.
 
+    `before`: from the stage before. `behind`: to the next stage. `drawn`: from the last stage, its draws. `takers`: of the last
+    stage, the links to all others, by stage. `end`: ends the line, with the name of the stage that has gone."""
+
+    number: int
+    size: int
     before: Link | None = None
     behind: Link | None = None
     drawn: Link | None = None
     takers: Mapping[int, Link] = {}
+    end: Callable[[str], None] = lambda where: None
+
+
+class Line:
+    """The links of one line whose stages are all threads of this process."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._hidden = [ThreadLink() for _ in range(size - 1)]
+        self._drawn = [ThreadLink() for _ in range(size - 1)]
+
+    def ways(self, number: int) -> Ways:
+        is_last = number == self._size - 1
+        return Ways(
+            number,
+            self._size,
+            self._hidden[number - 1] if number else None,
+            None if is_last else self._hidden[number],
+            None if is_last else self._drawn[number],
+            dict(enumerate(self._drawn)) if is_last else {},
+            self.end,
+        )
+
+    def end(self, where: str = "") -> None:
+        """Fail all stages that wait for another. `where`: the stage that has gone, if it is known."""
+        for link in (*self._hidden, *self._drawn):
+            link.end(Gone(where))
 
 
 class LinkPort:
-    """Where the stages of other processes connect to the stage of this one: a port, behind a secret that all of a model know."""
+    """A port at which other processes connect to the stage of this one. They have to send the model's secret first."""
 
     def __init__(self, host: str, secret: bytes) -> None:
-        """`host`: an address of this machine that the others reach. Raises OSError."""
+        """`host`: an address of this machine that the other processes reach. Raises OSError."""
         self._socket = socket.create_server((host, 0), backlog=1024)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         self._secret = secret
@@ -142,9 +212,9 @@ class LinkPort:
     def connected(
         self, stage: int, num_stages: int, num_lines: int, addresses: Sequence[tuple[str, int]]
     ) -> StageLinks:
-        """All ways of stage number `stage` of a model, whose stages listen at `addresses`. Waits for the others.
+        """Connect stage number `stage` of a model, whose stages listen at `addresses`. Waits for the other stages.
 
-        Raises Gone, or OSError where one cannot be reached."""
+        Raises Gone, or OSError if a stage cannot be reached."""
         last = num_stages - 1
 
         def where(other: int) -> str:
@@ -170,11 +240,11 @@ class LinkPort:
         drawn = [of(last, Kind.DRAWS, line) if stage < last else None for line in lines]
         incoming = [of(other, Kind.DOWN if stage else Kind.UP) for other in others]
         self._socket.close()
-        ways = tuple(Ways(*each) for each in zip(before, behind, drawn, takers, strict=True))
+        ways = tuple(Ways(stage, num_stages, *each) for each in zip(before, behind, drawn, takers, strict=True))
         return StageLinks(ways, Agreement(not stage, outgoing, incoming))
 
     def _awaited(self, hello: tuple[int, int, int]) -> socket.socket:
-        """Waits until that has been said, or this port is closed: another process may have to fetch its files first."""
+        """Wait for the connection that begins with `hello`, or until this port is closed. Fetching files may precede it."""
         while hello not in self._came:
             connection, _ = self._socket.accept()
             connection.settimeout(HELLO_LIMIT_S)
@@ -189,22 +259,22 @@ class LinkPort:
         return self._came[hello]
 
     def close(self) -> None:
-        """Whoever waits here, or at either end of a way, fails."""
+        """Fail whoever waits at this port or at one of its links."""
         for each in (self._socket, *self._came.values(), *self._made):
-            with suppress(OSError):  # it has ended; and who waits in another thread only learns of this, not of a close
+            with suppress(OSError):  # a thread that waits notices a shutdown, but not a close
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
 
 class Agreement:
-    """What the processes of a model agree on at the start. `outgoing`, `incoming`: ways of the first stage to and from all others,
-    or of another one to and from the first."""
+    """Numbers that the processes of a model agree on at the start. `outgoing`, `incoming`: links of the first stage to and from all
+    others, or of another stage to and from the first."""
 
     def __init__(self, is_first: bool, outgoing: Sequence[HostLink], incoming: Sequence[HostLink]) -> None:
         self._is_first, self._outgoing, self._incoming = is_first, outgoing, incoming
 
     def least(self, number: int) -> int:
-        """The smallest of what all processes give. Waits for them. Raises Gone."""
+        """Return the smallest number that a process gives. Waits for all of them. Raises Gone."""
         numbers = [torch.tensor([number])]
         if not self._is_first:
             self._give(numbers[0])
@@ -223,14 +293,14 @@ class Agreement:
 
 
 class StageLinks(NamedTuple):
-    """What connects the stage of one process to all others. `ways`: by line."""
+    """The links of the stage of one process to all others. `ways`: by line."""
 
     ways: tuple[Ways, ...]
     agreement: Agreement
 
 
 class AgreeingRank(HostRank):
-    """A rank of the one stage that this process computes. What all agree on, the processes of all other stages agree on, too."""
+    """A rank of the one stage that this process computes. Its numbers are agreed on with all processes."""
 
     def __init__(self, group: Group, number: int, device: int, agreement: Agreement) -> None:
         super().__init__(group, number, device)

@@ -17,8 +17,6 @@ from runtime.fault import Fault
 from runtime.parallel.stages import Turn
 from runtime.step import RowMasks, StepResult
 
-Rows = tuple[int, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class Join:
@@ -82,31 +80,13 @@ class NotBuilt:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnSaid:
-    """A `Turn` in words. `passage`: its number of tokens, if there is one; `drawn`: the rows of each; `draws`: rows and takers."""
-
-    passage: int | None
-    drawn: tuple[Rows, ...]
-    draws: tuple[Rows, tuple[int, ...]] | None
-
-    @classmethod
-    def of(cls, turn: Turn) -> TurnSaid:
-        passage, draws = turn.passage, turn.draws
-        return cls(
-            None if passage is None else passage.num_tokens,
-            tuple(each.rows for each in turn.drawn),
-            None if draws is None else (draws.rows, tuple(draws.takers)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Work:
     """`number`: by which its end is told. `of`: the forward pass whose logits it samples or keeps, if there is one. Without `of`: a
     step, whole, or up to its logits where they are `to_sample`. With `of` and no `masks`: a snapshot of the logits."""
 
     number: int
     batch: ScheduledBatch
-    turn: TurnSaid
+    turn: Turn
     to_sample: bool = False
     of: int | None = None
     masks: RowMasks | None = None

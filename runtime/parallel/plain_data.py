@@ -21,12 +21,13 @@ from runtime import api, batch, config, engine_options, fault, step
 from runtime.batch import ScheduledRow, columns
 from runtime.constrain import masks
 from runtime.kv import block_table, kinds, layout
-from runtime.parallel import messages
+from runtime.parallel import messages, stages
 from runtime.policy import fairness, step_budget, step_cost
 from runtime.speculate import config as speculate_config
 
 MODULES: tuple[ModuleType, ...] = (
-    messages, batch, step, block_table, masks, fault, api, config, engine_options, layout, kinds, fairness, step_budget, step_cost,
+    messages, stages,
+    batch, step, block_table, masks, fault, api, config, engine_options, layout, kinds, fairness, step_budget, step_cost,
     speculate_config,
 )  # fmt: skip
 _CLASSES: dict[str, type] = {

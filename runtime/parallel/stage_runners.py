@@ -1,7 +1,7 @@
-"""StageRunners: the runners of all stages of a model as one.
+"""The runners of all stages of a model as one.
 
-A step is launched on each, at once: to all but the last it is a chunk of every row, of which nothing is wanted. Only the last one
-samples; which of its draws a stage has to know before a step, the rows of that step say."""
+A step is launched on all stages at once. To all but the last stage it is a chunk of every row, without samples. Only the last stage
+samples, and the rows of a step decide which of its draws the other stages take before that step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from runtime.api import SamplingParams
 from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow
 from runtime.fault import Fault
 from runtime.parallel.runners import EveryEvent, blame
-from runtime.parallel.stages import Draws, Line, Passage, TakesTurns, Turn
+from runtime.parallel.stages import Draws, TakesTurns, Turn
 from runtime.step import ForwardOutput, GpuEvent, RowMasks, Runner, Step
 
 L = TypeVar("L")
@@ -23,38 +23,30 @@ L = TypeVar("L")
 _NOTHING = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-class _Drawn(NamedTuple):
-    """What sampling number `number` draws, by line."""
-
-    number: int
-    draws: tuple[Draws, ...]
-
-
 class StageRunners:
     def __init__(
-        self, runners: Sequence[Runner], stages: Sequence[Sequence[TakesTurns]], lines: Sequence[Line], depth: int,
-        end: Callable[[], None],
-    ) -> None:  # fmt: skip
-        """`stages`: by stage, those of each of `lines`. `depth`: steps that are under way at most. `end`: has whoever waits for
-        a stage fail, which will compute nothing any more."""
-        self._runners, self._stages, self._lines = runners, stages, lines
+        self, runners: Sequence[Runner], stages: Sequence[Sequence[TakesTurns]], depth: int, end: Callable[[], None]
+    ) -> None:
+        """`stages`: by stage, those of each rank. `depth`: the most steps in flight. `end`: fails all that wait for another stage,
+        once one has failed to launch a step."""
+        self._runners, self._stages = runners, stages
         self._depth = depth
         self._end = end
         self._num_draws = 0
-        self._unknown: deque[_Drawn] = deque()  # to the stages before the last
+        self._unknown: deque[tuple[int, Draws]] = deque()  # numbers and draws that other stages have not taken
         self._last_draws: dict[int, int] = {}  # by row: the number of the sampling that its next step goes on from
 
     def encode(self, batch: ScheduledBatch) -> Sequence[asyncio.Future[None]]:
         return self._runners[0].encode(batch)
 
     def launch(self, batch: ScheduledBatch) -> Step:
-        passages, early = self._launched_early(batch)
-        draws = self._draws(batch)
-        return self._behind(early, self._on_last(passages, draws, lambda last: last.launch(batch)))
+        early = self._launched_early(batch)
+        turn = Turn(batch.num_tokens, draws=self._draws(batch))
+        return self._behind(early, self._on_last(turn, lambda last: last.launch(batch)))
 
     def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
-        passages, early = self._launched_early(batch)
-        return self._output(early, self._on_last(passages, (), lambda last: last.launch_forward(batch)))
+        early = self._launched_early(batch)
+        return self._output(early, self._on_last(Turn(batch.num_tokens), lambda last: last.launch_forward(batch)))
 
     def capture_next(self, *, idle: bool) -> None:
         return None
@@ -68,65 +60,59 @@ class StageRunners:
 
     # --- the stages before the last -------------------------------------------------------------------------------
 
-    def _launched_early(self, batch: ScheduledBatch) -> tuple[tuple[Passage, ...], list[GpuEvent]]:
-        chunks, known = without_samples(batch), self._to_know(batch)
-        passages = tuple(line.passage(batch.num_tokens) for line in self._lines)
-        events = []
+    def _launched_early(self, batch: ScheduledBatch) -> list[GpuEvent]:
+        chunks, known, events = without_samples(batch), self._to_know(batch), []
         for number in range(len(self._runners) - 1):
-            for place, stage in enumerate(self._stages[number]):
-                drawn = tuple(each.draws[place] for each in known if number in each.draws[place].takers)
-                stage.next = Turn(passages[place], drawn)
-            events.append(self._launched(number, lambda runner: runner.launch(chunks)).done)
-        return passages, events
+            turn = Turn(batch.num_tokens, tuple(each.rows for each in known if number in each.takers))
+            events.append(self._launched(number, turn, lambda runner: runner.launch(chunks)).done)
+        return events
 
-    def _to_know(self, batch: ScheduledBatch) -> list[_Drawn]:
-        """The draws that the rows of a step go on from, and all before them; and those that are old enough to be there anyway."""
+    def _to_know(self, batch: ScheduledBatch) -> list[Draws]:
+        """Take the draws that a step's rows continue from, all before these, and all that are older than any step in flight."""
         upto = max((self._last_draws.get(row.row, 0) for row in batch.rows), default=0)
         upto, known = max(upto, self._num_draws - self._depth), []
-        while self._unknown and self._unknown[0].number <= upto:
-            known.append(self._unknown.popleft())
+        while self._unknown and self._unknown[0][0] <= upto:
+            known.append(self._unknown.popleft()[1])
         return known
 
     # --- the last -------------------------------------------------------------------------------------------------
 
-    def _on_last(self, passages: tuple[Passage, ...], draws: tuple[Draws, ...], launch: Callable[[Runner], L]) -> L:
-        for place, stage in enumerate(self._stages[-1]):
-            passage = passages[place] if passages else None
-            stage.next = Turn(passage, draws=draws[place] if draws else None)
-        return self._launched(-1, launch)
+    def _on_last(self, turn: Turn, launch: Callable[[Runner], L]) -> L:
+        return self._launched(len(self._runners) - 1, turn, launch)
 
-    def _draws(self, batch: ScheduledBatch) -> tuple[Draws, ...]:
-        """Those of a step, or of the rest of one: they are under way from here on."""
+    def _draws(self, batch: ScheduledBatch) -> Draws | None:
+        """Return the draws of a step, or of the rest of one, which are in flight from here on."""
         drawn = [row.row for row in batch.rows if row.samples or row.draft_ids]
         if not drawn:
-            return ()
+            return None
         rows = tuple(row.row for row in batch.rows if row.draft_ids)
-        takers = range(len(self._runners) - 1) if rows else (0,)
-        draws = tuple(line.draws(rows, takers) for line in self._lines)
+        draws = Draws(rows, tuple(range(len(self._runners) - 1)) if rows else (0,))
         self._num_draws += 1
-        self._unknown.append(_Drawn(self._num_draws, draws))
+        self._unknown.append((self._num_draws, draws))
         self._last_draws.update(dict.fromkeys(drawn, self._num_draws))
         return draws
 
     def _output(self, early: Sequence[GpuEvent], output: ForwardOutput) -> ForwardOutput:
         def sample(some: ScheduledBatch, masks: RowMasks) -> Step:
-            draws = self._draws(some)
-            return self._behind(early, self._on_last((), draws, lambda last: output.sample(some, masks)))
+            turn = Turn(draws=self._draws(some))
+            return self._behind(early, self._on_last(turn, lambda last: output.sample(some, masks)))
 
         def snapshot_logits(some: ScheduledBatch) -> ForwardOutput:
-            return self._output(early, self._on_last((), (), lambda last: output.snapshot_logits(some)))
+            return self._output(early, self._on_last(Turn(), lambda last: output.snapshot_logits(some)))
 
         return replace(output, sample=sample, snapshot_logits=snapshot_logits)
 
     def _behind(self, early: Sequence[GpuEvent], step: Step) -> Step:
         return replace(step, done=EveryEvent([*early, step.done], "stage"))
 
-    def _launched(self, number: int, launch: Callable[[Runner], L]) -> L:
+    def _launched(self, number: int, turn: Turn, launch: Callable[[Runner], L]) -> L:
+        for stage in self._stages[number]:
+            stage.next = turn
         try:
             return launch(self._runners[number])
         except BaseException as error:
             self._end()  # other stages would wait for this one
-            blame(error, "stage", number % len(self._runners), len(self._runners))
+            blame(error, "stage", number, len(self._runners))
             raise
         finally:
             for stage in self._stages[number]:
@@ -134,7 +120,7 @@ class StageRunners:
 
 
 def without_samples(batch: ScheduledBatch) -> ScheduledBatch:
-    """The step as it is for stages of which nothing is wanted but hidden states."""
+    """Return the step of a stage that only computes hidden states."""
     return replace(batch, rows=tuple(map(_as_chunk, batch.rows)), decodes_only=False)
 
 

@@ -29,8 +29,7 @@ from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
 from runtime.parallel.group import HostRank, Peers
 from runtime.parallel.links import Ways
-from runtime.parallel.process_stage import ProcessStage
-from runtime.parallel.stages import HostStage, Line
+from runtime.parallel.stages import Stage
 from runtime.platform.host import free_host_bytes, num_cores, total_host_bytes, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.platform.worker_lane import WorkerLane
@@ -66,13 +65,8 @@ class CpuPlatform:
     def join(self, rank: HostRank) -> Peers:
         return rank
 
-    def stage(
-        self, line: Line, number: int, num_tensors: int, width: int, plan: EnginePlan, ways: Ways | None
-    ) -> HostStage:
-        dtype = getattr(torch, plan.dtype)
-        if ways is None:
-            return HostStage(line, number, num_tensors, width, dtype)
-        return ProcessStage(line, number, num_tensors, width, dtype, ways)
+    def stage(self, ways: Ways, num_tensors: int, width: int, plan: EnginePlan) -> Stage:
+        return Stage(ways, num_tensors, width, getattr(torch, plan.dtype))
 
     def use(self, device: int) -> None:
         """There is one, which all share."""

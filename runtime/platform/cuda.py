@@ -29,11 +29,10 @@ from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
 from runtime.parallel.group import HostRank, Peers
 from runtime.parallel.links import Ways
-from runtime.parallel.stages import HostStage, Line
+from runtime.parallel.stages import Stage
 from runtime.platform.captured_proposals import CapturedProposals
 from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane
-from runtime.platform.cuda_links import CudaProcessStage
 from runtime.platform.cuda_rank import CudaRank
 from runtime.platform.cuda_stage import CudaStage
 from runtime.platform.cuda_topology import topology
@@ -87,13 +86,8 @@ class CudaPlatform:
         self._free_at_start.setdefault(rank.device, self.memory().free)
         return CudaRank(rank) if rank.size > 1 else rank
 
-    def stage(
-        self, line: Line, number: int, num_tensors: int, width: int, plan: EnginePlan, ways: Ways | None
-    ) -> HostStage:
-        size = num_tensors, width, getattr(torch, plan.dtype), plan.max_num_batched_tokens
-        if ways is None:
-            return CudaStage(line, number, *size)
-        return CudaProcessStage(line, number, *size, ways)
+    def stage(self, ways: Ways, num_tensors: int, width: int, plan: EnginePlan) -> Stage:
+        return CudaStage(ways, num_tensors, width, getattr(torch, plan.dtype), plan.max_num_batched_tokens)
 
     def use(self, device: int) -> None:
         torch.cuda.set_device(device)
@@ -319,7 +313,7 @@ def _measure_step(
     batch = prompts(lengths[: plan.max_num_seqs], plan.layout, num_blocks, work, adapter_slots_of(model)[-1])
     rank = worker.rank if isinstance(worker, RankWorker) else None
     for stage in range(plan.num_stages):
-        if not isinstance(worker, RankWorker) or (worker.rank.number == 0 and worker.number == stage):
+        if not isinstance(worker, RankWorker) or (worker.rank.number == 0 and worker.stage_number == stage):
             with nullcontext() if rank is None else rank.by_itself(), ops.compile_together(_current()):
                 runner.run(batch)
                 if beside := with_a_short_one(lengths, plan.max_num_seqs):

@@ -1,8 +1,8 @@
-"""The ways from the stage of one process to that of another, where stages are on CUDA devices: see `runtime/parallel/links.py`.
+"""Links between stages on CUDA devices: see `runtime/parallel/links.py`.
 
-Tensors go from device to device by NCCL, behind the step that makes them, on streams of their own; the host's connection says when
-they have been enqueued, so nobody's device waits for a stage that failed. NCCL takes a device once: where two stages share one, as
-in tests, tensors go through the host's memory."""
+Between threads of a process a copy goes from device to device. Between processes tensors go by NCCL, on streams of their own. The
+host's link says when a copy has been enqueued, so no device waits for a stage that failed. NCCL accepts a device only once: between
+processes that share a device, as in tests, tensors go through the host's memory."""
 
 from __future__ import annotations
 
@@ -20,38 +20,14 @@ import torch
 from torch import Tensor
 
 from runtime.parallel.group import Gone
-from runtime.parallel.links import HostLink, Link, Ways
-from runtime.parallel.process_stage import LinkedStage
-from runtime.parallel.stages import Line
-from runtime.platform.cuda_stage import CudaStage
+from runtime.parallel.links import HostLink, Link, ThreadLink, Ways
 
 _LENGTH = struct.Struct("<I")
 _JOIN_LIMIT = timedelta(seconds=120)
 
 
-class CudaProcessStage(LinkedStage, CudaStage):
-    """The one stage that this process computes. Made on the stage's thread, whose device is current."""
-
-    slots = 0  # what comes in has a place of its own in each link
-
-    def __init__(
-        self, line: Line, number: int, num_tensors: int, width: int, dtype: torch.dtype, max_num_tokens: int, ways: Ways
-    ) -> None:
-        CudaStage.__init__(self, line, number, num_tensors, width, dtype, max_num_tokens)
-        self._owed = []
-        self.ways = device_ways(ways, self.device)
-
-    def room(self, num_tokens: int) -> Sequence[Tensor]:
-        assert self._in is not None, "nothing comes to the first stage"
-        return tuple(self._in[:, :num_tokens])
-
-    def handed_on(self, num_tokens: int) -> Sequence[Tensor]:
-        assert self._out is not None, "the last stage hands nothing on"
-        return tuple(self._out[:, :num_tokens])
-
-
 def device_ways(ways: Ways, device: torch.device) -> Ways:
-    """`ways` for tensors of `device`. All stages call it at a time."""
+    """Return `ways` for tensors of `device`. All stages call this at the same time."""
 
     def giving(link: Link | None) -> Link | None:
         return None if link is None else _joined(link, device, gives=True)
@@ -59,15 +35,17 @@ def device_ways(ways: Ways, device: torch.device) -> Ways:
     def taking(link: Link | None) -> Link | None:
         return None if link is None else _joined(link, device, gives=False)
 
-    # Each way is joined by its two ends together, so these must come to them in one order: hidden states from the first stage on,
-    # then draws, by taker.
+    # Both ends join a link together, so all stages join them in one order: hidden states from the first stage on, then draws, by
+    # taker.
     before, behind = taking(ways.before), giving(ways.behind)
     drawn = taking(ways.drawn)
     takers = {taker: _joined(link, device, gives=True) for taker, link in sorted(ways.takers.items())}
-    return Ways(before, behind, drawn, takers)
+    return ways._replace(before=before, behind=behind, drawn=drawn, takers=takers)
 
 
 def _joined(link: Link, device: torch.device, *, gives: bool) -> Link:
+    if isinstance(link, ThreadLink):
+        return PeerLink(link, device, gives=gives)
     assert isinstance(link, HostLink)
     mine = str(torch.cuda.get_device_properties(device).uuid)
     _say(link, mine)
@@ -89,8 +67,40 @@ def _hear(link: HostLink) -> Any:
     return json.loads(data)
 
 
+class PeerLink:
+    """A `Link` between two threads, each with a device of its own. Copies arrive on a stream of the taking device.
+
+    A copy's event is recorded before the other thread gets it, so no order of threads lets a stage read too early."""
+
+    def __init__(self, words: ThreadLink, device: torch.device, *, gives: bool) -> None:
+        self._words = words
+        if not gives:
+            words.arrivals = torch.cuda.Stream(device)
+
+    def give(self, tensors: Sequence[Tensor]) -> None:
+        arrivals: torch.cuda.Stream = self._words.arrivals
+        with torch.cuda.stream(arrivals):  # torch copies after the current streams of both devices, and has both wait
+            copies = [torch.empty_like(tensor, device=arrivals.device) for tensor in tensors]
+            for copy, tensor in zip(copies, tensors, strict=True):
+                copy.copy_(tensor, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(arrivals)
+        self._words.put((copies, event))
+
+    def leave(self) -> None:
+        self._words.leave()
+
+    def take(self, into: Sequence[Tensor]) -> None:
+        copies, event = self._words.get()
+        computing = torch.cuda.current_stream()
+        computing.wait_event(event)
+        for room, copy in zip(into, copies, strict=True):
+            room.copy_(copy)
+            copy.record_stream(computing)  # it was made on another stream
+
+
 class NcclLink:
-    """A `Link` by NCCL, with a communicator of its own: the two ends of others wait for nothing here."""
+    """A `Link` by NCCL, with a communicator of its own, so that links do not wait for each other."""
 
     def __init__(self, words: HostLink, device: torch.device, *, gives: bool) -> None:
         """`words`: by which is said that something has been enqueued."""

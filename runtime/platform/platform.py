@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from runtime.models.spec.model import ModelSpec
     from runtime.parallel.group import HostRank, Peers
     from runtime.parallel.links import Ways
-    from runtime.parallel.stages import HostStage, Line
+    from runtime.parallel.stages import Stage
     from runtime.runner.worker import Worker
     from runtime.step import Runner
 
@@ -62,11 +62,10 @@ class Platform(Protocol):
         from here on its device is this thread's."""
         ...
 
-    def stage(
-        self, line: Line, number: int, num_tensors: int, width: int, plan: EnginePlan, ways: Ways | None
-    ) -> HostStage:
-        """Stage `number` of a model that is cut into several, on its own thread, which has joined: what it hands on is so many
-        tensors of `width`. `ways`: to those of other processes, where each stage has one."""
+    def stage(self, ways: Ways, num_tensors: int, width: int, plan: EnginePlan) -> Stage:
+        """Return a stage of a model that is cut into several. Called on its own thread, which has joined, by all stages at once.
+
+        It hands on `num_tensors` tensors of `width` columns."""
         ...
 
     def use(self, device: int) -> None:

@@ -9,21 +9,24 @@ from typing import TypeVar
 
 from runtime.parallel.group import Apart, HostRank
 from runtime.parallel.links import Ways
-from runtime.parallel.stages import HostStage, Line, RowTables
+from runtime.parallel.stages import RowTables, Stage
 from runtime.runner.worker import Worker
 
 T = TypeVar("T")
 
 
 class RankWorker(Worker):
-    """`line` and `number`: which of several stages it computes, if there are several; `ways`: to those of other processes, if it is
-    the one of this; `stage`: that, set when it is known what stages hand on."""
+    """`ways`: the links of the stage that it computes, if there are several. `stage`: set once the tensors that stages hand on are
+    known."""
 
-    def __init__(self, rank: HostRank, line: Line | None = None, number: int = 0, ways: Ways | None = None) -> None:
+    def __init__(self, rank: HostRank, ways: Ways | None = None) -> None:
         super().__init__()
         self.rank, self.ways = rank, ways
-        self.line, self.number = line, number
-        self.stage: HostStage | None = None
+        self.stage: Stage | None = None
+
+    @property
+    def stage_number(self) -> int:
+        return 0 if self.ways is None else self.ways.number
 
     def has(self, tables: RowTables) -> None:
         """The runner whose steps it computes has these."""
@@ -35,9 +38,9 @@ class RankWorker(Worker):
         rank, where = self.rank, []
         if rank.size > 1:
             where.append(f"rank {rank.number} of {rank.size}")
-        if self.line is not None:
-            where.append(f"stage {self.number} of {self.line.size}")
-            self.line.end(", ".join(where))
+        if self.ways is not None:
+            where.append(f"stage {self.ways.number} of {self.ways.size}")
+            self.ways.end(", ".join(where))
         for group in (rank.group, rank.everyone.group):
             group.end(", ".join(where))
 

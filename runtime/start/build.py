@@ -122,18 +122,16 @@ def build_rank(
 
 def _of_rank(planned: Planned, worker: RankWorker) -> Planned:
     """Return the plan of the worker's shard, and begin its stage if there are several. Its rank has joined."""
-    spec, plan = parts_of(planned.config, planned.whole, worker.rank.number)[worker.number], planned.plan
-    if worker.ways is not None:  # other processes have planned with the memory of their hosts
-        num_blocks, max_model_len = map(worker.rank.least, (plan.num_kv_blocks, plan.max_model_len))
-        plan = replace(plan, num_kv_blocks=num_blocks, max_model_len=max_model_len)
-    plan = plan.for_layers(spec.memory_kinds())
-    if worker.line is not None:
+    ways, plan = worker.ways, planned.plan
+    spec = parts_of(planned.config, planned.whole, worker.rank.number)[worker.stage_number]
+    # Other processes have planned with the memory of their hosts.
+    num_blocks, max_model_len = map(worker.rank.least, (plan.num_kv_blocks, plan.max_model_len))
+    plan = replace(plan, num_kv_blocks=num_blocks, max_model_len=max_model_len).for_layers(spec.memory_kinds())
+    if ways is not None:
         described = spec.model if isinstance(spec, PairSpec) else spec
         assert isinstance(described, DecoderSpec), "others are not cut"
         num_tensors = 3 if keeps_embedding(described.all_layers) else 2
-        worker.stage = planned.platform.stage(
-            worker.line, worker.number, num_tensors, described.hidden_size, plan, worker.ways
-        )
+        worker.stage = planned.platform.stage(ways, num_tensors, described.hidden_size, plan)
     return replace(planned, spec=spec, plan=plan)
 
 

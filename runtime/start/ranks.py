@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from runtime.config import EngineConfig
 from runtime.parallel.group import Group, HostRank
-from runtime.parallel.links import AgreeingRank, StageLinks
+from runtime.parallel.links import AgreeingRank, Line, StageLinks
 from runtime.parallel.runners import RankRunners
 from runtime.parallel.stage_runners import StageRunners
-from runtime.parallel.stages import HostStage, Line
+from runtime.parallel.stages import Stage
 from runtime.platform.platform import Report
 from runtime.runner.rank_worker import RankWorker, on_every_rank
 from runtime.start.build import EngineParts, Running, build_alone, build_rank, encode_first_items
@@ -54,8 +54,8 @@ class OwnRanks:
         self.size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
         self._groups = [Group(self.size) for _ in numbers]
         self._everyone = Group(self.size * len(numbers))
-        self.lines = [Line(num_stages) for _ in range(self.size)] if num_stages > 1 else []
         self._links = links
+        self._lines = [Line(num_stages) for _ in range(self.size)] if num_stages > 1 and links is None else []
         self.by_stage = [
             [self._worker(group, stage, number, first + place * self.size + number) for number in range(self.size)]
             for place, (stage, group) in enumerate(zip(numbers, self._groups, strict=True))
@@ -64,15 +64,13 @@ class OwnRanks:
         self.workers = [worker for stage in self.by_stage for worker in stage]
 
     def _worker(self, group: Group, stage: int, number: int, device: int) -> RankWorker:
-        line, ways = self.lines[number] if self.lines else None, None
         if self._links is not None:
-            rank: HostRank = AgreeingRank(group, number, device, self._links.agreement)
-            ways = self._links.ways[number]
-        elif line is not None:
-            rank = HostRank(group, number, device, HostRank(self._everyone, stage * self.size + number))
-        else:
-            rank = HostRank(group, number, device)
-        return RankWorker(rank, line, stage, ways)
+            agreeing = AgreeingRank(group, number, device, self._links.agreement)
+            return RankWorker(agreeing, self._links.ways[number])
+        if not self._lines:
+            return RankWorker(HostRank(group, number, device))
+        of_all = HostRank(self._everyone, stage * self.size + number)
+        return RankWorker(HostRank(group, number, device, of_all), self._lines[number].ways(stage))
 
     async def build(
         self, config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
@@ -97,15 +95,15 @@ class OwnRanks:
         ]
 
     @property
-    def stages(self) -> list[list[HostStage]]:
-        """The stages of each line, by stage."""
+    def stages(self) -> list[list[Stage]]:
+        """The stages of each rank, by stage."""
         return [[worker.stage for worker in stage if worker.stage is not None] for stage in self.by_stage]
 
     def end(self) -> None:
         """Fail everything that waits for another rank or stage."""
         for group in (*self._groups, self._everyone):
             group.end()
-        for line in self.lines:
+        for line in self._lines:
             line.end()
 
     async def close(self) -> None:
@@ -123,7 +121,7 @@ async def _build_on_ranks(
         runners = own.runners(ranks)
         running = ranks[-1][0]._replace(runner=runners[0])
         if len(runners) > 1:
-            stages = StageRunners(runners, own.stages, own.lines, running.plan.steps_in_flight, own.end)
+            stages = StageRunners(runners, own.stages, running.plan.steps_in_flight, own.end)
             running = running._replace(runner=stages)
         await encode_first_items(running, device.platform(config.device), report)
     except BaseException:

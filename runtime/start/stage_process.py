@@ -32,11 +32,10 @@ from runtime.parallel.messages import (
     Joined,
     NotBuilt,
     PromptLogprobs,
-    TurnSaid,
     Work,
     with_arrays,
 )
-from runtime.parallel.stages import HostStage, Line, Turn
+from runtime.parallel.stages import Stage, Turn
 from runtime.start.plan import SharedDevice
 from runtime.start.stages import build_stage, built_stage
 from runtime.step import ForwardOutput, GpuEvent, Runner, SharedEvent, Step
@@ -52,11 +51,10 @@ async def compute_stage(join: Join) -> None:
 
 
 class _Serving(NamedTuple):
-    """The stage, built. `stages`: by line."""
+    """The stage, built. `stages`: by rank."""
 
     runner: Runner
-    stages: list[HostStage]
-    lines: list[Line]
+    stages: list[Stage]
     close: Callable[[], Any]
 
 
@@ -116,7 +114,7 @@ class _StageProcess:
             own.end()
             await runner.close()
 
-        self._serving = _Serving(runner, stages, own.lines, close)
+        self._serving = _Serving(runner, stages, close)
         self._connection.send(built_stage(ranks))
         gc.collect()
         gc.freeze()
@@ -150,7 +148,8 @@ class _StageProcess:
     def _work(self, work: Work) -> None:
         serving, output = self._serving, None if work.of is None else self._outputs[work.of]
         assert serving is not None, "it was built"
-        self._begin_turn(serving, work.turn)
+        for stage in serving.stages:
+            stage.next = work.turn
         try:
             if isinstance(output, BaseException):
                 raise output
@@ -174,15 +173,6 @@ class _StageProcess:
         finally:
             for stage in serving.stages:
                 stage.next = Turn()
-
-    @staticmethod
-    def _begin_turn(serving: _Serving, said: TurnSaid) -> None:
-        for line, stage in zip(serving.lines, serving.stages, strict=True):
-            stage.next = Turn(
-                None if said.passage is None else line.passage(said.passage),
-                tuple(line.draws(rows, (stage.number,)) for rows in said.drawn),
-                None if said.draws is None else line.draws(*said.draws),
-            )
 
     # --- what goes ------------------------------------------------------------------------------------------------
 

@@ -61,8 +61,8 @@ async def build_over_processes(
         port.close()
 
     far, plan, first = processes.runners(runner), built[-1].plan, ranks[0]
-    stages: list[Sequence[TakesTurns]] = [own.stages[0], *([each.stage] * own.size for each in far)]
-    runner = RunnersOverProcesses(processes, [runner, *far], stages, own.lines, plan.steps_in_flight, end)
+    stages: list[Sequence[TakesTurns]] = [own.stages[0], *([each] for each in far)]
+    runner = RunnersOverProcesses(processes, [runner, *far], stages, plan.steps_in_flight, end)
     parts = Running(plan, first.model, first.eos_token_ids, runner).assembled(config.cache_key)
     facts = replace(
         built[-1].model,
