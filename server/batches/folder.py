@@ -5,13 +5,15 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from server.batches.files import FileStore
+from server.batches.files import ADMINISTRATOR, FileStore
 from server.batches.shares import Shares
 from server.batches.store import BatchStore
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
+from server.http.auth import Keys
 
 SECRET_BYTES = 32
 
@@ -19,7 +21,9 @@ SECRET_BYTES = 32
 class BatchFolder:
     """Raises ConfigError for a folder that cannot be used, or is used by another process."""
 
-    def __init__(self, path: Path, *, max_files: int, max_bytes: int, num_keys: int) -> None:
+    def __init__(
+        self, path: Path, *, max_files: int, max_bytes: int, keys: Sequence[str], admin_key: str | None
+    ) -> None:
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = (path / "lock").open("wb")
@@ -29,7 +33,7 @@ class BatchFolder:
                 self._lock.close()
                 raise ConfigError(f"--batch-dir {path} is used by another process") from None
             self.secret = _secret(path / "secret")
-            self.shares = Shares(num_keys)
+            self.shares = Shares(_owners(Keys(keys, admin_key, self.secret)))
             self.files = FileStore(path / "files", max_files=max_files, max_bytes=max_bytes, shares=self.shares)
             self.batches = BatchStore(path / "batches")
         except OSError as error:
@@ -42,13 +46,22 @@ class BatchFolder:
             return None
         if importlib.util.find_spec("python_multipart") is None:
             raise ConfigError("--batch-dir needs a package that reads forms: pip install oneloop[batches]")
-        num_keys = len(config.user_keys()) + (config.admin_api_key is not None)
-        limits = {"max_files": config.max_batch_files, "max_bytes": config.max_batch_bytes}
-        return cls(Path(config.batch_dir), num_keys=num_keys, **limits)
+        return cls(
+            Path(config.batch_dir),
+            max_files=config.max_batch_files,
+            max_bytes=config.max_batch_bytes,
+            keys=config.user_keys(),
+            admin_key=config.admin_api_key,
+        )
 
     def close(self) -> None:
         """Another process may use it."""
         self._lock.close()
+
+
+def _owners(keys: Keys) -> list[str]:
+    """Return the owners (`StoredFile.owner`) that requests with `keys` have."""
+    return [digest.hex() for digest in keys.users] + [ADMINISTRATOR] * keys.has_admin
 
 
 def _secret(path: Path) -> bytes:

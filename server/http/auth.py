@@ -65,17 +65,18 @@ def is_loopback(host: str) -> bool:
 
 
 class Keys:
-    """The keys there are. `user` and `is_admin` take the same time whatever key is right, or none."""
+    """The keys that the server takes. `users`: what stands for each user's key in this process. `user` and `is_admin` take the
+    same time whatever key is right, or none."""
 
     def __init__(self, user: Iterable[str] = (), admin: str | None = None, secret: bytes | None = None) -> None:
         """`secret`: by which digests mean the same in another process that has it."""
         self._secret = secret or os.urandom(32)
-        self._user = [self._digest(key.encode("ascii")) for key in user]
+        self.users = [self._digest(key.encode("ascii")) for key in user]
         self._admin = [] if admin is None else [self._digest(admin.encode("ascii"))]
 
     @property
     def has_user(self) -> bool:
-        return bool(self._user)
+        return bool(self.users)
 
     @property
     def has_admin(self) -> bool:
@@ -86,7 +87,7 @@ class Keys:
 
     def user(self, given: Iterable[bytes]) -> bytes | None:
         """What stands for the user's key among those given, in this process."""
-        return self._match(given, self._user)
+        return self._match(given, self.users)
 
     def is_admin(self, given: Iterable[bytes]) -> bool:
         return self._match(given, self._admin) is not None

@@ -509,6 +509,22 @@ async def test_a_key_cannot_fill_the_files_of_others(serve, folder, bounds):
             await upload(two, "x" * 2400)
 
 
+async def test_files_of_a_key_that_is_no_longer_taken_use_up_no_share(serve, folder):
+    server = await serve(batch_dir=folder, api_key=("old",), max_batch_files=8)
+    async with server.openai("old") as old:
+        for _ in range(2):
+            await upload(old, line("a"))
+    await stop_batches(server.service)
+    server = await serve(batch_dir=folder, api_key=("one", "two"), max_batch_files=8)
+    async with server.openai("one") as one, server.openai("two") as two:
+        for _ in range(4):
+            await upload(one, line("a"))
+        with pytest.raises(openai.BadRequestError, match="a share for each key"):
+            await upload(one, line("a"))
+        for _ in range(2):
+            await upload(two, line("a"))
+
+
 async def test_a_key_cannot_fill_the_unfinished_batches_of_others(serve, folder, monkeypatch):
     monkeypatch.setattr(batch_runner, "MAX_UNFINISHED", 2)
     server = await serve(batch_dir=folder, api_key=("one", "two"), paused=True)
@@ -521,8 +537,8 @@ async def test_a_key_cannot_fill_the_unfinished_batches_of_others(serve, folder,
 
 @pytest.mark.parametrize(("num_keys", "limit"), [(1, 10), (2, 10), (3, 100), (7, 1000), (40, 10)])
 def test_keys_that_take_all_they_can_leave_each_other_a_share(num_keys, limit):
-    made, shares, used = random.Random(35), Shares(num_keys), Counter()
     waiting = [str(key) for key in range(num_keys)]
+    made, shares, used = random.Random(35), Shares(waiting), Counter()
     while waiting:  # the first takes most
         key = waiting[min(made.randrange(len(waiting)), made.randrange(len(waiting)))]
         if shares.has_room(limit, used, key, 1):
