@@ -1,4 +1,4 @@
-"""Kernels for 64-bit ARM beside plain arithmetic, on processors that qemu is: another machine's compiler made them (csrc/check)."""
+"""Kernels for 64-bit ARM beside plain arithmetic, in an emulator: a program cross-compiled from check_kernels/."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# check_kernels, as csrc/check/CMakeLists.txt makes it for aarch64
+# check_kernels, as check_kernels/CMakeLists.txt makes it for aarch64
 PROGRAM = Path(os.environ.get("CHECK_ARM_KERNELS", ""))
 
 pytestmark = [

@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "../cpu/drivers.h"
-#include "../cpu/elements.h"
-#include "../cpu/shorts.h"
-#include "../isa.h"
+#include "../../../csrc/cpu/drivers.h"
+#include "../../../csrc/cpu/elements.h"
+#include "../../../csrc/cpu/shorts.h"
+#include "../../../csrc/isa.h"
 
 using namespace oneloop;
 
