@@ -56,15 +56,9 @@ Made* make_from_floats(nb::handle weight_, nb::handle bias_) {
 }
 
 QuantType quant_type(const std::string& name) {
-    for (const auto& [known, type] : {std::pair{"Q4_0", QuantType::kQ4_0},
-                                      {"Q4_1", QuantType::kQ4_1},
-                                      {"Q5_0", QuantType::kQ5_0},
-                                      {"Q5_1", QuantType::kQ5_1},
-                                      {"Q8_0", QuantType::kQ8_0},
-                                      {"Q4_K", QuantType::kQ4_K},
-                                      {"Q5_K", QuantType::kQ5_K},
-                                      {"Q6_K", QuantType::kQ6_K}})
-        if (name == known) return type;
+#define ONELOOP_NAMED(known, ...) \
+    if (name == #known) return QuantType::k##known;
+    ONELOOP_BLOCK_TYPES(ONELOOP_NAMED)
     throw std::invalid_argument("no kernel reads the type '" + name + "'");
 }
 

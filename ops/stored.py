@@ -1,12 +1,16 @@
-"""StoredWeight: a matrix as a checkpoint holds it, on its way into the form that a kernel reads.
+"""StoredWeight: a matrix as a checkpoint has it, on its way into the form that a kernel reads.
 
-A format is data: which formats a kernel takes it says in its `supports`, and nobody asks which scheme wrote the file. Knows no
-files and no kernels."""
+A format is data. Geometry of blocks and tables of codes are in formats.json: those of NF4 are QLoRA's (Dettmers et al. 2023), of
+FP4 bitsandbytes', of E2M1 the Open Compute Project's. C++ has them by csrc/generate.py, numpy by runtime/weights/dequantize.py.
+Each kernel's `supports` lists the formats that it reads. This file knows no files of weights and no kernels."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,17 +50,26 @@ FP8, W8, W4 = WeightFormat("fp8"), WeightFormat("w8"), WeightFormat("w4")
 # [rows, coarser groups], which those are to be multiplied with. Scales are float32; beside super_scales those of e2m1 are
 # float8_e4m3fn and those of the others integers; what becomes of blocks has those of its blocks.
 NF4, FP4, E2M1, Q4, Q8 = (WeightFormat(name) for name in ("nf4", "fp4", "e2m1", "q4", "q8"))
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_FP4 = (0.0, 0.005208333488553762, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
+_WRITTEN = json.loads(Path(__file__).with_name("formats.json").read_text())
 TABLES: Mapping[WeightFormat, tuple[float, ...]] = {
-    NF4: (  # QLoRA (Dettmers et al. 2023): as probable as each other of normal draws
-        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-        -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-    ),
-    FP4: (*_FP4, *(-each for each in _FP4)),  # bitsandbytes' own
-    E2M1: (*_E2M1, *(-each for each in _E2M1)),  # of the Open Compute Project, and NVIDIA's
-}  # fmt: skip
+    WeightFormat(name): tuple(numbers) for name, numbers in _WRITTEN["tables"].items()
+}
+
+
+class BlockFormat(NamedTuple):
+    """A type of ggml's blocks that is decoded: `columns` in `size` bytes, which become `codes` with `groups` scales."""
+
+    columns: int
+    size: int
+    codes: WeightFormat
+    groups: int
+
+
+BLOCKS: Mapping[WeightFormat, BlockFormat] = {
+    WeightFormat(name): BlockFormat(each["columns"], each["bytes"], WeightFormat(each["codes"]), each["groups"])
+    for name, each in _WRITTEN["blocks"].items()
+    if "codes" in each
+}
 FOUR_BITS = frozenset({W4, Q4, *TABLES})
 DECODED = frozenset({Q4, Q8, *TABLES})
 CODED = frozenset({FP8, W8, W4}) | DECODED

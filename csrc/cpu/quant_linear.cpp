@@ -61,10 +61,12 @@ QuantLinear::QuantLinear(QuantType type, int64_t n, int64_t k, const float* bias
 
 QuantLinear::QuantLinear(QuantType type, const uint8_t* rows, int64_t row_bytes, int64_t n, int64_t k, const float* bias)
     : QuantLinear(type, n, k, bias) {
+    std::atomic<bool> fits = true;
     parallel_for(panels_, [&](int64_t i) {
-        const int64_t first = i * kPanel;
-        pack_panel(type, rows + first * row_bytes, row_bytes, std::min<int64_t>(kPanel, n - first), blocks_, panel(i));
+        const int64_t first = i * kPanel, count = std::min<int64_t>(kPanel, n - first);
+        if (!pack_panel(type, rows + first * row_bytes, row_bytes, count, blocks_, panel(i))) fits = false;
     });
+    if (!fits) throw std::invalid_argument("MXFP4 with a scale of 2^16 or more");
 }
 
 QuantLinear::QuantLinear(const void* weight, Element element, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k,

@@ -1,5 +1,6 @@
 #include "quant_pack.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "float16.h"
@@ -88,11 +89,26 @@ void decode_q6(const uint8_t* p, Decoded& to) {
         for (int i = 0; i < 2; i++) to.sub_scales[b][i] = scales[2 * b + i];
 }
 
-void decode(QuantType type, const uint8_t* p, Decoded& to) {
+// MXFP4: a power of two, then places in a table, whose numbers are halves of whole ones. False for a scale that no half float is.
+bool decode_mxfp4(const uint8_t* p, Decoded& to) {
+    const float scale = std::ldexp(1.0f, p[0] - 128);
+    if (scale > 32768.0f) return false;
+    to.scale = half_of(scale);
+    split_nibbles(p + 1, kHalfBlock, to.quants[0], to.quants[0] + kHalfBlock);
+    for (uint8_t& q : to.quants[0]) q = static_cast<uint8_t>(16.0f + 2.0f * kE2m1[q]);
+    return true;
+}
+
+bool decode(QuantType type, const uint8_t* p, Decoded& to) {
+    if (type == QuantType::kMXFP4) return decode_mxfp4(p, to);
     const QuantLayout layout = layout_of(type);
-    if (!layout.super) return decode_plain(layout, p, to);
-    if (layout.minimum) return decode_minimum_super(layout, p, to);
-    decode_q6(p, to);
+    if (!layout.super)
+        decode_plain(layout, p, to);
+    else if (layout.minimum)
+        decode_minimum_super(layout, p, to);
+    else
+        decode_q6(p, to);
+    return true;
 }
 
 // One column of a block of quants, as the head of quants.h describes it: groups of kGroup bytes stay side by side.
@@ -133,20 +149,14 @@ void take_quants(int bits, const uint8_t* from, int64_t column, uint8_t* q) {
 
 }  // namespace
 
+#define ONELOOP_STORED_BLOCK(name, id, columns, bytes, ...) \
+    case QuantType::k##name: return {columns, bytes};
 StoredBlock stored_block(QuantType type) {
-    switch (type) {
-        case QuantType::kQ4_0: return {32, 18};
-        case QuantType::kQ4_1: return {32, 20};
-        case QuantType::kQ5_0: return {32, 22};
-        case QuantType::kQ5_1: return {32, 24};
-        case QuantType::kQ8_0: return {32, 34};
-        case QuantType::kQ4_K: return {256, 144};
-        case QuantType::kQ5_K: return {256, 176};
-        default: return {256, 210};
-    }
+    switch (type) { ONELOOP_BLOCK_TYPES(ONELOOP_STORED_BLOCK) }
+    return {};
 }
 
-void pack_panel(QuantType type, const uint8_t* rows, int64_t row_bytes, int64_t count, int64_t blocks, uint8_t* panel) {
+bool pack_panel(QuantType type, const uint8_t* rows, int64_t row_bytes, int64_t count, int64_t blocks, uint8_t* panel) {
     const QuantLayout layout = layout_of(type);
     const int64_t per_stored = layout.super ? kSuperBlock : 1, stored_bytes = stored_block(type).bytes;
     uint8_t* supers = panel + blocks * layout.block_scale_bytes();
@@ -154,7 +164,7 @@ void pack_panel(QuantType type, const uint8_t* rows, int64_t row_bytes, int64_t 
     Decoded decoded = {};
     for (int64_t column = 0; column < count; column++) {
         for (int64_t block = 0; block < blocks; block += per_stored) {
-            decode(type, rows + column * row_bytes + block / per_stored * stored_bytes, decoded);
+            if (!decode(type, rows + column * row_bytes + block / per_stored * stored_bytes, decoded)) return false;
             for (int64_t b = 0; b < per_stored; b++) {
                 place_quants(layout.bits, decoded.quants[b], column, quants + (block + b) * layout.block_quant_bytes());
                 uint8_t* scales = panel + (block + b) * layout.block_scale_bytes();
@@ -166,6 +176,7 @@ void pack_panel(QuantType type, const uint8_t* rows, int64_t row_bytes, int64_t 
             if (layout.minimum) store16(floats + 2 * (kPanel + column), decoded.minimum);
         }
     }
+    return true;
 }
 
 void unpack_column(QuantType type, const uint8_t* panel, int64_t blocks, int64_t column, int64_t k, float* out) {

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "block_types.h"
 #include "kernels.h"
 
 namespace oneloop {
@@ -23,8 +24,8 @@ constexpr int kBlock = 32;       // inputs that share a scale
 constexpr int kSuperBlock = 8;   // blocks that share the scale of their scales
 constexpr int kGroup = 4;        // neighbouring inputs whose products one lane sums
 
-// The numbers are ggml's type ids.
-enum class QuantType { kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ4_K = 12, kQ5_K = 13, kQ6_K = 14 };
+#define ONELOOP_TYPE_ID(name, id, ...) k##name = id,
+enum class QuantType { ONELOOP_BLOCK_TYPES(ONELOOP_TYPE_ID) };
 
 // Without linkage: a shared symbol could be kept from a file compiled for wider processors.
 namespace {
@@ -46,17 +47,11 @@ struct QuantLayout {
     constexpr int64_t panel_bytes(int64_t blocks) const { return scale_bytes(blocks) + blocks * block_quant_bytes(); }
 };
 
+#define ONELOOP_LAYOUT(name, id, columns, bytes, ...) \
+    case QuantType::k##name: return {__VA_ARGS__};
 constexpr QuantLayout layout_of(QuantType type) {
-    switch (type) {
-        case QuantType::kQ4_0: return {4, false, false, 1};
-        case QuantType::kQ4_1: return {4, true, false, 1};
-        case QuantType::kQ5_0: return {5, false, false, 1};
-        case QuantType::kQ5_1: return {5, true, false, 1};
-        case QuantType::kQ8_0: return {8, false, false, 1};
-        case QuantType::kQ4_K: return {4, true, true, 1};
-        case QuantType::kQ5_K: return {5, true, true, 1};
-        default: return {6, false, true, 2};
-    }
+    switch (type) { ONELOOP_BLOCK_TYPES(ONELOOP_LAYOUT) }
+    return {};
 }
 
 }  // namespace

@@ -88,9 +88,9 @@ struct Scales {
 };
 
 // A panel in memory. Its blocks are read W columns at a time, beginning at column `from`.
-template <QuantType kType>
+template <QuantLayout kOfType>
 struct Stored {
-    static constexpr QuantLayout kLayout = layout_of(kType);
+    static constexpr QuantLayout kLayout = kOfType;
     const uint8_t *scales_, *supers_, *quants_;
 
     Stored(const uint8_t* panel, int64_t blocks)
@@ -163,13 +163,12 @@ struct Unpacked {
     }
 };
 
-template <QuantType kType>
-using UnpackedOf = Unpacked<layout_of(kType).bits, layout_of(kType).minimum, layout_of(kType).halves>;
+template <QuantLayout kLayout>
+using UnpackedOf = Unpacked<kLayout.bits, kLayout.minimum, kLayout.halves>;
 
-template <QuantType kType>
+template <QuantLayout kLayout>
 void unpack(const uint8_t* panel, int64_t blocks, uint8_t* to) {
-    const Stored<kType> stored(panel, blocks);
-    constexpr QuantLayout kLayout = layout_of(kType);
+    const Stored<kLayout> stored(panel, blocks);
     float* scales = reinterpret_cast<float*>(to + blocks * kGroups * kGroupBytes);
     for (int64_t block = 0; block < blocks; block++, to += kGroups * kGroupBytes, scales += 2 * kPanel) {
         stored.fetch(block);
@@ -280,28 +279,28 @@ struct QuantTileTable<Weights, 0> {
     static void fill(QuantTile*) {}
 };
 
-template <QuantType kType>
+template <QuantLayout kLayout>
 struct QuantTiles {
     QuantTile direct[kDirectRows + 1], unpacked[kQuantRows + 1];
     QuantTiles() {
-        QuantTileTable<Stored<kType>, kDirectRows>::fill(direct);
-        QuantTileTable<UnpackedOf<kType>, kQuantRows>::fill(unpacked);
+        QuantTileTable<Stored<kLayout>, kDirectRows>::fill(direct);
+        QuantTileTable<UnpackedOf<kLayout>, kQuantRows>::fill(unpacked);
     }
 };
 
-template <QuantType kType>
+template <QuantLayout kLayout>
 void quant_linear_of(const QuantArgs& args) {
-    static const QuantTiles<kType> tiles;
-    const int64_t panel_bytes = layout_of(kType).panel_bytes(args.blocks);
+    static const QuantTiles<kLayout> tiles;
+    const int64_t panel_bytes = kLayout.panel_bytes(args.blocks);
     const int64_t num_rows = args.rows.row_start[args.rows.num_tiles];
     // Bytes are nearly unpacked as they are: to do so costs more than a few tiles gain by it.
-    constexpr int64_t kDirectTiles = layout_of(kType).bits == 8 ? 4 : 1;
+    constexpr int64_t kDirectTiles = kLayout.bits == 8 ? 4 : 1;
     const bool direct = num_rows <= kDirectTiles * kDirectRows && args.rows.num_tiles <= kDirectTiles;
     float ragged[kQuantRows * kPanel];
     for (int64_t panel = args.panel_begin; panel < args.panel_end; panel++) {
         const uint8_t* weights = args.w + panel * panel_bytes;
         if (!direct) {
-            unpack<kType>(weights, args.blocks, args.scratch);
+            unpack<kLayout>(weights, args.blocks, args.scratch);
             weights = args.scratch;
         }
         const float* bias = args.bias ? args.bias + panel * kPanel : nullptr;
@@ -322,17 +321,10 @@ void quant_linear_of(const QuantArgs& args) {
     }
 }
 
+#define ONELOOP_LINEAR_OF(name, ...) \
+    case QuantType::k##name: return quant_linear_of<layout_of(QuantType::k##name)>(args);
 void quant_linear(const QuantArgs& args) {
-    switch (args.type) {
-        case QuantType::kQ4_0: return quant_linear_of<QuantType::kQ4_0>(args);
-        case QuantType::kQ4_1: return quant_linear_of<QuantType::kQ4_1>(args);
-        case QuantType::kQ5_0: return quant_linear_of<QuantType::kQ5_0>(args);
-        case QuantType::kQ5_1: return quant_linear_of<QuantType::kQ5_1>(args);
-        case QuantType::kQ8_0: return quant_linear_of<QuantType::kQ8_0>(args);
-        case QuantType::kQ4_K: return quant_linear_of<QuantType::kQ4_K>(args);
-        case QuantType::kQ5_K: return quant_linear_of<QuantType::kQ5_K>(args);
-        case QuantType::kQ6_K: return quant_linear_of<QuantType::kQ6_K>(args);
-    }
+    switch (args.type) { ONELOOP_BLOCK_TYPES(ONELOOP_LINEAR_OF) }
 }
 
 // ---- rounding of rows -------------------------------------------------------------------------------------------------

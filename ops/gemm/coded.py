@@ -17,10 +17,10 @@ from torch.nn import functional
 
 from ops import tuning
 from ops.backends import on_cuda_at_any_size
+from ops.blocks import as_w4
 from ops.cuda.program import missing, missing_for_hopper
 from ops.gemm import few_rows_coded, pieces, rounded, tiled_fp8, tiled_w4
 from ops.gemm.dequantize import apart, codes_of
-from ops.gemm.from_blocks import as_w4
 from ops.gemm.rounded import RoundedRows
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass

@@ -13,13 +13,13 @@ from torch.nn import functional
 
 from ops import tuning
 from ops.backends import on_cuda_at_any_size
+from ops.blocks import Q4_0, as_codes, as_w4
 from ops.cuda.program import missing_for_hopper
 from ops.gemm import coded, pieces, tiled_w4
 from ops.gemm.dequantize import codes_of, of_groups
-from ops.gemm.from_blocks import BLOCKS, Q4_0, as_codes, as_w4
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
-from ops.stored import DECODED, FOUR_BITS, Q4, Q8, Stored, StoredWeight, WeightFormat, bias_of, parts_of
+from ops.stored import BLOCKS, DECODED, FOUR_BITS, Q4, Q8, Stored, StoredWeight, WeightFormat, bias_of, parts_of
 
 _ROLES = ("scales", "super_scales", "mins", "super_mins")
 _WIDTH = 64  # columns of a tile, of which groups are whole parts or whole times as many

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BYTES_PER_WEIGHT = {
-    "bf16": 2.0,
-    "fp8": 1.0,
-    "Q8_0": 34 / 32,
-    "Q4_K": 144 / 256,
-}  # with the scales of their blocks (GGUF)
+from runtime.weights.dequantize import FORMATS
+
+BYTES_PER_WEIGHT = {"bf16": 2.0, "fp8": 1.0} | {
+    name: FORMATS[name].size / FORMATS[name].weights for name in ("Q8_0", "Q4_K")
+}
 RESERVE = 0.9  # of the memory, that weights and cache may take together
 _KV_ELEMENT_BYTES = 2
 

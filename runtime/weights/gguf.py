@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from runtime.weights.dequantize import FORMATS, Bytes, Floats, dequantize
+from runtime.weights.dequantize import FORMATS, TYPES_BY_ID, Bytes, Floats, dequantize
 from runtime.weights.rules import Shape, WeightsError
 
 _MAGIC = b"GGUF"
@@ -36,17 +36,6 @@ _STRING, _ARRAY = 8, 9
 _SCALARS = {
     code: struct.Struct("<" + letter)
     for code, letter in {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}.items()
-}  # fmt: skip
-
-# ggml's type ids: name, weights per block, bytes per block
-_TYPES = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1),
-    25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }  # fmt: skip
 
 # llama.cpp's names of mixtures of them
@@ -297,12 +286,12 @@ class _Reader:
             raise self.error(f"the tensor {name!r} has {num_dims} dimensions")
         dims = [self.scalar(10) for _ in range(num_dims)]
         code, offset = self.scalar(4), self.scalar(10)
-        if code not in _TYPES:
+        if code not in TYPES_BY_ID:
             raise self.error(f"the tensor {name!r} has the unknown type {code}")
-        kind, weights, size = _TYPES[code]
-        if 0 in dims or dims[0] % weights:
-            raise self.error(f"the tensor {name!r} of shape {dims[::-1]} does not divide into blocks of {kind}")
-        nbytes = prod(dims) // weights * size
+        kind = TYPES_BY_ID[code]
+        if 0 in dims or dims[0] % kind.weights:
+            raise self.error(f"the tensor {name!r} of shape {dims[::-1]} does not divide into blocks of {kind.name}")
+        nbytes = prod(dims) // kind.weights * kind.size
         if nbytes > self._size:
             raise self.error(f"the tensor {name!r} of shape {dims[::-1]} is larger than the file")
-        return name, tuple(dims[::-1]), kind, nbytes, offset
+        return name, tuple(dims[::-1]), kind.name, nbytes, offset

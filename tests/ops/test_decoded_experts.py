@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import ops
+from ops.blocks import as_codes
 from ops.cuda.program import missing_for_hopper
 from ops.gemm.dequantize import dequantize
-from ops.gemm.from_blocks import as_codes
 from ops.moe.triton_decoded import DecodedExpertWeights
 from ops.moe.triton_experts import mix
 from ops.stored import E2M1, FP4, NF4, Q4, Q8, StoredWeight

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import ops
+from ops.blocks import as_codes, as_w4
 from ops.cuda.program import missing_for_hopper
 from ops.gemm import coded, decoded, pieces, triton_decoded, triton_widen
 from ops.gemm.decoded import DecodedLinearWeight, in_pieces, laid, tiles_fit
 from ops.gemm.dequantize import dequantize
-from ops.gemm.from_blocks import BLOCKS, as_codes, as_w4
 from ops.gemm.reference import ReferenceLinearWeight
 from ops.gemm.side_by_side import SideBySide
 from ops.gemm.triton_decoded import Tile
-from ops.stored import E2M1, FP4, NF4, Q4, Q8, TABLES, StoredWeight, WeightFormat, parts_of
+from ops.stored import BLOCKS, E2M1, FP4, NF4, Q4, Q8, TABLES, StoredWeight, WeightFormat, parts_of
 from runtime.weights.dequantize import FORMATS
 from runtime.weights.dequantize import dequantize as dequantize_blocks
 from tests.ops.places import DEVICES, interpreted_once, places

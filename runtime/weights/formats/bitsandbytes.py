@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.weights.dequantize import Bytes, Floats
-from runtime.weights.formats.codes import FP4, NF4, TABLES, W8, Coded, as_floats, in_bytes, kept_as, nibbles
+from runtime.weights.dequantize import TABLES, Bytes, Floats
+from runtime.weights.formats.codes import FP4, NF4, W8, Coded, as_floats, in_bytes, kept_as, nibbles
 from runtime.weights.formats.scheme import Composite, StoredTensor, StoredTensors, UnreadScheme
 from runtime.weights.rules import Span, WeightsError
 

@@ -15,29 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.weights.dequantize import FORMATS, Bytes, Floats, dequantize
+from runtime.weights.dequantize import FORMATS, TABLES, Bytes, Floats, dequantize
 from runtime.weights.rules import Span, WeightsError
 
 FP8, W8, W4 = "fp8", "w8", "w4"
 NF4, FP4, E2M1, Q4, Q8 = "nf4", "fp4", "e2m1", "q4", "q8"
 E8M0 = "F8_E8M0"  # a scale's byte: an exponent; 255 is no number (Microscaling Formats 1.0)
-FOUR_BITS = frozenset({W4, NF4, FP4, E2M1, Q4})
+FOUR_BITS = frozenset({W4, Q4, *TABLES})
 MIN_GROUP = 32  # columns: kernels take groups of whole times so many
 _WIDTH, _MIN_DECODED = 64, 16  # or of q4 and of places in a table whole parts of so many, or whole times as many
-_FP4 = (0.0, 0.005208333488553762, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-TABLES = {
-    name: np.array(numbers, np.float32)
-    for name, numbers in {
-        NF4: (
-            -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-            -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-            0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-        ),
-        FP4: (*_FP4, *(-each for each in _FP4)),
-        E2M1: (*_E2M1, *(-each for each in _E2M1)),
-    }.items()
-}  # fmt: skip
 
 
 def _e4m3() -> Floats:

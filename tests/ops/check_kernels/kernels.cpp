@@ -132,11 +132,9 @@ struct Block {
     QuantType type;
     int64_t inputs, bytes, scale_at, scales;  // `scales` float16 numbers from byte `scale_at` on
 };
-constexpr Block kBlocks[] = {
-    {QuantType::kQ4_0, 32, 18, 0, 1},   {QuantType::kQ4_1, 32, 20, 0, 2},     {QuantType::kQ5_0, 32, 22, 0, 1},
-    {QuantType::kQ5_1, 32, 24, 0, 2},   {QuantType::kQ8_0, 32, 34, 0, 1},     {QuantType::kQ4_K, 256, 144, 0, 2},
-    {QuantType::kQ5_K, 256, 176, 0, 2}, {QuantType::kQ6_K, 256, 210, 208, 1},
-};
+#define BLOCK(name, id, columns, bytes, bits, minimum, super, halves) \
+    {QuantType::k##name, columns, bytes, (super) && !(minimum) ? (bytes) - 2 : 0, (minimum) ? 2 : 1},
+constexpr Block kBlocks[] = {ONELOOP_BLOCK_TYPES(BLOCK)};
 
 // x as kernels round it: in blocks of 32, the largest of which becomes `most`.
 Floats rounded(const Floats& x, float most) {

@@ -1,0 +1,149 @@
+"""Decoders of ggml's blocks into codes and scales, for numpy arrays and for torch tensors on any device.
+
+A new type is a line of formats.json and a decoder in DECODERS. Layouts: ggml's `block_q4_0` and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ops.stored import BLOCKS, E2M1, Q8, W4, StoredWeight, WeightFormat
+
+Array = Any  # of numpy or of torch
+Q4_0 = WeightFormat("Q4_0")
+
+
+class Decoded(NamedTuple):
+    """Codes [..., columns of a block], uint8 or int8, and float or integer roles [..., groups of a block]: a number is worth
+    (code - zero) * scales * super_scales + adds - mins * super_mins. Scales of MXFP4 count halves of its numbers."""
+
+    codes: Array
+    roles: dict[str, Array]
+    zero: int = 0
+
+
+def as_codes(stored: StoredWeight) -> StoredWeight:
+    """Return blocks as "q4", "q8" or "e2m1", and other formats unchanged."""
+    if stored.format not in BLOCKS:
+        return stored
+    kind, (codes, roles, zero) = BLOCKS[stored.format].codes, decode(stored.format.name, stored.weight, torch)
+    if zero:
+        roles["mins"] = roles["scales"] * float(zero)
+    if (added := roles.pop("adds", None)) is not None:
+        roles["mins"] = -added
+    if kind == E2M1:
+        roles["scales"] = (roles["scales"] * 2).bfloat16()
+    weight = codes.view(torch.int8) if kind == Q8 else codes[:, 0::2] | codes[:, 1::2] << 4
+    return StoredWeight(kind, {"weight": weight, **roles}).with_bias(stored.bias)
+
+
+def as_w4(stored: StoredWeight) -> StoredWeight:
+    """Return blocks "Q4_0" as "w4", whose default zero point they have, and other formats unchanged."""
+    if stored.format != Q4_0:
+        return stored
+    found = as_codes(stored)
+    return StoredWeight(W4, {role: found.tensors[role] for role in ("weight", "scales")}).with_bias(stored.bias)
+
+
+def decode(kind: str, rows: Array, library: Any) -> Decoded:
+    """Decode rows [rows, bytes] uint8 of whole blocks, arrays of `library`: codes [rows, columns], roles [rows, groups]."""
+    blocks = rows.reshape(len(rows), -1, BLOCKS[WeightFormat(kind)].size)
+    codes, roles, zero = DECODERS[kind](blocks, library)
+    return Decoded(
+        codes.reshape(len(rows), -1), {role: each.reshape(len(rows), -1) for role, each in roles.items()}, zero
+    )
+
+
+def _half(blocks: Array, at: int, library: Any) -> Array:
+    """The float16 at byte `at` of each block, [..., 1]."""
+    return library.stack((blocks[..., at], blocks[..., at + 1]), -1).view(library.float16)
+
+
+def _nibbles(packed: Array, library: Any) -> Array:
+    """[..., k] -> [..., 2 * k]: low halves of the bytes, then high ones."""
+    return library.concatenate((packed & 15, packed >> 4), -1)
+
+
+def _five_bits(high: Array, low: Array, library: Any) -> Array:
+    """high [..., 4] is one bit per weight, low [..., 16] nibbles -> [..., 32]."""
+    shifts = library.asarray([i % 8 for i in range(32)], dtype=library.uint8, device=high.device)
+    bits = high[..., [i // 8 for i in range(32)]] >> shifts & 1
+    return _nibbles(low, library) | bits << 4
+
+
+def _q4_0(blocks: Array, library: Any) -> Decoded:
+    scales = library.asarray(_half(blocks, 0, library), dtype=library.float32)
+    return Decoded(_nibbles(blocks[..., 2:], library), {"scales": scales}, 8)
+
+
+def _q4_1(blocks: Array, library: Any) -> Decoded:
+    roles = {"scales": _half(blocks, 0, library), "adds": _half(blocks, 2, library)}
+    return Decoded(_nibbles(blocks[..., 4:], library), roles)
+
+
+def _q5_0(blocks: Array, library: Any) -> Decoded:
+    codes = _five_bits(blocks[..., 2:6], blocks[..., 6:], library).view(library.int8) - 16
+    return Decoded(codes, {"scales": _half(blocks, 0, library)})
+
+
+def _q5_1(blocks: Array, library: Any) -> Decoded:
+    roles = {"scales": _half(blocks, 0, library), "adds": _half(blocks, 2, library)}
+    return Decoded(_five_bits(blocks[..., 4:8], blocks[..., 8:], library), roles)
+
+
+def _q8_0(blocks: Array, library: Any) -> Decoded:
+    return Decoded(blocks[..., 2:].view(library.int8), {"scales": _half(blocks, 0, library)})
+
+
+def _scales_and_mins(blocks: Array, library: Any) -> dict[str, Array]:
+    """Of Q4_K and Q5_K. Bytes 4 to 15 pack 16 six-bit numbers: four scales, four minima, then the nibbles of the other eight, whose
+    upper bits are atop the first. Two half floats multiply them."""
+    scales, mins, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    return {
+        "scales": library.concatenate((scales & 63, rest & 15 | scales >> 2 & 48), -1),
+        "mins": library.concatenate((mins & 63, rest >> 4 | mins >> 2 & 48), -1),
+        "super_scales": _half(blocks, 0, library),
+        "super_mins": _half(blocks, 2, library),
+    }
+
+
+def _q4_k(blocks: Array, library: Any) -> Decoded:
+    packed = blocks[..., 16:].reshape(*blocks.shape[:-1], 4, 32)
+    return Decoded(_nibbles(packed, library), _scales_and_mins(blocks, library))
+
+
+def _q5_k(blocks: Array, library: Any) -> Decoded:
+    shape = blocks.shape[:-1]
+    low = _nibbles(blocks[..., 48:].reshape(*shape, 4, 32), library).reshape(*shape, 8, 32)
+    high = library.stack([blocks[..., 16:48] >> i & 1 for i in range(8)], -2)
+    return Decoded(low | high << 4, _scales_and_mins(blocks, library))
+
+
+def _q6_k(blocks: Array, library: Any) -> Decoded:
+    shape = blocks.shape[:-1]
+    low = _nibbles(blocks[..., :128].reshape(*shape, 2, 64), library).reshape(*shape, 2, 4, 32)
+    high = library.stack([blocks[..., 128:192].reshape(*shape, 2, 32) >> i & 3 for i in (0, 2, 4, 6)], -2)
+    roles = {"scales": blocks[..., 192:208].view(library.int8), "super_scales": _half(blocks, 208, library)}
+    return Decoded((low | high << 4).view(library.int8) - 32, roles)
+
+
+def _mxfp4(blocks: Array, library: Any) -> Decoded:
+    exponent = library.asarray(blocks[..., :1], dtype=library.int32)
+    bits = library.where(exponent > 1, (exponent - 1) << 23, (exponent + 1) << 21)  # of 2^(exponent - 128) in float32
+    bits = library.asarray(bits, dtype=library.int32)
+    return Decoded(_nibbles(blocks[..., 1:], library), {"scales": bits.view(library.float32)})
+
+
+DECODERS: dict[str, Callable[[Array, Any], Decoded]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
+}
