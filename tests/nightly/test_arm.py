@@ -1,4 +1,4 @@
-"""Kernels for 64-bit ARM beside plain arithmetic, in an emulator: a program cross-compiled from check_kernels/."""
+"""Kernels for 64-bit ARM beside plain arithmetic, in an emulator: a program cross-compiled from tests/ops/check_kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# check_kernels, as check_kernels/CMakeLists.txt makes it for aarch64
+# check_kernels, as its CMakeLists.txt makes it for aarch64
 PROGRAM = Path(os.environ.get("CHECK_ARM_KERNELS", ""))
 
 pytestmark = [
