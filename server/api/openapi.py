@@ -58,15 +58,34 @@ def document(routes: Sequence[Route], *, user_key: bool, admin_key: bool) -> byt
 
 def _schemas(operations: Sequence[Operation]) -> tuple[dict[Any, Json], Json]:
     """A reference for every type that crosses the wire, and what the references name."""
-    types = [
-        kind
-        for operation in operations
-        for kind in (operation.request, *operation.answers.values())
-        if kind is not None and kind is not Json
-    ]
-    types = list(dict.fromkeys([*types, *(operation.error for operation in operations)]))
+    requests = {operation.request: None for operation in operations if operation.request is not None}
+    answers = {kind: None for operation in operations for kind in (*operation.answers.values(), operation.error)}
+    types = [*requests, *(kind for kind in answers if kind is not None and kind is not Json and kind not in requests)]
     references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    for name in components.keys() - _named_by(references[: len(requests)], components):
+        _require_what_is_written(components[name])
     return dict(zip(types, references, strict=True)), components
+
+
+def _named_by(schemas: Iterable[Json], components: Mapping[str, Json]) -> set[str]:
+    """Return the names of the components that `schemas` refer to, directly or through other components."""
+    found: set[str] = set()
+    todo = list(schemas)
+    while todo:
+        names = set(re.findall(r'"#/components/schemas/([^"]+)"', dumps(todo.pop()).decode())) - found
+        found |= names
+        todo += [components[name] for name in names]
+    return found
+
+
+def _require_what_is_written(schema: Json) -> None:
+    """Mark a field of an answer as required where it has a default, which is written like any other value."""
+    written = {name for name, described in schema.get("properties", {}).items() if "default" in described}
+    if written:
+        required = written.union(schema.get("required", ()))
+        schema["required"] = [name for name in schema["properties"] if name in required]
+        for name in written:
+            del schema["properties"][name]["default"]
 
 
 def _operation(

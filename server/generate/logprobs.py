@@ -8,12 +8,49 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from runtime.api import TokenLogprobs
-from server.http.schema import Json
 from server.models.tokenizer import Tokenizer
 
 Entry = tuple[int, TokenLogprobs | None]  # an id and what is known of it; nothing of the first of a prompt
-Writer = Callable[[Sequence[Entry]], Json]  # of one choice; called with its entries in order, in pieces
+
+
+class OneToken(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class SampledToken(OneToken):
+    top_logprobs: list[OneToken]
+
+
+class ChatLogprobs(Struct):
+    content: list[SampledToken]
+    refusal: None = None
+
+
+class TextLogprobs(Struct):
+    """Log-probabilities of the answer's tokens, and with `echo` of the prompt's, whose first token has none."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptToken(Struct):
+    logprob: float
+    rank: int  # from 1, the most likely
+    decoded_token: str
+
+
+# By token id, the prompt's own and the most likely there; null for the first.
+PromptLogprobs = list[dict[str, PromptToken] | None]
+
+ChatWriter = Callable[[Sequence[Entry]], ChatLogprobs]  # of one choice; called with its entries in order, in pieces
+CompletionWriter = Callable[[Sequence[Entry]], TextLogprobs]
 
 _LOWEST = -9999.0
 
@@ -36,24 +73,23 @@ class Style:
     echo: Echo | None = None
 
 
-def chat_writer(tokenizer: Tokenizer, style: Style) -> Writer:
-    def token(id: int, logprob: float) -> Json:
+def chat_writer(tokenizer: Tokenizer, style: Style) -> ChatWriter:
+    def token(id: int, logprob: float) -> tuple[str, float, list[int]]:
         raw = tokenizer.token_bytes(id)
         text = f"token_id:{id}" if style.as_ids else raw.decode(errors="replace")
-        return {"token": text, "logprob": max(logprob, _LOWEST), "bytes": list(raw)}
+        return text, max(logprob, _LOWEST), list(raw)
 
-    def write(entries: Sequence[Entry]) -> Json:
-        content = [
-            {**token(id, found.logprob), "top_logprobs": [token(other, logprob) for other, logprob in found.top]}
+    def write(entries: Sequence[Entry]) -> ChatLogprobs:
+        return ChatLogprobs([
+            SampledToken(*token(id, found.logprob), [OneToken(*token(*other)) for other in found.top])
             for id, found in entries
             if found is not None
-        ]
-        return {"content": content, "refusal": None}
+        ])  # fmt: skip
 
     return write
 
 
-def completion_writer(tokenizer: Tokenizer, style: Style) -> Writer:
+def completion_writer(tokenizer: Tokenizer, style: Style) -> CompletionWriter:
     place = _places(tokenizer, style)
 
     def text(id: int) -> str:
@@ -66,13 +102,13 @@ def completion_writer(tokenizer: Tokenizer, style: Style) -> Writer:
             shown.setdefault(text(other), max(logprob, _LOWEST))
         return shown
 
-    def write(entries: Sequence[Entry]) -> Json:
-        return {
-            "text_offset": [place(id) for id, _ in entries],
-            "token_logprobs": [None if found is None else max(found.logprob, _LOWEST) for _, found in entries],
-            "tokens": [text(id) for id, _ in entries],
-            "top_logprobs": [None if found is None else alternatives(id, found) for id, found in entries],
-        }
+    def write(entries: Sequence[Entry]) -> TextLogprobs:
+        return TextLogprobs(
+            text_offset=[place(id) for id, _ in entries],
+            token_logprobs=[None if found is None else max(found.logprob, _LOWEST) for _, found in entries],
+            tokens=[text(id) for id, _ in entries],
+            top_logprobs=[None if found is None else alternatives(id, found) for id, found in entries],
+        )
 
     return write
 
@@ -108,14 +144,14 @@ def _num_unseen(tokenizer: Tokenizer, echo: Echo) -> int:
     return len(decoded) - len(echo.text) if decoded.endswith(echo.text) else 0
 
 
-def prompt_table(tokenizer: Tokenizer, entries: Sequence[Entry], count: int, *, as_ids: bool) -> list[Json | None]:
+def prompt_table(tokenizer: Tokenizer, entries: Sequence[Entry], count: int, *, as_ids: bool) -> PromptLogprobs:
     """For each token of a prompt the `count` most likely there and itself, by id."""
 
-    def row(logprob: float, rank: int, id: int) -> Json:
+    def row(logprob: float, rank: int, id: int) -> PromptToken:
         text = f"token_id:{id}" if as_ids else tokenizer.token_bytes(id).decode(errors="replace")
-        return {"logprob": max(logprob, _LOWEST), "rank": rank, "decoded_token": text}
+        return PromptToken(max(logprob, _LOWEST), rank, text)
 
-    table: list[Json | None] = []
+    table: PromptLogprobs = []
     for id, found in entries:
         if found is None:
             table.append(None)

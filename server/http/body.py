@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from orjson import dumps
+from msgspec.json import encode
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,7 +33,7 @@ BYTES_PER_CHAR = 8  # of a body, to decode which takes as long as to tokenise a 
 
 
 def json_response(body: object, status: int = 200) -> Response:
-    return Response(dumps(body), status, media_type="application/json")
+    return Response(encode(body), status, media_type="application/json")
 
 
 def long_json_response(body: object) -> Response:

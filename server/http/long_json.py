@@ -5,10 +5,11 @@ every stream would wait, whichever thread does it. Between two pieces others hav
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from orjson import dumps
+from msgspec import UNSET, Struct
+from msgspec.json import encode
 
 from server.http.release import AT_ONCE, release
 
@@ -17,18 +18,18 @@ MAX_DEPTH = 6  # of lists that may be long: an answer's choices' log-probabiliti
 
 
 def written(body: object) -> bytes:
-    """What `orjson.dumps` gives."""
+    """Return what `msgspec.json.encode` returns."""
     return b"".join(_pieces(body, MAX_DEPTH))
 
 
 def _pieces(value: Any, depth: int) -> Iterator[bytes]:
     size = _piece_of(value)
     if not depth or not size:
-        yield dumps(value)
-    elif isinstance(value, dict):
+        yield encode(value)
+    elif isinstance(value, dict | Struct):
         yield b"{"
-        for number, (name, inside) in enumerate(value.items()):
-            yield b"," * bool(number) + dumps(name) + b":"
+        for number, (name, inside) in enumerate(_members(value)):
+            yield b"," * bool(number) + encode(name) + b":"
             yield from _pieces(inside, depth - 1)
         yield b"}"
     elif len(value) <= size:
@@ -40,13 +41,22 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
     else:
         for start in range(0, len(value), size):
             yield b"," if start else b"["
-            yield dumps(value[start : start + size])[1:-1]
+            yield encode(value[start : start + size])[1:-1]
         yield b"]"
 
 
+def _members(value: dict[str, Any] | Struct) -> Iterable[tuple[str, Any]]:
+    """Names and values of an object, as JSON shows them."""
+    if isinstance(value, dict):
+        return value.items()
+    fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+    named = ((name, getattr(value, field)) for name, field in fields)
+    return ((name, inside) for name, inside in named if inside is not UNSET)
+
+
 def _piece_of(value: Any) -> int:
-    """So many elements of it are a piece; 0 for what is one whole."""
-    if type(value) is dict:
+    """Return how many elements of `value` are a piece; 0 for what is one whole."""
+    if type(value) is dict or _is_untagged(value):
         return RECORDS
     if type(value) is not list or not value:
         return 0
@@ -55,17 +65,22 @@ def _piece_of(value: Any) -> int:
     return NUMBERS if len(value) > NUMBERS else 0
 
 
+def _is_untagged(value: Any) -> bool:
+    """Return whether `value` is an object of a declared type whose fields are all there is to it."""
+    return isinstance(value, Struct) and value.__struct_config__.tag is None
+
+
 def _has_objects(value: list[Any]) -> bool:
     """By its ends: the first token of a prompt has no log-probability."""
-    return isinstance(value[0], (dict, list)) or isinstance(value[-1], (dict, list))
+    return isinstance(value[0], dict | list | Struct) or isinstance(value[-1], dict | list | Struct)
 
 
 def let_go(body: Any, depth: int = MAX_DEPTH) -> None:
     """Empty the long lists of objects that `body` has, which nobody reads any more."""
     if not depth:
         return
-    if type(body) is dict:
-        for inside in body.values():
+    if isinstance(body, dict | Struct):
+        for _, inside in _members(body):
             let_go(inside, depth - 1)
     elif type(body) is list and body and _has_objects(body):
         if len(body) > RECORDS:

@@ -1,4 +1,6 @@
-"""What the server says on Anthropic's routes, as types: for the OpenAPI document, and for the test that reads answers by them."""
+"""Answers of Anthropic's routes: what is written, and what the document describes.
+
+A field whose default is UNSET is absent unless it is set; any other is always there."""
 
 from __future__ import annotations
 
@@ -6,6 +8,11 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from runtime.api import FinishReason
+from server.generate.generation import TOOL_CALLS, Choice, Generation
+
+# Clients send a block of thinking back with its signature, and drop one that has none. Nothing is sealed by it.
+SIGNATURE = "unsigned"
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
@@ -15,7 +22,7 @@ class TextContent(Struct, tag_field="type", tag="text"):
 
 class ThinkingContent(Struct, tag_field="type", tag="thinking"):
     thinking: str
-    signature: str
+    signature: str = SIGNATURE
 
 
 class ToolUseContent(Struct, tag_field="type", tag="tool_use"):
@@ -31,26 +38,58 @@ class ThinkingTokens(Struct):
     thinking_tokens: int
 
 
-class MessageUsage(Struct, kw_only=True):
+class MessageUsage(Struct):
     """The prompt's tokens are `input_tokens` and `cache_read_input_tokens` together. Of a stream, so far."""
 
     input_tokens: int
-    cache_creation_input_tokens: int
+    cache_creation_input_tokens: int  # 0: writing to the cache costs nothing
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: ThinkingTokens | UnsetType = UNSET  # of models that reason
-    service_tier: Literal["standard"] | UnsetType = UNSET
+    service_tier: Literal["standard"] | UnsetType = UNSET  # of a message
+
+    @classmethod
+    def of(cls, generation: Generation, service_tier: Literal["standard"] | UnsetType = UNSET) -> MessageUsage:
+        cached = generation.num_cached_tokens
+        details = ThinkingTokens(generation.num_reasoning_tokens) if generation.reasons else UNSET
+        computed = generation.num_prompt_tokens - cached
+        return cls(computed, 0, cached, generation.num_completion_tokens, details, service_tier)
+
+
+class Stopped(Struct):
+    stop_reason: StopReason | None
+    stop_sequence: str | None = None
+
+    @classmethod
+    def of(cls, choice: Choice, *, context_was_short: bool) -> Stopped:
+        """Return why `choice` ended. `context_was_short`: the context left less room than max_tokens."""
+        if choice.finish_reason == FinishReason.LENGTH:
+            return cls("model_context_window_exceeded" if context_was_short else "max_tokens")
+        if choice.finish_reason == TOOL_CALLS:
+            return cls("tool_use")
+        if isinstance(choice.stop_reason, str):
+            return cls("stop_sequence", choice.stop_reason)
+        return cls("end_turn")
 
 
 class AnthropicMessage(Struct, kw_only=True):
     id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
     model: str
     content: list[Content]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+
+    @classmethod
+    def of(
+        cls, id: str, model: str, content: list[Content], stopped: Stopped, generation: Generation
+    ) -> AnthropicMessage:
+        return cls(
+            id=id, model=model, content=content, stop_reason=stopped.stop_reason, stop_sequence=stopped.stop_sequence,
+            usage=MessageUsage.of(generation, "standard"),
+        )  # fmt: skip
 
 
 class InputTokens(Struct):
@@ -61,14 +100,15 @@ class ErrorCode(Struct):
     error_code: str
 
 
-class AnthropicErrorDetails(Struct, kw_only=True):
+class AnthropicErrorDetails(Struct):
     type: str
     message: str
     details: ErrorCode | UnsetType = UNSET  # where a client can do something about it
 
 
-class AnthropicError(Struct):
-    type: Literal["error"]
+class AnthropicError(Struct, tag_field="type", tag="error"):
+    """The body of an error, and the event of one in a stream."""
+
     error: AnthropicErrorDetails
     request_id: str
 
@@ -114,11 +154,6 @@ class ContentBlockStop(Struct, tag_field="type", tag="content_block_stop"):
     index: int
 
 
-class Stopped(Struct):
-    stop_reason: StopReason
-    stop_sequence: str | None
-
-
 class MessageDelta(Struct, tag_field="type", tag="message_delta"):
     delta: Stopped
     usage: MessageUsage
@@ -126,11 +161,6 @@ class MessageDelta(Struct, tag_field="type", tag="message_delta"):
 
 class MessageStop(Struct, tag_field="type", tag="message_stop"):
     pass
-
-
-class ErrorEvent(Struct, tag_field="type", tag="error"):
-    error: AnthropicErrorDetails
-    request_id: str
 
 
 MessageEvent = (
@@ -141,5 +171,5 @@ MessageEvent = (
     | ContentBlockStop
     | MessageDelta
     | MessageStop
-    | ErrorEvent
+    | AnthropicError
 )

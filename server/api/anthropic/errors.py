@@ -5,8 +5,10 @@ the shape has no place for it. Knows nothing of what goes wrong."""
 
 from __future__ import annotations
 
-from orjson import dumps
+from msgspec import UNSET
+from msgspec.json import encode
 
+from server.api.anthropic.api_types import AnthropicError, AnthropicErrorDetails, ErrorCode
 from server.http.errors import ApiError, ContextLengthExceeded, InvalidRequest, clip
 
 _TYPES = {
@@ -40,10 +42,8 @@ def error_body(error: ApiError, request_id: str) -> bytes:
         message = f"prompt is too long: {message}"  # the words by which clients know that they have to shorten it
     elif error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
-    described: dict[str, object] = {"type": kind, "message": message}
-    if isinstance(error, ThreadNotFound):
-        described["details"] = {"error_code": error.code}
-    return dumps({"type": "error", "error": described, "request_id": request_id})
+    details = ErrorCode(error.code) if isinstance(error, ThreadNotFound) else UNSET
+    return encode(AnthropicError(AnthropicErrorDetails(kind, message, details), request_id))
 
 
 class AnthropicErrors:

@@ -9,139 +9,113 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from orjson import dumps
+from msgspec import Struct
+from msgspec.json import encode
 
-from runtime.api import FinishReason, Output, TokenWriter
-from server.api.anthropic.content import NOT_STOPPED, SIGNATURE, message, stop, usage
+from runtime.api import Output, TokenWriter
+from server.api.anthropic import api_types
 from server.api.anthropic.errors import error_body
 from server.api.anthropic.history import tool_use_id
+from server.api.frames import HOLE, AnswerFrames, around, check_not_aborted, named_event
 from server.generate.generation import Generation
-from server.http.errors import Aborted, as_api_error
-from server.http.schema import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 
-TEXT, THINKING, TOOL_USE = "text", "thinking", "tool_use"
-_HOLE = "\x00text\x00"
+_DELTAS: dict[type[Struct], Any] = {
+    api_types.TextContent: api_types.TextDelta(HOLE),
+    api_types.ThinkingContent: api_types.ThinkingDelta(HOLE),
+    api_types.ToolUseContent: api_types.InputJsonDelta(HOLE),
+}
 
 
-def frame(kind: str, **more: object) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + dumps({"type": kind, **more}) + b"\n\n"
-
-
-class MessageFrames:
-    """Frames of one streamed answer, choice 0 of `generation`. `context_was_short`: see `content.stop`."""
+class MessageFrames(AnswerFrames):
+    """Frames of one streamed answer, choice 0 of `generation`. `context_was_short`: see `Stopped.of`."""
 
     def __init__(
-        self,
-        id: str,
-        model: str,
-        request_id: str,
-        generation: Generation,
-        *,
-        context_was_short: bool,
-        shows_thinking: bool,
-    ) -> None:
+        self, id: str, model: str, request_id: str, generation: Generation, *, context_was_short: bool, shows_thinking: bool
+    ) -> None:  # fmt: skip
+        super().__init__(
+            generation, request_id, lambda error: b"event: error\ndata: " + error_body(error, request_id) + b"\n\n"
+        )
         self._id = id
         self._model = model
-        self._request_id = request_id
-        self._generation = generation
         self._choice = generation.choices[0]
         self._context_was_short = context_was_short
         self._shows_thinking = shows_thinking
         self._started = False
-        self._kind: str | None = None  # of the open block
+        self._kind: type[Struct] | None = None  # of the open block
         self._index = -1  # of the last block
         self._around = b"", b""  # what stands around the text of the open block's deltas
 
-    def feed(self, outputs: Sequence[Output]) -> bytes:
-        if len(outputs) == 1:
-            return self._frame(outputs[0])
-        return b"".join(map(self._frame, outputs))
-
     def writer(self, index: int, connection: Any) -> TokenWriter | None:
         """What goes on with the answer where it has begun as text: see `Choice.writer`."""
-        return self._choice.writer(*self._around, connection) if self._kind == TEXT else None
+        return self._choice.writer(*self._around, connection) if self._kind is api_types.TextContent else None
 
-    def _frame(self, output: Output) -> bytes:
-        events = self._choice.events(output)
-        if self._kind == TEXT and len(events) == 1 and self._choice.finish_reason is None:
-            event = events[0]  # nearly always more of the same
-            if isinstance(event, Text):
-                return self._delta(event.text) if event.text else b""
-        return b"".join(self._frames(events))
+    def feed(self, outputs: Sequence[Output]) -> bytes:
+        if len(outputs) == 1 and self._kind is api_types.TextContent:
+            events = self._choice.events(outputs[0])
+            if len(events) == 1 and self._choice.finish_reason is None and isinstance(events[0], Text):
+                return self._delta(events[0].text) if events[0].text else b""  # nearly always more of the same
+            return b"".join(self._frames_of(events))
+        return super().feed(outputs)
 
-    def _frames(self, events: list[Event]) -> Iterator[bytes]:
-        if self._choice.finish_reason == FinishReason.ABORT:
-            raise Aborted
+    def _frames(self, output: Output) -> Iterator[bytes]:
+        return self._frames_of(self._choice.events(output))
+
+    def _frames_of(self, events: list[Event]) -> Iterator[bytes]:
+        check_not_aborted(self._choice)
         if not self._started:
             self._started = True
-            yield self._start()
+            yield named_event(
+                api_types.MessageStart(
+                    api_types.AnthropicMessage.of(self._id, self._model, [], api_types.Stopped(None), self._generation)
+                )
+            )
         for event in events:
             yield from self._event(event)
         if self._choice.finish_reason is not None:
             yield from self._close()
-            stopped = stop(self._choice, context_was_short=self._context_was_short)
-            yield frame("message_delta", delta=stopped, usage=usage(self._generation))
-
-    def _start(self) -> bytes:
-        started = message(self._id, self._model, [], NOT_STOPPED, usage(self._generation))
-        return frame("message_start", message=started)
+            stopped = api_types.Stopped.of(self._choice, context_was_short=self._context_was_short)
+            yield named_event(api_types.MessageDelta(stopped, api_types.MessageUsage.of(self._generation)))
 
     def _event(self, event: Event) -> Iterator[bytes]:
         match event:
             case Text(text) | Malformed(_, text):
                 if text:
-                    yield from self._say(TEXT, {"type": TEXT, "text": ""}, text)
+                    yield from self._say(api_types.TextContent(""), text)
             case Reasoning(text):
-                block = {"type": THINKING, "thinking": "", "signature": ""}
-                yield from self._say(THINKING, block, text if self._shows_thinking else "")
+                yield from self._say(api_types.ThinkingContent("", ""), text if self._shows_thinking else "")
             case ToolCall(_, name, id):
                 yield from self._close()
-                yield from self._open(
-                    TOOL_USE, {"type": TOOL_USE, "id": tool_use_id(id or ""), "name": name, "input": {}}
-                )
+                yield from self._open(api_types.ToolUseContent(tool_use_id(id or ""), name, {}))
             case ToolArguments(_, text):
                 yield self._delta(text)
 
-    def _say(self, kind: str, block: Json, text: str) -> Iterator[bytes]:
-        if self._kind != kind:
+    def _say(self, block: api_types.Content, text: str) -> Iterator[bytes]:
+        if self._kind is not type(block):
             yield from self._close()
-            yield from self._open(kind, block)
+            yield from self._open(block)
         if text:
             yield self._delta(text)
 
-    def _open(self, kind: str, block: Json) -> Iterator[bytes]:
-        self._kind = kind
+    def _open(self, block: api_types.Content) -> Iterator[bytes]:
+        self._kind = type(block)
         self._index += 1
-        yield frame("content_block_start", index=self._index, content_block=block)
+        yield named_event(api_types.ContentBlockStart(self._index, block))
         if not self._index:
-            yield frame("ping")
-        delta = _DELTAS[kind]
-        before, after = frame("content_block_delta", index=self._index, delta=delta).split(dumps(_HOLE))
-        self._around = before, after
+            yield named_event(api_types.Ping())
+        self._around = around(named_event(api_types.ContentBlockDelta(self._index, _DELTAS[self._kind])))
 
     def _delta(self, text: str) -> bytes:
         before, after = self._around
-        return before + dumps(text) + after
+        return before + encode(text) + after
 
     def _close(self) -> Iterator[bytes]:
         if self._kind is None:
             return
-        if self._kind == THINKING:
-            signed = {"type": "signature_delta", "signature": SIGNATURE}
-            yield frame("content_block_delta", index=self._index, delta=signed)
-        yield frame("content_block_stop", index=self._index)
+        if self._kind is api_types.ThinkingContent:
+            yield named_event(api_types.ContentBlockDelta(self._index, api_types.SignatureDelta(api_types.SIGNATURE)))
+        yield named_event(api_types.ContentBlockStop(self._index))
         self._kind = None
 
     def end(self) -> bytes:
-        return frame("message_stop")
-
-    def fail(self, error: Exception) -> bytes:
-        return b"event: error\ndata: " + error_body(as_api_error(error, self._request_id), self._request_id) + b"\n\n"
-
-
-_DELTAS: dict[str, Json] = {
-    TEXT: {"type": "text_delta", "text": _HOLE},
-    THINKING: {"type": "thinking_delta", "thinking": _HOLE},
-    TOOL_USE: {"type": "input_json_delta", "partial_json": _HOLE},
-}
+        return named_event(api_types.MessageStop())

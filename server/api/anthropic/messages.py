@@ -8,15 +8,18 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from server.api.anthropic import api_types, request_types
-from server.api.anthropic.content import blocks, message, stop, usage
+from server.api.anthropic.api_types import AnthropicMessage, Stopped, TextContent, ThinkingContent, ToolUseContent
 from server.api.anthropic.errors import AnthropicErrors
 from server.api.anthropic.events import MessageFrames
+from server.api.anthropic.history import tool_use_id
 from server.api.anthropic.prepare import NAMES, PreparedMessages, generate_request, prepare
+from server.api.frames import written
 from server.api.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, ErrorsBelow, Operation, route
 from server.api.service import Service
 from server.generate.collect import collect_transcripts
 from server.generate.conversation import chat_ids
 from server.generate.start import start
+from server.generate.transcript import Call, Part
 from server.http.body import body_cost, json_response, read_request
 from server.http.head import arrival, request_id
 from server.http.noted import note_ignored
@@ -24,6 +27,7 @@ from server.http.sse import EventStream
 from server.http.watch import ClientWatch, while_waited_for
 from server.models import lookup
 from server.models.model import LoadedModel
+from server.text.events import Reasoning, Text
 
 ERRORS = ErrorsBelow("/v1/messages", AnthropicErrors())
 
@@ -47,14 +51,10 @@ async def create(service: Service, http: Request) -> ASGIApp:
         generation, unread = await while_waited_for(
             http.receive,
             start(
-                service.config,
-                service.offload,
-                loaded,
-                generate_request(request, prepared),
-                id=id,
+                service.config, service.offload, loaded, generate_request(request, prepared), id=id,
                 arrival=arrival(http.scope),
             ),
-        )
+        )  # fmt: skip
     ignored = [*prepared.ignored, *map(NAMES.name_of, unread)]
     if prepared.wants_thinking and not generation.reasons:
         ignored.append("thinking")
@@ -62,18 +62,25 @@ async def create(service: Service, http: Request) -> ASGIApp:
     context_was_short = generation.requests[0].sampling.max_tokens < request.max_tokens
     if request.stream:
         frames = MessageFrames(
-            id,
-            loaded.name,
-            request_id(http.scope),
-            generation,
-            context_was_short=context_was_short,
-            shows_thinking=prepared.shows_thinking,
-        )
+            id, loaded.name, request_id(http.scope), generation,
+            context_was_short=context_was_short, shows_thinking=prepared.shows_thinking,
+        )  # fmt: skip
         return EventStream(generation.open, frames, ping_interval_s=service.config.ping_interval, done=b"")
     (transcript,) = await collect_transcripts(generation, ClientWatch(http.receive))
-    content = blocks(transcript, shows_thinking=prepared.shows_thinking)
-    stopped = stop(generation.choices[0], context_was_short=context_was_short)
-    return json_response(message(id, loaded.name, content, stopped, usage(generation)))
+    blocks = [_block(part, prepared.shows_thinking) for part in transcript.parts]
+    content = [block for block in blocks if block is not None]
+    stopped = Stopped.of(generation.choices[0], context_was_short=context_was_short)
+    return json_response(AnthropicMessage.of(id, loaded.name, content, stopped, generation))
+
+
+def _block(part: Part, shows_thinking: bool) -> api_types.Content | None:
+    match part:
+        case Text(text):
+            return TextContent(text) if text else None
+        case Reasoning(text):
+            return ThinkingContent(text if shows_thinking else "")
+        case Call(id, name, arguments):
+            return ToolUseContent(tool_use_id(id), name, written(arguments))  # checked as it was written
 
 
 @route(
@@ -92,7 +99,7 @@ async def count_tokens(service: Service, http: Request) -> ASGIApp:
     note_ignored(http, prepared.ignored, service.config)
     with NAMES.spoken():
         ids = await while_waited_for(http.receive, chat_ids(loaded, service.offload, prepared.chat))
-    return json_response({"input_tokens": len(ids)})
+    return json_response(api_types.InputTokens(len(ids)))
 
 
 async def _prepare_messages(

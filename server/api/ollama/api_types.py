@@ -1,4 +1,6 @@
-"""What the server says on Ollama's routes, as types: for the OpenAPI document, and for the test that reads answers by them."""
+"""Answers of Ollama's routes: what is written, and what the document describes.
+
+A field whose default is UNSET is absent unless it is set; any other is always there."""
 
 from __future__ import annotations
 
@@ -6,15 +8,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-
-class OllamaTokenLogprob(Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class OllamaLogprob(OllamaTokenLogprob):
-    top_logprobs: list[OllamaTokenLogprob]
+from server.generate.logprobs import SampledToken
 
 
 class OllamaCalledFunction(Struct):
@@ -28,20 +22,26 @@ class OllamaToolCall(Struct):
     function: OllamaCalledFunction
 
 
-class OllamaMessage(Struct):
-    role: Literal["assistant"]
+class OllamaMessage(Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
     content: str
     thinking: str | UnsetType = UNSET
     tool_calls: list[OllamaToolCall] | UnsetType = UNSET
 
 
 class OllamaAnswer(Struct, kw_only=True):
-    """Streamed, a JSON line for each piece; a whole answer and the last line have `done` true, the reason, and durations in
-    nanoseconds: `load_duration` until the engine had the request, `prompt_eval_duration` until the first token."""
+    """An answer of /api/chat has a `message`, one of /api/generate `response` and `thinking`. Streamed, a JSON line for each piece.
+
+    A whole answer and the last line have `done` true, the reason, and durations in nanoseconds: `load_duration` until the engine
+    had the request, `prompt_eval_duration` until the first token."""
 
     model: str
     created_at: str
-    done: bool
+    message: OllamaMessage | UnsetType = UNSET
+    response: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    logprobs: list[SampledToken] | UnsetType = UNSET
+    done: bool = False
     done_reason: Literal["stop", "length", "load"] | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
     load_duration: int | UnsetType = UNSET
@@ -49,40 +49,34 @@ class OllamaAnswer(Struct, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
-    logprobs: list[OllamaLogprob] | UnsetType = UNSET
-
-
-class OllamaChatAnswer(OllamaAnswer, kw_only=True):
-    message: OllamaMessage
-
-
-class OllamaGenerateAnswer(OllamaAnswer, kw_only=True):
-    response: str
-    thinking: str | UnsetType = UNSET
 
 
 class OllamaModelDetails(Struct):
     parent_model: str
-    format: Literal["gguf", "safetensors"]
+    format: Literal["gguf", "safetensors", ""]  # "": of a model that has never been loaded
     family: str
     families: list[str]
     parameter_size: str
     quantization_level: str
 
 
-class OllamaModel(Struct, kw_only=True):
+class OllamaListedModel(Struct):
+    """`size`: bytes."""
+
     name: str
     model: str
-    size: int  # bytes
+    modified_at: str
+    size: int
     digest: str
     details: OllamaModelDetails
 
 
-class OllamaListedModel(OllamaModel, kw_only=True):
-    modified_at: str
-
-
-class OllamaRunningModel(OllamaModel, kw_only=True):
+class OllamaRunningModel(Struct):
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaModelDetails
     expires_at: str
     size_vram: int
     context_length: int
@@ -102,7 +96,7 @@ class OllamaShow(Struct):
     template: str
     details: OllamaModelDetails
     model_info: dict[str, Any]
-    capabilities: list[Literal["completion", "tools", "insert", "thinking", "embedding"]]
+    capabilities: list[str]  # of completion, tools, insert, vision, audio, thinking, embedding
     modified_at: str
 
 

@@ -7,9 +7,7 @@ from starlette.types import ASGIApp
 
 from runtime.api import Output, TokenStream
 from server.api.ollama import api_types, request_types
-from server.api.ollama.answers import LOAD, ChatShape, GenerateShape, Shape, nothing, whole
-from server.api.ollama.errors import OllamaErrors
-from server.api.ollama.frames import LineFrames
+from server.api.ollama.frames import ChatShape, GenerateShape, LineFrames, OllamaErrors, Shape, whole
 from server.api.ollama.models import named
 from server.api.ollama.prepare import CHAT_NAMES, GENERATE_NAMES, Prepared, of_chat, of_generate
 from server.api.route import GENERATION_REFUSALS, JSON, ErrorsBelow, Operation, route
@@ -37,7 +35,7 @@ ERRORS = ErrorsBelow("/api", OllamaErrors())
     "/api/chat",
     Operation(
         "ollamaChat", "Ollama", "Answer a conversation, as Ollama has it: as JSON lines unless `stream` is false",
-        {JSON: api_types.OllamaChatAnswer, LINES: api_types.OllamaChatAnswer}, request_types.OllamaChatRequest, GENERATION_REFUSALS,
+        {JSON: api_types.OllamaAnswer, LINES: api_types.OllamaAnswer}, request_types.OllamaChatRequest, GENERATION_REFUSALS,
         api_types.OllamaError,
     ),
 )  # fmt: skip
@@ -57,7 +55,7 @@ async def chat(service: Service, http: Request) -> ASGIApp:
     "/api/generate",
     Operation(
         "ollamaGenerate", "Ollama", "Answer a prompt, as Ollama has it: as JSON lines unless `stream` is false",
-        {JSON: api_types.OllamaGenerateAnswer, LINES: api_types.OllamaGenerateAnswer}, request_types.OllamaGenerateRequest,
+        {JSON: api_types.OllamaAnswer, LINES: api_types.OllamaAnswer}, request_types.OllamaGenerateRequest,
         GENERATION_REFUSALS, api_types.OllamaError,
     ),
 )  # fmt: skip
@@ -78,7 +76,9 @@ async def _load(loaded: LoadedModel, given: request_types.OllamaRequest, shape: 
             "this server keeps a model until another one needs its room; it cannot be unloaded", param="keep_alive"
         )
     await loaded.enter()
-    return json_response(nothing(given.model, shape, LOAD))
+    answer = shape.piece(given.model, "")
+    answer.done, answer.done_reason = True, "load"
+    return json_response(answer)
 
 
 async def _answer(
@@ -95,12 +95,7 @@ async def _answer(
     timings = Timings(arrived.time_s)
     with names.spoken():
         generation, unread = await start(
-            service.config,
-            service.offload,
-            loaded,
-            prepared.request,
-            id=f"ollama-{id}",
-            arrival=arrived,
+            service.config, service.offload, loaded, prepared.request, id=f"ollama-{id}", arrival=arrived
         )
     ignored = [*prepared.ignored, *map(names.name_of, unread)]
     if prepared.wants_thinking and not generation.reasons:

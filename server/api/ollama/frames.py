@@ -1,88 +1,167 @@
-"""LineFrames: a streamed answer as Ollama's JSON lines.
+"""Answers of /api/chat and /api/generate, whole and streamed as Ollama's JSON lines, and errors as its clients read them.
 
-An object for each piece of text or reasoning, one for each call, when it is whole; the last says why it ended and how long it
-took. Or an error, at any time, and nothing more. A call that turns out broken is text: nothing of it was out."""
+A stream has an object for each piece of text or reasoning, and one for each call, when it is whole; the last says why it ended and
+how long it took. Or an error, at any time, and nothing more. A call that turns out broken is text: nothing of it was out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
 
-from orjson import dumps
+from msgspec import UNSET
+from msgspec.json import encode
 
 from runtime.api import FinishReason, Output
-from server.api.ollama.answers import Shape, ending, head, logprobs_writer
-from server.api.ollama.errors import error_body
+from server.api.frames import AnswerFrames, check_not_aborted, written
+from server.api.ollama.api_types import (
+    OllamaAnswer,
+    OllamaCalledFunction,
+    OllamaError,
+    OllamaMessage,
+    OllamaToolCall,
+)
 from server.generate.generation import Generation
+from server.generate.logprobs import Style, chat_writer
 from server.generate.timings import Timings
-from server.generate.transcript import Call
-from server.http.errors import Aborted, as_api_error
-from server.http.schema import Json
+from server.generate.transcript import Call, Transcript
+from server.http.errors import ApiError
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 
+NS = 1_000_000_000
 
-class LineFrames:
+
+class Shape(Protocol):
+    """The place of text, reasoning and calls in an object."""
+
+    def piece(self, model: str, text: str, *, thinking: str = "", calls: Sequence[Call] = ()) -> OllamaAnswer: ...
+
+
+class ChatShape:
+    def __init__(self) -> None:
+        self._num_calls = 0
+
+    def piece(self, model: str, text: str, *, thinking: str = "", calls: Sequence[Call] = ()) -> OllamaAnswer:
+        called = list(map(self._call, calls)) or UNSET
+        message = OllamaMessage(content=text, thinking=thinking or UNSET, tool_calls=called)
+        return OllamaAnswer(model=model, created_at=_now(), message=message)
+
+    def _call(self, call: Call) -> OllamaToolCall:
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        # Checked as it was written, so it need not be read again.
+        return OllamaToolCall(call.id, OllamaCalledFunction(number, call.name, written(call.arguments)))
+
+
+class GenerateShape:
+    def piece(self, model: str, text: str, *, thinking: str = "", calls: Sequence[Call] = ()) -> OllamaAnswer:
+        assert not calls, "there are no tools"
+        return OllamaAnswer(model=model, created_at=_now(), response=text, thinking=thinking or UNSET)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def whole(model: str, shape: Shape, generation: Generation, transcript: Transcript, timings: Timings) -> OllamaAnswer:
+    """Return the answer to a request that does not stream. `model`: as the client calls it."""
+    answer = shape.piece(model, transcript.text, thinking=transcript.reasoning, calls=transcript.calls)
+    if generation.options.logprobs is not None:
+        answer.logprobs = chat_writer(generation.tokenizer, Style())(generation.choices[0].take_logprobs()).content
+    return _ended(answer, generation, timings)
+
+
+def _ended(answer: OllamaAnswer, generation: Generation, timings: Timings) -> OllamaAnswer:
+    """Add to `answer` what the last object says more than the others."""
+    answer.done = True
+    answer.done_reason = "length" if generation.choices[0].finish_reason == FinishReason.LENGTH else "stop"
+    answer.total_duration = _ns(timings.total_s)
+    answer.load_duration = _ns(timings.preparing_s)
+    answer.prompt_eval_count = generation.num_prompt_tokens
+    answer.prompt_eval_duration = _ns(timings.prompt_s)
+    answer.eval_count = generation.num_completion_tokens
+    answer.eval_duration = _ns(timings.answer_s)
+    return answer
+
+
+def _ns(seconds: float) -> int:
+    """Return nanoseconds, at least 1: clients divide by them."""
+    return max(1, round(seconds * NS))
+
+
+class LineFrames(AnswerFrames):
     """Frames of one streamed answer, choice 0 of `generation`."""
 
     def __init__(self, model: str, request_id: str, shape: Shape, generation: Generation, timings: Timings) -> None:
+        super().__init__(generation, request_id, lambda error: error_body(error) + b"\n")
         self._model = model
-        self._request_id = request_id
         self._shape = shape
-        self._generation = generation
         self._choice = generation.choices[0]
         self._timings = timings
-        self._write_logprobs = logprobs_writer(generation)
+        wants_logprobs = generation.options.logprobs is not None
+        self._write_logprobs = chat_writer(generation.tokenizer, Style()) if wants_logprobs else None
         self._call: tuple[ToolCall, list[str]] | None = None  # that has begun, and its arguments so far
 
     def feed(self, outputs: Sequence[Output]) -> bytes:
         self._timings.note()
-        return b"".join(line for output in outputs for line in self._lines(output))
+        return super().feed(outputs)
 
-    def _lines(self, output: Output) -> Iterator[bytes]:
+    def _frames(self, output: Output) -> Iterator[bytes]:
         choice = self._choice
         events = choice.events(output)
-        if choice.finish_reason == FinishReason.ABORT:
-            raise Aborted
+        check_not_aborted(choice)
         pieces = [piece for event in events for piece in self._pieces(event)]
         if choice.finish_reason is not None:
             pieces += self._whole_call()
-        logprobs: Json = {}
         if self._write_logprobs is not None and (entries := choice.take_logprobs()):
-            logprobs = {"logprobs": self._write_logprobs(entries)["content"]}
-            pieces = pieces or [self._shape.piece("")]
-        for piece in pieces:
-            yield self._line({**piece, **logprobs, "done": False})
-            logprobs = {}
+            pieces = pieces or [self._piece("")]
+            pieces[0].logprobs = self._write_logprobs(entries).content
         if choice.finish_reason is not None:
-            yield self._line({**self._shape.piece(""), **ending(self._generation, self._timings)})
+            pieces.append(_ended(self._piece(""), self._generation, self._timings))
+        for piece in pieces:
+            yield encode(piece) + b"\n"
 
-    def _line(self, rest: Json) -> bytes:
-        return dumps({**head(self._model), **rest}) + b"\n"
+    def _piece(self, text: str, *, thinking: str = "", calls: Sequence[Call] = ()) -> OllamaAnswer:
+        return self._shape.piece(self._model, text, thinking=thinking, calls=calls)
 
-    def _pieces(self, event: Event) -> Iterator[Json]:
+    def _pieces(self, event: Event) -> Iterator[OllamaAnswer]:
         match event:
             case ToolArguments(_, text) if self._call is not None:
                 self._call[1].append(text)
             case Malformed(_, text):
                 self._call = None
-                yield self._shape.piece(text)
+                yield self._piece(text)
             case ToolCall():
                 yield from self._whole_call()
                 self._call = event, []
             case Reasoning(text):
                 yield from self._whole_call()
-                yield self._shape.piece("", thinking=text)
+                yield self._piece("", thinking=text)
             case Text(text) if text:
                 yield from self._whole_call()
-                yield self._shape.piece(text)
+                yield self._piece(text)
 
-    def _whole_call(self) -> list[Json]:
+    def _whole_call(self) -> list[OllamaAnswer]:
         if self._call is None:
             return []
         (begun, arguments), self._call = self._call, None
-        return [self._shape.piece("", calls=[Call(begun.id or "", begun.name, "".join(arguments))])]
+        return [self._piece("", calls=[Call(begun.id or "", begun.name, "".join(arguments))])]
 
-    def end(self) -> bytes:
-        return b""
 
-    def fail(self, error: Exception) -> bytes:
-        return error_body(as_api_error(error, self._request_id)) + b"\n"
+# --- errors -------------------------------------------------------------------------------------------------------
+
+
+def error_body(error: ApiError) -> bytes:
+    message = error.message
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    return encode(OllamaError(message))
+
+
+class OllamaErrors:
+    """The ErrorShape of Ollama's routes. The statuses are those of every route."""
+
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        return error_body(error)
+
+    def headers(self, request_id: str) -> tuple[tuple[bytes, bytes], ...]:
+        return ()

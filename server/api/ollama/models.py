@@ -1,4 +1,5 @@
-"""How Ollama describes models: in lists, running, and one in full."""
+"""Ollama's routes of models: /api/tags, /api/ps, /api/show, /api/version; those that would change models, which are refused;
+and how models are described: in lists, running, and one in full."""
 
 from __future__ import annotations
 
@@ -6,9 +7,17 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api.ollama import api_types, request_types
+from server.api.ollama.api_types import OllamaListedModel, OllamaModelDetails, OllamaRunningModel, OllamaShow
 from server.api.ollama.request_types import LATEST
+from server.api.route import BODY_REFUSALS, JSON, Operation, Route, route
+from server.api.service import Service
 from server.config.server_config import ServerConfig
-from server.http.schema import Json
+from server.http.body import json_response, read_request
+from server.http.errors import InvalidRequest
 from server.models import lookup
 from server.models.model import LoadedModel
 from server.models.swaps import SwappedModel
@@ -32,49 +41,31 @@ async def named(loaded: LoadedModel, given: str, *, to_chat: bool = False) -> Lo
     return await lookup.named(loaded, name, to_chat=to_chat)
 
 
-def listed(loaded: LoadedModel, name: str) -> Json:
-    model = loaded.engine.model
-    return {
-        "name": full_name(name),
-        "model": full_name(name),
-        "modified_at": _modified_at(loaded),
-        "size": model.weights_bytes,
-        "digest": hashlib.sha256(f"{loaded.fingerprint} {model.weights_bytes}".encode()).hexdigest(),
-        "details": details(loaded),
-    }
+def listed(loaded: LoadedModel, name: str) -> OllamaListedModel:
+    model, called = loaded.engine.model, full_name(name)
+    digest = hashlib.sha256(f"{loaded.fingerprint} {model.weights_bytes}".encode()).hexdigest()
+    return OllamaListedModel(called, called, _time(loaded.created), model.weights_bytes, digest, details(loaded))
 
 
-def unloaded(model: SwappedModel[Any]) -> Json:
-    """Of several, one that has never been loaded."""
-    details = {
-        "parent_model": "",
-        "format": "",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": "",
-    }
-    return {
-        "name": full_name(model.name), "model": full_name(model.name), "modified_at": _time(model.created), "size": 0,
-        "digest": hashlib.sha256(model.name.encode()).hexdigest(), "details": details,
-    }  # fmt: skip
+def unloaded(model: SwappedModel[Any]) -> OllamaListedModel:
+    """Describe one of several models that has never been loaded."""
+    called, digest = full_name(model.name), hashlib.sha256(model.name.encode()).hexdigest()
+    unknown = OllamaModelDetails(
+        parent_model="", format="", family="", families=[], parameter_size="", quantization_level=""
+    )
+    return OllamaListedModel(called, called, _time(model.created), 0, digest, unknown)
 
 
-def running(loaded: LoadedModel, name: str) -> Json:
-    model = loaded.engine.model
+def running(loaded: LoadedModel, name: str) -> OllamaRunningModel:
+    model, known = loaded.engine.model, listed(loaded, name)
     size = model.weights_bytes + model.kv_cache_bytes
-    described = listed(loaded, name)
-    del described["modified_at"]
-    return {
-        **described,
-        "size": size,
-        "expires_at": NEVER,
-        "size_vram": 0 if model.device.startswith("cpu") else size,
-        "context_length": model.max_model_len,
-    }
+    size_vram = 0 if model.device.startswith("cpu") else size
+    return OllamaRunningModel(
+        known.name, known.model, size, known.digest, known.details, NEVER, size_vram, model.max_model_len
+    )
 
 
-def shown(loaded: LoadedModel, config: ServerConfig) -> Json:
+def shown(loaded: LoadedModel, config: ServerConfig) -> OllamaShow:
     model, family = loaded.engine.model, _family(loaded)
     source = config.model if loaded.swapped is None else loaded.name
     defaults = loaded.defaults
@@ -85,21 +76,21 @@ def shown(loaded: LoadedModel, config: ServerConfig) -> Json:
         "min_p": defaults.min_p,
         "repeat_penalty": defaults.repetition_penalty,
     }
-    return {
-        "modelfile": f"# served by oneloop; there is no Modelfile\nFROM {source}\n",
-        "parameters": "\n".join(f"{name:<30} {value:g}" for name, value in parameters.items()),
-        "template": loaded.chat_template.source,
-        "details": details(loaded),
-        "model_info": {
+    return OllamaShow(
+        modelfile=f"# served by oneloop; there is no Modelfile\nFROM {source}\n",
+        parameters="\n".join(f"{name:<30} {value:g}" for name, value in parameters.items()),
+        template=loaded.chat_template.source,
+        details=details(loaded),
+        model_info={
             "general.architecture": family,
             "general.basename": loaded.name,
             "general.parameter_count": model.num_parameters,
             f"{family}.context_length": model.max_model_len,
             f"{family}.vocab_size": model.vocab_size,
         },
-        "capabilities": capabilities(loaded),
-        "modified_at": _modified_at(loaded),
-    }
+        capabilities=capabilities(loaded),
+        modified_at=_time(loaded.created),
+    )
 
 
 _MODALITIES = {"image": "vision", "audio": "audio"}
@@ -119,20 +110,20 @@ def capabilities(loaded: LoadedModel) -> list[str]:
     return found
 
 
-def details(loaded: LoadedModel) -> Json:
+def details(loaded: LoadedModel) -> OllamaModelDetails:
     model, family = loaded.engine.model, _family(loaded)
     bits = 8 * model.weights_bytes / max(1, model.num_parameters)
     level = loaded.gguf_quantization
     if level is None:
         level = _LEVELS.get(model.dtype, model.dtype) if bits * _TOO_FAR > _BITS.get(model.dtype, 0) else "unknown"
-    return {
-        "parent_model": "",
-        "format": "safetensors" if loaded.gguf_quantization is None else "gguf",
-        "family": family,
-        "families": [family],
-        "parameter_size": _count(model.num_parameters),
-        "quantization_level": level,
-    }
+    return OllamaModelDetails(
+        parent_model="",
+        format="safetensors" if loaded.gguf_quantization is None else "gguf",
+        family=family,
+        families=[family],
+        parameter_size=_count(model.num_parameters),
+        quantization_level=level,
+    )
 
 
 def _family(loaded: LoadedModel) -> str:
@@ -148,9 +139,82 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _modified_at(loaded: LoadedModel) -> str:
-    return _time(loaded.created)
-
-
 def _time(since_epoch_s: int) -> str:
     return datetime.fromtimestamp(since_epoch_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# --- routes -------------------------------------------------------------------------------------------------------
+
+
+@route(
+    "GET",
+    "/api/tags",
+    Operation(
+        "ollamaTags", "Ollama", "The names this server has", {JSON: api_types.OllamaModels}, None, (503,), api_types.OllamaError
+    ),
+)  # fmt: skip
+async def tags(service: Service, http: Request) -> Response:
+    loaded = service.lifecycle.require_model()
+    known = [listed(each, name) for each in loaded.all for name in each.names]
+    known += [unloaded(each) for each in loaded.others if each.loaded is None]
+    return json_response(api_types.OllamaModels(known))
+
+
+@route(
+    "GET",
+    "/api/ps",
+    Operation(
+        "ollamaPs", "Ollama", "The models that are loaded", {JSON: api_types.OllamaRunningModels}, error=api_types.OllamaError
+    ),
+)  # fmt: skip
+async def ps(service: Service, http: Request) -> Response:
+    """What there is runs; while it loads there is nothing."""
+    loaded = service.lifecycle.loaded
+    resident = () if loaded is None else loaded.resident
+    return json_response(api_types.OllamaRunningModels([running(each, each.name) for each in resident]))
+
+
+@route(
+    "POST",
+    "/api/show",
+    Operation(
+        "ollamaShow", "Ollama", "What there is to know of the model", {JSON: api_types.OllamaShow}, request_types.OllamaShowRequest,
+        BODY_REFUSALS, api_types.OllamaError,
+    ),
+)  # fmt: skip
+async def show(service: Service, http: Request) -> Response:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, request_types.SHOW, service.config, service.offload, from_any_program=True)
+    loaded = await named(loaded, given.model or given.name or "")
+    return json_response(shown(loaded, service.config))
+
+
+@route(
+    "GET",
+    "/api/version",
+    Operation(
+        "ollamaVersion", "Ollama", "The Ollama whose API this is", {JSON: api_types.OllamaVersion}, error=api_types.OllamaError
+    ),
+)  # fmt: skip
+async def version(service: Service, http: Request) -> Response:
+    return json_response(api_types.OllamaVersion(VERSION))
+
+
+async def _manage(service: Service, http: Request) -> Response:
+    raise InvalidRequest(
+        "this server serves the models it was started with and cannot pull, create, copy or delete models; "
+        "restart it with --model NAME"
+    )
+
+
+def _managing(method: str, name: str) -> Route:
+    operation = Operation(
+        f"ollama{name.title()}", "Ollama", "Refused: this server has the models it was started with",
+        {JSON: api_types.OllamaStatus}, request_types.OllamaManageRequest if method == "POST" else None, (400,),
+        api_types.OllamaError,
+    )  # fmt: skip
+    return Route(method, f"/api/{name}", _manage, operation)
+
+
+PULL, PUSH, CREATE, COPY = (_managing("POST", name) for name in ("pull", "push", "create", "copy"))
+DELETE = _managing("DELETE", "delete")

@@ -1,7 +1,6 @@
-"""What OpenAI's chat and completion routes answer, as the document describes it.
+"""Answers of OpenAI's chat and completion routes: what is written, and what the document describes.
 
-Answers are written as plain JSON (`frames`), for speed; a test reads what a running server says through these types, so they
-cannot drift apart."""
+A field whose default is UNSET is absent unless it is set; any other is always there."""
 
 from __future__ import annotations
 
@@ -9,11 +8,14 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from server.generate.generation import Generation
+from server.generate.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
+
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class PromptTokensDetails(Struct):
-    """Beside `cached_tokens` those that stand for pictures, sounds and videos, of prompts that have some."""
+    """Cached tokens, and those that stand for images, audio and video, of prompts that have some."""
 
     cached_tokens: int
     image_tokens: int | UnsetType = UNSET
@@ -21,8 +23,8 @@ class PromptTokensDetails(Struct):
     video_tokens: int | UnsetType = UNSET
 
 
-class CompletionTokensDetails(Struct):
-    """`reasoning_tokens` of models that reason, the others of servers that guess: tokens that were guessed and checked."""
+class CompletionTokensDetails(Struct, omit_defaults=True):
+    """`reasoning_tokens` of models that reason; draft tokens that were verified, of servers that speculate."""
 
     reasoning_tokens: int | UnsetType = UNSET
     accepted_prediction_tokens: int | UnsetType = UNSET
@@ -36,122 +38,91 @@ class Usage(Struct):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
-
-class OneToken(Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class SampledToken(OneToken):
-    top_logprobs: list[OneToken]
-
-
-class ChatLogprobs(Struct):
-    content: list[SampledToken]
-    refusal: None
-
-
-class TextLogprobs(Struct):
-    """With `echo` of the prompt's tokens too, of whose first nothing is known."""
-
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
+    @classmethod
+    def of(cls, generation: Generation) -> Usage:
+        prompt, completion = generation.num_prompt_tokens, generation.num_completion_tokens
+        cached = PromptTokensDetails(generation.num_cached_tokens, **media_tokens(generation))
+        used = cls(prompt, completion, prompt + completion, cached)
+        if generation.reasons or generation.guesses:
+            used.completion_tokens_details = details = CompletionTokensDetails()
+            if generation.reasons:
+                details.reasoning_tokens = generation.num_reasoning_tokens
+            if generation.guesses:
+                accepted = generation.num_accepted_tokens
+                details.accepted_prediction_tokens = accepted
+                details.rejected_prediction_tokens = generation.num_draft_tokens - accepted
+        return used
 
 
-class PromptToken(Struct):
-    logprob: float
-    rank: int  # from 1, the most likely
-    decoded_token: str
-
-
-# By token id, the prompt's own and the most likely there; null for the first.
-PromptLogprobs = list[dict[str, PromptToken] | None]
-
-
-class TokenIds(Struct, kw_only=True):
-    """With `return_token_ids`; of a stream, the prompt's come once per choice."""
-
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+def media_tokens(generation: Generation) -> dict[str, int]:
+    """The prompt's image_tokens, audio_tokens and video_tokens, of those modalities that it has."""
+    return {f"{modality}_tokens": count for modality, count in generation.num_media_tokens.items()}
 
 
 class Answer(Struct, kw_only=True):
-    """What the answers of all generation routes share."""
+    """The fields that the answers of all generation routes share."""
 
     id: str
+    object: str
     created: int
     model: str
 
 
+# --- chats --------------------------------------------------------------------------------------------------------
+
+
 class Function(Struct):
-    name: str
-    arguments: str  # a JSON object
+    """`arguments`: a JSON object as text, or in a delta a piece of it."""
 
-
-class ToolCall(Struct, tag_field="type", tag="function"):
-    id: str
-    function: Function
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
 
 
 class Custom(Struct):
-    name: str
-    input: str
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
 
 
-class CustomToolCall(Struct, tag_field="type", tag="custom"):
-    id: str
-    custom: Custom
+class ToolCall(Struct, kw_only=True):
+    """A call, or in a delta, where it has an index, a piece of it: the first piece of a call has its id, type and name. The
+    arguments of all pieces, or of a custom tool the inputs, joined, are the call's."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: Function | UnsetType = UNSET
+    custom: Custom | UnsetType = UNSET
 
 
 class AssistantMessage(Struct, kw_only=True):
     """`reasoning_content` is an older name of `reasoning`."""
 
-    role: Literal["assistant"]
+    role: Literal["assistant"] = "assistant"
     content: str | None
-    refusal: str | None
+    refusal: str | None = None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall | CustomToolCall] | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class ChatChoice(TokenIds, kw_only=True):
+class ChatChoice(Struct):
+    """`prompt_token_ids` and `token_ids`: with `return_token_ids`."""
+
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Answer, kw_only=True):
-    object: Literal["chat.completion"]
+    object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-
-
-class FunctionDelta(Struct):
-    name: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
-
-
-class CustomDelta(Struct):
-    name: str | UnsetType = UNSET
-    input: str | UnsetType = UNSET
-
-
-class ToolCallDelta(Struct):
-    """The first of a call has its id, type and name; the arguments, or of a custom tool the inputs, of all of them, joined, are the
-    call's."""
-
-    index: int
-    id: str | UnsetType = UNSET
-    type: Literal["function", "custom"] | UnsetType = UNSET
-    function: FunctionDelta | UnsetType = UNSET
-    custom: CustomDelta | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -159,37 +130,46 @@ class ChatDelta(Struct):
     content: str | UnsetType | None = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class ChatChunkChoice(TokenIds, kw_only=True):
+class ChatChunkChoice(Struct):
+    """With `return_token_ids`, `prompt_token_ids` come once for each choice."""
+
     index: int
     delta: ChatDelta
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Answer, kw_only=True):
     """One server-sent event (`data: …`); the last one is `data: [DONE]`. An error after the first event is an event too."""
 
-    object: Literal["chat.completion.chunk"]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
 
 
-class TextChoice(TokenIds, kw_only=True):
+# --- completions --------------------------------------------------------------------------------------------------
+
+
+class TextChoice(Struct):
     index: int
     text: str
-    logprobs: TextLogprobs | None
-    finish_reason: FinishReason | None
-    stop_reason: str | int | None
+    logprobs: TextLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextCompletion(Answer, kw_only=True):
-    object: Literal["text_completion"]
+    object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]
     usage: Usage
     system_fingerprint: str
@@ -198,7 +178,7 @@ class TextCompletion(Answer, kw_only=True):
 class TextCompletionChunk(Answer, kw_only=True):
     """One server-sent event (`data: …`); the last one is `data: [DONE]`. An error after the first event is an event too."""
 
-    object: Literal["text_completion"]
+    object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET

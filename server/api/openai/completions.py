@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from server.api.openai import api_types, request_types, requests
-from server.api.openai.completion_shape import SHAPE
 from server.api.openai.generated import answer
+from server.api.openai.shapes import COMPLETION
 from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
 from server.api.service import Service
 from server.http.body import read_as
@@ -28,4 +28,4 @@ async def create(service: Service, http: Request) -> ASGIApp:
     given, request = await read_as(
         http, request_types.COMPLETION, requests.of_completion, service.config, service.offload
     )
-    return await answer(service, await lookup.named(loaded, given.model), http, given, request, SHAPE)
+    return await answer(service, await lookup.named(loaded, given.model), http, given, request, COMPLETION)

@@ -11,8 +11,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from server.api.openai.frames import ChunkFrames, Envelope, ResponseShape
+from server.api.openai.frames import ChunkFrames, Envelope
 from server.api.openai.request_types import GenerationRequest
+from server.api.openai.shapes import ResponseShape
 from server.api.service import Service
 from server.generate.collect import collect_transcripts
 from server.generate.request import GenerateRequest

@@ -96,7 +96,7 @@ def _named(name: str, created: int) -> Json:
         "owned_by": "oneloop",
         "type": "model",
         "display_name": name,
-        "created_at": datetime.fromtimestamp(created, UTC),
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
         "lifecycle": "active",
     }
 

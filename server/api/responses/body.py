@@ -12,8 +12,7 @@ from typing import Any, Literal
 import msgspec
 from orjson import Fragment, dumps
 
-from server.api.openai.frames import media_tokens
-from server.api.openai.frames import usage as chat_usage
+from server.api.openai.api_types import Usage, media_tokens
 from server.api.responses.request_types import ResponsesRequest
 from server.api.responses.tools import Tool, Tools
 from server.generate.generation import Generation
@@ -96,17 +95,17 @@ def _repeated(wire: ResponsesRequest, tools: Tools, generation: Generation, *, m
 
 
 def usage(generation: Generation) -> Json:
-    used = chat_usage(generation)
+    used = Usage.of(generation)
     return {
-        "input_tokens": used["prompt_tokens"],
+        "input_tokens": used.prompt_tokens,
         "input_tokens_details": {
             "cached_tokens": generation.num_cached_tokens,
             "cache_write_tokens": 0,
             **media_tokens(generation),
         },
-        "output_tokens": used["completion_tokens"],
+        "output_tokens": used.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": generation.num_reasoning_tokens},
-        "total_tokens": used["total_tokens"],
+        "total_tokens": used.total_tokens,
     }
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TypeVar
 
+from msgspec.json import encode
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
@@ -139,7 +140,7 @@ class ResponseEvents:
         assert self._write is not None, "they are wanted"
         num_reasoning = self._choice.num_reasoning_tokens
         events = self._choice.events(output)
-        self._pending += map(dumps, self._write(self._choice.take_logprobs())["content"])
+        self._pending += map(encode, self._write(self._choice.take_logprobs()).content)
         if self._choice.num_reasoning_tokens > num_reasoning:
             self._pending.clear()
         for event in events:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from server.api.anthropic import api_types as answers
-from server.api.anthropic.content import SIGNATURE
+from server.api.anthropic.api_types import SIGNATURE
 from tests.server.conftest import Running
 from tests.server.test_reasoning_chats import BEGUN, SAYS, THINKING, thinker
 from tests.server.test_tool_calls import HERMES, ROOM, TWO, speaker

@@ -7,6 +7,8 @@ import weakref
 
 import orjson
 import pytest
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.json import encode
 
 from server.http import long_json
 from server.http.long_json import MAX_DEPTH, NUMBERS, RECORDS, let_go, written
@@ -32,6 +34,30 @@ def test_it_is_what_the_library_writes(body):
     assert written(body) == orjson.dumps(body)
 
 
+class Inner(Struct):
+    text: str
+    more: int | UnsetType = UNSET
+
+
+class Tagged(Struct, tag="tagged"):
+    inner: list[Inner]
+
+
+class Outer(Struct, rename={"from_": "from"}):
+    from_: list[Inner]
+    one: Tagged
+    nothing: None = None
+    unset: int | UnsetType = UNSET
+
+
+def test_declared_types_are_written_as_the_library_writes_them():
+    inner = [Inner("a"), Inner("b", 5)]
+    body = Outer(inner * RECORDS, Tagged(inner))
+    assert written(body) == encode(body)
+    let_go(body)
+    assert body.from_ == []
+
+
 def test_no_piece_of_an_answer_has_many_log_probabilities_or_tokens(monkeypatch):
     sizes: list[int] = []
 
@@ -39,7 +65,7 @@ def test_no_piece_of_an_answer_has_many_log_probabilities_or_tokens(monkeypatch)
         sizes.append(len(value) if isinstance(value, list) else 1)
         return orjson.dumps(value)
 
-    monkeypatch.setattr(long_json, "dumps", noted)
+    monkeypatch.setattr(long_json, "encode", noted)
     written(answer(10 * RECORDS))
     assert max(sizes) == RECORDS
     written({"tokens": [1] * (2 * NUMBERS)})

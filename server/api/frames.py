@@ -1,0 +1,72 @@
+"""Frames: what the streams of all APIs share: events of declared types, constant bytes around a text, and errors.
+
+An event's constant parts are encoded once from its type, so that a token costs the JSON of its text and a join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from msgspec import Raw, Struct
+from msgspec.json import encode
+
+from runtime.api import FinishReason, Output
+from server.generate.generation import Choice, Generation
+from server.http.errors import Aborted, ApiError, as_api_error
+
+HOLE = "\x00text\x00"  # stands for a text in an event whose constant bytes are wanted
+_HOLE = encode(HOLE)
+
+
+def event(body: object) -> bytes:
+    """Return `body` as a server-sent event."""
+    return b"data: " + encode(body) + b"\n\n"
+
+
+def named_event(body: Struct) -> bytes:
+    """Return `body` as a server-sent event that has the name of its type's tag."""
+    return _head(type(body)) + encode(body) + b"\n\n"
+
+
+@cache
+def _head(kind: type[Struct]) -> bytes:
+    return f"event: {kind.__struct_config__.tag}\ndata: ".encode("ascii")
+
+
+def around(frame: bytes) -> tuple[bytes, bytes]:
+    """Return the bytes of `frame` before and after the text that HOLE stands for."""
+    before, after = frame.split(_HOLE)
+    return before, after
+
+
+def written(json: str | bytes) -> Any:
+    """Return `json`, which is encoded already, as the value of a field."""
+    return Raw(json.encode() if isinstance(json, str) else json)
+
+
+class AnswerFrames:
+    """Frames of one streamed answer: those of each Output, and an error as `write_error` has it."""
+
+    def __init__(self, generation: Generation, request_id: str, write_error: Callable[[ApiError], bytes]) -> None:
+        self._generation = generation
+        self._request_id = request_id
+        self._write_error = write_error
+
+    def feed(self, outputs: Sequence[Output]) -> bytes:
+        return b"".join(frame for output in outputs for frame in self._frames(output))
+
+    def _frames(self, output: Output) -> Iterable[bytes]:
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        return b""
+
+    def fail(self, error: Exception) -> bytes:
+        return self._write_error(as_api_error(error, self._request_id))
+
+
+def check_not_aborted(choice: Choice) -> None:
+    """Raise Aborted where the API has no finish_reason that says it."""
+    if choice.finish_reason == FinishReason.ABORT:
+        raise Aborted
