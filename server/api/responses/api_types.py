@@ -1,15 +1,18 @@
-"""What goes over the wire of /v1/responses, as types: for the OpenAPI document, and for the tests that hold answers to it."""
+"""What goes over the wire of /v1/responses: what is written, and what the document describes, answers and events.
+
+A field whose default is UNSET is absent unless it is set; any other is always there. Requests are CreateResponse and its like,
+whose items the document describes and `input_items` reads."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from server.api.openai.api_types import Usage, media_tokens
 from server.api.responses import input_items
-from server.api.responses.body import Status
 from server.api.responses.input_items import ItemReference
-from server.api.responses.output_items import ItemStatus
 from server.api.responses.request_types import (
     CompactRequest,
     CountRequest,
@@ -18,8 +21,13 @@ from server.api.responses.request_types import (
     NamespaceTool,
     ResponsesRequest,
 )
+from server.api.responses.tools import Tools
+from server.generate.generation import Generation
+from server.generate.logprobs import SampledToken
 from server.http.schema import Json
 
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 AnyTool = FunctionTool | CustomTool | NamespaceTool
 
 
@@ -44,31 +52,21 @@ class CompactResponse(CompactRequest, kw_only=True):
 # --- items --------------------------------------------------------------------------------------------------------
 
 
-class ResponseToken(Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ResponseSampledToken(ResponseToken):
-    top_logprobs: list[ResponseToken]
-
-
-class OutputTextPart(Struct, kw_only=True, tag_field="type", tag="output_text"):
+class OutputTextPart(Struct, tag_field="type", tag="output_text"):
     """`logprobs`: with `include`, else empty."""
 
     text: str
     annotations: list[Json]
-    logprobs: list[ResponseSampledToken]
+    logprobs: list[SampledToken]
 
 
-class ReasoningTextPart(Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+class ReasoningTextPart(Struct, tag_field="type", tag="reasoning_text"):
     text: str
 
 
 class OutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):
     id: str
-    role: Literal["assistant"]
+    role: Literal["assistant"] = "assistant"
     status: ItemStatus
     content: list[OutputTextPart]
 
@@ -83,24 +81,22 @@ class ReasoningOutput(Struct, kw_only=True, tag_field="type", tag="reasoning"):
     encrypted_content: str | UnsetType = UNSET  # with `include`: to be sent back, where its content is not
 
 
-class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
+class _CallItem(Struct, kw_only=True):
+    id: str
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    status: ItemStatus
+
+
+class FunctionCallItem(_CallItem, kw_only=True, tag_field="type", tag="function_call"):
     """`incomplete`: it broke off, and what was written of it follows as text."""
 
-    id: str
-    status: ItemStatus
-    call_id: str
-    name: str
     arguments: str
-    namespace: str | UnsetType = UNSET
 
 
-class CustomToolCallItem(Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
-    id: str
-    status: ItemStatus
-    call_id: str
-    name: str
+class CustomToolCallItem(_CallItem, kw_only=True, tag_field="type", tag="custom_tool_call"):
     input: str
-    namespace: str | UnsetType = UNSET
 
 
 OutputItem = OutputMessage | ReasoningOutput | FunctionCallItem | CustomToolCallItem
@@ -128,9 +124,16 @@ class ResponseUsage(Struct):
     output_tokens_details: OutputTokensDetails
     total_tokens: int
 
+    @classmethod
+    def of(cls, generation: Generation) -> ResponseUsage:
+        used = Usage.of(generation)
+        prompt = InputTokensDetails(generation.num_cached_tokens, 0, **media_tokens(generation))
+        output = OutputTokensDetails(generation.num_reasoning_tokens)
+        return cls(used.prompt_tokens, prompt, used.completion_tokens, output, used.total_tokens)
+
 
 class IncompleteDetails(Struct):
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
 class ResponseError(Struct):
@@ -140,55 +143,89 @@ class ResponseError(Struct):
 
 class ResponseReasoning(Struct):
     effort: str | None
-    summary: str | None
+    summary: str | None = None
 
 
 class ResponseText(Struct):
     format: Json
-    verbosity: str
+    verbosity: str = "medium"
 
 
 class Response(Struct, kw_only=True):
-    """`store`: whether it can be retrieved and continued, as long as the server keeps it."""
+    """`store`: whether it can be retrieved and continued, as long as the server keeps it. Times are seconds since the epoch."""
 
     id: str
-    object: Literal["response"]
+    object: Literal["response"] = "response"
     created_at: int
-    completed_at: int | None
-    status: Status
-    error: ResponseError | None
-    incomplete_details: IncompleteDetails | None
-    output: list[OutputItem]
-    usage: ResponseUsage | None
+    completed_at: int | None = None
+    status: Status = "in_progress"
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    output: list[OutputItem] = []
+    usage: ResponseUsage | None = None
     model: str
-    background: bool
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: int | None
-    metadata: dict[str, str]
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    prompt_cache_key: str | None
+    background: bool = False
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str] = {}
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
     reasoning: ResponseReasoning
-    safety_identifier: str | None
-    service_tier: str
-    store: bool
+    safety_identifier: str | None = None
+    service_tier: str = "default"
+    store: bool = False
     temperature: float
     text: ResponseText
-    tool_choice: str | Json
-    tools: list[Json]
-    top_logprobs: int
+    tool_choice: str | Json = "auto"
+    tools: list[Json] = []
+    top_logprobs: int = 0
     top_p: float
-    truncation: Literal["auto", "disabled"]
-    user: str | None
+    truncation: Literal["auto", "disabled"] = "disabled"
+    user: str | None = None
+
+    @classmethod
+    def of(
+        cls, id: str, created_at: int, wire: ResponsesRequest, tools: Tools, generation: Generation, *, model: str, stored: bool
+    ) -> Response:  # fmt: skip
+        """Return the response to `wire` before there is anything of its answer."""
+        params = generation.requests[0].sampling
+        choice = wire.tool_choice or "auto"
+        reasoning, text = wire.reasoning, wire.text
+        format = {"type": "text"} if text is None or text.format is None else msgspec.to_builtins(text.format)
+        return cls(
+            id=id,
+            created_at=created_at,
+            model=model,
+            background=bool(wire.background),
+            instructions=wire.instructions,
+            max_output_tokens=wire.max_output_tokens,
+            max_tool_calls=wire.max_tool_calls,
+            metadata=wire.metadata or {},
+            parallel_tool_calls=wire.parallel_tool_calls is not False,
+            previous_response_id=wire.previous_response_id,
+            prompt_cache_key=wire.prompt_cache_key,
+            reasoning=ResponseReasoning(None if reasoning is None else reasoning.effort),
+            safety_identifier=wire.safety_identifier,
+            store=stored,
+            temperature=params.temperature,
+            text=ResponseText(format),
+            tool_choice=choice if isinstance(choice, str) else msgspec.to_builtins(choice),
+            tools=list(tools.echoed),
+            top_logprobs=wire.top_logprobs or 0,
+            top_p=params.top_p,
+            truncation=wire.truncation or "disabled",
+            user=wire.user,
+        )
 
 
-class InputTokens(Struct):
-    object: Literal["response.input_tokens"]
+class InputTokens(Struct, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
 
 
-class CompactionItem(Struct, kw_only=True, tag_field="type", tag="compaction"):
+class CompactionItem(Struct, tag_field="type", tag="compaction"):
     """Stands for the conversation in the input of later requests; only this server reads it, and nothing is secret in it."""
 
     id: str
@@ -197,20 +234,20 @@ class CompactionItem(Struct, kw_only=True, tag_field="type", tag="compaction"):
 
 class CompactedResponse(Struct, kw_only=True):
     id: str
-    object: Literal["response.compaction"]
+    object: Literal["response.compaction"] = "response.compaction"
     created_at: int
     output: list[input_items.InputMessage | CompactionItem]
     usage: ResponseUsage
 
 
-class DeletedResponse(Struct):
+class DeletedResponse(Struct, kw_only=True):
     id: str
-    object: Literal["response"]
-    deleted: bool
+    object: Literal["response"] = "response"
+    deleted: bool = True
 
 
-class InputItems(Struct):
-    object: Literal["list"]
+class InputItems(Struct, kw_only=True):
+    object: Literal["list"] = "list"
     data: list[Json]
     first_id: str | None
     last_id: str | None
@@ -220,24 +257,9 @@ class InputItems(Struct):
 # --- events -------------------------------------------------------------------------------------------------------
 
 
-class _Event(Struct, kw_only=True, tag_field="type"):
-    sequence_number: int
-
-
-class _OfResponse(_Event, kw_only=True):
+class _OfResponse(Struct, tag_field="type"):
     response: Response
-
-
-class _OfItem(_Event, kw_only=True):
-    output_index: int
-
-
-class _OfPiece(_OfItem, kw_only=True):
-    item_id: str
-
-
-class _OfPart(_OfPiece, kw_only=True):
-    content_index: int
+    sequence_number: int = 0
 
 
 class ResponseCreated(_OfResponse, tag="response.created"):
@@ -264,61 +286,107 @@ class ResponseFailed(_OfResponse, tag="response.failed"):
     pass
 
 
-class OutputItemAdded(_OfItem, kw_only=True, tag="response.output_item.added"):
+class _OfItem(Struct, tag_field="type"):
     item: OutputItem
+    output_index: int = 0
+    sequence_number: int = 0
 
 
-class OutputItemDone(_OfItem, kw_only=True, tag="response.output_item.done"):
-    item: OutputItem
+class OutputItemAdded(_OfItem, tag="response.output_item.added"):
+    pass
 
 
-class ContentPartAdded(_OfPart, kw_only=True, tag="response.content_part.added"):
+class OutputItemDone(_OfItem, tag="response.output_item.done"):
+    pass
+
+
+class _OfPart(Struct, tag_field="type"):
+    item_id: str
+    content_index: int
     part: OutputTextPart | ReasoningTextPart
+    output_index: int = 0
+    sequence_number: int = 0
 
 
-class ContentPartDone(_OfPart, kw_only=True, tag="response.content_part.done"):
-    part: OutputTextPart | ReasoningTextPart
+class ContentPartAdded(_OfPart, tag="response.content_part.added"):
+    pass
 
 
-class OutputTextDelta(_OfPart, kw_only=True, tag="response.output_text.delta"):
+class ContentPartDone(_OfPart, tag="response.content_part.done"):
+    pass
+
+
+class OutputTextDelta(Struct, tag_field="type", tag="response.output_text.delta"):
+    item_id: str
+    content_index: int
     delta: str
-    logprobs: list[ResponseSampledToken]
+    logprobs: list[SampledToken]
+    output_index: int = 0
+    sequence_number: int = 0
 
 
-class OutputTextDone(_OfPart, kw_only=True, tag="response.output_text.done"):
+class OutputTextDone(Struct, tag_field="type", tag="response.output_text.done"):
     text: str
-    logprobs: list[ResponseSampledToken]
+    logprobs: list[SampledToken]
+    item_id: str
+    content_index: int
+    output_index: int = 0
+    sequence_number: int = 0
 
 
-class ReasoningTextDelta(_OfPart, kw_only=True, tag="response.reasoning_text.delta"):
+class ReasoningTextDelta(Struct, tag_field="type", tag="response.reasoning_text.delta"):
+    item_id: str
+    content_index: int
     delta: str
+    output_index: int = 0
+    sequence_number: int = 0
 
 
-class ReasoningTextDone(_OfPart, kw_only=True, tag="response.reasoning_text.done"):
+class ReasoningTextDone(Struct, tag_field="type", tag="response.reasoning_text.done"):
     text: str
+    item_id: str
+    content_index: int
+    output_index: int = 0
+    sequence_number: int = 0
 
 
-class FunctionCallArgumentsDelta(_OfPiece, kw_only=True, tag="response.function_call_arguments.delta"):
+class _CallDelta(Struct, tag_field="type"):
+    item_id: str
     delta: str
+    output_index: int = 0
+    sequence_number: int = 0
 
 
-class FunctionCallArgumentsDone(_OfPiece, kw_only=True, tag="response.function_call_arguments.done"):
+class FunctionCallArgumentsDelta(_CallDelta, tag="response.function_call_arguments.delta"):
+    pass
+
+
+class CustomToolCallInputDelta(_CallDelta, tag="response.custom_tool_call_input.delta"):
+    pass
+
+
+class FunctionCallArgumentsDone(Struct, tag_field="type", tag="response.function_call_arguments.done"):
+    item_id: str
     name: str
     arguments: str
+    output_index: int = 0
+    sequence_number: int = 0
 
 
-class CustomToolCallInputDelta(_OfPiece, kw_only=True, tag="response.custom_tool_call_input.delta"):
-    delta: str
-
-
-class CustomToolCallInputDone(_OfPiece, kw_only=True, tag="response.custom_tool_call_input.done"):
+class CustomToolCallInputDone(Struct, tag_field="type", tag="response.custom_tool_call_input.done"):
+    item_id: str
     input: str
+    output_index: int = 0
+    sequence_number: int = 0
 
 
-# One server-sent event, whose `event:` line has its type. The last is one of completed, incomplete and failed.
-ResponseEvent = (
-    ResponseCreated | ResponseQueued | ResponseInProgress | ResponseCompleted | ResponseIncomplete | ResponseFailed
-    | OutputItemAdded | OutputItemDone | ContentPartAdded | ContentPartDone | OutputTextDelta | OutputTextDone
+EventOfItem = (
+    OutputItemAdded | OutputItemDone | ContentPartAdded | ContentPartDone | OutputTextDelta | OutputTextDone
     | ReasoningTextDelta | ReasoningTextDone | FunctionCallArgumentsDelta | FunctionCallArgumentsDone
     | CustomToolCallInputDelta | CustomToolCallInputDone
 )  # fmt: skip
+EventOfResponse = (
+    ResponseCreated | ResponseQueued | ResponseInProgress | ResponseCompleted | ResponseIncomplete | ResponseFailed
+)
+# One server-sent event, whose `event:` line has its type. The last is one of completed, incomplete and failed.
+ResponseEvent = EventOfResponse | EventOfItem

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Self
+
+from msgspec.json import encode
 
 from runtime.api import TokenStream
-from server.api.responses.body import render
-from server.api.responses.events import ResponseEvents, frame
-from server.http.schema import Json
+from server.api.frames import named_event
+from server.api.responses.api_types import ResponseEvent
+from server.api.responses.events import ResponseEvents
+from server.api.responses.store import Ongoing
 
 
 class BackgroundRun:
@@ -32,7 +36,7 @@ class BackgroundRun:
     @property
     def body(self) -> bytes:
         """The response as it is now."""
-        return render(self._response_events.body)
+        return encode(self._response_events.body)
 
     @property
     def status(self) -> str:
@@ -64,10 +68,32 @@ class BackgroundRun:
         self._note(last)
         self._finished()
 
-    def _note(self, events: list[Json]) -> None:
+    def _note(self, events: list[ResponseEvent]) -> None:
         if self.events is not None:
-            self.events += map(frame, events)
+            self.events += map(named_event, events)
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             if not waiter.done():  # done: its reader was cancelled where it waited
                 waiter.set_result(None)
+
+
+class Replay:
+    """The events of a response from number `first` on: those there are at once, further ones as they come."""
+
+    def __init__(self, events: list[bytes], first: int, run: Ongoing | None) -> None:
+        """`run`: which still adds to `events`."""
+        self._events = events
+        self._next = first
+        self._run = run
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while self._next >= len(self._events):
+            if self._run is None or self._run.is_over:
+                raise StopAsyncIteration
+            await self._run.news()
+        found = self._events[self._next :]
+        self._next = len(self._events)
+        return b"".join(found)

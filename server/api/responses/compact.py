@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from msgspec import structs
 from starlette.requests import Request as HttpRequest
 
 from server.api.responses import input_items
-from server.api.responses.body import usage
+from server.api.responses.api_types import CompactedResponse, CompactionItem, ResponseUsage
 from server.api.responses.input_items import InputMessage, Item, new_id
 from server.api.responses.prepare import conversation, request_of
 from server.api.responses.request_types import CompactRequest
@@ -26,7 +26,6 @@ from server.generate.start import start
 from server.http.errors import ContextLengthExceeded
 from server.http.head import arrival
 from server.http.noted import note_ignored
-from server.http.schema import Json
 from server.http.watch import ClientWatch
 from server.models.model import LoadedModel
 
@@ -40,7 +39,7 @@ INSTRUCTION: Final = (
 
 async def compacted(
     service: Service, store: ResponseStore, loaded: LoadedModel, http: HttpRequest, wire: CompactRequest
-) -> Json:
+) -> CompactedResponse:
     """Raises ApiError, and ClientLeft if nobody waits for it any more."""
     asked = await conversation(service, store, http, wire)
     question = InputMessage(role="user", content=INSTRUCTION)
@@ -57,17 +56,13 @@ async def compacted(
     note_ignored(http, [*asked.ignored, *map(NAMES.name_of, unread)], service.config)
     (transcript,) = await collect_transcripts(generation, ClientWatch(http.receive))
     said = await service.offload.run(asked.cost, lambda: _said(asked.items))
-    summary = {"id": new_id("cmp_"), "type": "compaction", "encrypted_content": seal(transcript.text.strip())}
-    return {
-        "id": id,
-        "object": "response.compaction",
-        "created_at": int(time.time()),
-        "output": [*said, summary],
-        "usage": usage(generation),
-    }
+    summary = CompactionItem(new_id("cmp_"), seal(transcript.text.strip()))
+    return CompactedResponse(
+        id=id, created_at=int(time.time()), output=[*said, summary], usage=ResponseUsage.of(generation)
+    )
 
 
-def _said(items: Sequence[Item]) -> list[Json]:
+def _said(items: Sequence[Item]) -> list[Any]:
     """What the users said."""
     return [input_items.to_json(item) for item in items if isinstance(item, InputMessage) and item.role == "user"]
 

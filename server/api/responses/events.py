@@ -9,39 +9,42 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from msgspec import structs
 from msgspec.json import encode
-from orjson import dumps
 
 from runtime.api import FinishReason, Output
-from server.api.responses.body import Head, Status, usage
-from server.api.responses.output_items import (
-    CallItem,
-    CustomCallItem,
-    ItemStatus,
-    MessageItem,
-    OutputItem,
-    ReasoningItem,
-)
+from server.api.responses import api_types
+from server.api.responses.api_types import EventOfItem, ItemStatus, OutputItem, Response, ResponseEvent, Status
+from server.api.responses.output_items import CallItem, CustomCallItem, MessageItem, OpenItem, ReasoningItem
+from server.api.responses.tools import Tool
 from server.generate.generation import Generation
 from server.generate.logprobs import chat_writer
 from server.http.errors import Aborted, ApiError, InvalidRequest
-from server.http.schema import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 
 logger = logging.getLogger("oneloop.http")
 
-_FINAL_EVENTS = {
-    "completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed",
-    "cancelled": "response.incomplete",  # clients know no event of its own; the status says it
+_FINAL_EVENTS: Mapping[str, type[api_types.EventOfResponse]] = {
+    "completed": api_types.ResponseCompleted, "incomplete": api_types.ResponseIncomplete, "failed": api_types.ResponseFailed,
+    "cancelled": api_types.ResponseIncomplete,  # clients know no event of its own; the status says it
 }  # fmt: skip
 
 
-NewItem = TypeVar("NewItem", MessageItem, ReasoningItem, CallItem, CustomCallItem)
+NewItem = TypeVar("NewItem", bound=OpenItem)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """`response`: as it is before there is anything of its answer. `tools`: by the functions that the model calls.
+    `seals_reasoning`: the client wants it back as what only this server reads."""
+
+    response: Response
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    seals_reasoning: bool = False
 
 
 class ResponseEvents:
@@ -54,47 +57,44 @@ class ResponseEvents:
         if generation.options.logprobs is not None:
             self._write = chat_writer(generation.tokenizer, generation.style(0))
         self._pending: list[bytes] = []  # log-probabilities of tokens that no event has shown yet
-        self._done: list[Json] = []
-        self._item: OutputItem | None = None  # which is being written
-        self._error: Json | None = None
+        self._done: list[OutputItem] = []
+        self._item: OpenItem | None = None  # which is being written
+        self._error: api_types.ResponseError | None = None
         self._completed_at: int | None = None
         self._num_events = 0
-        self._untaken: list[Json] = []  # and not yet taken
+        self._untaken: list[ResponseEvent] = []  # and not yet taken
 
     @property
     def id(self) -> str:
-        return self._head.id
+        return self._head.response.id
 
     @property
-    def output(self) -> list[Json]:
-        """The items, the last one as far as it goes."""
-        return self._done if self._item is None else [*self._done, self._item.json("in_progress")]
-
-    @property
-    def body(self) -> Json:
-        """The response as it is now."""
+    def body(self) -> Response:
+        """The response as it is now, the last item as far as it goes."""
         is_over = self.status in _FINAL_EVENTS
-        return self._head.body(
-            self.status,
-            self.output,
-            usage=usage(self._generation) if is_over and self.status != "failed" else None,
+        return structs.replace(
+            self._head.response,
+            status=self.status,
+            output=[*self._done, *([] if self._item is None else [self._item.item("in_progress")])],
+            usage=api_types.ResponseUsage.of(self._generation) if is_over and self.status != "failed" else None,
             error=self._error,
-            incomplete="max_output_tokens" if self.status == "incomplete" else None,
+            incomplete_details=api_types.IncompleteDetails() if self.status == "incomplete" else None,
             completed_at=self._completed_at,
         )
 
     # --- what happens, as events ----------------------------------------------------------------------------------
 
-    def begin(self) -> list[Json]:
-        self._add_of_response("response.created")
-        self._add_of_response("response.queued" if self.status == "queued" else "response.in_progress")
+    def begin(self) -> list[ResponseEvent]:
+        self._add_of_response(api_types.ResponseCreated)
+        is_queued = self.status == "queued"
+        self._add_of_response(api_types.ResponseQueued if is_queued else api_types.ResponseInProgress)
         return self._taken()
 
-    def feed(self, output: Output) -> list[Json]:
+    def feed(self, output: Output) -> list[ResponseEvent]:
         """Raises EngineFailed."""
         if self.status == "queued":
             self.status = "in_progress"
-            self._add_of_response("response.in_progress")
+            self._add_of_response(api_types.ResponseInProgress)
         if self._write is None:
             for event in self._choice.events(output):
                 self._hear(event)
@@ -105,7 +105,7 @@ class ResponseEvents:
                 break
         return self._taken()
 
-    def end(self) -> list[Json]:
+    def end(self) -> list[ResponseEvent]:
         """What comes after the last Output: the response is complete, or as complete as it gets."""
         if self._choice.finish_reason == FinishReason.ABORT:
             return self.fail(Aborted())
@@ -113,24 +113,23 @@ class ResponseEvents:
         if self._item is None and not self._done:
             self._open(MessageItem())  # an answer without a word is one, too
         # A call that was cut off has said so itself.
-        is_half = is_cut and not isinstance(self._item, CallItem | CustomCallItem)
+        is_half = is_cut and not isinstance(self._item, CallItem)
         self._close("incomplete" if is_half else "completed")
         return self._over("incomplete" if is_cut else "completed")
 
-    def fail(self, error: Exception) -> list[Json]:
+    def fail(self, error: Exception) -> list[ResponseEvent]:
         """What an ApiError says is for the client; the log has the rest."""
-        code, message = "server_error", "The server had an error while it made the response"
+        self._error = api_types.ResponseError("server_error", "The server had an error while it made the response")
         if isinstance(error, ApiError):
-            message = error.message
+            self._error.message = error.message
             if isinstance(error, InvalidRequest):
-                code = "invalid_prompt"  # of OpenAI's words the one for what a client can mend
+                self._error.code = "invalid_prompt"  # of OpenAI's words the one for what a client can mend
         else:
             logger.error("%s failed", self.id, exc_info=error)
-        self._error = {"code": code, "message": message}
         self._close("incomplete")
         return self._over("failed")
 
-    def cancel(self) -> list[Json]:
+    def cancel(self) -> list[ResponseEvent]:
         self._close("incomplete")
         return self._over("cancelled")
 
@@ -159,7 +158,7 @@ class ResponseEvents:
             case ToolCall(_, name, id):
                 self._open_call(id or "", name)
             case ToolArguments(_, text):
-                assert isinstance(self._item, CallItem | CustomCallItem), "a call is whole before the next one begins"
+                assert isinstance(self._item, CallItem), "a call is whole before the next one begins"
                 if (delta := self._item.add(text)) is not None:
                     self._add(delta)
             case Malformed(_, text):
@@ -170,10 +169,9 @@ class ResponseEvents:
         tool = self._head.tools.get(function)
         if tool is None:
             self._open(CallItem(id, function))
-        elif tool.is_custom:
-            self._open(CustomCallItem(id, tool.name, tool.namespace))
         else:
-            self._open(CallItem(id, tool.name, tool.namespace))
+            kind = CustomCallItem if tool.is_custom else CallItem
+            self._open(kind(id, tool.name, tool.namespace))
 
     def _add_text(self, text: str) -> None:
         if not text:
@@ -194,24 +192,27 @@ class ResponseEvents:
         if item is not None:
             for event in item.end(status):
                 self._add(event)
-            self._done.append(item.json(status))
+            self._done.append(item.item(status))
             self._item = None
 
-    def _add(self, event: Json) -> None:
-        """Adds an event of the item that is being written."""
-        event["output_index"], event["sequence_number"] = len(self._done), self._num_events
+    def _add(self, event: EventOfItem) -> None:
+        """Add an event of the item that is being written."""
+        event.output_index = len(self._done)
+        self._number(event)
+
+    def _add_of_response(self, kind: type[api_types.EventOfResponse]) -> None:
+        self._number(kind(self.body))
+
+    def _number(self, event: ResponseEvent) -> None:
+        event.sequence_number = self._num_events
         self._num_events += 1
         self._untaken.append(event)
 
-    def _add_of_response(self, type: str) -> None:
-        self._untaken.append({"type": type, "response": self.body, "sequence_number": self._num_events})
-        self._num_events += 1
-
-    def _taken(self) -> list[Json]:
+    def _taken(self) -> list[ResponseEvent]:
         taken, self._untaken = self._untaken, []
         return taken
 
-    def _over(self, status: Status) -> list[Json]:
+    def _over(self, status: Status) -> list[ResponseEvent]:
         self.status = status
         if status == "completed":
             self._completed_at = int(time.time())
@@ -231,13 +232,3 @@ def _by_token(output: Output) -> Iterator[Output]:
             yield replace(output, token_ids=[id], logprobs=own)
         else:
             yield Output(output.index, [id], num_cached_tokens=output.num_cached_tokens, logprobs=own)
-
-
-def frame(event: Json) -> bytes:
-    """The bytes of `event` as a server-sent event."""
-    return _event_head(event["type"]) + dumps(event) + b"\n\n"
-
-
-@cache
-def _event_head(type: str) -> bytes:
-    return f"event: {type}\ndata: ".encode("ascii")

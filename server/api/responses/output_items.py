@@ -1,157 +1,177 @@
-"""Output items: what an answer consists of, each with the events that tell how it grows.
+"""Output items that are being written: what an answer consists of, each with the events of its growth.
 
-The events have no numbers yet: of which item of which response they are is for `events.py` to say."""
+The events have no numbers yet: which item of which response they belong to is for `events.py` to say."""
 
 from __future__ import annotations
 
-from typing import Literal
+from msgspec import UNSET, UnsetType
 
-from server.api.responses.body import rendered
+from server.api.frames import written
+from server.api.responses import api_types
+from server.api.responses.api_types import (
+    ContentPartAdded,
+    ContentPartDone,
+    EventOfItem,
+    ItemStatus,
+    OutputItem,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputTextPart,
+    ReasoningTextPart,
+)
 from server.api.responses.input_items import new_id
 from server.api.responses.sealed import seal
 from server.generate.custom_tools import InputReader
-from server.http.schema import Json
-
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
+from server.generate.logprobs import SampledToken
 
 
-class MessageItem:
-    """`logprobs`: each rendered already."""
+class OpenItem:
+    """An item as far as it has come: `item` is what clients read of it."""
+
+    id_prefix: str
 
     def __init__(self) -> None:
-        self.id = new_id("msg_")
+        self.id = new_id(self.id_prefix)
         self._pieces: list[str] = []
+
+    @property
+    def _text(self) -> str:
+        return "".join(self._pieces)
+
+    def item(self, status: ItemStatus) -> OutputItem:
+        raise NotImplementedError
+
+    def begin(self) -> list[EventOfItem]:
+        return [OutputItemAdded(self.item("in_progress"))]
+
+    def end(self, status: ItemStatus) -> list[EventOfItem]:
+        return [OutputItemDone(self.item(status))]
+
+
+class _TextItem(OpenItem):
+    """An item of one part, which is a text."""
+
+    def _part(self) -> OutputTextPart | ReasoningTextPart:
+        raise NotImplementedError
+
+    def _is_shown(self, status: ItemStatus) -> bool:
+        return bool(self._pieces) or status != "in_progress"
+
+    def begin(self) -> list[EventOfItem]:
+        return [*super().begin(), ContentPartAdded(self.id, 0, self._part())]
+
+    def end(self, status: ItemStatus) -> list[EventOfItem]:
+        return [ContentPartDone(self.id, 0, self._part()), *super().end(status)]
+
+
+class MessageItem(_TextItem):
+    """Log-probabilities are encoded once, however often they are shown."""
+
+    id_prefix = "msg_"
+
+    def __init__(self) -> None:
+        super().__init__()
         self._logprobs: list[bytes] = []
 
-    def begin(self) -> list[Json]:
-        return _text_begins(self.id, self.json("in_progress"), self._part())
-
-    def add(self, text: str, logprobs: list[bytes]) -> Json:
+    def add(self, text: str, logprobs: list[bytes]) -> EventOfItem:
         self._pieces.append(text)
         self._logprobs += logprobs
-        return {
-            "type": "response.output_text.delta", "item_id": self.id, "content_index": 0, "delta": text,
-            "logprobs": rendered(logprobs),
-        }  # fmt: skip
+        return api_types.OutputTextDelta(self.id, 0, text, _joined(logprobs))
 
-    def end(self, status: ItemStatus) -> list[Json]:
-        part = self._part()
-        done = {"type": "response.output_text.done", "text": part["text"], "logprobs": part["logprobs"]}
-        return _text_ends(self.id, done, part, self.json(status))
+    def end(self, status: ItemStatus) -> list[EventOfItem]:
+        done = api_types.OutputTextDone(self._text, _joined(self._logprobs), self.id, 0)
+        return [done, *super().end(status)]
 
-    def json(self, status: ItemStatus) -> Json:
-        content = [self._part()] if self._pieces or status != "in_progress" else []
-        return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
+    def item(self, status: ItemStatus) -> OutputItem:
+        content = [self._part()] if self._is_shown(status) else []
+        return api_types.OutputMessage(id=self.id, status=status, content=content)
 
-    def _part(self) -> Json:
-        text = "".join(self._pieces)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": rendered(self._logprobs)}
+    def _part(self) -> OutputTextPart:
+        return OutputTextPart(self._text, [], _joined(self._logprobs))
 
 
-class ReasoningItem:
+def _joined(pieces: list[bytes]) -> list[SampledToken]:
+    found: list[SampledToken] = written(b"[" + b",".join(pieces) + b"]")
+    return found
+
+
+class ReasoningItem(_TextItem):
     """`is_sealed`: with its text once more, for clients that send no reasoning back but what they cannot read."""
 
+    id_prefix = "rs_"
+
     def __init__(self, *, is_sealed: bool = False) -> None:
-        self.id = new_id("rs_")
+        super().__init__()
         self._is_sealed = is_sealed
-        self._pieces: list[str] = []
 
-    def begin(self) -> list[Json]:
-        return _text_begins(self.id, self.json("in_progress"), self._part())
-
-    def add(self, text: str) -> Json:
+    def add(self, text: str) -> EventOfItem:
         self._pieces.append(text)
-        return {"type": "response.reasoning_text.delta", "item_id": self.id, "content_index": 0, "delta": text}
+        return api_types.ReasoningTextDelta(self.id, 0, text)
 
-    def end(self, status: ItemStatus) -> list[Json]:
-        part = self._part()
-        done = {"type": "response.reasoning_text.done", "text": part["text"]}
-        return _text_ends(self.id, done, part, self.json(status))
+    def end(self, status: ItemStatus) -> list[EventOfItem]:
+        return [api_types.ReasoningTextDone(self._text, self.id, 0), *super().end(status)]
 
-    def json(self, status: ItemStatus) -> Json:
-        content = [self._part()] if self._pieces or status != "in_progress" else []
-        made: Json = {"id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content}
-        if self._is_sealed and status != "in_progress":
-            made["encrypted_content"] = seal("".join(self._pieces))
-        return made
+    def item(self, status: ItemStatus) -> OutputItem:
+        content = [self._part()] if self._is_shown(status) else []
+        sealed = seal(self._text) if self._is_sealed and status != "in_progress" else UNSET
+        return api_types.ReasoningOutput(
+            id=self.id, status=status, summary=[], content=content, encrypted_content=sealed
+        )
 
-    def _part(self) -> Json:
-        return {"type": "reasoning_text", "text": "".join(self._pieces)}
+    def _part(self) -> ReasoningTextPart:
+        return ReasoningTextPart(self._text)
 
 
-class CallItem:
+class CallItem(OpenItem):
+    """A call, of a function unless a subclass has another kind. `namespace`: of its tool."""
+
+    id_prefix = "fc_"
+
     def __init__(self, call_id: str, name: str, namespace: str | None = None) -> None:
-        self.id = new_id("fc_")
-        self._head = _call_head("function_call", call_id, name, namespace)
-        self._pieces: list[str] = []
+        super().__init__()
+        self._call_id = call_id
+        self._name = name
+        self._namespace: str | UnsetType = UNSET if namespace is None else namespace
 
-    def begin(self) -> list[Json]:
-        return [{"type": "response.output_item.added", "item": self.json("in_progress")}]
-
-    def add(self, text: str) -> Json | None:
+    def add(self, text: str) -> EventOfItem | None:
         self._pieces.append(text)
-        return {"type": "response.function_call_arguments.delta", "item_id": self.id, "delta": text}
+        return api_types.FunctionCallArgumentsDelta(self.id, text)
 
-    def end(self, status: ItemStatus) -> list[Json]:
-        done = {"type": "response.function_call_arguments.done", "item_id": self.id, "name": self._head["name"]}
-        return [
-            {**done, "arguments": "".join(self._pieces)},
-            {"type": "response.output_item.done", "item": self.json(status)},
-        ]
+    def end(self, status: ItemStatus) -> list[EventOfItem]:
+        return [api_types.FunctionCallArgumentsDone(self.id, self._name, self._text), *super().end(status)]
 
-    def json(self, status: ItemStatus) -> Json:
-        return {"id": self.id, **self._head, "status": status, "arguments": "".join(self._pieces)}
+    def item(self, status: ItemStatus) -> OutputItem:
+        return api_types.FunctionCallItem(
+            id=self.id, call_id=self._call_id, name=self._name, namespace=self._namespace, status=status,
+            arguments=self._text,
+        )  # fmt: skip
 
 
-class CustomCallItem:
+class CustomCallItem(CallItem):
+    """A call that passes a text, which is read out of its arguments."""
+
+    id_prefix = "ctc_"
+
     def __init__(self, call_id: str, name: str, namespace: str | None = None) -> None:
-        self.id = new_id("ctc_")
-        self._head = _call_head("custom_tool_call", call_id, name, namespace)
+        super().__init__(call_id, name, namespace)
         self._reader = InputReader()
-        self._pieces: list[str] = []
 
-    def begin(self) -> list[Json]:
-        return [{"type": "response.output_item.added", "item": self.json("in_progress")}]
-
-    def add(self, text: str) -> Json | None:
-        """None where `text`, of the arguments, says nothing of the input."""
+    def add(self, text: str) -> EventOfItem | None:
+        """Return None where `text`, of the arguments, says nothing of the input."""
         return self._delta(self._reader.feed(text))
 
-    def _delta(self, text: str) -> Json | None:
+    def _delta(self, text: str) -> EventOfItem | None:
         if not text:
             return None
         self._pieces.append(text)
-        return {"type": "response.custom_tool_call_input.delta", "item_id": self.id, "delta": text}
+        return api_types.CustomToolCallInputDelta(self.id, text)
 
-    def end(self, status: ItemStatus) -> list[Json]:
+    def end(self, status: ItemStatus) -> list[EventOfItem]:
         last = self._delta(self._reader.end())
-        done = {"type": "response.custom_tool_call_input.done", "item_id": self.id, "input": "".join(self._pieces)}
-        events: list[Json] = [done, {"type": "response.output_item.done", "item": self.json(status)}]
-        return events if last is None else [last, *events]
+        done = api_types.CustomToolCallInputDone(self.id, self._text)
+        return [*([] if last is None else [last]), done, OutputItemDone(self.item(status))]
 
-    def json(self, status: ItemStatus) -> Json:
-        return {"id": self.id, **self._head, "status": status, "input": "".join(self._pieces)}
-
-
-def _call_head(kind: str, call_id: str, name: str, namespace: str | None) -> Json:
-    head: Json = {"type": kind, "call_id": call_id, "name": name}
-    return head if namespace is None else {**head, "namespace": namespace}
-
-
-OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
-
-
-def _text_begins(item_id: str, item: Json, part: Json) -> list[Json]:
-    return [
-        {"type": "response.output_item.added", "item": item},
-        {"type": "response.content_part.added", "item_id": item_id, "content_index": 0, "part": part},
-    ]
-
-
-def _text_ends(item_id: str, done: Json, part: Json, item: Json) -> list[Json]:
-    place = {"item_id": item_id, "content_index": 0}
-    return [
-        {**done, **place},
-        {"type": "response.content_part.done", **place, "part": part},
-        {"type": "response.output_item.done", "item": item},
-    ]
+    def item(self, status: ItemStatus) -> OutputItem:
+        return api_types.CustomToolCallItem(
+            id=self.id, call_id=self._call_id, name=self._name, namespace=self._namespace, status=status, input=self._text
+        )  # fmt: skip

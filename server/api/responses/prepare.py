@@ -4,15 +4,17 @@ What is stored of an earlier response stands before the input; its instructions 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec.json import encode
 from starlette.requests import Request as HttpRequest
 
 from server.api.responses import input_items
-from server.api.responses.body import Head, render
-from server.api.responses.events import ResponseEvents
+from server.api.responses.api_types import Response
+from server.api.responses.events import Head, ResponseEvents
 from server.api.responses.input_items import Item, ItemReference, new_id
 from server.api.responses.messages import messages_of, with_joint_turns, with_one_head
 from server.api.responses.request_types import CountRequest, ResponsesRequest
@@ -45,12 +47,12 @@ class PreparedResponse:
     def settle(self) -> bytes:
         """The response, which is finished. The entry gets its contents; adding it to the store is the caller's part."""
         final = self.response_events.body
-        rendered = render(final)
+        encoded = encode(final)
         if self.entry is not None:
-            self.entry.output = tuple(StoredItem(item["id"], render(item)) for item in final["output"])
+            self.entry.output = tuple(StoredItem(item.id, encode(item)) for item in final.output)
             self.entry.final_status = self.response_events.status
-            self.entry.body = rendered
-        return rendered
+            self.entry.body = encoded
+        return encoded
 
 
 async def counted(
@@ -101,7 +103,8 @@ async def prepare(
         )
     note_ignored(http, [*asked.ignored, *map(NAMES.name_of, ignored)], service.config)
 
-    head = Head.of(id, wire, asked.tools, generation, model=loaded.name, stored=is_stored)
+    made = Response.of(id, int(time.time()), wire, asked.tools, generation, model=loaded.name, stored=is_stored)
+    head = Head(made, asked.tools.by_function, wire.wants_sealed_reasoning)
     response_events = ResponseEvents(head, generation, in_background=bool(wire.background))
     entry = None
     if is_stored:
@@ -193,7 +196,7 @@ def _assembled(
 
 
 def _to_store(given: Sequence[Item]) -> tuple[StoredItem, ...]:
-    return tuple(StoredItem(item.id or "", render(input_items.to_json(item))) for item in given)
+    return tuple(StoredItem(item.id or "", encode(input_items.to_json(item))) for item in given)
 
 
 def _resolved(given: Sequence[Item | ItemReference], there: Mapping[str, StoredItem]) -> list[Item]:

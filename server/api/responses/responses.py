@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Annotated, Literal, TypeVar
 
-from orjson import Fragment
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from server.api.frames import written
 from server.api.responses import api_types
-from server.api.responses.background import BackgroundRun
-from server.api.responses.body import render
+from server.api.responses.background import BackgroundRun, Replay
 from server.api.responses.compact import compacted
 from server.api.responses.prepare import PreparedResponse, caller_of, counted, prepare
-from server.api.responses.query import InputItemsQuery, RetrieveQuery, read_query
-from server.api.responses.replay import Replay
-from server.api.responses.request_types import COMPACT, COUNT, RESPONSES
+from server.api.responses.request_types import COMPACT, COUNT, RESPONSES, Includable
 from server.api.responses.store import Entry, ResponseStore
 from server.api.responses.streaming import AnnouncedStream, EventFrames
 from server.api.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Handler, Operation, Route
@@ -24,12 +23,43 @@ from server.api.service import Service
 from server.config.server_config import ServerConfig
 from server.generate.collect import collect
 from server.http.body import json_response, read_request
-from server.http.errors import InvalidRequest, clip
+from server.http.errors import InvalidRequest, UnsupportedParameter, clip
+from server.http.query import read_query
+from server.http.schema import Name
 from server.http.sse import EventStream
 from server.http.watch import ClientWatch, while_waited_for
 from server.models import lookup
 
 ENDED = "it ended before it was complete: its client left, or the server failed"
+
+
+class RetrieveQuery(Struct, kw_only=True):
+    """`starting_after`: the sequence number of the last event that the client has."""
+
+    stream: bool = False
+    starting_after: Annotated[int, Meta(ge=0)] | None = None
+    include: list[Includable] | None = None  # what there is, is always shown
+    include_obfuscation: bool | None = None
+
+
+class InputItemsQuery(Struct, kw_only=True):
+    """`after`: the id of the last item of the page before."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: Name | None = None
+    include: list[Includable] | None = None
+
+
+Q = TypeVar("Q", RetrieveQuery, InputItemsQuery)
+
+
+def _read(http: Request, kind: type[Q], config: ServerConfig) -> Q:
+    """Raises InvalidRequest."""
+    found = read_query(http, kind, config, lists=("include",))
+    if isinstance(found, RetrieveQuery) and found.include_obfuscation:
+        raise UnsupportedParameter("include_obfuscation")
+    return found
 
 
 class Responses:
@@ -82,7 +112,7 @@ class Responses:
         return _replay(service, entry, 0) if streams else _json(run.body)
 
     async def retrieve(self, service: Service, http: Request) -> ASGIApp:
-        query = read_query(http, RetrieveQuery, service.config)
+        query = _read(http, RetrieveQuery, service.config)
         entry = self._entry(http)
         if not query.stream:
             if query.starting_after is not None:
@@ -107,11 +137,11 @@ class Responses:
         entry = self._entry(http)
         self._store.delete(entry)
         await _stop(entry)
-        return json_response({"id": entry.id, "object": "response", "deleted": True})
+        return json_response(api_types.DeletedResponse(id=entry.id))
 
     async def input_items(self, service: Service, http: Request) -> ASGIApp:
         """Lists what the model has read beside the instructions: the input and output of earlier responses come first."""
-        query = read_query(http, InputItemsQuery, service.config)
+        query = _read(http, InputItemsQuery, service.config)
         items = [*self._entry(http).conversation()]
         if query.order == "desc":
             items.reverse()
@@ -121,15 +151,12 @@ class Responses:
             if not first:
                 raise InvalidRequest(f"after names {clip(query.after)!r}, which is none of the items", param="after")
         page = items[first : first + query.limit]
-        return _json(
-            render(
-                {
-                    "object": "list",
-                    "data": [Fragment(item.json) for item in page],
-                    "first_id": page[0].id if page else None,
-                    "last_id": page[-1].id if page else None,
-                    "has_more": first + len(page) < len(items),
-                }
+        return json_response(
+            api_types.InputItems(
+                data=[written(item.json) for item in page],
+                first_id=page[0].id if page else None,
+                last_id=page[-1].id if page else None,
+                has_more=first + len(page) < len(items),
             )
         )
 
@@ -138,9 +165,8 @@ class Responses:
         loaded = service.lifecycle.require_model()
         wire = await read_request(http, COUNT, service.config, service.offload)
         loaded = await lookup.named(loaded, wire.model, to_chat=True)
-        return json_response(
-            {"object": "response.input_tokens", "input_tokens": await counted(service, self._store, loaded, http, wire)}
-        )
+        num_tokens = await counted(service, self._store, loaded, http, wire)
+        return json_response(api_types.InputTokens(input_tokens=num_tokens))
 
     async def compact(self, service: Service, http: Request) -> ASGIApp:
         loaded = service.lifecycle.require_model()

@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from runtime.api import Output, Pushing, Take, TokenStream, WriterOf
-from server.api.responses.events import ResponseEvents, frame
+from server.api.frames import named_event
+from server.api.responses.events import ResponseEvents
 
 
 class AnnouncedStream:
@@ -57,15 +58,15 @@ class EventFrames:
 
     def feed(self, outputs: Sequence[Output]) -> bytes:
         if not outputs:
-            return b"".join(map(frame, self._response_events.begin()))
-        return b"".join(frame(event) for output in outputs for event in self._response_events.feed(output))
+            return b"".join(map(named_event, self._response_events.begin()))
+        return b"".join(named_event(event) for output in outputs for event in self._response_events.feed(output))
 
     def end(self) -> bytes:
-        last = b"".join(map(frame, self._response_events.end()))
+        last = b"".join(map(named_event, self._response_events.end()))
         self._finished()
         return last
 
     def fail(self, error: Exception) -> bytes:
-        last = b"".join(map(frame, self._response_events.fail(error)))
+        last = b"".join(map(named_event, self._response_events.fail(error)))
         self._finished()
         return last

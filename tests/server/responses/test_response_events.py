@@ -7,10 +7,12 @@ from functools import cache
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.json import encode
 
 from runtime.api import FinishReason, Output, Request, SamplingParams
-from server.api.responses.body import Head, render
-from server.api.responses.events import ResponseEvents, frame
+from server.api.frames import named_event
+from server.api.responses.api_types import Response, ResponseReasoning, ResponseText
+from server.api.responses.events import Head, ResponseEvents
 from server.generate.generation import Generation, TextOptions
 from server.models.chat_format import ChatFormat, OutputParser
 from server.models.defaults import SamplingDefaults
@@ -70,7 +72,7 @@ def narrated(sample: Sample, sizes: list[int], *, logprobs: bool, cut: int | Non
     params = SamplingParams(max_tokens=10_000, logprobs=1 if logprobs else None)
     request = Request("r", [1], params)
     generation = Generation(there, [request], 1, 1, TextOptions(output_parser=output_parser, logprobs=params.logprobs))
-    response_events = ResponseEvents(Head("resp_1", dict.fromkeys(REPEATED), 0), generation, in_background=False)
+    response_events = ResponseEvents(Head(EMPTY), generation, in_background=False)
     emitted, at = response_events.begin(), 0
     while at < len(ids):
         part = ids[at : at + max(1, sizes[at % len(sizes)])]
@@ -78,13 +80,21 @@ def narrated(sample: Sample, sizes: list[int], *, logprobs: bool, cut: int | Non
         found = [fake_logprobs(id, request) for id in part] if logprobs else None
         emitted += response_events.feed(Output(0, part, finish if at == len(ids) else None, logprobs=found))
     emitted += response_events.end()
-    assert [event["sequence_number"] for event in emitted] == list(range(len(emitted)))
-    events = frames(b"".join(map(frame, emitted)).decode())
-    assert events[-1]["response"] == json.loads(render(response_events.body))
+    assert [event.sequence_number for event in emitted] == list(range(len(emitted)))
+    events = frames(b"".join(map(named_event, emitted)).decode())
+    assert events[-1]["response"] == json.loads(encode(response_events.body))
     return events[-1]["response"]
 
 
-REPEATED = ("model", "metadata")
+EMPTY = Response(
+    id="resp_1",
+    created_at=0,
+    model="tiny",
+    reasoning=ResponseReasoning(None),
+    text=ResponseText({}),
+    temperature=1.0,
+    top_p=1.0,
+)
 
 
 @given(st.sampled_from(SAMPLES), st.lists(st.integers(1, 30), min_size=1, max_size=8), st.booleans(), st.data())
