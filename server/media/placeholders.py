@@ -139,6 +139,6 @@ def _placed(read: ReadMedia, starts: Iterator[int]) -> Iterator[MediaItem]:
         start = next(starts)
         (heard if index in read.expansion.heard else seen).append(np.arange(start, start + length))
     yield MediaItem(read.modality, read.digest, np.concatenate(seen).astype(np.int32), read.inputs)
-    if read.sound is not None:
+    if read.sound is not None and heard:
         digest = sha256(read.digest + b"sound").digest()
         yield MediaItem("audio", digest, np.concatenate(heard).astype(np.int32), read.sound)

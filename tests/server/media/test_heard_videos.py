@@ -81,6 +81,14 @@ def test_the_sound_is_an_item_behind_its_video():
         media.placed([1, 2, 7, 7, 8, 8, 3, 4], ordered)
 
 
+def test_a_sound_of_no_tokens_is_no_item():
+    read = ReadMedia("video", b"v", Expansion.of("<V><V>", "<V>", "<A>"), {}, {"input_features": np.zeros(0)})
+    media = PromptMedia([read], {"video": "<V>", "audio": "<A>"}, {"video": 7, "audio": 8})
+    _, ordered = media.written("<V>")
+    ids, items = media.placed([7], ordered)
+    assert (ids, [item.modality for item in items]) == ([7, 7], ["video"])
+
+
 async def test_a_file_with_both_is_seen_and_heard_where_it_is_asked_for():
     made, theirs = reader(**HEARS)
     (read,) = (await made.read([part(video_with_sound(24, sine(3.0)), "video")])).read
