@@ -106,6 +106,10 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library has only this type for what it refuses
             raise TokenizerError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
+        if _read_json(folder / "sentence_bert_config.json").get("do_lower_case"):  # as sentence-transformers does
+            lowercase = tokenizers.normalizers.Lowercase()
+            usual = [] if backend.normalizer is None else [backend.normalizer]
+            backend.normalizer = tokenizers.normalizers.Sequence([lowercase, *usual])
         config = _read_json(folder / "tokenizer_config.json")
         named = _named_tokens(_read_json(folder / "special_tokens_map.json") | config)
         try:

@@ -217,6 +217,13 @@ def test_settings_of_a_training_run_do_not_cut_or_pad(tmp_path):
     assert len(tokenizer.encode("a")) == 1
 
 
+def test_texts_are_lowered_where_sentence_transformers_lowers_them(tmp_path):
+    folder = write_folder(tmp_path, Backend.from_str(made("byte level").to_str()))
+    usual = Tokenizer.from_folder(folder).encode("the quick")
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    assert Tokenizer.from_folder(folder).encode("The QUICK") == usual
+
+
 def test_tokens_only_the_configuration_knows_are_added(tmp_path):
     backend = Backend.from_str(made("byte level").to_str())
     size = backend.get_vocab_size()
