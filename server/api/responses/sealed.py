@@ -12,7 +12,7 @@ _MARK: Final = "oneloop1."
 
 
 def seal(text: str) -> str:
-    return _MARK + base64.urlsafe_b64encode(text.encode(errors="surrogatepass")).decode()
+    return _MARK + base64.urlsafe_b64encode(text.encode(errors="replace")).decode()
 
 
 def unseal(sealed: str) -> str | None:

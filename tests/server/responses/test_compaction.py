@@ -89,6 +89,10 @@ def test_what_is_sealed_can_be_unsealed(text):
     assert unseal(text) is None
 
 
+def test_what_is_no_unicode_is_replaced_when_it_is_sealed():
+    assert unseal(seal("a\ud800b")) == "a?b"
+
+
 async def test_hints_never_cost_the_answer(serve):
     server = await serve()
     answer = await server.respond(
