@@ -43,7 +43,7 @@ from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError, flag_of
 from server.http import logs
 from server.http.errors import ApiError, InvalidRequest
-from server.http.gather import gather_or_cancel
+from server.http.watch import gather_or_cancel
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -17,8 +17,8 @@ from typing import Any
 from runtime.api import EMBEDS, FinishReason, Output, Request, TokenLogprobs, TokenStream, TokenWriter
 from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
+from server.http.answers import release
 from server.http.errors import DeadlineExceeded, InvalidRequest, Unavailable
-from server.http.release import release
 from server.models.chat_format import OutputParser
 from server.models.model import LoadedModel
 from server.models.tokenizer import Tokenizer

@@ -2,7 +2,7 @@
 
 An adapter makes one of its own wire types, whose ranges it has checked. What depends on the loaded model is checked where the
 request is started (`start`). None stands for what the model or the server decides. Errors name fields as they are called here,
-which is as vLLM calls them; an adapter whose clients know other names says them (`server.http.field_names`)."""
+which is as vLLM calls them; an adapter whose clients know other names says them (`server.http.errors`)."""
 
 from __future__ import annotations
 

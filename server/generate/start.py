@@ -33,7 +33,7 @@ from server.generate.preprocess import (
 from server.generate.request import Chat, GenerateRequest, Infill
 from server.generate.sampling import sampling_params
 from server.generate.terms import Terms
-from server.http.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
+from server.http.call import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.http.errors import Field, InvalidRequest
 from server.http.offload import Offload
 from server.models.chat_format import OutputParser

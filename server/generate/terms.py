@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Self
 
 from server.config.server_config import ServerConfig
-from server.http.arrival import Arrival
+from server.http.call import Arrival
 from server.http.errors import Field, InvalidRequest
 
 PRIORITY = Field("priority")

@@ -12,11 +12,9 @@ import hmac
 import ipaddress
 import os
 from collections.abc import Collection, Iterable
-from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.http.arrival import CALLER, TENANT
 from server.http.errors import AdminOnly, InvalidApiKey, MissingApiKey
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/generate", "/ping"})
@@ -43,7 +41,6 @@ OPERATOR_PATHS = frozenset(
         "/dashboard/texts",
     }
 )
-UNIX_SOCKET = b"unix"
 
 
 def is_open(path: str) -> bool:
@@ -118,55 +115,6 @@ def presented(scope: Scope) -> list[bytes]:
     if scheme.lower() == b"bearer" and token.strip():
         keys.append(token.strip())
     return keys
-
-
-def caller_key(scope: Scope) -> bytes | None:
-    """What stands for the user's key a request came with; None where there are none."""
-    found: bytes | None = scope.get("caller_key")
-    return found
-
-
-def is_admin(scope: Scope) -> bool:
-    """Whether a request came with the administrator's key."""
-    return bool(scope.get("is_admin"))
-
-
-def caller(scope: Scope) -> bytes | None:
-    """Who asks, for whatever is shared among callers: the key; where there are none the client's address, of IPv6 its network of 64
-    bits; over a Unix socket all are one. scope["caller"], where what makes the request says so; None where that says nothing."""
-    if (found := scope.get("caller")) is not None:
-        return bytes(found)
-    if is_admin(scope):
-        return b"administrator"
-    if (key := caller_key(scope)) is not None:
-        return key
-    if "client" not in scope:
-        return None  # a program of ours asks
-    return _network((scope["client"] or ("",))[0])
-
-
-def note_caller(scope: Scope) -> bytes | None:
-    """`caller`, which whatever is done for this request from here on knows too, as it does whose key it came with."""
-    TENANT.set(tenant(scope))
-    CALLER.set(found := caller(scope))
-    return found
-
-
-@lru_cache(1024)  # every connection has one, few are new
-def _network(host: str) -> bytes:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return UNIX_SOCKET
-    return address.packed[:8] if address.version == 6 and address.ipv4_mapped is None else address.packed[-4:]
-
-
-def tenant(scope: Scope) -> str | None:
-    """Whose key a request came with, as text that means nothing to anybody; None where there are no keys."""
-    if is_admin(scope):
-        return "administrator"
-    key = caller_key(scope)
-    return None if key is None else key.hex()
 
 
 class RequireKey:

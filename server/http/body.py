@@ -1,28 +1,25 @@
-"""Bodies: of requests, read and decoded; and JSON as an answer.
+"""Request bodies and queries: reading and decoding them within their limits.
 
-A large body is put together and decoded off the loop, after a look at how many values it has, and how long names are: decoding is
-one call that no thread can interrupt."""
+Decoding is one call that no thread can interrupt: a million empty objects in 4 MB take longer than 16 MB of text, and so does a
+name of megabytes, which an error then repeats. A large body is therefore joined and decoded off the loop, after its values are
+counted (`excess`), which takes about a third of a millisecond per megabyte."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Collection
+from enum import Enum, auto
+from typing import Any, TypeVar
 
-from msgspec.json import encode
+import msgspec
+from msgspec import Struct
 from starlette.requests import Request
-from starlette.responses import Response
 
 from server.config.server_config import ServerConfig
-from server.http.admission import check_head
-from server.http.arrival import CURRENT_ID
-from server.http.errors import BodyTooLarge, NameTooLong, TooManyValues
-from server.http.heap import touch_heap
-from server.http.json_values import Excess, excess
-from server.http.long_json import let_go, written
-from server.http.noted import IGNORED_FIELDS
-from server.http.offload import Offload
+from server.http.call import CURRENT_ID, IGNORED_FIELDS, note_ignored
+from server.http.errors import BodyTooLarge, NameTooLong, TooManyValues, WrongContentType
+from server.http.offload import Offload, touch_heap
 from server.http.protocol import INCOMING_BODY, IncomingBody
-from server.http.schema import T, Wire
+from server.http.schema import T, Wire, refusal_of
 
 R = TypeVar("R")
 
@@ -32,21 +29,26 @@ UNCOUNTED_BYTES = 1 << 18  # a body of so many cannot have enough values to matt
 BYTES_PER_CHAR = 8  # of a body, to decode which takes as long as to tokenise a character
 
 
-def json_response(body: object, status: int = 200) -> Response:
-    return Response(encode(body), status, media_type="application/json")
+def check_head(request: Request, limit_bytes: int, *, from_any_program: bool = False) -> None:
+    """Check content type and announced size before a JSON body is read. With `from_any_program`, any content type is accepted
+    from clients that are not browsers (curl sends a form's).
 
-
-def long_json_response(body: object) -> Response:
-    """The same for a thread and a `body` that nobody reads afterwards: whatever its size, others go on meanwhile."""
-    content = written(body)
-    let_go(body)
-    return Response(content, media_type="application/json")
+    Raises WrongContentType or BodyTooLarge."""
+    given = request.headers.get("content-type")
+    media_type = (given or "").partition(";")[0].strip().lower()
+    # Only this type makes a browser ask first, so a page of somebody else's cannot use a server on this machine. A browser names
+    # the page's origin with every POST.
+    if media_type != "application/json" and not (from_any_program and "origin" not in request.headers):
+        raise WrongContentType(given)
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit_bytes:
+        raise BodyTooLarge(limit_bytes)
 
 
 async def read_chunks(request: Request, limit_bytes: int, *, from_any_program: bool = False) -> list[bytes]:
-    """The JSON body as it came; see `check_head`, which is asked first.
+    """Return the chunks of the JSON body, after `check_head`.
 
-    Raises BodyTooLarge before the excess is read, and what the connection says of a body that does not come to its end."""
+    Raises BodyTooLarge before the excess is read, and the connection's error for a body that ended early."""
     check_head(request, limit_bytes, from_any_program=from_any_program)
     return await _chunks(request, limit_bytes)
 
@@ -66,14 +68,13 @@ async def _chunks(request: Request, limit_bytes: int) -> list[bytes]:
 
 
 async def read_bytes(request: Request, limit_bytes: int) -> bytes:
-    """The body as it came, of whatever type, for somebody else to look at. Raises BodyTooLarge, ClientDisconnect."""
+    """Return the body, of any content type. Raises BodyTooLarge, ClientDisconnect."""
     return b"".join(await _chunks(request, limit_bytes))
 
 
 def joined(chunks: list[bytes]) -> bytes:
-    """The body of `chunks`, of which nothing is left. Whatever its size, what is done here takes others no time beside a thread.
-
-    Raises TooManyValues or NameTooLong for one that would take them much of it to decode."""
+    """Join `chunks` and empty the list; for use on a thread. Raises TooManyValues or NameTooLong for a body that is too
+    expensive to decode."""
     touch_heap(2 * sum(map(len, chunks)))  # the body, and what is decoded
     body = b"".join(chunks)
     chunks.clear()
@@ -94,8 +95,8 @@ async def read_as(
     *,
     from_any_program: bool = False,
 ) -> tuple[T, R]:
-    """The decoded body, and what `make` makes of it: one trip off the loop. Fields nobody knows are noted as ignored, or refused by
-    a server that is strict about them.
+    """Return the decoded body and the result of `make`, in one trip off the loop. Unknown fields are noted as ignored, or refused
+    with --strict-fields.
 
     Raises ApiError."""
     ignored: list[str] = []
@@ -124,12 +125,85 @@ async def read_as(
 async def read_request(
     request: Request, wire: Wire[T], config: ServerConfig, offload: Offload, *, from_any_program: bool = False
 ) -> T:
-    """The decoded body; see `read_as`."""
+    """Return the decoded body; see `read_as`."""
     given, _ = await read_as(request, wire, lambda given: None, config, offload, from_any_program=from_any_program)
     return given
 
 
 def body_cost(request: Request) -> int:
-    """What it costs to go through what a request's body holds, in characters of tokenising (`offload`)."""
+    """Return the cost of processing the request's body, in characters of tokenising (see `Offload`)."""
     found: int = request.scope["body_cost"]
     return found
+
+
+# --- counting values --------------------------------------------------------------------------------------------
+
+PIECE_BYTES = 64 * 1024
+INSIDE_VALUES = 4  # an object or a list takes a decoder as long as so many token ids
+NAME_VALUES = 16  # and so does a name in an object
+
+
+class Excess(Enum):
+    VALUES = auto()
+    NAME = auto()
+
+
+def excess(text: bytes | bytearray, max_values: int, max_name_bytes: int) -> Excess | None:
+    """Return what a JSON `text` has too much of: values, or bytes in one name, within the precision of a piece. The result for a
+    text that is not JSON is meaningless: the decoder refuses it."""
+    count = 0
+    in_string, cut_escape = False, b""
+    string_bytes = 0  # of the string that a piece begins in
+    may_be_name = False  # a long string has ended, and nothing came behind it yet
+    for start in range(0, len(text), PIECE_BYTES):
+        piece = cut_escape + text[start : start + PIECE_BYTES]
+        cut_escape = b""
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"")
+            if piece.endswith(b"\\"):
+                piece, cut_escape = piece[:-1], b"\\"
+            piece = piece.replace(b'\\"', b"")
+        strings_and_rest = piece.split(b'"')
+        if in_string:
+            is_inside = len(strings_and_rest) == 1
+            string_bytes += PIECE_BYTES if is_inside else len(strings_and_rest[0])
+            may_be_name = not is_inside and string_bytes > max_name_bytes
+        if may_be_name and len(strings_and_rest) > in_string and (behind := strings_and_rest[in_string].lstrip()):
+            if behind.startswith(b":"):
+                return Excess.NAME
+            may_be_name = False
+        outside = b"".join(strings_and_rest[in_string::2])
+        if len(strings_and_rest) > 1:
+            string_bytes = len(strings_and_rest[-1])
+        in_string ^= not len(strings_and_rest) % 2
+        count += outside.count(b",") + INSIDE_VALUES * (outside.count(b"{") + outside.count(b"["))
+        count += NAME_VALUES * outside.count(b":")
+        if count > max_values:
+            return Excess.VALUES
+    return None
+
+
+# --- queries ----------------------------------------------------------------------------------------------------
+
+Q = TypeVar("Q", bound=Struct)
+
+
+def read_query(http: Request, kind: type[Q], config: ServerConfig, *, lists: Collection[str] = ()) -> Q:
+    """Decode the query of a path. Unknown names are noted as ignored, or refused with --strict-fields. The last value of a name
+    counts, except for `lists`.
+
+    Raises InvalidRequest."""
+    known = {field.name for field in msgspec.structs.fields(kind)}
+    given: dict[str, Any] = {}
+    unknown: list[str] = []
+    for key in dict.fromkeys(http.query_params):
+        name, values = key.removesuffix("[]"), http.query_params.getlist(key)
+        if name not in known:
+            unknown.append(key)
+        else:
+            given[name] = values if name in lists else values[-1]
+    note_ignored(http, unknown, config)
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise refusal_of(str(error)) from None

@@ -1,24 +1,89 @@
-"""Clients: who is connected, from where, and how much memory all of them hold in heads and bodies that no request has taken over.
+"""Connections: their number, their deadlines, and the memory they hold in heads and bodies that no request has taken over.
 
-One connection can do little harm; this is the sum. Beyond a bound on connections a new one is turned away. Beyond the bound on
-memory whoever holds most of what is unfinished has to go, so small requests get through while large ones are sent slowly. What
-the bounds mean for a connection is `protocol`'s business."""
+Beyond a bound on connections a new one is refused. Beyond the bound on memory the connection with most unfinished bytes is
+refused, so small requests get through while large ones are sent slowly. `protocol` applies the bounds to a connection."""
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from collections import Counter
+from itertools import islice, takewhile
 from typing import Protocol
 
 from runtime import api
 from server.config.server_config import ServerConfig
-from server.http.deadlines import Deadlines, Timed
 from server.http.errors import ApiError, TooManyRequests, Unavailable
 
 RESERVED_FILES = 256  # open files for everything else: the model, libraries, the device, the log
 MAX_TURNED_AWAY = 256  # refused connections that may still be reading why
 RETRY_AFTER_S = 5
+MAX_AT_ONCE = 50  # overdue connections per turn of the loop, since ending thousands takes longer than a stream may wait
 DEFAULT_HELD_BYTES = 256 * 1024**2
+
+
+class Timed(Protocol):
+    """A connection that may be overdue. `deadline_queue` is written here alone."""
+
+    deadline_queue: dict[Timed, float] | None
+
+    def overdue(self) -> None:
+        """Handle a passed deadline, which is no longer set."""
+        ...
+
+
+class Deadlines:
+    """Moments by which connections must have made progress, behind one timer; no timer while nobody is connected.
+
+    The span of a phase is a constant, so the connection that entered it first is due first: one queue per span."""
+
+    def __init__(self) -> None:
+        self._queues: dict[float, dict[Timed, float]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, who: Timed, span_s: float) -> None:
+        """Make `who` overdue in `span_s` seconds, or never if that is 0; replaces an earlier deadline."""
+        self.clear(who)
+        if span_s <= 0:
+            return
+        loop = asyncio.get_running_loop()
+        queue = self._queues.setdefault(span_s, {})
+        due_s = queue[who] = loop.time() + span_s
+        who.deadline_queue = queue
+        if self._timer is None or due_s < self._timer.when():
+            self._ring_at(loop, due_s)
+
+    def clear(self, who: Timed) -> None:
+        if who.deadline_queue is not None:
+            del who.deadline_queue[who]
+            who.deadline_queue = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def expire(self, now_s: float) -> None:
+        """Call `overdue` of at most MAX_AT_ONCE connections per span that are due at `now_s`, in seconds of the loop's clock."""
+        due: list[tuple[Timed, dict[Timed, float]]] = []
+        for queue in self._queues.values():
+            passed = takewhile(lambda entry: entry[1] <= now_s, queue.items())
+            due += ((who, queue) for who, _ in islice(passed, MAX_AT_ONCE))
+        for who, queue in due:
+            if who.deadline_queue is queue:  # the one before may have ended it
+                self.clear(who)
+                who.overdue()
+
+    def _ring(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        self.expire(loop.time())
+        following = [next(iter(queue.values())) for queue in self._queues.values() if queue]
+        if following:
+            self._ring_at(loop, min(following))
+
+    def _ring_at(self, loop: asyncio.AbstractEventLoop, when_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(when_s, self._ring)
 
 
 class Client(Timed, Protocol):

@@ -1,58 +1,16 @@
-"""What the server answers when it does not answer: the error tree, its HTTP status and its OpenAI body.
+"""Errors that the server answers with: their HTTP status, type, code and OpenAI body.
 
-    ApiError
-    ├── InvalidRequest             400  the request is at fault; `param` names the field
-    │   ├── UnknownParameter       400  a field nobody knows
-    │   ├── UnsupportedParameter   400  a field we know and do not implement, set to something that asks for it
-    │   ├── TaskNotSupported       400  embeddings, scores, chats …, of a model that is not served for them
-    │   ├── TextOnly               400  a picture, sound or file, where the model reads text, or other media
-    │   ├── InvalidMedia           400  a picture, sound or video that cannot be had, is too large, or is none
-    │   ├── MediaNotInstalled      400  what reads it is not installed
-    │   ├── ContextLengthExceeded  400  the prompt, or prompt and max_tokens, do not fit the context
-    │   ├── BatchOver              400  a line of a batch whose time was over
-    │   ├── StorageFull            400  there is no room for another file
-    │   ├── UnreadableBody         400  not JSON, or not UTF-8
-    │   ├── MalformedHttp          400  not HTTP
-    │   └── BadHost                400  no Host header, or two
-    ├── MissingApiKey              401  no key, where one is needed: WWW-Authenticate
-    ├── InvalidApiKey              401  a key that is none of ours: WWW-Authenticate
-    ├── AdminOnly                  403  a user's key, where the administrator's is needed
-    ├── OriginNotAllowed           403  a browser asks for a page of an origin that --cors-origin does not name
-    ├── HostNotAllowed             403  the Host header is no name of this server
-    ├── AdaptersOff                403  adapters need --enable-lora
-    ├── ModelNotFound              404  `model` names none of ours
-    ├── ResponseNotFound           404  no response of that id is stored, and why
-    │   └── PreviousResponseNotFound  404  the same of previous_response_id
-    ├── TextsNotFound              404  what a request asked is not kept, or not any more
-    ├── BatchObjectNotFound        404  no file or batch of that id is there for this key
-    ├── BatchesOff                 404  files and batches need --batch-dir
-    ├── RouteNotFound              404
-    ├── MethodNotAllowed           405
-    ├── Conflict                   409  not now: what was begun has to end first, or nothing was
-    ├── RequestTimeout             408  a head or a body that comes too slowly
-    ├── BodyTooLarge               413
-    ├── TooManyValues              413  a body of few bytes for a value, or of very many
-    ├── NameTooLong                413  a name in an object that no field can have
-    ├── WrongContentType           415
-    ├── TooManyRequests            429  the queue is full, or one address has too many connections: Retry-After
-    ├── HeadTooLarge               431  request line and headers, trailers
-    ├── InternalError              500  our fault; the log knows, the body does not
-    ├── Unavailable                503  loading, draining, failed, too many clients, or too long in the queue: Retry-After
-    │   ├── Aborted                503  it shuts down, or whoever runs it ended the request
-    │   ├── ModelFailed            503  one of several models that cannot be loaded, and why
-    │   └── ReplicaLost            503  the process that was answering has ended, others have not
-    └── DeadlineExceeded           504  the answer was not complete when its client's time was over
-
-The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null; Anthropic's is made of the
-same in `server/api/anthropic/errors.py`, an ErrorShape that its routes bring along. Errors of the engine become these at one
-border, `server/http/admission.py`. Standard library only."""
+Every error is an ApiError; an InvalidRequest (400) is the request's fault and `param` names the field. The body is OpenAI's,
+{"error": {"message", "type", "param", "code"}}, with `code` a word or null. Other APIs bring an ErrorShape (see
+`server/api/anthropic/errors.py`). Errors of the engine become ApiErrors in `middleware.py`. Standard library only."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, Protocol
 
 RETRY_WHEN_ABORTED_S = 10
@@ -68,7 +26,7 @@ def clip(value: object) -> str:
 
 class Field(str):
     """The path of a request's field in the core's own words: "tools", "chat_template_kwargs.x". Of an error it is data, so that
-    each API can say it in its words (`field_names.py`), and nothing else of the message is touched."""
+    each API can say it in its words (`FieldNames`), and nothing else of the message is touched."""
 
     __slots__ = ()
 
@@ -440,3 +398,25 @@ class DeadlineExceeded(ApiError):
         return {
             "x-should-retry": "false"
         }  # which the clients of OpenAI and Anthropic read: nobody waits for it any more
+
+
+class FieldNames:
+    """`names`: paths of the core, and of the client. What lies below a path moves with it; what is not named stays."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = sorted(names.items(), key=lambda pair: len(pair[0]), reverse=True)  # the most exact first
+
+    def name_of(self, field: str) -> str:
+        for ours, theirs in self._names:
+            if field == ours or (field.startswith(ours) and field[len(ours)] in ".["):
+                return theirs + field[len(ours) :]
+        return field
+
+    @contextmanager
+    def spoken(self) -> Iterator[None]:
+        """Refusals that the block raises name the client's fields."""
+        try:
+            yield
+        except InvalidRequest as error:
+            error.rename(self.name_of)
+            raise

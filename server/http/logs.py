@@ -9,7 +9,7 @@ import json
 import logging
 from datetime import UTC, datetime
 
-from server.http.arrival import CURRENT_ID
+from server.http.call import CURRENT_ID
 
 LINE = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 

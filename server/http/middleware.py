@@ -9,35 +9,39 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import logging
+import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.api import EngineError
-from server.http.admission import refusal_of
-from server.http.arrival import CURRENT_ID
+from runtime.api import AdapterGone, Busy, ContextTooLong, EngineError, EngineStopped
+from server.http.call import CURRENT_ID, IGNORED_FIELDS, choose_id, request_id
 from server.http.errors import (
     ApiError,
     ClientLeft,
+    ContextLengthExceeded,
     ErrorShape,
     InternalError,
+    InvalidRequest,
     MethodNotAllowed,
     RouteNotFound,
+    TooManyRequests,
+    Unavailable,
     clip,
 )
-from server.http.head import choose_id, request_id
 from server.http.metrics import HttpStats
-from server.http.noted import IGNORED_FIELDS, NotedOnce
 
 logger = logging.getLogger("oneloop.http")
 access_logger = logging.getLogger("oneloop.access")
 
 _NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
+RETRY_WHEN_STOPPED_S = 10
+MAX_SETS = 1000  # of names that clients choose; beyond that it begins anew
 QUIET_ROUTES = frozenset({"/health", "/health/live", "/health/ready", "/health/generate", "/metrics"})
 STATUS_CLIENT_LEFT = 499  # nothing is sent under it; it says in log and metrics that the client did not wait
 
@@ -54,6 +58,24 @@ class Clock:
         if second != self._second:
             self._second, self._text = second, email.utils.formatdate(second, usegmt=True).encode("ascii")
         return self._text
+
+
+class NotedOnce:
+    """Sets of ignored fields that were logged already, so that a client that always sends the same is one line."""
+
+    def __init__(self, max_sets: int = MAX_SETS) -> None:
+        self._max_sets = max_sets
+        self._seen: set[frozenset[str]] = set()
+
+    def is_new(self, names: Iterable[str]) -> bool:
+        """Whether this set of names is here for the first time."""
+        found = frozenset(names)
+        if found in self._seen:
+            return False
+        if len(self._seen) >= self._max_sets:
+            self._seen.clear()
+        self._seen.add(found)
+        return True
 
 
 class _Exchange:
@@ -170,7 +192,7 @@ def _answer_to(error: Exception, scope: Scope) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineError):
-        return refusal_of(error)
+        return _refusal_of(error)
     if isinstance(error, HTTPException) and error.status_code == 404:
         return RouteNotFound(scope["method"], scope["path"])
     if isinstance(error, HTTPException) and error.status_code == 405:
@@ -179,6 +201,23 @@ def _answer_to(error: Exception, scope: Scope) -> ApiError:
         return MethodNotAllowed(scope["method"], scope["path"], (error.headers or {}).get("Allow", ""))
     logger.error("%s: %s %s failed", request_id(scope), scope["method"], _printable(scope), exc_info=error)
     return InternalError(request_id(scope))
+
+
+def _refusal_of(error: EngineError) -> ApiError:
+    """Return the answer to a client whose request the engine refuses."""
+    match error:
+        case ContextTooLong():
+            return ContextLengthExceeded(f"This model's context is too short: {error}")
+        case Busy():
+            return TooManyRequests(f"The server is busy: {error}", retry_after_s=math.ceil(error.retry_after_s))
+        case AdapterGone():
+            return InvalidRequest(str(error), param="model")
+        case EngineStopped():
+            return Unavailable(
+                "The server is shutting down or its engine has failed", retry_after_s=RETRY_WHEN_STOPPED_S
+            )
+        case _:
+            return InternalError("the engine")
 
 
 def _printable(scope: Scope) -> str:

@@ -1,9 +1,9 @@
-"""The one way off the event loop for text: decoding, rendering and tokenising what is long.
+"""Work off the event loop: decoding, rendering and tokenising of long texts.
 
-Short work is done where it stands, since a thread's round trip costs more than it. Long work goes to a small pool, a piece at a
-time where it can be cut into pieces: callers take turns after each, and one thread is left to what is not very long. All of them
-give way to those that compute steps. How much a caller may have waiting is bounded; what nobody waits for any more is dropped,
-between its pieces too."""
+Short work is done in place, since a thread's round trip costs more. Long work goes to a small pool, divided into pieces where
+possible: callers take turns after each piece, and one thread is left for work that is not very long. These threads have a lower
+priority than those that compute steps: with equal rights, 2 MB of text delays every token of a server with few cores. The
+amount that a caller may have waiting is bounded; work that nobody waits for any more is dropped, between its pieces too."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
@@ -18,8 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from server.http.arrival import CALLER
-from server.http.background import give_way
+from server.http.call import CALLER
 from server.http.errors import TooManyRequests
 
 T = TypeVar("T")
@@ -31,6 +31,11 @@ MAX_WAITING = 4096  # far more than the engine lets in, so that it is the one th
 RETRY_AFTER_S = 1
 MAX_ARENAS = 2  # the main one, and one for what goes on beside it; small blocks are kept by thread anyway
 _M_ARENA_MAX = -8  # of malloc.h
+NICENESS = 10  # a thread gets about a tenth of what one of usual priority gets where both want the same core
+TURNS_A_STEP = 10  # times that a step on a CPU, and the loop with its tokens, release the interpreter and want it back
+SWITCH_S = 0.0001  # a thread that computes in the interpreter gives it up after this time; Python's default is 5 ms
+MAX_TOUCHED_BYTES = 31 << 20  # glibc's heap keeps no larger piece; it would be taken from the system anew
+WORTHWHILE_BYTES = 1 << 20
 GIVE_BACK_AFTER_S = 1.0  # by when what very long work has left behind is nobody's any more
 
 
@@ -223,3 +228,34 @@ def _piece_of(work: Pieces[T]) -> tuple[bool, T | None]:
 def _in_one_piece(work: Callable[[], T]) -> Pieces[T]:
     return work()
     yield
+
+
+def give_way(niceness: int = NICENESS) -> None:
+    """Lower the priority of the calling thread, where the system has one per thread."""
+    if sys.platform == "linux":  # elsewhere this would be said of the whole process
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
+def switch_quickly() -> None:
+    """Make the interpreter switch threads often, so that a token does not wait for a text several times its own step."""
+    sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
+
+
+def touch_heap(num_bytes: int) -> None:
+    """Make `num_bytes` of memory resident for the next allocation of the calling thread.
+
+    The system maps fresh pages one at a time on their first write: 10 ms for 15 MB, several times the time of copying them. One
+    call of Python that writes all of it would hold the interpreter meanwhile; calls of C do not."""
+    if num_bytes < WORTHWHILE_BYTES:
+        return
+    num_bytes = min(num_bytes, MAX_TOUCHED_BYTES)
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # a system whose library cannot be called so
+        libc = ctypes.CDLL(None)
+        malloc, free, memset = libc.malloc, libc.free, libc.memset
+        malloc.restype, malloc.argtypes, free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+        memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+        free(malloc(num_bytes))  # that a piece of this size was given back tells glibc to keep the next one
+        if piece := malloc(num_bytes):
+            memset(piece, 0, num_bytes)
+            free(piece)

@@ -22,8 +22,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server.http.clients import Clients
-from server.http.deadlines import Timed
+from server.http.clients import Clients, Timed
 from server.http.errors import ApiError, HeadTooLarge, MalformedHttp, RequestTimeout
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and fields; trailers and sizes of chunks between two pieces of a body

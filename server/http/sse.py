@@ -8,19 +8,19 @@ discovery, made while no token flows too; the same task sends empty lines as pin
 first token. What ends a stream is always last: `data: [DONE]`, or what an API has in its place.
 
 A plain ASGI response, not a subclass of sse-starlette's EventSourceResponse, which sends what no token waits for
-(`event_source.py`): that one starts four tasks per stream, polls for shutdown every half second, replaces uvicorn's
+(`event_source`): that one starts four tasks per stream, polls for shutdown every half second, replaces uvicorn's
 signal handling on import and cuts streams off at the first signal, where we drain. What was worth keeping (ping, disconnect
 race, HEAD) is below. Knows nothing of tokens or JSON."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import AsyncIterable, Awaitable, Callable
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.http.watch import ClientWatch
 
@@ -185,3 +185,27 @@ class JsonLineStream(EventStream[T]):
 
     def __init__(self, open_source: Callable[[], Source[T]], frames: Frames[T]) -> None:
         super().__init__(open_source, frames, ping_interval_s=0, done=b"")
+
+
+@cache
+def _event_source_class() -> Any:
+    """Return a subclass of sse-starlette's EventSourceResponse, imported by the first request that needs it.
+
+    Differences: pings are those of other streams. A shutdown cuts nothing off, since `Process` drains and the source of events
+    ends them, so nothing polls for one either: an idle process sleeps. (Its import wraps uvicorn's signal handler, which we
+    never install.)"""
+    from sse_starlette import EventSourceResponse, ServerSentEvent
+
+    class EventSource(EventSourceResponse):
+        @staticmethod
+        async def _listen_for_exit_signal() -> None:
+            await asyncio.Event().wait()
+
+    headers = {"Cache-Control": "no-cache"}
+    return partial(EventSource, headers=headers, ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"))
+
+
+def event_source(events: AsyncIterable[bytes], ping_interval_s: float) -> ASGIApp:
+    """Send whole `events` that no token waits for: a reader who leaves ends nothing. `ping_interval_s`: 0 is never."""
+    response: ASGIApp = _event_source_class()(events, ping=ping_interval_s)
+    return response

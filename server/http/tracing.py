@@ -20,7 +20,7 @@ from runtime.api import Finished, FinishReason, PoolingParams, Request, RequestR
 from server.config import __version__
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
-from server.http.arrival import TRACE_HEADERS
+from server.http.call import TRACE_HEADERS
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor

@@ -1,9 +1,9 @@
-"""ClientWatch: who notices that a client has left, while its answer is prepared and while it is sent."""
+"""Tasks that end early: when their client has left, or when one of several fails."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -71,3 +71,22 @@ async def while_waited_for(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     async with ClientWatch(receive):
         return await work
     raise ClientLeft
+
+
+async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results in order. The first error is raised once the other coroutines are cancelled and have ended.
+
+    Unlike a TaskGroup's, the error is in no reference cycle, which would keep everything that its traceback holds."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancel(tasks)
+
+
+async def _cancel(tasks: list[asyncio.Task[T]]) -> None:
+    """Cancel `tasks`, wait for their end and empty the list."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    tasks.clear()

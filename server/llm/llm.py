@@ -34,10 +34,10 @@ from server.generate.generation import EngineFailed
 from server.generate.request import Chat
 from server.generate.start import start
 from server.generate.transcript import Transcript
-from server.http.arrival import Arrival
+from server.http.call import Arrival
 from server.http.errors import ApiError, UnsupportedParameter
-from server.http.gather import gather_or_cancel
 from server.http.offload import Offload
+from server.http.watch import gather_or_cancel
 from server.llm.beams import BeamSearchOutput, BeamSearchParams, beams_of
 from server.llm.loop_thread import LoopThread
 from server.llm.lora_request import LoraNames, LoRARequest, each_lora

@@ -25,7 +25,7 @@ from server.api.pooling.vectors import as_array
 from server.api.service import Service
 from server.config.option import did_you_mean
 from server.generate.generation import EngineFailed
-from server.http.arrival import Arrival
+from server.http.call import Arrival
 from server.http.errors import ApiError, Field
 from server.llm.prompts import Prompt, plain, several
 from server.llm.refusals import as_value_error, decoded

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from runtime.api import EMBEDS
-from server.http.arrival import TENANT
+from server.http.call import TENANT
 from server.http.errors import InvalidMedia, InvalidRequest, MediaNotInstalled, TextOnly, TooManyRequests, clip
-from server.http.gather import gather_or_cancel
 from server.http.offload import RETRY_AFTER_S, Offload, Pieces
+from server.http.watch import gather_or_cancel
 from server.media.decode import Decoded, decode, fingerprint, sample
 from server.media.embeds import read_embeds
 from server.media.limits import MODALITIES, USE_SOUND, MediaLimits, check_processor_kwargs

@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from runtime.api import EngineClient, Metric, QueueFull, SleepLevel
-from server.http.arrival import CALLER
+from server.http.call import CALLER
 from server.http.errors import DeadlineExceeded, ModelFailed, Unavailable
 
 logger = logging.getLogger("oneloop.load")

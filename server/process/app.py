@@ -27,13 +27,12 @@ from server.batches.folder import BatchFolder
 from server.batches.lines import LINE_EXTRA_BYTES, URLS
 from server.batches.runner import BatchRunner
 from server.config.server_config import ServerConfig
-from server.http.auth import Keys, RequireKey, is_loopback, note_caller
-from server.http.cors import CrossOrigin
+from server.http.auth import Keys, RequireKey, is_loopback
+from server.http.call import arrival, note_caller
 from server.http.errors import ErrorShape
-from server.http.head import arrival
-from server.http.hosts import LOOPBACK_NAMES, CheckHost
 from server.http.metrics import HttpStats
 from server.http.middleware import RequestMiddleware
+from server.http.origins import LOOPBACK_NAMES, CheckHost, CrossOrigin
 from server.http.tracing import note_trace
 from server.http.watch import while_waited_for
 from server.models import engines

@@ -1,8 +1,8 @@
-"""Where clients connect: an address, a socket in the file system that only this machine's users reach, or what a service manager
-opened before; and the word to that manager that there is somebody to serve them.
+"""Where clients connect: an address, a Unix socket, or a socket that a service manager opened; TLS; and the notification of that
+manager (sd_notify).
 
-A socket's file outlives a process that was killed. It is removed by the next one that wants the path, if nobody listens there; two
-that start at once do so one after the other, by a lock on the folder. Standard library only."""
+The file of a Unix socket outlives a killed process. The next process that binds the path removes it if nobody listens there; a
+lock on the folder serialises processes that start at the same time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import errno
 import fcntl
 import os
 import socket
+import ssl
 import stat
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+
+from server.config.server_config import ServerConfig
+from server.config.server_options import ConfigError
 
 BACKLOG = 2048
 _PASSED_FD = 3  # SD_LISTEN_FDS_START of sd_listen_fds(3)
@@ -116,3 +120,34 @@ def _remove_stale(path: Path) -> None:
         if client.connect_ex(str(path)) != errno.ECONNREFUSED:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
     path.unlink()
+
+
+def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+    """Return the TLS context of connections, None where they are not secured. Raises ConfigError for unusable files."""
+    if config.ssl_certfile is None:
+        return None
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.set_alpn_protocols(["http/1.1"])
+    made.verify_mode = ssl.VerifyMode(config.ssl_cert_reqs)
+    try:
+        made.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=_no_password)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        key = "" if config.ssl_keyfile is None else f" --ssl-keyfile {config.ssl_keyfile}"
+        raise ConfigError(f"--ssl-certfile {config.ssl_certfile}{key}: {_words(error)}") from None
+    if config.ssl_ca_certs is not None:
+        try:
+            made.load_verify_locations(config.ssl_ca_certs)
+        except OSError as error:
+            raise ConfigError(f"--ssl-ca-certs {config.ssl_ca_certs}: {_words(error)}") from None
+    return made
+
+
+def _no_password() -> str:
+    """Refuse an encrypted key, for which OpenSSL would otherwise ask at the terminal."""
+    raise ValueError("the key is encrypted, and nobody is here to type its password")
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"no certificate and key in PEM that belong together ({error.reason or error})"
+    return getattr(error, "strerror", None) or str(error)

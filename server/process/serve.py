@@ -27,10 +27,8 @@ import uvicorn
 from runtime.api import LoadProgress
 from server.api.service import Service
 from server.config.server_config import ServerConfig
-from server.http import tls
-from server.http.background import switch_quickly
 from server.http.clients import Clients, raise_file_limit
-from server.http.offload import MAX_WAITING, Offload, limit_arenas
+from server.http.offload import MAX_WAITING, Offload, limit_arenas, switch_quickly
 from server.http.protocol import HttpProtocol
 from server.models import engines
 from server.models.lifecycle import Lifecycle, Load, LoadError
@@ -48,7 +46,7 @@ from server.process.ending import (
     leave_at_once,
     leave_within,
 )
-from server.process.listening import tell_manager
+from server.process.listening import tell_manager, tls_context
 
 if TYPE_CHECKING:
     from server.http.tracing import Tracing
@@ -89,7 +87,7 @@ def http_server(service: Service, max_connections: int | None = None) -> HttpSer
     """`max_connections`: where the system allows fewer than the options ask for.
 
     Raises ConfigError for a certificate that cannot be used."""
-    secured = tls.context(service.config)
+    secured = tls_context(service.config)
     clients = Clients(service.config, max_connections)
     service.http_stats.sources.append(clients.metrics)
     return HttpServer(

@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.config.server_config import ServerConfig
 from server.http import logs
-from server.http.background import switch_quickly
-from server.http.offload import limit_arenas
+from server.http.offload import limit_arenas, switch_quickly
 from server.ray.fleet import ServeFleet
 from server.ray.ingress import ingress_app
 from server.ray.options import RayOptions, num_devices

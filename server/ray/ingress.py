@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.config.server_config import ServerConfig
-from server.http.auth import OPERATOR_PATHS, tenant
+from server.http.auth import OPERATOR_PATHS
 from server.http.body import read_bytes
+from server.http.call import tenant
 from server.http.errors import ApiError, ClientLeft, Conflict, ReplicaLost, Unavailable, as_api_error
 from server.http.metrics import HttpStats
 from server.http.watch import ClientWatch

@@ -21,8 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
 from server.http import logs
-from server.http.background import switch_quickly
-from server.http.offload import limit_arenas
+from server.http.offload import limit_arenas, switch_quickly
 from server.models.lifecycle import Report
 from server.models.model import LoadedModel
 from server.process.load import compute_stage, load

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from server.http.arrival import CURRENT_ID
+from server.http.call import CURRENT_ID
 from server.models.defaults import SamplingDefaults
 from server.models.lifecycle import LoadError
 from server.models.model import LoadedModel

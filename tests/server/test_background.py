@@ -9,9 +9,8 @@ import threading
 import pytest
 
 from server.generate.structured import compiler
-from server.http import background
-from server.http.background import NICENESS, SWITCH_S, TURNS_A_STEP, switch_quickly
-from server.http.offload import SHORT_CHARS, Offload
+from server.http import offload
+from server.http.offload import NICENESS, SHORT_CHARS, SWITCH_S, TURNS_A_STEP, Offload, switch_quickly
 
 
 def niceness() -> int:
@@ -33,7 +32,7 @@ async def test_threads_for_texts_and_grammars_give_way_and_no_other_does():
 def test_where_priorities_are_a_process_nobody_gives_way(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(os, "setpriority", None)
-    background.give_way()
+    offload.give_way()
 
 
 def test_the_interpreter_changes_threads_often_and_never_less_often_than_it_did():

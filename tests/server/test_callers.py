@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.http.auth import caller
+from server.http.call import caller
 
 KEY, OTHER, ADMIN = "sk-one", "sk-other", "sk-admin"
 

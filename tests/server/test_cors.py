@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.http.cors import CrossOrigin
+from server.http.origins import CrossOrigin
 from tests.server.conftest import MESSAGES
 
 PAGE, STRANGER = "https://page.example", "https://stranger.example"

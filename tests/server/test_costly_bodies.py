@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http import body, json_values, schema
-from server.http.json_values import Excess, excess
+from server.http import body, schema
+from server.http.body import Excess, excess
 from tests.server.conftest import MESSAGES
 from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER
 from tests.server.test_refusals import error_of
@@ -108,17 +108,15 @@ JSON = st.recursive(
 
 def count(value) -> int:
     inside = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else None
-    names = json_values.NAME_VALUES * len(value) if isinstance(value, dict) else 0
-    return (
-        0 if inside is None else names + json_values.INSIDE_VALUES + max(0, len(inside) - 1) + sum(map(count, inside))
-    )
+    names = body.NAME_VALUES * len(value) if isinstance(value, dict) else 0
+    return 0 if inside is None else names + body.INSIDE_VALUES + max(0, len(inside) - 1) + sum(map(count, inside))
 
 
 @given(value=JSON, piece_bytes=st.integers(1, 20))
 def test_values_are_counted_whatever_the_strings_hold_and_wherever_a_text_is_cut(value, piece_bytes):
     text = json.dumps(value).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_values, "PIECE_BYTES", piece_bytes)
+        patch.setattr(body, "PIECE_BYTES", piece_bytes)
         assert excess(text, count(value), len(text)) is None
         assert count(value) == 0 or excess(text, count(value) - 1, len(text)) is Excess.VALUES
 
@@ -140,7 +138,7 @@ def test_a_name_that_is_too_long_is_seen_wherever_a_text_is_cut(value, long, pie
         [long, {"b": long, "a" * 40: value, "c": [long]}], indent=indent, separators=(",", " : ")
     ).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_values, "PIECE_BYTES", piece_bytes)
+        patch.setattr(body, "PIECE_BYTES", piece_bytes)
         assert excess(text, len(text) * 16, 39 - piece_bytes) is Excess.NAME
         assert excess(text, len(text) * 16, max(40, longest_name(value)) + 2 * piece_bytes) is None
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.http.errors import Field, InvalidRequest
-from server.http.field_names import FieldNames
+from server.http.errors import Field, FieldNames, InvalidRequest
 from tests.server.test_refusals import error_of
 
 NAMES = FieldNames({"messages": "input", "response_format": "text.format", "response_format.json_schema": "text"})

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from server.http import logs
-from server.http.arrival import CURRENT_ID
+from server.http.call import CURRENT_ID
 from tests.fake_runner import FakeRunner
 from tests.runtime.test_engine import engine_on, request, turns
 from tests.server.conftest import MESSAGES

@@ -15,7 +15,7 @@ from server.api.pooling import answers, run
 from server.generate import allowed_ids, preprocess
 from server.generate.sampling import check_token_ids
 from server.http import offload as module
-from server.http.arrival import CALLER
+from server.http.call import CALLER
 from server.http.errors import TooManyRequests
 from server.http.offload import LONG_CHARS, SHORT_CHARS, GiveBack, Offload
 from server.models import text_pieces

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.api import ContextTooLong, EngineStopped, LoadProgress, QueueFull
-from server.http.noted import NotedOnce
+from server.http.middleware import NotedOnce
 from server.models.text_pieces import PIECE_CHARS
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import VOCAB_SIZE

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from runtime.api import QueueFull, SleepLevel
-from server.http.arrival import CALLER
+from server.http.call import CALLER
 from server.http.errors import DeadlineExceeded, ModelFailed, Unavailable
 from server.models.lifecycle import Lifecycle
 from server.models.swaps import visiting

@@ -20,9 +20,9 @@ from server.generate.collect import collect_transcripts
 from server.generate.conversation import chat_ids
 from server.generate.start import start
 from server.generate.transcript import Call, Part
-from server.http.body import body_cost, json_response, read_request
-from server.http.head import arrival, request_id
-from server.http.noted import note_ignored
+from server.http.answers import json_response
+from server.http.body import body_cost, read_request
+from server.http.call import arrival, note_ignored, request_id
 from server.http.sse import EventStream
 from server.http.watch import ClientWatch, while_waited_for
 from server.models import lookup

@@ -29,7 +29,7 @@ from server.generate.request import (
     Shown,
     ToolChoice,
 )
-from server.http.field_names import FieldNames
+from server.http.errors import FieldNames
 from server.models.prompt import ChatTemplate
 
 # Variables by which templates switch reasoning on.

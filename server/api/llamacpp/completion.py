@@ -18,12 +18,10 @@ from server.generate.collect import collect
 from server.generate.generation import Generation
 from server.generate.start import start
 from server.generate.timings import Timings
-from server.http.body import body_cost, json_response, long_json_response, read_request
-from server.http.errors import Unavailable
-from server.http.field_names import FieldNames
-from server.http.head import arrival, request_id
-from server.http.noted import note_ignored
-from server.http.query import read_query
+from server.http.answers import json_response, long_json_response
+from server.http.body import body_cost, read_query, read_request
+from server.http.call import arrival, note_ignored, request_id
+from server.http.errors import FieldNames, Unavailable
 from server.http.sse import EventStream
 from server.http.watch import ClientWatch
 from server.models import lookup

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 from server.api.llamacpp import request_types
 from server.generate.constraint import json_schema, rules
 from server.generate.request import GenerateRequest, Infill, OutputConstraint, Prompts, Sampling, Shown
-from server.http.errors import InvalidRequest
-from server.http.field_names import FieldNames
+from server.http.errors import FieldNames, InvalidRequest
 
 _SHARED_NAMES: Final = {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "n": "n_cmpl"}
 NAMES: Final = FieldNames(_SHARED_NAMES)

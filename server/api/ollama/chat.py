@@ -16,11 +16,10 @@ from server.generate.collect import collect
 from server.generate.start import start
 from server.generate.timings import Timings
 from server.generate.transcript import Transcript
-from server.http.body import body_cost, json_response, read_request
-from server.http.errors import InvalidRequest
-from server.http.field_names import FieldNames
-from server.http.head import arrival, request_id
-from server.http.noted import note_ignored
+from server.http.answers import json_response
+from server.http.body import body_cost, read_request
+from server.http.call import arrival, note_ignored, request_id
+from server.http.errors import FieldNames, InvalidRequest
 from server.http.sse import JsonLineStream
 from server.http.watch import ClientWatch
 from server.models.model import LoadedModel

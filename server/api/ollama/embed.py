@@ -17,9 +17,8 @@ from server.api.route import GENERATION_REFUSALS, JSON, Operation, route
 from server.api.service import Service
 from server.generate.request import Truncation
 from server.http.body import body_cost, read_request
+from server.http.call import arrival, note_ignored
 from server.http.errors import Field
-from server.http.head import arrival
-from server.http.noted import note_ignored
 
 
 @route(

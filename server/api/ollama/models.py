@@ -16,7 +16,8 @@ from server.api.ollama.request_types import LATEST
 from server.api.route import BODY_REFUSALS, JSON, Operation, Route, route
 from server.api.service import Service
 from server.config.server_config import ServerConfig
-from server.http.body import json_response, read_request
+from server.http.answers import json_response
+from server.http.body import read_request
 from server.http.errors import InvalidRequest
 from server.models import lookup
 from server.models.model import LoadedModel

@@ -20,8 +20,7 @@ from server.generate.request import (
     Sampling,
     Shown,
 )
-from server.http.errors import InvalidRequest
-from server.http.field_names import FieldNames
+from server.http.errors import FieldNames, InvalidRequest
 from server.media.part import Base64, MediaPart
 from server.models.model import LoadedModel
 

@@ -14,9 +14,9 @@ from server.batches.pages import page
 from server.batches.request_types import BATCH, CreateBatch, ListQuery
 from server.batches.runner import BatchRunner
 from server.batches.store import StoredBatch
-from server.http.body import json_response, read_request
+from server.http.answers import json_response
+from server.http.body import read_query, read_request
 from server.http.errors import BatchesOff, InvalidRequest
-from server.http.query import read_query
 
 BATCH_ID = {"batch_id": "The id of a batch"}
 

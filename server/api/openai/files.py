@@ -18,11 +18,10 @@ from server.batches.pages import page
 from server.batches.request_types import ListFilesQuery, expires_after, is_expiry
 from server.batches.runner import BatchRunner
 from server.config.server_config import ServerConfig
-from server.http.auth import caller_key, is_admin
-from server.http.body import json_response
+from server.http.answers import json_response
+from server.http.body import read_query
+from server.http.call import caller_key, is_admin, note_ignored
 from server.http.errors import BatchesOff, InvalidRequest, clip
-from server.http.noted import note_ignored
-from server.http.query import read_query
 from server.http.upload import Upload, read_upload
 
 MAX_FILENAME = 255

@@ -18,9 +18,8 @@ from server.api.service import Service
 from server.generate.collect import collect_transcripts
 from server.generate.request import GenerateRequest
 from server.generate.start import start
-from server.http.body import json_response, long_json_response
-from server.http.head import arrival
-from server.http.noted import note_ignored
+from server.http.answers import json_response, long_json_response
+from server.http.call import arrival, note_ignored
 from server.http.sse import EventStream
 from server.http.watch import ClientWatch, while_waited_for
 from server.models.model import LoadedModel

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from runtime.api import Adapter
 from server.api.route import JSON, Operation, route
 from server.api.service import Service
-from server.http.body import json_response
+from server.http.answers import json_response
 from server.http.errors import ModelNotFound
 from server.http.schema import Json
 from server.models.model import LoadedModel

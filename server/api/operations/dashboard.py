@@ -14,9 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.api.route import EVENTS, HTML, JSON, Operation, route
 from server.api.service import Service
 from server.http import pages
-from server.http.body import json_response
+from server.http.answers import json_response
+from server.http.body import read_query
 from server.http.errors import TextsNotFound, clip
-from server.http.query import read_query
+from server.http.sse import event_source
 from server.models.feed import Feed
 from server.models.texts import Texts
 
@@ -77,7 +78,5 @@ class _FeedResponse:
         self._ping_interval_s = ping_interval_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from server.http.event_source import EventSource  # few watch, and nobody else shall pay
-
         with self._feed.watching() as watch:
-            await EventSource(watch, self._ping_interval_s)(scope, receive, send)
+            await event_source(watch, self._ping_interval_s)(scope, receive, send)

@@ -15,7 +15,8 @@ from starlette.responses import Response
 from runtime.api import AdapterClient, AdapterRefused
 from server.api.route import BODY_REFUSALS, JSON, Operation, route
 from server.api.service import Service
-from server.http.body import json_response, read_request
+from server.http.answers import json_response
+from server.http.body import read_request
 from server.http.errors import AdaptersOff, InvalidRequest, ModelNotFound, clip
 from server.http.schema import Wire
 from server.models.adapters import MAX_NAME, folder_below

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from server.api.route import BODY_REFUSALS, JSON, Operation, route
 from server.api.service import Service
 from server.http import logs
-from server.http.body import json_response, read_request
+from server.http.answers import json_response
+from server.http.body import read_request
 from server.http.errors import InvalidRequest, WrongContentType
 from server.http.schema import RequestId, Wire
 from server.models import engines

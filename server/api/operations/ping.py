@@ -8,7 +8,7 @@ from starlette.responses import Response
 from server.api.operations.health import Health
 from server.api.route import JSON, Operation, Route
 from server.api.service import Service
-from server.http.body import json_response
+from server.http.answers import json_response
 
 
 async def _ping(service: Service, http: Request) -> Response:

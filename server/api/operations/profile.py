@@ -17,7 +17,8 @@ from server.api.operations.operate import check_origin
 from server.api.route import BODY_REFUSALS, JSON, Operation, route
 from server.api.service import Service
 from server.config.server_config import ServerConfig
-from server.http.body import json_response, read_request
+from server.http.answers import json_response
+from server.http.body import read_request
 from server.http.errors import Conflict
 from server.http.schema import Wire
 

@@ -13,9 +13,9 @@ from runtime.api import EngineClient, SleepError, SleepLevel
 from server.api.operations.operate import BODILESS, check_origin
 from server.api.route import JSON, Operation, route
 from server.api.service import Service
-from server.http.body import json_response
+from server.http.answers import json_response
+from server.http.body import read_query
 from server.http.errors import Unavailable
-from server.http.query import read_query
 from server.http.watch import while_waited_for
 from server.models import engines
 

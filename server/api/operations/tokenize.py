@@ -13,7 +13,8 @@ from server.api.route import BODY_REFUSALS, JSON, Operation, route
 from server.api.service import Service
 from server.generate.conversation import chat_ids
 from server.generate.preprocess import PIECE, PROMPT, check_ids, max_tokens_of_text, text_ids
-from server.http.body import body_cost, json_response, long_json_response, read_request
+from server.http.answers import json_response, long_json_response
+from server.http.body import body_cost, read_request
 from server.http.errors import Field, InvalidRequest
 from server.http.offload import Pieces
 from server.http.schema import Json

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from server.api.route import JSON, Operation, route
 from server.api.service import Service
-from server.http.body import json_response
+from server.http.answers import json_response
 
 
 class TokenizerInfo(Struct):

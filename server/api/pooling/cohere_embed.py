@@ -12,8 +12,8 @@ from server.api.pooling.pooled import pooled_for, written
 from server.api.route import GENERATION_REFUSALS, JSON, Operation, Route
 from server.api.service import Service
 from server.http.body import body_cost, read_request
-from server.http.field_names import FieldNames
-from server.http.noted import note_ignored
+from server.http.call import note_ignored
+from server.http.errors import FieldNames
 from server.models import lookup
 
 NAMES = FieldNames({"truncate_prompt_tokens": "max_tokens"})

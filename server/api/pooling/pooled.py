@@ -12,8 +12,8 @@ from server.api.pooling.request import PoolingRequest
 from server.api.pooling.run import Pooled, pooled
 from server.api.pooling.vectors import chunks
 from server.api.service import Service
-from server.http.chunked import ChunkedJson
-from server.http.head import arrival, request_id
+from server.http.answers import ChunkedJson
+from server.http.call import arrival, request_id
 from server.http.watch import while_waited_for
 from server.models.model import LoadedModel
 

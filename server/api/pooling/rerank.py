@@ -13,7 +13,8 @@ from server.api.pooling.pooled import pooled_for
 from server.api.pooling.prepare import of_rerank
 from server.api.route import GENERATION_REFUSALS, JSON, Operation, Route
 from server.api.service import Service
-from server.http.body import body_cost, json_response, read_request
+from server.http.answers import json_response
+from server.http.body import body_cost, read_request
 from server.http.schema import Json
 from server.models import lookup
 

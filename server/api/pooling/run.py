@@ -18,10 +18,10 @@ from server.config.server_config import ServerConfig
 from server.generate.generation import FAILED, failure_of
 from server.generate.long_prompt import prepared
 from server.generate.terms import Terms
-from server.http.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
+from server.http.call import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.http.errors import Aborted, InvalidRequest
-from server.http.gather import gather_or_cancel
 from server.http.offload import Offload
+from server.http.watch import gather_or_cancel
 from server.models.model import LoadedModel
 
 LANES = 8

@@ -23,9 +23,8 @@ from server.api.responses.store import ResponseStore
 from server.api.service import Service
 from server.generate.collect import collect_transcripts
 from server.generate.start import start
+from server.http.call import arrival, note_ignored
 from server.http.errors import ContextLengthExceeded
-from server.http.head import arrival
-from server.http.noted import note_ignored
 from server.http.watch import ClientWatch
 from server.models.model import LoadedModel
 

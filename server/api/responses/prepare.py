@@ -28,11 +28,9 @@ from server.generate.conversation import chat_ids
 from server.generate.generation import Generation
 from server.generate.request import Chat, GenerateRequest
 from server.generate.start import start
-from server.http.auth import caller_key, is_admin
 from server.http.body import body_cost
+from server.http.call import arrival, caller_key, is_admin, note_ignored
 from server.http.errors import ContextLengthExceeded, InvalidRequest
-from server.http.head import arrival
-from server.http.noted import note_ignored
 from server.models.model import LoadedModel
 
 

@@ -15,7 +15,7 @@ from server.generate.request import (
     Sampling,
     Shown,
 )
-from server.http.field_names import FieldNames
+from server.http.errors import FieldNames
 from server.http.schema import JsonObject
 
 _SAMPLING: Final = (

@@ -22,11 +22,11 @@ from server.api.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, H
 from server.api.service import Service
 from server.config.server_config import ServerConfig
 from server.generate.collect import collect
-from server.http.body import json_response, read_request
+from server.http.answers import json_response
+from server.http.body import read_query, read_request
 from server.http.errors import InvalidRequest, UnsupportedParameter, clip
-from server.http.query import read_query
 from server.http.schema import Name
-from server.http.sse import EventStream
+from server.http.sse import EventStream, event_source
 from server.http.watch import ClientWatch, while_waited_for
 from server.models import lookup
 
@@ -185,10 +185,8 @@ async def _stop(entry: Entry) -> None:
 
 
 def _replay(service: Service, entry: Entry, first: int) -> ASGIApp:
-    from server.http.event_source import EventSource  # few ask, and nobody else shall pay
-
     assert entry.events is not None, "who asks has looked"
-    return EventSource(Replay(entry.events, first, entry.ongoing), service.config.ping_interval)
+    return event_source(Replay(entry.events, first, entry.ongoing), service.config.ping_interval)
 
 
 def _json(body: bytes) -> Response:

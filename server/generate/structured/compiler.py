@@ -25,10 +25,9 @@ from runtime.api import ConstraintError, MatcherFactory, TokenMatcher
 from server.generate.structured.closing import may_repeat
 from server.generate.structured.grammar import GrammarError, JsonSchema
 from server.generate.structured.unique_keys import TokenIndex, UniqueKeys
-from server.http.arrival import CALLER
-from server.http.background import give_way
+from server.http.call import CALLER
 from server.http.errors import TooManyRequests, clip
-from server.http.offload import GiveBack
+from server.http.offload import GiveBack, give_way
 from server.models.model import Grammar
 from server.models.tokenizer import Tokenizer
 

@@ -10,9 +10,8 @@ import pytest
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import encode
 
-from server.http import long_json
-from server.http.long_json import MAX_DEPTH, NUMBERS, RECORDS, let_go, written
-from server.http.release import AT_ONCE, release
+from server.http import answers
+from server.http.answers import MAX_DEPTH, NUMBERS, RECORDS, let_go, release, written
 
 TABLE = {"logprob": -1.5, "rank": 1, "decoded_token": '"ü\n'}
 
@@ -65,7 +64,7 @@ def test_no_piece_of_an_answer_has_many_log_probabilities_or_tokens(monkeypatch)
         sizes.append(len(value) if isinstance(value, list) else 1)
         return orjson.dumps(value)
 
-    monkeypatch.setattr(long_json, "encode", noted)
+    monkeypatch.setattr(answers, "encode", noted)
     written(answer(10 * RECORDS))
     assert max(sizes) == RECORDS
     written({"tokens": [1] * (2 * NUMBERS)})
@@ -88,9 +87,9 @@ def test_what_was_written_is_let_go_of_piece_by_piece():
             super().__delitem__(index)
             freed.append(before - len(self))
 
-    watched = Watched({"a": 1} for _ in range(2 * AT_ONCE + 5))
+    watched = Watched({"a": 1} for _ in range(2 * RECORDS + 5))
     release(watched)
-    assert freed == [AT_ONCE, AT_ONCE, 5]
+    assert freed == [RECORDS, RECORDS, 5]
     body = {"choices": [{"logprobs": [Entry(a=number) for number in range(3 * RECORDS)], "token_ids": [1, 2, 3]}]}
     entry = weakref.ref(body["choices"][0]["logprobs"][0])
     let_go(body)

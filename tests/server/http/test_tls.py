@@ -13,7 +13,7 @@ import pytest
 from server.cli import health
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
-from server.http import tls
+from server.process import listening
 from tests.server.conftest import MESSAGES
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
@@ -99,10 +99,10 @@ def test_files_that_are_no_certificate_are_named(own, tmp_path):
         ((str(broken), None), "broken.pem"), ((own[0], other[1]), "belong together"), (encrypted, "encrypted"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=words):
-            tls.context(ServerConfig(ssl_certfile=files[0], ssl_keyfile=files[1]))
+            listening.tls_context(ServerConfig(ssl_certfile=files[0], ssl_keyfile=files[1]))
     with pytest.raises(ConfigError, match="--ssl-ca-certs"):
-        tls.context(ServerConfig(ssl_certfile=own[0], ssl_keyfile=own[1], ssl_ca_certs=str(broken)))
-    assert tls.context(ServerConfig()) is None
+        listening.tls_context(ServerConfig(ssl_certfile=own[0], ssl_keyfile=own[1], ssl_ca_certs=str(broken)))
+    assert listening.tls_context(ServerConfig()) is None
 
 
 @pytest.mark.parametrize(

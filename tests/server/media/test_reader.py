@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from server.config.server_config import ServerConfig
-from server.http.arrival import TENANT
+from server.http.call import TENANT
 from server.http.errors import InvalidMedia, InvalidRequest, TooManyRequests
 from server.media import decode
 from server.media import reader as reading

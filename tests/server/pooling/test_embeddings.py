@@ -13,7 +13,7 @@ import pytest
 from server.api.pooling import request as core
 from server.api.pooling import run, vectors
 from server.api.pooling.api_types import Embeddings
-from server.http.chunked import ChunkedJson
+from server.http.answers import ChunkedJson
 from server.models.pooling import Prompts
 from tests.server.conftest import MESSAGES
 from tests.server.pooling.embedders import (

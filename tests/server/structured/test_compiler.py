@@ -14,7 +14,7 @@ from runtime.api import ConstraintError
 from server.generate.structured import compiler
 from server.generate.structured.compiler import Grammars
 from server.generate.structured.grammar import Choice, GrammarError, JsonSchema, Regex, Rules
-from server.http.arrival import CALLER
+from server.http.call import CALLER
 from server.http.errors import TooManyRequests
 from server.http.offload import GiveBack
 from tests.server.smollm2 import ours

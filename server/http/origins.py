@@ -1,23 +1,67 @@
-"""CORS: which web pages of other origins a browser lets read our answers.
+"""Hosts and CORS: the names by which a server may be called, and the web pages that may read its answers.
 
-Two layers, since a preflight should have its id and its line in the log like everything else, while the headers belong on
-every answer, errors included: `CrossOrigin.around` goes outside the layer that turns errors into answers,
-`CrossOrigin.preflights` inside it and before keys, which a browser never sends with a preflight. Only the start of an answer is
-looked at: bodies of streams go past, by scope["send_body"]. Starlette's CORSMiddleware stands in the way of every chunk."""
+A page of another site can point its own name at this machine's address (DNS rebinding). A browser then takes the server for a
+part of that site, and neither CORS nor content types protect it, but the Host header still carries the name. A server that only
+this machine reaches therefore answers to localhost and to addresses, which nobody can rebind, and to names that options add."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.http.errors import OriginNotAllowed
+from server.http.errors import BadHost, HostNotAllowed, OriginNotAllowed
 
+LOOPBACK_NAMES = ("localhost", "*.localhost")
 MAX_AGE_S = 600  # how long a browser may remember a preflight
 EXPOSED = b"x-request-id, request-id, retry-after, x-ignored-fields"  # what scripts may read beside the body
 _FIELD_NAMES = re.compile(rb"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
 Headers = list[tuple[bytes, bytes]]
+
+
+class CheckHost:
+    """The layer that refuses requests for other hosts. `allowed`: names, "*.name" for all below one, or "*"; addresses always
+    are."""
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        self._app = app
+        self._any = "*" in allowed
+        self._names = frozenset(name.lower() for name in allowed if not name.startswith("*"))
+        self._below = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._check(scope)
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        """Raises BadHost or HostNotAllowed."""
+        given = [value for name, value in scope["headers"] if name == b"host"]
+        if len(given) != 1:
+            if given or scope["http_version"] == "1.1":
+                raise BadHost(len(given))
+            return  # HTTP/1.0 need not say
+        if not self._any and not self.allows(given[0].decode("latin-1")):
+            raise HostNotAllowed(given[0].decode("latin-1"))
+
+    def allows(self, host: str) -> bool:
+        """Whether a Host header may be so: a name or an address, with or without a port."""
+        name = _without_port(host.strip().lower()).removesuffix(".")
+        return name in self._names or name.endswith(self._below) or _is_address(name)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() and (name.endswith("]") or ":" not in name) else host
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+    except ValueError:
+        return False
+    return True
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes | None:
@@ -29,7 +73,11 @@ def _header(scope: Scope, wanted: bytes) -> bytes | None:
 
 
 class CrossOrigin:
-    """`origins`: as browsers spell them ("https://example.com"), or "*" alone. `methods`: those of the routes."""
+    """Two layers, since a preflight needs its id and its line in the log, while the headers belong on every answer, errors
+    included: `around` goes outside the layer that turns errors into answers, `preflights` inside it and before keys, which a
+    browser never sends with a preflight. Chunks of streams bypass both, where Starlette's CORSMiddleware looks at each.
+
+    `origins`: as browsers spell them ("https://example.com"), or "*" alone. `methods`: those of the routes."""
 
     def __init__(self, origins: Collection[str], *, credentials: bool, methods: Collection[str]) -> None:
         self._any = "*" in origins

@@ -1,20 +1,46 @@
-"""JSON of what is long: written piece by piece, and let go of piece by piece.
+"""JSON responses: short ones, long ones, and ones that are sent in chunks.
 
-Both are else one call that keeps the interpreter to itself: 45,000 log-probabilities take 5 ms to write and 8 to free, for which
-every stream would wait, whichever thread does it. Between two pieces others have their turn."""
+Writing or freeing a long list is one call that holds the interpreter: 45,000 log-probabilities take 5 ms to write and 8 ms to
+free, whichever thread does it, and every stream waits. Long values are therefore written and freed in pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import UNSET, Struct
 from msgspec.json import encode
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from server.http.release import AT_ONCE, release
-
-RECORDS, NUMBERS = AT_ONCE, 4096  # elements of a list that are a piece: objects and lists, or numbers and texts
+RECORDS, NUMBERS = 64, 4096  # elements of a list per piece: objects and lists, or numbers and texts
 MAX_DEPTH = 6  # of lists that may be long: an answer's choices' log-probabilities' content, and one more
+
+
+def json_response(body: object, status: int = 200) -> Response:
+    return Response(encode(body), status, media_type="application/json")
+
+
+def long_json_response(body: object) -> Response:
+    """Build the response piece by piece, for use on a thread, and empty the long lists of `body`."""
+    content = written(body)
+    let_go(body)
+    return Response(content, media_type="application/json")
+
+
+class ChunkedJson:
+    """A plain ASGI response of `chunks`. Each is sent once the previous one has left, so a large body is never copied whole."""
+
+    def __init__(self, chunks: Sequence[bytes]) -> None:
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        length = str(sum(map(len, self._chunks))).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        last = len(self._chunks) - 1
+        for number, chunk in enumerate(self._chunks):
+            await send({"type": "http.response.body", "body": chunk, "more_body": number < last})
 
 
 def written(body: object) -> bytes:
@@ -87,3 +113,9 @@ def let_go(body: Any, depth: int = MAX_DEPTH) -> None:
             release(body)
         for inside in body:
             let_go(inside, depth - 1)
+
+
+def release(values: list[Any]) -> None:
+    """Empty a list in pieces, between which other threads can run."""
+    while values:
+        del values[-RECORDS:]
