@@ -17,11 +17,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import pytest
 import torch
 from _pytest.faulthandler import fault_handler_stderr_fd_key  # the only stderr that is not captured
+from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is decorated
 
 TESTS = Path(__file__).parent
+# On a push the same examples each time; nightly, by `--hypothesis-profile nightly`, many and others each time.
+_ANY_SPEED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("push", max_examples=40, derandomize=True, deadline=None, suppress_health_check=_ANY_SPEED)
+settings.register_profile("nightly", max_examples=400, print_blob=True, deadline=None, suppress_health_check=_ANY_SPEED)
+settings.load_profile("push")
 # What takes more than its share of a minute of CPU: kernels by an interpreter, models beside transformers, processes, fuzzing.
 SLOW = (
     "ops/", "equality/", "e2e/", "runtime/models/", "runtime/platform/", "runtime/runner/", "runtime/sample/", "runtime/weights/",
@@ -81,8 +87,6 @@ LEFT_OUT = LeftOut()
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What is loaded now stays, and nobody goes through it again: each of some hundred collections would take half a second."""
-    import hypothesis  # noqa: F401  # which asks the collector who knows its sources of random numbers, when it is imported
-
     gc.collect()
     gc.freeze()
 

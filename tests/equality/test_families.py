@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.config import EngineConfig, WeightPolicy
@@ -495,7 +495,7 @@ def test_greedy_tokens_equal_transformers(case):
 
 
 @pytest.mark.parametrize("case", ["mistral", "gpt-oss", "deepseek v3", "gemma 3"], indirect=True)
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8)
 @given(
     share=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     longest=st.integers(1, 9),

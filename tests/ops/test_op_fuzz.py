@@ -5,7 +5,7 @@ from __future__ import annotations
 import gguf
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ops
@@ -14,9 +14,7 @@ from ops.gemm.native import BLOCK_TYPES
 from ops.kv.int8_entries import from_int8_entries, to_int8_entries
 from tests.ops.test_op_block_linear import random_rows, rounded
 
-FUZZ = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
-)
+FUZZ = settings(max_examples=25)
 
 
 @FUZZ

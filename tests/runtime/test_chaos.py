@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -387,9 +387,7 @@ def _no_tracebacks():
 
 
 TestChaos = Chaos.TestCase
-TestChaos.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
-)
+TestChaos.settings = settings(stateful_step_count=40)
 
 
 @pytest.mark.parametrize("after", range(8))

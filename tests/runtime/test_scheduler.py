@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.api import FinishReason, Request, SamplingParams
@@ -552,7 +552,6 @@ def test_a_budget_that_cannot_serve_all_rows_is_refused():
         SchedulerLimits(8, 8, frozenset())
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
     spare_blocks=st.integers(0, 32),

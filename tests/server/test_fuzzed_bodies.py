@@ -70,7 +70,6 @@ def refusal(wire, body: bytes, ignored: list[str] | None) -> ApiError | None:
 
 @pytest.mark.parametrize("path", ALL_WIRES)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_a_decoder_raises_what_clients_can_read_and_nothing_else(path, data):
     fields = data.draw(st.dictionaries(st.sampled_from(fields_of(path)), VALUES, max_size=4))
     body = json.dumps({**ALL_BODIES[path], **fields}).encode()
@@ -80,7 +79,6 @@ def test_a_decoder_raises_what_clients_can_read_and_nothing_else(path, data):
 
 
 @given(text=st.binary(max_size=60) | st.text('{}[]",:\\u0e1', max_size=60).map(str.encode))
-@settings(max_examples=60, deadline=None)
 def test_what_is_no_json_is_no_exception_but_an_answer(text):
     for each in ALL_WIRES.values():
         error = refusal(each, text, [])
@@ -93,7 +91,7 @@ def bodies() -> dict[str, list[dict]]:
     found: dict[str, list[dict]] = {path: [] for path in ALL_BODIES}
 
     @given(data=st.data())
-    @settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     def draw(data):
         for path, drawn in found.items():
             fields = data.draw(st.dictionaries(st.sampled_from(fields_of(path)), VALUES, min_size=1, max_size=2))

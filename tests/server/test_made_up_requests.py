@@ -23,11 +23,8 @@ OPERATIONS = [
     for result in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()
     if (operation := result.ok()).path != ENDLESS
 ]
-bounded = settings(
-    max_examples=3, deadline=None, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large,
-                           HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+pytestmark = pytest.mark.hypothesis  # nightly by its profile, too
+bounded = settings(max_examples=settings.default.max_examples // 13, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

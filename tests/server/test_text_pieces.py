@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
@@ -81,7 +81,6 @@ def test_which_tokenizers_let_a_text_be_cut():
 
 @pytest.mark.parametrize("name", BACKENDS)
 @given(text=TEXTS, num_chars=st.integers(1, 20))
-@settings(max_examples=60, deadline=None)
 def test_pieces_give_the_ids_of_the_whole(name, text, num_chars):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_pieces, "PIECE_CHARS", num_chars)

@@ -104,7 +104,7 @@ CONTENTS = st.lists(st.sampled_from(HOSTILE), max_size=6).map("".join)
 
 @pytest.mark.parametrize(("kind", "name"), [*itertools.product(TOKENIZERS, TEMPLATES)])
 @given(contents=st.tuples(CONTENTS, CONTENTS, CONTENTS))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_no_text_adds_a_control_token_to_what_a_template_writes(kind, name, contents):
     tokenizer, source = TOKENIZERS[kind], TEMPLATES[name]
     roles = ("user", "assistant", "user")
@@ -132,7 +132,7 @@ def test_without_special_tokens_ids_are_those_of_the_rendered_text(kind, name):
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(text=CONTENTS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_aliases_alone_change_no_id(kind, text):
     """The second tokenizer is the first, but for the names of its control tokens: spaces around them, too."""
     tokenizer = TOKENIZERS[kind]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.api import FinishReason, MediaItem, Request, SamplingParams, beside_pictures
@@ -309,7 +309,6 @@ parts = st.lists(
 
 
 @given(prompts=st.lists(parts, min_size=1, max_size=6), data=st.data())
-@settings(max_examples=150, deadline=None)
 def test_whatever_comes_every_row_finds_what_it_needs_and_all_come_to_an_end(prompts, data):
     whole = data.draw(st.booleans())
     scheduler = make(
@@ -322,7 +321,6 @@ def test_whatever_comes_every_row_finds_what_it_needs_and_all_come_to_an_end(pro
 
 
 @given(prompts=st.lists(parts, min_size=1, max_size=6), data=st.data())
-@settings(max_examples=50, deadline=None)
 def test_prompts_whose_tokens_see_each_other_are_computed_at_once_and_all_come_to_an_end(prompts, data):
     """However little room there is: as much as one of them needs."""
     scheduler = make(

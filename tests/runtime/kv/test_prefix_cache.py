@@ -6,7 +6,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.kv.block_pool import MANY
@@ -36,7 +36,6 @@ def filled(groups, names: list[BlockHash]) -> tuple[PrefixCache, list[list[tuple
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_a_match_is_the_longest_prefix_of_which_all_is_there_that_is_seen(groups, data):
     names = [BlockHash(bytes([number])) for number in range(24)]
     cache, entries = filled(groups, names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from bisect import insort
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.api import Adapter, Request, SamplingParams
@@ -242,7 +242,6 @@ def test_metrics_count_places_and_label_no_more_adapters_than_a_bound():
     assert found["lora_requests"][(("adapter", "others"),)] == 72
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     num_adapters=st.integers(1, 6),
     max_loras=st.integers(1, 3),

@@ -101,7 +101,7 @@ def test_drafts_never_cost_more_than_they_bring(device, streams, chance):
     base=st.floats(0.5, 20), token=st.floats(0.001, 3), drafts=st.floats(0, 5), launch=st.floats(0, 2),
     streams=st.sampled_from([1, 2, 5, 16]), chance=st.floats(0, 1), most=st.integers(1, 16),
 )  # fmt: skip
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 def test_on_any_device_at_any_load_they_cost_next_to_nothing(base, token, drafts, launch, streams, chance, most):
     device = Device(base, token, 1e-4, 1e-6, drafts=drafts, launch=min(launch, base / 4))
     gain, _ = faster(device, streams, chance, most)

@@ -6,7 +6,7 @@ import struct
 import gguf as gguf_package
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.weights.gguf import GgufFile, GgufTensor
@@ -160,7 +160,6 @@ def test_cut_off_anywhere_it_is_an_error_and_nothing_else(write):
             GgufFile(write(content[:length]))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4))
 def test_whatever_bytes_are_changed_it_reads_or_refuses(write, changes):
     content = bytearray(example()[0])

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -104,7 +104,6 @@ def test_a_broken_file_is_refused_by_name(tmp_path, content):
         SafetensorsCheckpoint(tmp_path)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 160), new=st.binary(min_size=1, max_size=6))
 def test_whatever_bytes_are_changed_it_reads_or_refuses(tmp_path, at, new):
     path = tmp_path / "model.safetensors"

@@ -9,7 +9,8 @@ import math
 import re
 from itertools import pairwise
 
-from hypothesis import HealthCheck, example, given, settings
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from server.http.protocol import Phase
@@ -32,10 +33,8 @@ WORDS = (
     b"\r\n", b"\r\n\r\n", b"\n", b"\0", b":", b" ", b"0\r\n", b"ffffffffffffffff\r\n", b"Content-Length: 5\r\n", b"HTTP/1.1",
     b"Transfer-Encoding: chunked\r\n", b"Host: localhost\r\n", b"Connection: close\r\n", b"PRI * HTTP/2.0\r\n\r\n",
 )  # fmt: skip
-bounded = settings(
-    max_examples=120, deadline=None, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+
+pytestmark = pytest.mark.hypothesis  # nightly by its profile, too
 
 
 async def exchange(server, pieces: list[bytes], *, ends_by_itself: bool) -> bytes:
@@ -78,7 +77,6 @@ def test_answers_do_not_depend_on_how_bytes_are_cut(lasting):
         len(found) == (1 if b"HTTP/1.0" in message else 2 + len(behind)) for (message, *behind), found in whole.items()
     )
 
-    @bounded
     @given(st.sampled_from(sorted(whole)), st.lists(st.integers(0, 10_000), max_size=12))
     def check(messages, at):
         pieces = cut(b"".join(messages) + LAST, at)
@@ -102,7 +100,6 @@ def broken(draw) -> bytes:
 def test_broken_framing_ends_every_connection_and_hurts_nobody(lasting):
     runner, server = lasting
 
-    @bounded
     @given(broken(), st.lists(st.integers(0, 10_000), max_size=4))
     @example(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 3000, [])
     @example(b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n" + GET, [])

@@ -8,7 +8,7 @@ import re
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.api.responses import input_items
@@ -56,7 +56,6 @@ FIELDS = [field.name for field in msgspec.structs.fields(type(RESPONSES.decode(b
 
 
 @given(st.lists(ITEM, max_size=4))
-@settings(max_examples=60, deadline=None)
 def test_items_are_read_or_refused(items):
     with contextlib.suppress(ApiError):
         found = [item for item in input_items.read(items) if not isinstance(item, input_items.ItemReference)]
@@ -66,7 +65,6 @@ def test_items_are_read_or_refused(items):
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
-@settings(max_examples=60, deadline=None)
 def test_fields_are_read_or_refused_as_the_client_s_fault_and_by_name(fields):
     body, refusal, made = {"input": "Hi", **fields}, None, None
     try:

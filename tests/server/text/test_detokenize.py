@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -54,7 +54,6 @@ any_ids = st.lists(st.integers(0, 10**6), max_size=40)
 
 @pytest.mark.parametrize("name", MADE)
 @given(numbers=any_ids, places=cuts, skip=st.booleans())
-@settings(max_examples=150, deadline=None)
 def test_random_ids_in_random_feeds_give_what_decode_gives(name, numbers, places, skip):
     tokenizer = made(name)
     ids = [number % past_the_end(tokenizer) for number in numbers]  # special, invalid and padded ids included
@@ -64,7 +63,6 @@ def test_random_ids_in_random_feeds_give_what_decode_gives(name, numbers, places
 
 @pytest.mark.parametrize("name", MADE)
 @given(numbers=any_ids, places=cuts)
-@settings(max_examples=40, deadline=None)
 def test_special_tokens_to_be_kept_are_text_and_the_others_are_not(name, numbers, places):
     tokenizer = made(name)
     special = sorted(table(name).special_ids)
@@ -89,7 +87,6 @@ def test_special_tokens_to_be_kept_are_text_and_the_others_are_not(name, numbers
     places=cuts,
     skip=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
 def test_runs_of_byte_tokens_give_what_decode_gives(name, parts, places, skip):
     tokenizer = made(name)
     tokens = [
@@ -103,7 +100,6 @@ def test_runs_of_byte_tokens_give_what_decode_gives(name, parts, places, skip):
 
 
 @given(data=st.binary(max_size=24), places=cuts)
-@settings(max_examples=250, deadline=None)
 def test_any_bytes_in_byte_level_tokens_give_what_decode_gives(data, places):
     tokenizer = made("byte level")
     byte_tokens = [tokenizer.token_to_id(char) for char in byte_characters()]
@@ -142,7 +138,6 @@ def test_long_texts_fed_token_by_token_give_what_decode_gives(name):
 
 @pytest.mark.parametrize("name", MADE)
 @given(numbers=any_ids, places=cuts)
-@settings(max_examples=60, deadline=None)
 def test_a_continuation_reads_as_it_does_behind_its_prompt(name, numbers, places):
     tokenizer = made(name)
     word = next(id for word in ("dog", "do", "d", "three") if (id := tokenizer.token_to_id(word)) is not None)

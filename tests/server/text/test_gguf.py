@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -68,7 +68,6 @@ words = st.lists(st.sampled_from([*" ".join(CORPUS).split(), " ", "  ", "\n", "√
 
 @pytest.mark.slow
 @given(text=st.one_of(words.map(" ".join), st.text(max_size=20)))
-@settings(max_examples=300, deadline=None)
 def test_merges_made_from_scores_cut_text_as_sentencepiece_does(text):
     fields = sentencepiece_metadata()
     plain = zip(
@@ -84,7 +83,6 @@ def test_merges_made_from_scores_cut_text_as_sentencepiece_does(text):
 
 
 @given(text=st.text(max_size=20))
-@settings(max_examples=200, deadline=None)
 def test_sentencepiece_text_comes_back_as_it_was(text):
     if not any(token in text for token in ("<s>", "</s>", "<unk>", "‚ñÅ")):
         for add_space_prefix in (False, True):

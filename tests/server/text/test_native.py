@@ -8,7 +8,7 @@ import weakref
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.text import native
@@ -64,7 +64,6 @@ def test_every_character_is_written_as_orjson_does(first):
 
 
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1))
-@settings(deadline=None)
 def test_texts_become_the_chunks_that_python_makes_of_them_and_nothing_becomes_none(texts):
     connection = Connection()
     writer = writer_of(Texts(*texts), connection)
@@ -78,7 +77,6 @@ def test_texts_become_the_chunks_that_python_makes_of_them_and_nothing_becomes_n
 
 @pytest.mark.parametrize("name", MADE)
 @given(numbers=st.lists(st.integers(0, 10**6), max_size=40))
-@settings(max_examples=40, deadline=None)
 def test_ids_become_what_the_detokenizer_gives_of_them(name, numbers):
     tokenizer, connection = made(name), Connection()
     table = TokenTable(tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.text.stop import StopStrings
@@ -37,13 +37,11 @@ stop_lists = st.lists(st.text(alphabet="abé", min_size=1, max_size=5), min_size
 
 
 @given(text=few_letters, places=st.lists(st.integers(0, 14), max_size=8), stops=stop_lists, include=st.booleans())
-@settings(max_examples=500, deadline=None)
 def test_any_feeds_are_cut_where_the_whole_text_is(text, places, stops, include):
     assert run(cut(text, places), stops, include) == expected(text, stops, include)
 
 
 @given(early=few_letters, late=few_letters, places=st.lists(st.integers(0, 14), max_size=5), stops=stop_lists)
-@settings(max_examples=400, deadline=None)
 def test_nothing_that_ends_while_unarmed_stops_the_text(early, late, places, stops):
     codec = StopStrings(stops)
     text = "".join([codec.feed(feed, armed=False) for feed in cut(early, places)])

@@ -52,7 +52,7 @@ def test_every_cut_in_two_and_every_character_alone_mean_the_same(sample: Sample
 
 @every_sample
 @given(places=st.lists(st.integers(0, 2000), max_size=12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_cuts_mean_the_same(sample: Sample, places):
     whole = meaning(create(sample.tool_parser, TOOLS), [sample.written])
     assert meaning(create(sample.tool_parser, TOOLS), cut(sample.written, places)) == whole
@@ -81,7 +81,6 @@ def test_a_sample_cut_off_anywhere_loses_nothing(sample: Sample):
     fragments=st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=24),
     places=st.lists(st.integers(0, 2000), max_size=6),
 )
-@settings(max_examples=200, deadline=None)
 def test_whatever_a_model_writes_means_the_same_in_any_cuts(tool_parser, fragments, places):
     written = "".join(fragments)
     whole = meaning(create(tool_parser, TOOLS), [written])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.text.json_stream import JsonScanner, whole_json
@@ -38,7 +38,6 @@ def read_until(feeds: list[str], markers: Markers) -> tuple[str, str]:
 
 
 @given(text=few_letters, strings=markers_lists, size=st.integers(1, 5))
-@settings(max_examples=500, deadline=None)
 def test_the_marker_that_begins_first_is_found_in_any_cuts(text, strings, size):
     places = [(text.find(string), string) for string in strings if string in text]
     at, marker = min(places, default=(len(text), ""))
@@ -52,14 +51,12 @@ def test_markers_that_begin_one_another_are_refused():
 
 
 @given(value=values, ascii_only=st.booleans(), indent=st.sampled_from([None, 1]))
-@settings(max_examples=400, deadline=None)
 def test_valid_json_passes_unchanged(value, ascii_only, indent):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     assert whole_json(text) == text
 
 
 @given(text=st.text(alphabet='{}[]:,"\\ntrue1.e-0u ', max_size=14))
-@settings(max_examples=1000, deadline=None)
 def test_what_a_parser_refuses_is_refused(text):
     try:
         parsed = json.loads(text)
@@ -70,7 +67,6 @@ def test_what_a_parser_refuses_is_refused(text):
 
 
 @given(value=values)
-@settings(max_examples=300, deadline=None)
 def test_a_scanner_passes_everything_on_as_it_comes(value):
     text = json.dumps([value])
     pieces: list[str] = []
@@ -83,7 +79,6 @@ def test_a_scanner_passes_everything_on_as_it_comes(value):
 
 
 @given(value=values)
-@settings(max_examples=300, deadline=None)
 def test_what_python_writes_becomes_the_same_in_json(value):
     assert json.loads(python_to_json(repr(value)) or "") == value
 
