@@ -4,7 +4,7 @@ Tensors are taken in the order in which they are given. A stage that failed in a
 takes it fails in that step alone. A link that has ended means that its other stage has gone.
 
 Between threads of a process a link is a queue (`ThreadLink`), between processes a connection (`HostLink`). On the connection one
-byte a step says whether tensors follow. CUDA devices send the tensors by other ways (`runtime/platform/cuda_links.py`)."""
+byte a step says whether tensors follow. CUDA devices send the tensors by other ways (`runtime/platform/cuda_peers.py`)."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from runtime.batch import SAMPLE, Pool, Sample, ScheduledRow, columns
+from runtime.platform.capture import UNCOLLECTED
 from runtime.platform.graph_pool import Captured, Follow, GraphPool
-from runtime.platform.uncollected import UNCOLLECTED
 from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.runner import Capturable, Computed
 from runtime.runner.worker import Worker
@@ -42,7 +42,7 @@ class CapturedSteps:
 
     def _capture_late(self, shape: StepShape, capturable: Capturable) -> None:
         try:
-            with UNCOLLECTED, torch.inference_mode():
+            with torch.inference_mode():
                 self._pool.capture_late(shape, self._computing(capturable))
         except Exception:
             log.warning("no more steps are captured as graphs, others run as they are", exc_info=True)

@@ -30,17 +30,14 @@ from runtime.models.spec.model import ModelSpec
 from runtime.parallel.group import HostRank, Peers
 from runtime.parallel.links import Ways
 from runtime.parallel.stages import Stage
-from runtime.platform.captured_proposals import CapturedProposals
 from runtime.platform.captured_steps import CapturedSteps
-from runtime.platform.cuda_lane import CudaLane
-from runtime.platform.cuda_rank import CudaRank
-from runtime.platform.cuda_stage import CudaStage
+from runtime.platform.cuda_lane import CudaLane, RankLane
+from runtime.platform.cuda_peers import CudaRank, CudaStage
 from runtime.platform.cuda_topology import topology
 from runtime.platform.encoder_graphs import EncoderGraphs
-from runtime.platform.graph_pool import GraphPool, decode_sizes
+from runtime.platform.graph_pool import CapturedProposals, GraphPool, decode_sizes
 from runtime.platform.host import num_cores, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
-from runtime.platform.rank_lane import RankLane
 from runtime.policy.step_budget import Lead, PlatformSteps
 from runtime.policy.step_cost import TimedSteps
 from runtime.runner.device_inputs import DeviceInputs, StepShape

@@ -1,26 +1,168 @@
-"""CudaLane: steps enqueued by the event loop itself, on one stream, behind what was enqueued before; nothing here waits.
+"""Lanes of CUDA devices: steps enqueued on a device's stream, and how the event loop learns of their end.
 
-The loop's thread may feed several devices whose steps do not wait for each other: each lane has it compute on its own."""
+`CudaLane` is filled by the event loop itself. `RankLane` is filled by the thread of a rank, because kernels of one device wait for
+those of another: one thread that fed both could block on a full launch queue. `SideStream` computes beside steps."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import cycle
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ops.transfer import is_remote, to_host
-from runtime.fault import Fault
-from runtime.platform.cuda_errors import cuda_fault
-from runtime.platform.cuda_event import EventWaiter
-from runtime.platform.side_stream import SideStream
+from runtime.fault import Fault, RowFailed, host_fault
 from runtime.runner.lane import Launched, Part
+from runtime.runner.rank_worker import RankWorker
 from runtime.runner.worker import Worker
 from runtime.step import GpuEvent
+
+# cudaError_t: those after which "the process must be terminated and relaunched" (CUDA Runtime API, Data types): memory that cannot
+# be corrected, a broken link, an illegal address, a timeout, a destroyed context, an assertion, and what a kernel dies of else.
+STICKY_CODES = frozenset({214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
+
+
+def cuda_fault(error: BaseException) -> Fault:
+    """The kind of an error that a step raised. Asks the device without waiting for it."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return Fault.MEMORY
+    if getattr(error, "error_code", None) in STICKY_CODES or _is_poisoned():
+        return Fault.LOST
+    return host_fault(error)
+
+
+def _is_poisoned() -> bool:
+    """A poisoned context answers every call, the cheapest too, with the error that poisoned it."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.mem_get_info()
+    except torch.OutOfMemoryError:
+        return False
+    except RuntimeError:
+        return True
+    return False
+
+
+class CudaEvent:
+    """Awaits `future`, which the waiter completes."""
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self._future = future
+
+    async def wait(self) -> None:
+        # Shielded: whoever stops waiting must not keep the next one from waiting.
+        await asyncio.shield(self._future)
+
+    def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
+        """See `SharedEvent`."""
+        self._future.add_done_callback(lambda future: call(future.exception()))
+
+
+class EventWaiter:
+    """A thread that waits for events in their order, in the driver, and completes a future of the loop for each.
+
+    A callback of the driver that writes to an eventfd was slower: on an H200, with clocks up, the loop went on 338 us after the
+    device's end, with the thread 76 us (tests/benches/cuda_event.py, medians). Nor is a callback called when the device fails.
+    Create it on any thread; `after` is for the loop's."""
+
+    def __init__(self) -> None:
+        self._recorded: SimpleQueue[tuple[torch.cuda.Event, asyncio.Future[None]] | None] = SimpleQueue()
+        self._thread = Thread(target=self._wait_in_order, name="oneloop-cuda-events", daemon=True)
+        self._thread.start()
+
+    def after(self, event: torch.cuda.Event) -> CudaEvent:
+        """`event` is recorded; made with `blocking`, it is slept for. Its wait raises what the device raised."""
+        future = asyncio.get_running_loop().create_future()
+        self.watch(event, future)
+        return CudaEvent(future)
+
+    def watch(self, event: torch.cuda.Event, future: asyncio.Future[None]) -> None:
+        """Complete a loop's future after `event`; on any thread."""
+        self._recorded.put((event, future))
+
+    def give_up(self, future: asyncio.Future[None], error: BaseException) -> None:
+        """There will be no event; on any thread."""
+        if not isinstance(error, Exception):
+            error = RuntimeError(f"{type(error).__name__}: {error}")  # the loop would end with it
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            future.get_loop().call_soon_threadsafe(_complete, future, error)
+
+    def close(self) -> None:
+        """Does not wait for a device that hangs."""
+        self._recorded.put(None)
+        self._thread.join(timeout=1.0)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether, once it is closed, it waits for nothing any more."""
+        return not self._thread.is_alive()
+
+    def _wait_in_order(self) -> None:
+        while (entry := self._recorded.get()) is not None:
+            event, future = entry
+            error: Exception | None = None
+            try:
+                event.synchronize()
+            except RuntimeError as failure:
+                error = failure
+            try:
+                future.get_loop().call_soon_threadsafe(_complete, future, error)
+            except RuntimeError:  # the loop has been closed
+                return
+
+
+def _complete(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+        future.exception()  # seen: an engine that has died does not wait for it
+
+
+class SideStream:
+    """Create and call it on the event loop."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._worker, self._waiter = Worker("oneloop-encoder"), EventWaiter()
+        self._stream = torch.cuda.Stream(device) if is_remote(device) else None
+
+    def run(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:
+        """See `Lane.beside`."""
+        ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._worker.enqueue(partial(self._enqueue, work, ended))
+        return ended
+
+    def _enqueue(self, work: Callable[[], Sequence[Tensor]], ended: asyncio.Future[Any]) -> None:
+        try:
+            with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+                for tensor in work():
+                    if self._stream is not None:  # steps read it: its memory is free when these have, too
+                        tensor.record_stream(torch.cuda.default_stream(self._device))
+                event = torch.cuda.Event(blocking=True)
+                event.record()
+        except BaseException as error:
+            self._waiter.give_up(ended, error)
+        else:
+            self._waiter.watch(event, ended)
+
+    async def close(self) -> bool:
+        """False where something is still computed."""
+        has_ended = await self._worker.close()
+        self._waiter.close()
+        return has_ended and self._waiter.has_ended
 
 
 class CudaLane:
@@ -110,3 +252,65 @@ def recorded(*, blocking: bool = False) -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True, blocking=blocking)
     event.record()
     return event
+
+
+class RankLane(CudaLane):
+    def __init__(self, max_num_seqs: int, steps_in_flight: int, device: torch.device, worker: RankWorker) -> None:
+        super().__init__(max_num_seqs, steps_in_flight, device, worker)
+        self._rank = worker
+
+    def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
+        begun: Future[tuple[Any, torch.cuda.Event | None]] = Future()
+        part = self._rank.of_step(work)
+
+        def run() -> None:
+            try:
+                started = recorded() if opens else None
+                begun.set_result((part(), started))
+            except BaseException as error:
+                begun.set_exception(error)  # for what is submitted behind it to raise
+
+        self._rank.enqueue(run)
+        return Part(lambda: begun.result()[0], self._end_so_far, begun)
+
+    def _end_so_far(self) -> GpuEvent:
+        return self._ends(lambda: recorded(blocking=True))
+
+    def finish(self, work: Callable[[], Any], behind: Part | None = None, *, brief: bool = False) -> Launched:
+        values: list[Any] = []
+        events: list[tuple[torch.cuda.Event | None, torch.cuda.Event | None]] = []
+
+        def run() -> torch.cuda.Event:
+            if behind is None:
+                started: torch.cuda.Event | None = recorded()
+            else:
+                started = cast("Future[tuple[Any, torch.cuda.Event | None]]", behind.started).result()[1]
+            values.append(work())
+            ended = recorded(blocking=True)
+            previous, self._last_end = self._last_end, ended
+            events.append((previous, started))
+            return ended
+
+        def idle_before_s() -> float | None:
+            previous, started = events[0]
+            return None if previous is None or started is None else previous.elapsed_time(started) / 1e3
+
+        return Launched(lambda: values[0], self._ends(run), idle_before_s)
+
+    def fault(self, error: BaseException) -> Fault:
+        """The others are in the midst of a step that this rank does not compute: none of them comes out of it."""
+        return Fault.STEP if isinstance(error, RowFailed) else Fault.LOST
+
+    def _ends(self, run: Callable[[], torch.cuda.Event]) -> GpuEvent:
+        """When the event that `run` records, on the rank's thread, has happened."""
+        done = asyncio.get_running_loop().create_future()
+        part = self._rank.of_step(run)
+
+        def enqueue() -> None:
+            try:
+                self._waiter.watch(part(), done)
+            except BaseException as error:
+                self._waiter.give_up(done, error)
+
+        self._rank.enqueue(enqueue)
+        return CudaEvent(done)

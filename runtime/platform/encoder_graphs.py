@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.models.encoder import Compute
-from runtime.platform.uncollected import UNCOLLECTED
+from runtime.platform.capture import recording
 
 log = logging.getLogger("oneloop.engine")
 
@@ -86,11 +86,6 @@ class EncoderGraphs:
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with UNCOLLECTED:
-            # Not `torch.cuda.graph`, which waits for all that the device does, steps too.
-            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
-            try:
-                outputs = compute(inputs)
-            finally:
-                graph.capture_end()
+        with recording(graph, self._memory):
+            outputs = compute(inputs)
         return graph, outputs

@@ -12,14 +12,13 @@ twice its size, or runs eagerly."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from runtime.platform.capture_stream import capture_stream
+from runtime.platform.capture import capture_stream, recording
 from runtime.runner.device_inputs import StepShape
 from runtime.runner.runner import Sampled
 
@@ -95,17 +94,6 @@ def _aliases(hidden: Any) -> Any:
         aliases = map(_aliases, hidden)
         return type(hidden)(*aliases) if hasattr(hidden, "_fields") else tuple(aliases)
     return hidden
-
-
-@contextmanager
-def _recorded(graph: torch.cuda.CUDAGraph, memory: Any) -> Iterator[None]:
-    """What is enqueued inside is recorded. Not `torch.cuda.graph`, which waits for all that the device does, steps too."""
-    with torch.cuda.stream(capture_stream()):
-        graph.capture_begin(pool=memory, capture_error_mode="thread_local")
-        try:
-            yield
-        finally:
-            graph.capture_end()
 
 
 class Captured(NamedTuple):
@@ -196,11 +184,11 @@ class GraphPool:
 
     def _capture(self, shape: StepShape, compute: Compute) -> None:
         graph = torch.cuda.CUDAGraph()
-        with _recorded(graph, self.memory):
+        with recording(graph, self.memory, capture_stream()):
             (sampled, hidden), follow = compute(shape)
         if follow is not None:  # while what it reads of the step is there
             following = self._following[shape] = torch.cuda.CUDAGraph()
-            with _recorded(following, self.memory):
+            with recording(following, self.memory, capture_stream()):
                 follow()
             del follow
         # Logits and hidden states are large and read, if at all, before the next replay: their memory is the next graph's too.
@@ -264,3 +252,27 @@ class GraphPool:
         following = self._following.get(shape)
         if following is not None:
             following.replay()
+
+
+class CapturedProposals:
+    """ProposalGraphs: one kind of a drafter's rounds, by number of rows. `sizes`: ascending; fewer rows are padded."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def capture(self, one: Callable[[int], None], memory: Any) -> None:
+        """Record what `one` enqueues for each number of rows, in the `memory` of graphs of which one runs at a time.
+
+        `one` has run before, so nothing is left to compile."""
+        for size in reversed(self._sizes):
+            graph = self._graphs[size] = torch.cuda.CUDAGraph()
+            with recording(graph, memory, capture_stream()):
+                one(size)
+
+    def replay(self, num_rows: int) -> bool:
+        index = bisect_left(self._sizes, num_rows)
+        if index == len(self._sizes) or not self._graphs:
+            return False
+        self._graphs[self._sizes[index]].replay()
+        return True

@@ -18,7 +18,7 @@ import torch
 import uvloop
 from cuda.bindings import driver
 
-from runtime.platform.cuda_event import EventWaiter
+from runtime.platform.cuda_lane import EventWaiter
 
 CALLBACK = r"""
 #include <stdint.h>

@@ -10,7 +10,7 @@ import torch
 import ops
 from ops.collective import peer_memory
 from runtime.parallel.group import Group, HostRank
-from runtime.platform.cuda_rank import CudaRank
+from runtime.platform.cuda_peers import CudaRank
 
 pytestmark = [
     pytest.mark.gpu,

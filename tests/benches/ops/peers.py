@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import ops
 from runtime.parallel.group import Group, HostRank
-from runtime.platform.cuda_rank import CudaRank
+from runtime.platform.cuda_peers import CudaRank
 
 SIZE, TIMES = 2, 20
 ROWS = (1, 8, 32, 64, 128, 256, 512, 2048)

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.gpu
 
 POISONED = """
 import asyncio, torch
-from runtime.platform.cuda_errors import cuda_fault
-from runtime.platform.cuda_event import EventWaiter
+from runtime.platform.cuda_lane import cuda_fault
+from runtime.platform.cuda_lane import EventWaiter
 
 async def main():
     x, waiter = torch.zeros(4, device="cuda"), EventWaiter()

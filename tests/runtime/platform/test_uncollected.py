@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from runtime.platform.uncollected import Uncollected
+from runtime.platform.capture import Uncollected
 
 
 def test_collections_come_back_with_the_last_that_leaves():

@@ -14,7 +14,7 @@ from runtime.api import SamplingParams
 from runtime.batch import SAMPLE, RowBinding, ScheduledBatch, ScheduledRow
 from runtime.fault import Fault, RowFailed, WorkerGone
 from runtime.kv.block_table import NewBlocks
-from runtime.platform.cuda_errors import cuda_fault
+from runtime.platform.cuda_lane import cuda_fault
 from runtime.platform.worker_lane import WorkerLane
 from runtime.runner.worker import Worker
 from tests.runtime.runner.runners import LANES, Successor, make_runner

@@ -1,4 +1,4 @@
-"""Links between stages on CUDA devices: see `runtime/parallel/links.py`.
+"""What ranks and stages on CUDA devices exchange.
 
 Between threads of a process a copy goes from device to device. Between processes tensors go by NCCL, on streams of their own. The
 host's link says when a copy has been enqueued, so no device waits for a stage that failed. NCCL accepts a device only once: between
@@ -19,8 +19,69 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.parallel.group import Gone
+import ops
+from ops.collective.peer_memory import PeerMemory
+from runtime.parallel.group import Gone, HostRank
 from runtime.parallel.links import HostLink, Link, ThreadLink, Ways
+from runtime.parallel.stages import Stage
+
+
+class CudaRank:
+    """See `Peers`. Made on the rank's thread, by all ranks at once."""
+
+    def __init__(self, rank: HostRank) -> None:
+        self.number, self.size, self._host = rank.number, rank.size, rank
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._memory = PeerMemory(rank.number, rank.size, device)
+        own = [device.index, *self._memory.addresses]
+        every = rank.concat(torch.tensor([own])).view(rank.size, len(own)).tolist()
+        self._memory.meet([addresses for _, *addresses in every], [index for index, *_ in every])
+
+    def sum(self, x: Tensor) -> Tensor:
+        return self._host.sum(x) if self._host.is_alone else self._memory.sum(x)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if self._memory.can_norm(x, weight):
+            if self._host.is_alone:
+                return residual.clone()
+            return self._memory.add_rms_norm(x, residual, weight, eps)
+        return ops.add_rms_norm(self.sum(x), residual, weight, eps)
+
+    def concat(self, x: Tensor) -> Tensor:
+        return self._host.concat(x) if self._host.is_alone else self._memory.concat(x)
+
+
+class CudaStage(Stage):
+    """Made on the stage's thread, whose device is current."""
+
+    def __init__(self, ways: Ways, num_tensors: int, width: int, dtype: torch.dtype, max_num_tokens: int) -> None:
+        device = torch.device("cuda", torch.cuda.current_device())
+        super().__init__(device_ways(ways, device), num_tensors, width, dtype)
+
+        def room() -> Tensor:
+            return torch.zeros((num_tensors, max_num_tokens, width), dtype=dtype, device=device)
+
+        self._in = None if ways.before is None else room()
+        self._out = None if ways.behind is None else room()
+
+    def incoming(self, num_tokens: int) -> Sequence[Tensor]:
+        """Return a copy, which the layers may write to. Padding rows would grow from step to step otherwise."""
+        assert self._in is not None, "nothing comes to the first stage"
+        return tuple(self._in[:, :num_tokens].clone())
+
+    def outgoing(self, tensors: Sequence[Tensor]) -> None:
+        assert self._out is not None, "the last stage hands nothing on"
+        for room, tensor in zip(self._out, tensors, strict=True):
+            room[: len(tensor)].copy_(tensor)
+
+    def _place(self, num_tokens: int) -> Sequence[Tensor]:
+        assert self._in is not None, "nothing comes to the first stage"
+        return tuple(self._in[:, :num_tokens])
+
+    def _handed_on(self, num_tokens: int) -> Sequence[Tensor]:
+        assert self._out is not None, "the last stage hands nothing on"
+        return tuple(self._out[:, :num_tokens])
+
 
 _LENGTH = struct.Struct("<I")
 _JOIN_LIMIT = timedelta(seconds=120)
