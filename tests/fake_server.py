@@ -24,7 +24,7 @@ from runtime.weights.fetch import resolve
 from server.__main__ import opened
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.lifecycle import Load, Report
 from server.models.model import LoadedModel
 from server.models.prompt import ChatTemplate
@@ -45,7 +45,7 @@ def serves(tokenizer: Tokenizer, config: ServerConfig, *, paused: bool = False) 
     ids = tokenizer.encode(TEXT)
     template = ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
     engine = FakeEngine(lambda request: ids, paused=paused)
-    return loaded_model(engine, tokenizer, template, SamplingDefaults(), config.served_names)
+    return loaded_model(engine, tokenizer, template, sampling_defaults(), config.served_names)
 
 
 async def load(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:

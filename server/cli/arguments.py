@@ -19,13 +19,15 @@ from server.config.option import options_by_name
 from server.config.parse import config_of
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError, flag_of
+from server.http.wire_fields import DrawFields
 
 if TYPE_CHECKING:
     from server.cli.answerers import Answerer
 
 KEY_VARIABLES = ("ONELOOP_API_KEY", "OPENAI_API_KEY")  # in this order
-NUMBER_FLAGS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
-NUMBERS = (*NUMBER_FLAGS, "presence_penalty", "frequency_penalty", "repetition_penalty")  # what /set knows
+NUMBERS = (*DrawFields.__struct_fields__, "max_tokens")  # what /set knows
+NUMBER_FLAGS = [name for name in NUMBERS if not name.endswith("_penalty")]
+SHOWN_FLAGS = ("temperature", "top_p", "max_tokens", "seed")
 DESCRIPTIONS = {
     "chat": "Talk to a model at the terminal. A question on the command line, or by a pipe, is answered once.",
     "complete": "Go on with a text, given on the command line or by a pipe.",
@@ -77,7 +79,7 @@ def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, 
     if command == "chat":
         add("--system", metavar="TEXT", help="system prompt, sent before the conversation")
     for name in NUMBER_FLAGS:
-        add("--" + name.replace("_", "-"), metavar="N", help=argparse.SUPPRESS if name in ("top_k", "min_p") else None)
+        add("--" + name.replace("_", "-"), metavar="N", help=None if name in SHOWN_FLAGS else argparse.SUPPRESS)
     add_options(parser, options_by_name())
     given = parser.read(argv)
     fields: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from server.generate.beams import EarlyStopping
 from server.generate.structured.grammar import Regex, Rules
 from server.http.errors import Field, InvalidRequest, clip
+from server.http.wire_fields import Sampling
 from server.media.part import MediaPart
 from server.models.model import Grammar
 
@@ -147,26 +148,6 @@ class Infill(Struct, frozen=True):
 
 
 # --- how ----------------------------------------------------------------------------------------------------------
-
-
-class Sampling(Struct, frozen=True, kw_only=True):
-    """How tokens are chosen, and which of them end an answer. Ids and token counts are not checked against the model yet."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None  # 0 and -1: off
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None  # -1: none
-    logit_bias: Mapping[str, float] | None = None  # by token id, as JSON has keys
-    stop_token_ids: list[int] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: Sequence[str] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    logprob_token_ids: list[int] | None = None
 
 
 class Shown(Struct, frozen=True, kw_only=True):

@@ -7,27 +7,43 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Final, TypeVar
 
 from runtime.api import MatcherFactory, ModelInfo, SamplingParams
 from server.generate.request import GenerateRequest
 from server.http.errors import ContextLengthExceeded, Field, InvalidRequest, clip
-from server.models.defaults import SamplingDefaults
+from server.http.wire_fields import Sampling
 
 # Below the first, dividing by the temperature says no more than argmax; below the second it overflows float32 logits.
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 
 MIN_TOKENS, MAX_TOKENS, LOGIT_BIAS = map(Field, ("min_tokens", "max_tokens", "logit_bias"))
+STOP_TOKEN_IDS, LOGPROB_TOKEN_IDS = map(Field, ("stop_token_ids", "logprob_token_ids"))
+T = TypeVar("T")
+
+# Fields that are resolved or checked one by one below. The engine takes every other of its own as a client gave it.
+_RESOLVED: Final = {
+    "temperature",
+    "top_k",
+    "seed",
+    "min_tokens",
+    "logit_bias",
+    "stop_token_ids",
+    "allowed_token_ids",
+    "logprob_token_ids",
+}
+_ENGINE_FIELDS: Final = {field.name for field in dataclasses.fields(SamplingParams)}
+_AS_GIVEN: Final = [name for name in Sampling.__struct_fields__ if name in _ENGINE_FIELDS - _RESOLVED]
 
 
 def sampling_params(
     request: GenerateRequest,
     num_prompt_tokens: int,
     matchers: tuple[MatcherFactory, ...],
-    defaults: SamplingDefaults,
+    defaults: SamplingParams,
     model: ModelInfo,
     allowed: frozenset[int] | None = None,
 ) -> list[SamplingParams]:
@@ -48,7 +64,7 @@ def _shared_params(
     request: GenerateRequest,
     max_tokens: int,
     matchers: tuple[MatcherFactory, ...],
-    defaults: SamplingDefaults,
+    defaults: SamplingParams,
     model: ModelInfo,
     allowed: frozenset[int] | None,
 ) -> SamplingParams:
@@ -56,25 +72,22 @@ def _shared_params(
     min_tokens = wanted.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest(MIN_TOKENS, f" {min_tokens} is more than ", MAX_TOKENS, f" {max_tokens}", param=MIN_TOKENS)
-    temperature = _or(wanted.temperature, defaults.temperature)
-    top_k = _or(wanted.top_k, defaults.top_k)
-    return SamplingParams(
+    temperature = defaults.temperature if wanted.temperature is None else wanted.temperature
+    top_k = defaults.top_k if wanted.top_k is None else wanted.top_k
+    as_given = {name: value for name in _AS_GIVEN if (value := getattr(wanted, name)) is not None}
+    return dataclasses.replace(
+        defaults,
+        **as_given,
         max_tokens=max_tokens,
         temperature=0.0 if temperature < GREEDY_BELOW else max(temperature, LOWEST_TEMPERATURE),
-        top_p=_or(wanted.top_p, defaults.top_p),
         top_k=0 if top_k < 0 or top_k >= model.vocab_size else top_k,
-        min_p=_or(wanted.min_p, defaults.min_p),
-        presence_penalty=wanted.presence_penalty or 0.0,
-        frequency_penalty=wanted.frequency_penalty or 0.0,
-        repetition_penalty=_or(wanted.repetition_penalty, defaults.repetition_penalty),
         seed=None if wanted.seed == -1 else wanted.seed,
         logit_bias=_logit_bias(wanted.logit_bias or {}, model.vocab_size),
-        stop_token_ids=_stop_token_ids(wanted.stop_token_ids or [], model.vocab_size),
+        stop_token_ids=_checked(wanted.stop_token_ids or (), model.vocab_size, STOP_TOKEN_IDS, frozenset),
         min_tokens=min_tokens,
-        ignore_eos=bool(wanted.ignore_eos),
         allowed_token_ids=allowed,
         logprobs=_logprobs(request, model.vocab_size),
-        logprob_token_ids=_logprob_token_ids(wanted.logprob_token_ids or [], model.vocab_size),
+        logprob_token_ids=_checked(wanted.logprob_token_ids or (), model.vocab_size, LOGPROB_TOKEN_IDS, tuple),
         prompt_logprobs=_at_most(request.num_prompt_logprobs, model.vocab_size),
         matchers=matchers,
     )
@@ -131,13 +144,9 @@ def _logprobs(request: GenerateRequest, vocab_size: int) -> int | None:
     return _at_most(request.shown.logprobs, vocab_size)
 
 
-def _logprob_token_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
-    check_token_ids(ids, vocab_size, Field("logprob_token_ids"))
-    return tuple(ids)
-
-
-def _or(value: float | int | None, default: Any) -> Any:
-    return default if value is None else value
+def _checked(ids: Sequence[int], vocab_size: int, param: Field, kind: Callable[[Sequence[int]], T]) -> T:
+    check_token_ids(ids, vocab_size, param)
+    return kind(ids)
 
 
 def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> Mapping[int, float]:
@@ -149,8 +158,3 @@ def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> Mapping[int, floa
     check_token_ids(list(ids), vocab_size, Field("logit_bias"))
     assert all(map(math.isfinite, ids.values())), "the decoder takes no others"
     return MappingProxyType(ids)
-
-
-def _stop_token_ids(ids: list[int], vocab_size: int) -> frozenset[int]:
-    check_token_ids(ids, vocab_size, Field("stop_token_ids"))
-    return frozenset(ids)

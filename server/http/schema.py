@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
@@ -224,9 +225,11 @@ class Wire(Generic[T]):
         may_be_ignored: Collection[str] = (),
         replaced: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        fields = [(name, Any, None) for name in refused]
-        wire = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=True)
-        self._decoder = msgspec.json.Decoder(wire)
+        made = {"__module__": kind.__module__, "__annotations__": dict.fromkeys(refused, Any), **dict.fromkeys(refused)}
+        options = {"kw_only": True, "forbid_unknown_fields": True}
+        # Not `defstruct`, which knows no metaclass but msgspec's own.
+        wire = types.new_class(kind.__name__, (kind,), options, lambda namespace: namespace.update(made))
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(wire)
         self._refused = refused
         self._may_be_ignored = may_be_ignored
         self._replaced = replaced

@@ -14,6 +14,7 @@ from server.api.openai import request_types, requests
 from server.config.option import did_you_mean
 from server.generate.request import Chat, GenerateRequest, Prompts
 from server.http.errors import ApiError
+from server.http.wire_fields import Sampling, TextFields, TruncationFields
 from server.llm.lora_request import LoRARequest
 from server.llm.media import Objects
 from server.llm.prompts import Prompt, plain
@@ -23,11 +24,9 @@ Conversation = Sequence[Mapping[str, Any]]
 
 # The wire's fields that say how tokens are chosen and where text ends: the others are about HTTP, or change an answer's form.
 SAMPLING_FIELDS = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-    "logit_bias", "n", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
-    "skip_special_tokens", "add_special_tokens", "allowed_token_ids", "truncate_prompt_tokens", "truncation_side", "priority",
-    "cache_salt", "logprobs", "prompt_logprobs", "logprob_token_ids", "best_of", "use_beam_search", "length_penalty",
-    "early_stopping", "bad_words", "response_format", "structured_outputs", "speculative",
+    *Sampling.__struct_fields__, *TextFields.__struct_fields__, *TruncationFields.__struct_fields__,
+    "n", "best_of", "use_beam_search", "length_penalty", "early_stopping", "max_tokens", "add_special_tokens", "priority",
+    "cache_salt", "speculative", "logprobs", "prompt_logprobs", "response_format", "structured_outputs",
 )  # fmt: skip
 # Those that say what a prompt is made of beside messages, and what may be in an answer.
 CHAT_FIELDS = (

@@ -11,13 +11,12 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from runtime.api import Adapter, EngineClient, MatcherFactory, MediaItem, ModelInfo
+from runtime.api import Adapter, EngineClient, MatcherFactory, MediaItem, ModelInfo, SamplingParams
 from server.config import __version__
 from server.http.errors import InvalidRequest, TaskNotSupported
 from server.media.reader import MediaReader, NoMedia
 from server.models.adapters import Resolver
 from server.models.chat_format import ChatFormat
-from server.models.defaults import SamplingDefaults
 from server.models.infill import InfillFormat, infill_format
 from server.models.pooling import ServedPooling
 from server.models.prompt import ChatTemplate
@@ -54,7 +53,7 @@ class LoadedModel:
     engine: EngineClient
     tokenizer: Tokenizer
     chat_template: ChatTemplate
-    defaults: SamplingDefaults
+    defaults: SamplingParams
     names: tuple[str, ...]
     chat_format: ChatFormat = field(default_factory=ChatFormat)
     grammars: GrammarCompiler = field(kw_only=True)

@@ -24,7 +24,7 @@ from server.generate.structured.compiler import Grammars
 from server.media.media_options import MediaOptions
 from server.models.adapters import AdapterModule, Resolver, by_modality
 from server.models.chat_format import ChatFormat
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.known_score_templates import KNOWN_RERANKERS
 from server.models.lifecycle import LoadError, Report
 from server.models.model import LoadedModel
@@ -302,7 +302,7 @@ async def _load_one(
     if config.lora_resolver is not None and engine.adapters is not None:
         resolver = Resolver(Path(config.lora_resolver), engine.adapters)
     generation_config = files.generation_config if config.generation_config == "auto" else {}
-    defaults = SamplingDefaults.from_generation_config(generation_config)
+    defaults = sampling_defaults(generation_config)
     return LoadedModel(
         engine, tokenizer, prepared.template, defaults, config.served_names, chat_format,
         grammars=grammars, allow_special_tokens=config.allow_special_tokens, pooling=pooling,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.api import Request, SamplingParams
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.feed import Snapshots
 from server.models.lifecycle import Lifecycle
 from tests.fake_runner import FakeRunner, make_engine, model_info
@@ -54,7 +54,7 @@ async def costs(
         model=model_info(max_model_len=4 * BLOCKS_OF_A_STREAM),
     )
     tokenizer, lifecycle = tiny_tokenizer(), Lifecycle()
-    lifecycle.ready(loaded_model(engine, tokenizer, chatml(tokenizer), SamplingDefaults(), ("fake",)))
+    lifecycle.ready(loaded_model(engine, tokenizer, chatml(tokenizer), sampling_defaults(), ("fake",)))
     snapshots = Snapshots(lifecycle, lambda: streams)
 
     async def read(number: int) -> None:

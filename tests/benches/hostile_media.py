@@ -17,7 +17,7 @@ import httpx
 
 from server.config.server_config import ServerConfig
 from server.models.chat_format import ChatFormat
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.lifecycle import Lifecycle
 from server.models.prompt import ChatTemplate
 from server.models.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ async def longest(tiny, files: list[bytes]) -> tuple[float, float, list[int]]:
     model = fake_model(vocab_size=spoken.vocab_size, modalities=media.modalities)
     template = ChatTemplate(spoken.chat_template, spoken.named_tokens)
     engine = FakeEngine(model=model)
-    loaded = loaded_model(engine, spoken, template, SamplingDefaults(), ("tiny",), ChatFormat())
+    loaded = loaded_model(engine, spoken, template, sampling_defaults(), ("tiny",), ChatFormat())
     loaded = dataclasses.replace(loaded, media=media)
     lifecycle = Lifecycle()
     lifecycle.ready(loaded)

@@ -27,7 +27,7 @@ import uvloop
 from server.api.service import Service
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.lifecycle import Lifecycle
 from server.process.serve import http_server
 from tests.paced_runner import paced_engine
@@ -98,7 +98,7 @@ async def measure(streams: int, tokens: int, *, chat: bool) -> dict[str, float]:
     for stage, path in STAGES.items():
         owner, _, name = path.rpartition(".")
         timed(attrgetter(owner)(engine), name, taken[stage])
-    lifecycle.ready(loaded_model(engine, tokenizer, chatml(tokenizer), SamplingDefaults(), config.served_names))
+    lifecycle.ready(loaded_model(engine, tokenizer, chatml(tokenizer), sampling_defaults(), config.served_names))
     server = http_server(Service(config, lifecycle))
     server.config.load()
     gc.freeze()

@@ -16,7 +16,7 @@ from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
 from server.config.server_config import ServerConfig
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.lifecycle import Lifecycle
 from tests.equality.greedy import engine_parts
 from tests.equality.scored import exact_logprobs
@@ -46,7 +46,7 @@ async def client(pair, request) -> AsyncIterator[openai.AsyncOpenAI]:
     parts = await engine_parts(pair[1], EngineConfig(num_kv_blocks=96, max_num_seqs=8, **request.param))
     engine = Engine(parts.scheduler, parts.runner, parts.model)
     lifecycle = Lifecycle()
-    lifecycle.ready(loaded_model(engine, TOKENIZER, chatml(TOKENIZER), SamplingDefaults(), ("tiny",)))
+    lifecycle.ready(loaded_model(engine, TOKENIZER, chatml(TOKENIZER), sampling_defaults(), ("tiny",)))
     async with running(engine, TOKENIZER, lifecycle, ServerConfig()) as server, server.openai() as client:
         yield client
 

@@ -19,7 +19,7 @@ from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.models.model import Model
 from server.config.server_config import ServerConfig
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.lifecycle import Lifecycle
 from server.models.prompt import ChatTemplate
 from tests.equality.greedy import Outcome, Reference, compare, engine_parts, run, transformers_greedy
@@ -128,7 +128,7 @@ async def test_an_echo_over_http_is_scored_as_transformers_does(case):
     engine = Engine(parts.scheduler, parts.runner, parts.model)
     lifecycle = Lifecycle()
     template = ChatTemplate(tokenizer().chat_template, tokenizer().named_tokens)
-    lifecycle.ready(loaded_model(engine, tokenizer(), template, SamplingDefaults(), ("smollm2",)))
+    lifecycle.ready(loaded_model(engine, tokenizer(), template, sampling_defaults(), ("smollm2",)))
     async with running(engine, tokenizer(), lifecycle, ServerConfig()) as server, server.openai() as client:
         scored = await client.completions.create(model="smollm2", prompt=ids, echo=True, logprobs=1, max_tokens=0)
     (choice,) = scored.choices

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from runtime.api import PoolerInfo
+from runtime.api import PoolerInfo, SamplingParams
 from runtime.parallel.replicas import Replicas
 from server.api.service import Service
 from server.config.server_config import ServerConfig
@@ -21,7 +21,7 @@ from server.generate.structured import compiler
 from server.http.clients import Clients
 from server.media.reader import MediaReader, NoMedia
 from server.models.chat_format import ChatFormat
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.lifecycle import Lifecycle
 from server.models.pooling import PoolerConfig, Prompts, ServedPooling
 from server.models.prompt import ChatTemplate
@@ -263,7 +263,7 @@ def lasting_server(tokenizer: Tokenizer, pooler: PoolerInfo | None = None) -> It
     chat_format = ChatFormat.choose(
         tokenizer.chat_template, template, tokenizer, tool_parser="auto", reasoning_parser="auto"
     )
-    loaded = loaded_model(engine, tokenizer, template, SamplingDefaults(), ("tiny",), chat_format)
+    loaded = loaded_model(engine, tokenizer, template, sampling_defaults(), ("tiny",), chat_format)
     pooling = None if pooler is None else ServedPooling.of(model, tokenizer, PoolerConfig(), "auto", Prompts())
     lifecycle.ready(dataclasses.replace(loaded, pooling=pooling))
     with asyncio.Runner() as runner:
@@ -286,7 +286,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             script: Any = None,
             paused: bool = False,
             loaded: bool = True,
-            defaults: SamplingDefaults | None = None,
+            defaults: SamplingParams | None = None,
             max_model_len: int = 512,
             chat: bool = True,
             pooler: PoolerInfo | None = None,
@@ -319,7 +319,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             )  # fmt: skip
             if loaded:
                 served = Replicas([engine, *more_engines]) if more_engines else engine
-                loaded = loaded_model(served, spoken, template, defaults or SamplingDefaults(), names, chat_format)
+                loaded = loaded_model(served, spoken, template, defaults or sampling_defaults(), names, chat_format)
                 allowed = config.allow_special_tokens
                 pooling = None
                 if pooler is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from server.http.call import CURRENT_ID
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.lifecycle import LoadError
 from server.models.model import LoadedModel
 from server.models.prompt import ChatTemplate
@@ -61,7 +61,7 @@ class FakeSource:
         if self.broken is not None:
             raise LoadError(self.broken)
         template = chatml(TOKENIZER) if self.chats else ChatTemplate(None)
-        made = loaded_model(self.engine, TOKENIZER, template, SamplingDefaults(), (self.name,))
+        made = loaded_model(self.engine, TOKENIZER, template, sampling_defaults(), (self.name,))
         return made.in_turns(self.place)
 
 

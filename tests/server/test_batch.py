@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from server.cli import batch
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.lifecycle import LoadError
 from server.models.model import LoadedModel
 from tests.fakes import FakeEngine, fake_model
@@ -64,7 +64,7 @@ class Runs:
         self.engine = Limited(self._say, model=model)
         for name, value in self.settings.items():
             setattr(self.engine, name, value)
-        return loaded_model(self.engine, self.tokenizer, chatml(self.tokenizer), SamplingDefaults(), ("tiny",))
+        return loaded_model(self.engine, self.tokenizer, chatml(self.tokenizer), sampling_defaults(), ("tiny",))
 
     def _say(self, request):
         return [*self.tokenizer.encode(self.tokenizer.decode(request.prompt_ids).upper()), EOS]

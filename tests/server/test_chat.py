@@ -7,7 +7,7 @@ import json
 import pytest
 
 from runtime.api import FinishReason
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import END, EOS, START
 
@@ -284,7 +284,7 @@ async def test_top_k_off_has_two_spellings_and_all_is_off(serve):
 
 
 async def test_defaults_are_the_models_and_requests_override_them(serve):
-    defaults = SamplingDefaults.from_generation_config({"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": None})
+    defaults = sampling_defaults({"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": None})
     server = await serve(defaults=defaults)
     await server.chat(top_p=0.5)
     params = server.engine.submitted[0].params

@@ -19,7 +19,7 @@ from server import LLM, LoRARequest, SamplingParams
 from server.api.openai.request_types import CompletionRequest
 from server.config.server_config import ServerConfig
 from server.llm.prepare import SAMPLING_FIELDS
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.lifecycle import LoadError
 from server.models.model import LoadedModel
 from tests.fake_adapters import FakeAdapters
@@ -49,7 +49,7 @@ class Fake:
             vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), max_model_len=200, max_num_seqs=self.rows
         )
         self.engine = FakeEngine(self._say, model=model, paused=self.paused)
-        return loaded_model(self.engine, self.tokenizer, chatml(self.tokenizer), SamplingDefaults(), ("tiny",))
+        return loaded_model(self.engine, self.tokenizer, chatml(self.tokenizer), sampling_defaults(), ("tiny",))
 
     def _say(self, request):
         self.most_at_once = max(self.most_at_once, len(self.engine.live))

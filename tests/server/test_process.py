@@ -21,7 +21,7 @@ import pytest
 
 from runtime.api import FinishReason, LoadProgress
 from server.config.server_config import ServerConfig
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.lifecycle import LoadError
 from server.models.model import LoadedModel
 from server.process.listening import listen
@@ -41,7 +41,7 @@ class Life:
         ids = [*tokenizer.encode("Hello"), EOS]
         model = fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}))
         self.engine = FakeEngine(lambda request: ids, model=model, paused=True)
-        self.loaded = loaded_model(self.engine, tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
+        self.loaded = loaded_model(self.engine, tokenizer, chatml(tokenizer), sampling_defaults(), ("tiny",))
         self.load_now: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
         sock = listen("127.0.0.1", 0)
         self.process = Process(ServerConfig(**options), sock, self._load, time.monotonic(), clock)

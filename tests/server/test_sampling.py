@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from runtime.api import SamplingParams
 from server.generate.sampling import for_choice
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 
 
 def test_a_generation_config_sets_what_it_names_and_nothing_else():
     config = {"temperature": 0.7, "top_k": 50.0, "do_sample": True, "eos_token_id": [1, 2], "max_new_tokens": 5}
-    assert SamplingDefaults.from_generation_config(config) == SamplingDefaults(temperature=0.7, top_k=50)
-    assert SamplingDefaults.from_generation_config({}) == SamplingDefaults()
+    assert sampling_defaults(config) == replace(sampling_defaults(), temperature=0.7, top_k=50)
+    assert sampling_defaults({}) == sampling_defaults()
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,7 @@ def test_a_generation_config_sets_what_it_names_and_nothing_else():
     ids=str,
 )  # fmt: skip
 def test_what_makes_no_sense_there_is_left_out_and_logged(config, caplog):
-    assert SamplingDefaults.from_generation_config(config) == SamplingDefaults()
+    assert sampling_defaults(config) == sampling_defaults()
     assert next(iter(config)) in caplog.text
 
 

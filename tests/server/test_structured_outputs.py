@@ -9,7 +9,7 @@ import pytest
 
 from server import LLM, SamplingParams
 from server.generate.structured.compiler import Grammars
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.model import LoadedModel
 from tests.fakes import FakeEngine, fake_model
 from tests.server.structured.reading import reads
@@ -174,7 +174,7 @@ def test_the_python_api_takes_the_same_fields(monkeypatch):
     async def load(config, report, cancel) -> LoadedModel:
         model = fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), max_model_len=200)
         engine.append(FakeEngine(lambda request: [EOS], model=model))
-        return loaded_model(engine[0], tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
+        return loaded_model(engine[0], tokenizer, chatml(tokenizer), sampling_defaults(), ("tiny",))
 
     monkeypatch.setattr("server.llm.llm.load", load)
     with LLM("tiny") as llm:

@@ -7,10 +7,9 @@ from functools import lru_cache
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from runtime.api import EngineClient
+from runtime.api import EngineClient, SamplingParams
 from server.generate.structured.compiler import Grammars
 from server.models.chat_format import ChatFormat
-from server.models.defaults import SamplingDefaults
 from server.models.model import LoadedModel
 from server.models.prompt import ChatTemplate
 from server.models.tokenizer import Tokenizer
@@ -50,7 +49,7 @@ def loaded_model(
     engine: EngineClient,
     tokenizer: Tokenizer,
     template: ChatTemplate,
-    defaults: SamplingDefaults,
+    defaults: SamplingParams,
     names: tuple[str, ...],
     chat_format: ChatFormat | None = None,
 ) -> LoadedModel:

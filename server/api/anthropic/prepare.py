@@ -25,11 +25,11 @@ from server.generate.request import (
     GenerateRequest,
     OnlyFunction,
     OutputConstraint,
-    Sampling,
     Shown,
     ToolChoice,
 )
 from server.http.errors import FieldNames
+from server.http.wire_fields import Sampling
 from server.models.prompt import ChatTemplate
 
 # Variables by which templates switch reasoning on.
@@ -95,10 +95,7 @@ def generate_request(wire: MessagesRequest, prepared: PreparedMessages) -> Gener
         constraint=_constraint(wire),
         thinking_token_budget=prepared.thinking.budget,
         stream=bool(wire.stream),
-        priority=wire.priority or 0,
-        cache_salt=wire.cache_salt,
-        timeout_s=wire.timeout,
-        speculative=wire.speculative is not False,
+        **wire.terms,
     )
 
 

@@ -17,16 +17,14 @@ from server.api.anthropic.errors import ThreadNotFound
 from server.http.errors import InvalidRequest, UnsupportedParameter, clip
 from server.http.schema import (
     INT64,
-    CacheSalt,
     ConstrainedOutput,
     Name,
-    Priority,
     StopString,
     T,
-    Timeout,
     ToolName,
     Wire,
 )
+from server.http.wire_fields import TemplateFields, TermFields
 
 MAX_MESSAGES = 100_000
 MAX_STOP_SEQUENCES = 64
@@ -112,7 +110,7 @@ class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
-class PromptRequest(ConstrainedOutput, kw_only=True):
+class PromptRequest(ConstrainedOutput, TemplateFields, kw_only=True):
     """What makes a prompt. Counted, or answered."""
 
     model: Name
@@ -124,8 +122,6 @@ class PromptRequest(ConstrainedOutput, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None  # an older place of output_config.format
     cache_control: CacheControl | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    allow_special_tokens: bool | None = None
 
     @property
     def json_format(self) -> JsonFormat | None:
@@ -159,7 +155,7 @@ class CountRequest(PromptRequest, kw_only=True):
     pass
 
 
-class MessagesRequest(PromptRequest, kw_only=True):
+class MessagesRequest(PromptRequest, TermFields, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0, le=INT64)]  # 0: the prompt is cached, nothing generated
     stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOP_SEQUENCES)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_SEQUENCES)] | None = (
@@ -172,23 +168,19 @@ class MessagesRequest(PromptRequest, kw_only=True):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None  # there is one tier
     thread: ThreadCreate | ThreadContinue | None = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    timeout: Timeout | None = None
-    speculative: bool | None = None  # False: no token of it is guessed, where the server guesses
+
+    @property
+    def named_stops(self) -> list[str]:
+        """Those by OpenAI's name."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def stops(self) -> list[str]:
-        given = [self.stop] if isinstance(self.stop, str) else self.stop
-        return self.stop_sequences or given or []
+        return self.stop_sequences or self.named_stops
 
     def check(self) -> None:
         super().check()
-        if (
-            self.stop_sequences
-            and self.stop
-            and self.stops != ([self.stop] if isinstance(self.stop, str) else self.stop)
-        ):
+        if self.stop_sequences and self.stop and self.stops != self.named_stops:
             raise InvalidRequest("stop is OpenAI's name of stop_sequences; give one of them", param="stop")
         if isinstance(self.thread, ThreadContinue):
             raise ThreadNotFound(self.thread.previous_message_id)

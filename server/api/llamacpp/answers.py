@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from runtime.api import FinishReason, SamplingParams
 from server.generate.generation import Choice, Generation
 from server.generate.logprobs import Entry
 from server.generate.timings import Timings
 from server.http.schema import Json
+from server.http.wire_fields import DrawFields, RepeatFields
 from server.models.model import LoadedModel
 from server.models.tokenizer import Tokenizer
 
+_DRAWN = [info for info in msgspec.structs.fields(RepeatFields) if info.name in DrawFields.__struct_fields__]
 _LOWEST = -9999.0  # minus infinity has no JSON
 
 
@@ -22,15 +26,9 @@ def settings(loaded: LoadedModel, params: SamplingParams, stop: Sequence[str], *
         "model": loaded.name,
         "n_predict": params.max_tokens,
         "max_tokens": params.max_tokens,
+        **{info.encode_name: getattr(params, info.name) for info in _DRAWN},
         "seed": -1 if params.seed is None else params.seed,
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "repeat_penalty": params.repetition_penalty,
         "repeat_last_n": -1,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
         "stop": list(stop),
         "ignore_eos": params.ignore_eos,
         "n_probs": params.logprobs or 0,

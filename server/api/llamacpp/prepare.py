@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 
 from server.api.llamacpp import request_types
 from server.generate.constraint import json_schema, rules
-from server.generate.request import GenerateRequest, Infill, OutputConstraint, Prompts, Sampling, Shown
+from server.generate.request import GenerateRequest, Infill, OutputConstraint, Prompts, Shown
 from server.http.errors import FieldNames, InvalidRequest
+from server.http.wire_fields import sampling_of
 
 _SHARED_NAMES: Final = {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "n": "n_cmpl"}
 NAMES: Final = FieldNames(_SHARED_NAMES)
@@ -36,29 +37,19 @@ def of_infill(given: request_types.LlamaInfillRequest) -> Prepared:
 
 def _prepared(given: request_types.LlamaRequest, prompt: Prompts | Infill) -> Prepared:
     ignored: list[str] = []
-    penalty = given.repeat_penalty
-    if given.repeat_last_n == 0:
-        penalty = None if penalty is None else 1.0
-    elif given.repeat_last_n not in (None, -1) and penalty not in (None, 1):
-        ignored.append("repeat_last_n")
+    penalty = given.penalty(ignored, "repeat_last_n")
     num_predict = given.max_tokens if given.n_predict is None else given.n_predict
-    stop = (given.stop,) if isinstance(given.stop, str) else tuple(given.stop or ())
     request = GenerateRequest(
         prompt=prompt,
-        sampling=Sampling(
+        sampling=sampling_of(
+            given,
             temperature=None if given.temperature is None else max(0.0, given.temperature),
-            top_p=given.top_p,
-            top_k=given.top_k,
-            min_p=given.min_p,
             seed=None if given.seed in request_types.RANDOM_SEEDS else given.seed,
             repetition_penalty=penalty,
-            presence_penalty=given.presence_penalty,
-            frequency_penalty=given.frequency_penalty,
             logit_bias=_biases(given),
-            ignore_eos=given.ignore_eos,
         ),
         shown=Shown(
-            stop=stop,
+            stop=given.stop_strings,
             token_ids=bool(given.return_tokens or given.stream),
             logprobs=given.n_probs if given.n_probs else None,
         ),

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from server.http.errors import InvalidRequest
-from server.http.schema import INT64, MAX_BIASES, MAX_LOGPROBS, Name, StopString, TokenId, Wire
+from server.http.schema import INT64, MAX_BIASES, MAX_LOGPROBS, Name, TokenId, Wire
+from server.http.wire_fields import RepeatFields
 
-MAX_STOPS = 64
 MAX_PROMPTS = 1024
 MAX_N = 128
 MAX_FILES = 1024
@@ -46,22 +46,13 @@ class ExtraFile(Struct, kw_only=True, forbid_unknown_fields=True):
     time: float | None = None  # when its editor saw it
 
 
-class LlamaRequest(Struct, kw_only=True):
+class LlamaRequest(RepeatFields, kw_only=True):
     """What /completion and /infill share."""
 
     model: Name | None = None
     n_predict: Annotated[int, Meta(ge=-2, le=INT64)] | None = None  # less than 0: as many as the context holds
     max_tokens: Annotated[int, Meta(ge=-2, le=INT64)] | None = None  # another name of it
     temperature: Annotated[float, Meta(ge=-1e9, le=2)] | None = None  # less than 0 is greedy, as 0 is
-    top_k: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # 0 and less: off
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=-INT64 - 1, le=INT64)] | None = None
-    repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    repeat_last_n: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # 0: no penalty; ours looks at all there is
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     ignore_eos: bool | None = None
     # Pairs of a token id and a bias, or an object; false for a bias bans the token.
     logit_bias: (

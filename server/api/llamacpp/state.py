@@ -3,7 +3,8 @@ prompt of its own."""
 
 from __future__ import annotations
 
-from runtime.api import SamplingParams
+import dataclasses
+
 from server.api.llamacpp.answers import settings
 from server.config import __version__
 from server.config.server_config import ServerConfig
@@ -12,15 +13,8 @@ from server.models.model import LoadedModel
 
 
 def props(loaded: LoadedModel, config: ServerConfig) -> Json:
-    model, tokenizer, defaults = loaded.engine.model, loaded.tokenizer, loaded.defaults
-    params = SamplingParams(
-        max_tokens=-1,
-        temperature=defaults.temperature,
-        top_p=defaults.top_p,
-        top_k=defaults.top_k,
-        min_p=defaults.min_p,
-        repetition_penalty=defaults.repetition_penalty,
-    )
+    model, tokenizer = loaded.engine.model, loaded.tokenizer
+    params = dataclasses.replace(loaded.defaults, max_tokens=-1)
     return {
         "default_generation_settings": {
             "id": 0,

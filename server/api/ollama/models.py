@@ -7,6 +7,7 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,6 +20,7 @@ from server.config.server_config import ServerConfig
 from server.http.answers import json_response
 from server.http.body import read_request
 from server.http.errors import InvalidRequest
+from server.http.wire_fields import AdvisedFields, RepeatFields
 from server.models import lookup
 from server.models.model import LoadedModel
 from server.models.swaps import SwappedModel
@@ -69,14 +71,8 @@ def running(loaded: LoadedModel, name: str) -> OllamaRunningModel:
 def shown(loaded: LoadedModel, config: ServerConfig) -> OllamaShow:
     model, family = loaded.engine.model, _family(loaded)
     source = config.model if loaded.swapped is None else loaded.name
-    defaults = loaded.defaults
-    parameters = {
-        "temperature": defaults.temperature,
-        "top_k": defaults.top_k,
-        "top_p": defaults.top_p,
-        "min_p": defaults.min_p,
-        "repeat_penalty": defaults.repetition_penalty,
-    }
+    fields = (info for info in msgspec.structs.fields(RepeatFields) if info.name in AdvisedFields.__struct_fields__)
+    parameters = {info.encode_name: getattr(loaded.defaults, info.name) for info in fields}
     return OllamaShow(
         modelfile=f"# served by oneloop; there is no Modelfile\nFROM {source}\n",
         parameters="\n".join(f"{name:<30} {value:g}" for name, value in parameters.items()),

@@ -17,10 +17,10 @@ from server.generate.request import (
     OutputConstraint,
     PastCall,
     Prompts,
-    Sampling,
     Shown,
 )
 from server.http.errors import FieldNames, InvalidRequest
+from server.http.wire_fields import sampling_of
 from server.media.part import Base64, MediaPart
 from server.models.model import LoadedModel
 
@@ -93,26 +93,16 @@ def _prepared(
         ignored.append("keep_alive")
     if options.num_ctx is not None and options.num_ctx > loaded.engine.model.max_model_len:
         ignored.append("options.num_ctx")
-    penalty = options.repeat_penalty
-    if options.repeat_last_n == 0:
-        penalty = None if penalty is None else 1.0
-    elif options.repeat_last_n not in (None, -1) and penalty not in (None, 1):
-        ignored.append("options.repeat_last_n")
-    stop = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
+    penalty = options.penalty(ignored, "options.repeat_last_n")
     num_predict = options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
     request = GenerateRequest(
         prompt=prompt,
-        sampling=Sampling(
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            min_p=options.min_p,
-            seed=options.seed,
-            repetition_penalty=penalty,
-            presence_penalty=options.presence_penalty,
-            frequency_penalty=options.frequency_penalty,
+        sampling=sampling_of(options, repetition_penalty=penalty),
+        shown=Shown(
+            stop=options.stop_strings,
+            reasoning=thinking.shown,
+            logprobs=given.top_logprobs or 0 if given.logprobs else None,
         ),
-        shown=Shown(stop=stop, reasoning=thinking.shown, logprobs=given.top_logprobs or 0 if given.logprobs else None),
         default_max_tokens=num_predict,  # cut to what the context holds, as Ollama does
         constraint=_constraint(given.format),
         thinking_token_budget=thinking.budget,

@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from server.http.errors import InvalidRequest, UnsupportedParameter, clip
-from server.http.schema import INT64, MAX_LOGPROBS, MAX_TOOLS, Name, StopString, T, ToolName, Wire, asks_for_nothing
+from server.http.schema import INT64, MAX_LOGPROBS, MAX_TOOLS, Name, T, ToolName, Wire, asks_for_nothing
+from server.http.wire_fields import RepeatFields
 
-MAX_STOPS = 64
 MAX_OPTIONS = 128
 LATEST = ":latest"  # the tag of a name that has none
 
@@ -22,24 +22,14 @@ KeepAlive = float | str
 Think = bool | Literal["none", "low", "medium", "high", "max"]
 
 
-class OllamaOptions(Struct, kw_only=True):
+class OllamaOptions(RepeatFields, kw_only=True):
     """Ollama's options that do something here; of others, `ignored_options`."""
 
     num_predict: Annotated[int, Meta(ge=-2, le=INT64)] | None = None  # 0 and less: as many as the context holds
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # 0 and -1: off
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=-INT64 - 1, le=INT64)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
-    repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    repeat_last_n: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # 0: no penalty; ours looks at all there is
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     num_ctx: Annotated[int, Meta(ge=1, le=INT64)] | None = None  # tokens of context; there are as many as there are
 
 
-_OPTIONS = frozenset(OllamaOptions.__struct_fields__)
+_OPTIONS = frozenset(info.encode_name for info in msgspec.structs.fields(OllamaOptions))
 # Not Ollama's, but sent to it: they would hold the answer to something.
 _CONSTRAINING = frozenset({"grammar", "json_schema", "logit_bias"})
 _IDLE: dict[str, tuple[Any, ...]] = {

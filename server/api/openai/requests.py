@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from server.api.openai import request_types
+from server.api.openai import conversation_types, request_types
 from server.api.openai.media_parts import AnyMediaPart, media_part
 from server.api.openai.request_types import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
 from server.generate.constraint import json_object, json_schema, one_constraint, regex, structural_tag
@@ -21,7 +21,6 @@ from server.generate.request import (
     OutputConstraint,
     PastCall,
     Prompts,
-    Sampling,
     Shown,
     ToolChoice,
     Truncation,
@@ -30,8 +29,6 @@ from server.http.errors import InvalidRequest, clip
 from server.media.part import Base64, MediaPart
 
 DEFAULT_MAX_TOKENS = 16  # of a text completion, as OpenAI's
-
-_SAMPLING = Sampling.__struct_fields__
 
 
 def of_chat(request: ChatRequest) -> GenerateRequest:
@@ -94,12 +91,11 @@ def chat_of(request: ChatRequest | TokenizeRequest) -> Chat:
 
 
 def _shared(request: GenerationRequest, *, reasoning: bool = True) -> dict[str, Any]:
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     length_penalty = 1.0 if request.length_penalty is None else request.length_penalty
     return {
-        "sampling": Sampling(**{name: getattr(request, name) for name in _SAMPLING}),
+        "sampling": request,
         "shown": Shown(
-            stop=stop,
+            stop=request.stop_strings,
             include_stop=bool(request.include_stop_str_in_output),
             skip_special_tokens=request.skip_special_tokens is not False,
             reasoning=reasoning,
@@ -117,10 +113,7 @@ def _shared(request: GenerationRequest, *, reasoning: bool = True) -> dict[str, 
         if request.truncate_prompt_tokens is None
         else Truncation(request.truncate_prompt_tokens, request.truncation_side or "left"),
         "stream": bool(request.stream),
-        "priority": request.priority or 0,
-        "cache_salt": request.cache_salt,
-        "timeout_s": request.timeout,
-        "speculative": request.speculative is not False,
+        **request.terms,
     }
 
 
@@ -160,45 +153,50 @@ def _tag_of(structured: request_types.StructuralTagFormat) -> Mapping[str, Any]:
 # --- conversations ------------------------------------------------------------------------------------------------
 
 
-def _function(tool: request_types.Tool | request_types.CustomTool) -> Function:
-    if isinstance(tool, request_types.CustomTool):
+def _function(tool: conversation_types.Tool | conversation_types.CustomTool) -> Function:
+    if isinstance(tool, conversation_types.CustomTool):
         return custom_function(tool.name, tool.custom.description, tool.grammar)
     spec = tool.function
     return Function(spec.name, spec.description, spec.parameters, bool(spec.strict))
 
 
 def _chosen(
-    tools: Sequence[request_types.Tool | request_types.CustomTool], choice: request_types.ToolChoice | None
-) -> tuple[Sequence[request_types.Tool | request_types.CustomTool], ToolChoice | None]:
+    tools: Sequence[conversation_types.Tool | conversation_types.CustomTool],
+    choice: conversation_types.ToolChoice | None,
+) -> tuple[Sequence[conversation_types.Tool | conversation_types.CustomTool], ToolChoice | None]:
     """The tools that `choice` leaves, and what it says of them. Raises InvalidRequest where it names one that is not there."""
     match choice:
-        case request_types.NamedTool() | request_types.NamedCustomTool():
+        case conversation_types.NamedTool() | conversation_types.NamedCustomTool():
             return tools, OnlyFunction(_named(tools, choice).name if tools else choice.name)
-        case request_types.AllowedTools(allowed_tools=allowed):
+        case conversation_types.AllowedTools(allowed_tools=allowed):
             names = {_named(tools, each).name for each in allowed.tools}
             return [tool for tool in tools if tool.name in names], allowed.mode
     return tools, choice
 
 
 def _named(
-    tools: Sequence[request_types.Tool | request_types.CustomTool],
-    named: request_types.NamedTool | request_types.NamedCustomTool,
-) -> request_types.Tool | request_types.CustomTool:
-    kind = request_types.CustomTool if isinstance(named, request_types.NamedCustomTool) else request_types.Tool
+    tools: Sequence[conversation_types.Tool | conversation_types.CustomTool],
+    named: conversation_types.NamedTool | conversation_types.NamedCustomTool,
+) -> conversation_types.Tool | conversation_types.CustomTool:
+    kind = (
+        conversation_types.CustomTool
+        if isinstance(named, conversation_types.NamedCustomTool)
+        else conversation_types.Tool
+    )
     found = next((tool for tool in tools if isinstance(tool, kind) and tool.name == named.name), None)
     if found is None:
-        what = "" if kind is request_types.Tool else "custom tool "
+        what = "" if kind is conversation_types.Tool else "custom tool "
         raise InvalidRequest(
             f"tool_choice names {what}{clip(named.name)!r}, which is none of the tools", param="tool_choice"
         )
     return found
 
 
-def _messages(messages: Sequence[request_types.Message]) -> list[Message]:
+def _messages(messages: Sequence[conversation_types.Message]) -> list[Message]:
     return [_message(message, number) for number, message in enumerate(messages)]
 
 
-def _message(message: request_types.Message, number: int) -> Message:
+def _message(message: conversation_types.Message, number: int) -> Message:
     """OpenAI's newer name of the system role, and its older ones around functions, become those of today. A message that is
     nothing but a refusal says that."""
     calls = list(map(_call, message.tool_calls or []))
@@ -218,7 +216,7 @@ def _message(message: request_types.Message, number: int) -> Message:
     )
 
 
-def _parts(parts: Sequence[request_types.AnyTextPart | AnyMediaPart], where: str) -> list[str | MediaPart]:
+def _parts(parts: Sequence[conversation_types.AnyTextPart | AnyMediaPart], where: str) -> list[str | MediaPart]:
     return [
         media_part(part, f"{where}[{number}]") if isinstance(part, AnyMediaPart) else part.text
         for number, part in enumerate(parts)
@@ -230,14 +228,14 @@ _ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
 }  # fmt: skip
 
 
-def _call(call: request_types.PastCall) -> PastCall:
+def _call(call: conversation_types.PastCall) -> PastCall:
     if call.custom is not None:
         return PastCall(call.id, call.custom.name, arguments_of(call.custom.input))
     assert call.function is not None, "the wire type has checked that it is one or the other"
     return _function_call(call.id, call.function)
 
 
-def _function_call(id: str, function: request_types.CalledFunction) -> PastCall:
+def _function_call(id: str, function: conversation_types.CalledFunction) -> PastCall:
     return PastCall(id, function.name, function.arguments)
 
 

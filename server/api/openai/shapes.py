@@ -18,7 +18,8 @@ from server.api.openai.api_types import (
     Function,
     TextChoice,
 )
-from server.api.openai.request_types import ChatRequest, CustomTool
+from server.api.openai.conversation_types import CustomTool
+from server.api.openai.request_types import ChatRequest
 from server.generate.custom_tools import InputReader, input_of
 from server.generate.generation import Choice
 from server.generate.logprobs import ChatWriter, CompletionWriter, Style, chat_writer, completion_writer

@@ -10,48 +10,33 @@ from typing import Annotated, Any, Literal, cast
 from msgspec import Meta, Struct
 
 from runtime.api import PoolingTask
-from server.api.openai.request_types import Messages, check_messages
+from server.api.openai.conversation_types import Messages, TurnFields
 from server.http.errors import InvalidRequest
-from server.http.schema import INT64, CacheSalt, Name, Priority, RequestId, Timeout, TokenId, Wire
+from server.http.schema import INT64, Name, RequestId, TokenId, Wire
+from server.http.wire_fields import QueueFields, TruncationFields
 
 MAX_TOKENS = Annotated[int, Meta(ge=0, le=INT64)]  # 0: as many as there are
 Content = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
 
 
-class PoolingFields(Struct, kw_only=True):
-    """What all routes share. None means "as the model or the route has it"."""
+class PoolingFields(TruncationFields, QueueFields, kw_only=True):
+    """What all routes share. None means "as the model or the route has it"; without a side, the right end is cut off."""
 
     model: Name | None = None
-    # Keep that many of a prompt's tokens, special ones included; -1: as many as the context holds.
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT64)] | None = None
-    truncation_side: Literal["left", "right"] | None = None  # which end goes; right if not given
     use_activation: bool | None = None  # normalise embeddings; softmax or sigmoid of a head's numbers
-
     request_id: RequestId | None = None  # in place of X-Request-Id, which wins
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    timeout: Timeout | None = None
-
     user: str | None = None  # harmless: it describes the caller
 
     def check(self) -> None:
         """Fields that contradict each other."""
-        if self.truncate_prompt_tokens == 0:
-            raise InvalidRequest("truncate_prompt_tokens 0 would leave no prompt", param="truncate_prompt_tokens")
-        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
-            raise InvalidRequest("truncation_side needs truncate_prompt_tokens", param="truncation_side")
+        self.check_truncation()
 
 
-class InputFields(PoolingFields, kw_only=True):
+class InputFields(PoolingFields, TurnFields, kw_only=True):
     """Of /v1/embeddings, /classify and /pooling: `input`, or a conversation in its place."""
 
     input: Content | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = None  # of texts true, of a conversation false
-    allow_special_tokens: bool | None = None  # those in texts are meant; true if not given
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     def check(self) -> None:
         super().check()
@@ -61,9 +46,7 @@ class InputFields(PoolingFields, kw_only=True):
             for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
                 if getattr(self, name):
                     raise InvalidRequest(f"{name} is only allowed with messages", param=name)
-        check_messages(
-            self.messages, continued=self.continue_final_message, add_generation_prompt=self.add_generation_prompt
-        )
+        self.check_messages(self.messages or ())
 
 
 class EmbeddingsRequest(InputFields, kw_only=True):

@@ -12,23 +12,24 @@ from msgspec import Meta, Struct, field
 from server.http.errors import InvalidRequest
 from server.http.schema import (
     INT64,
-    MAX_BIASES,
     MAX_LOGPROBS,
-    MAX_STOPS,
     MAX_TOOLS,
     AnyText,
-    CacheSalt,
     ConstrainedOutput,
     InputGrammar,
     JsonObject,
     Name,
-    Priority,
     ReasoningEffort,
-    StopString,
-    Timeout,
-    TokenId,
     ToolName,
     Wire,
+)
+from server.http.wire_fields import (
+    CallerFields,
+    ReasoningFields,
+    SamplingFields,
+    TemplateFields,
+    TermFields,
+    TextFields,
 )
 
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -132,7 +133,16 @@ class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(ConstrainedOutput, kw_only=True):
+class ResponsesRequest(
+    SamplingFields,
+    TextFields,
+    ConstrainedOutput,
+    TemplateFields,
+    ReasoningFields,
+    TermFields,
+    CallerFields,
+    kw_only=True,
+):
     model: Name | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -152,39 +162,11 @@ class ResponsesRequest(ConstrainedOutput, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ThisTool | ThisCustomTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
-    # As the chat route has them.
-    top_k: Annotated[int, Meta(ge=-1, le=INT64)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    seed: Annotated[int, Meta(ge=-INT64 - 1, le=INT64)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-    allow_special_tokens: bool | None = None
-    include_reasoning: bool | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=-1, le=INT64)] | None = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    timeout: Timeout | None = None
-    speculative: bool | None = None  # False: no token of it is guessed, where the server guesses
-
-    # Harmless: they describe the caller and ask nothing of the answer.
-    user: str | None = None
     metadata: Metadata | None = None
     service_tier: Name | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
     @property
     def wants_logprobs(self) -> bool:

@@ -7,21 +7,11 @@ from typing import Final
 from server.api.responses.request_types import FormatSchema, ResponsesRequest
 from server.api.responses.tools import Tools
 from server.generate.constraint import json_object, json_schema, one_constraint
-from server.generate.request import (
-    Chat,
-    GenerateRequest,
-    Message,
-    OutputConstraint,
-    Sampling,
-    Shown,
-)
+from server.generate.request import Chat, GenerateRequest, Message, OutputConstraint, Shown
 from server.http.errors import FieldNames
 from server.http.schema import JsonObject
+from server.http.wire_fields import sampling_of
 
-_SAMPLING: Final = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-    "logit_bias", "stop_token_ids", "ignore_eos",
-)  # fmt: skip
 NAMES: Final = FieldNames(
     {"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
 )
@@ -43,9 +33,9 @@ def generate_request(wire: ResponsesRequest, messages: list[Message], tools: Too
         chat.check()
     return GenerateRequest(
         prompt=chat,
-        sampling=Sampling(**{name: getattr(wire, name) for name in _SAMPLING}),
+        sampling=sampling_of(wire),
         shown=Shown(
-            stop=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ()),
+            stop=wire.stop_strings,
             include_stop=bool(wire.include_stop_str_in_output),
             skip_special_tokens=wire.skip_special_tokens is not False,
             reasoning=wire.include_reasoning is not False,
@@ -54,10 +44,7 @@ def generate_request(wire: ResponsesRequest, messages: list[Message], tools: Too
         max_tokens=wire.max_output_tokens,
         constraint=_constraint(wire),
         thinking_token_budget=wire.thinking_token_budget,
-        priority=wire.priority or 0,
-        cache_salt=wire.cache_salt,
-        timeout_s=wire.timeout,
-        speculative=wire.speculative is not False,
+        **wire.terms,
     )
 
 

@@ -15,7 +15,7 @@ from server.media.part import Given, MediaPart
 from server.media.processor import Processor
 from server.media.reader import MediaReader
 from server.models.chat_format import ChatFormat
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.model import LoadedModel
 from server.models.prompt import ChatTemplate
 from server.models.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ def seeing(tiny: Tiny, **options: Any) -> LoadedModel:
     media = reader(tiny, **options)
     model = fake_model(vocab_size=tokenizer.vocab_size, modalities=media.modalities)
     template = ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
-    loaded = loaded_model(FakeEngine(model=model), tokenizer, template, SamplingDefaults(), ("tiny",), ChatFormat())
+    loaded = loaded_model(FakeEngine(model=model), tokenizer, template, sampling_defaults(), ("tiny",), ChatFormat())
     return dataclasses.replace(loaded, media=media)
 
 

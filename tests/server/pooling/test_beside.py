@@ -13,7 +13,7 @@ from server.config.parse import from_keywords, parse
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
 from server.models import engines
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.lifecycle import Lifecycle
 from server.models.pooling import PoolerConfig, Prompts, ServedPooling
 from server.process.load import embedding_config
@@ -31,7 +31,7 @@ def both(serve):
         model = fake_model(pooler=EMBEDDER, generates=False, architecture="FakeEncoder", max_model_len=64)
         engine = FakeEngine(model=model)
         pooling = ServedPooling.of(model, tokenizer, PoolerConfig(), "auto", Prompts())
-        loaded = loaded_model(engine, tokenizer, chatml(tokenizer), SamplingDefaults(), ("embedder",))
+        loaded = loaded_model(engine, tokenizer, chatml(tokenizer), sampling_defaults(), ("embedder",))
         lifecycle = server.service.lifecycle
         lifecycle.ready(dataclasses.replace(lifecycle.loaded, beside=dataclasses.replace(loaded, pooling=pooling)))
         return server, engine
@@ -157,7 +157,7 @@ async def test_the_first_that_dies_ends_both_and_all_are_drained_and_closed():
     one, other = FakeEngine(), FakeEngine()
     tokenizer, lifecycle = framing_tokenizer(), Lifecycle()
     beside, loaded = (
-        loaded_model(engine, tokenizer, chatml(tokenizer), SamplingDefaults(), (name,))
+        loaded_model(engine, tokenizer, chatml(tokenizer), sampling_defaults(), (name,))
         for engine, name in ((other, "other"), (one, "one"))
     )
     lifecycle.ready(dataclasses.replace(loaded, beside=beside))

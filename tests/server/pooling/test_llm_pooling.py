@@ -9,7 +9,7 @@ import pytest
 
 from runtime.api import EngineStopped
 from server import LLM, PoolingParams
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.pooling import PoolerConfig, Prompts, ServedPooling
 from tests.fakes import FakeEngine, fake_model
 from tests.server.pooling.embedders import (
@@ -42,7 +42,7 @@ def serving(monkeypatch):
             facts = {} if pooler is None else {"pooler": pooler, "generates": False}
             model = fake_model(vocab_size=tokenizer.vocab_size, max_model_len=64, **facts)
             made.append(FakeEngine(model=model))
-            loaded = loaded_model(made[0], tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
+            loaded = loaded_model(made[0], tokenizer, chatml(tokenizer), sampling_defaults(), ("tiny",))
             if pooler is None:
                 return loaded
             asked = PoolerConfig.read(config.pooler_config)

@@ -10,7 +10,7 @@ import pytest
 
 from server.config.server_config import ServerConfig
 from server.http.errors import ReplicaLost
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.ray.channel import Delivery, Mailbox
 from server.ray.exchange import Exchange
 from server.ray.forwarded import Answer, Forwarded, Head
@@ -59,7 +59,7 @@ class Cluster:
         model = fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}))
         self.engines = [FakeEngine(lambda request: ids, model=model, paused=paused) for _ in "ab"]
         self._loaded = {
-            name: loaded_model(engine, tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
+            name: loaded_model(engine, tokenizer, chatml(tokenizer), sampling_defaults(), ("tiny",))
             for name, engine in zip("ab", self.engines, strict=True)
         }
         self.replicas = [Replica(config, self._load_of(name), name) for name in "ab"]

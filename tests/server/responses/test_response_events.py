@@ -15,7 +15,7 @@ from server.api.responses.api_types import Response, ResponseReasoning, Response
 from server.api.responses.events import Head, ResponseEvents
 from server.generate.generation import Generation, TextOptions
 from server.models.chat_format import ChatFormat, OutputParser
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.model import LoadedModel
 from server.models.prompt import ChatTemplate
 from tests.fakes import FakeEngine, fake_logprobs, fake_model
@@ -55,7 +55,7 @@ def loaded(tool_parser: str) -> LoadedModel:
     template = ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
     chat_format = ChatFormat.choose(tokenizer.chat_template, template, tokenizer, tool_parser=tool_parser)
     engine = FakeEngine(model=fake_model(vocab_size=tokenizer.vocab_size, eos_token_ids=frozenset({EOS})))
-    return loaded_model(engine, tokenizer, template, SamplingDefaults(), ("tiny",), chat_format)
+    return loaded_model(engine, tokenizer, template, sampling_defaults(), ("tiny",), chat_format)
 
 
 class Unstoppable:

@@ -14,7 +14,7 @@ from runtime.api import (
     StepRecord,
 )
 from server.models import texts
-from server.models.defaults import SamplingDefaults
+from server.models.defaults import sampling_defaults
 from server.models.texts import Texts
 from tests.fakes import FakeEngine
 from tests.server.conftest import RawAnswer
@@ -144,7 +144,7 @@ async def test_a_user_does_not_read_what_others_asked(serve):
 
 
 async def test_what_is_kept_is_bounded_in_requests_and_in_tokens(tokenizer):
-    loaded = loaded_model(FakeEngine(), tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
+    loaded = loaded_model(FakeEngine(), tokenizer, chatml(tokenizer), sampling_defaults(), ("tiny",))
 
     def finished(name: str, num: int) -> Finished:
         request = Request(name, [7] * num, SamplingParams(1))

@@ -1,0 +1,234 @@
+"""Wire types of a conversation: messages, their parts, tools and the choice among these, as OpenAI has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from server.api.openai.media_parts import AnyMediaPart
+from server.http.errors import InvalidRequest, UnsupportedParameter
+from server.http.schema import MAX_TOOLS, InputGrammar, Name, ReasoningEffort, ToolName
+from server.http.wire_fields import TemplateFields
+
+
+class TextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """`cache_control`: prefixes are cached anyway."""
+
+    text: str
+    cache_control: Any = None
+
+
+class InputTextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
+    """As the Responses API has it."""
+
+    text: str
+
+
+class OutputTextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
+    text: str
+    annotations: Any = None
+    logprobs: Any = None
+
+
+class RefusalPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+AnyTextPart = TextPart | InputTextPart | OutputTextPart | RefusalPart
+
+
+class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: Name
+    arguments: str | dict[str, Any]  # OpenAI's is a string of JSON
+
+
+class CalledCustom(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: Name
+    input: str
+
+
+class PastCall(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool call of an earlier turn, as it came with an answer: of a function, or of a custom tool."""
+
+    id: Name
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
+    index: int | None = None  # of a streamed call, which some clients send back
+
+    def check(self, where: str) -> None:
+        other = "custom" if self.type == "function" else "function"
+        if getattr(self, self.type) is None:
+            raise InvalidRequest(f"Missing required parameter: {where}.{self.type}", param=f"{where}.{self.type}")
+        if getattr(self, other) is not None:
+            raise InvalidRequest(
+                f"{where}.{other} is only allowed with type {other}, not {self.type}", param=f"{where}.{other}"
+            )
+
+
+class Message(Struct, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[AnyTextPart | AnyMediaPart] | None = None
+    name: Name | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[PastCall] | None = None
+    tool_call_id: Name | None = None
+    function_call: CalledFunction | None = None
+    audio: Any = None
+    annotations: Any = None
+    provider_specific_fields: Any = (
+        None  # LiteLLM's notes on an answer of ours, which it sends back; nothing for a prompt
+    )
+
+    def check(self, where: str) -> None:
+        for name in ("audio", "annotations"):
+            if getattr(self, name) not in (None, []):
+                raise UnsupportedParameter(f"{where}.{name}")
+        for name in ("tool_calls", "function_call", "refusal", "reasoning", "reasoning_content"):
+            if self.role != "assistant" and getattr(self, name):
+                raise InvalidRequest(f"{where}.{name} is only allowed with role assistant", param=f"{where}.{name}")
+        if self.role not in ("user", "tool") and isinstance(self.content, list):
+            for number, part in enumerate(self.content):
+                if isinstance(part, AnyMediaPart):
+                    place, kind = f"{where}.content[{number}]", part.__struct_config__.tag
+                    raise InvalidRequest(f"{place} of type {kind} is only allowed with role user or tool", param=place)
+        for number, call in enumerate(self.tool_calls or []):
+            call.check(f"{where}.tool_calls[{number}]")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise InvalidRequest(f"{where}.tool_call_id is only allowed with role tool", param=f"{where}.tool_call_id")
+        if self.tool_call_id is None and self.role == "tool":
+            raise InvalidRequest(f"{where}.tool_call_id is missing: whose result is it?", param=f"{where}.tool_call_id")
+        if self.name is None and self.role == "function":
+            raise InvalidRequest(f"{where}.name is missing: whose result is it?", param=f"{where}.name")
+        if self.content is None and not (self.tool_calls or self.function_call or self.refusal is not None):
+            raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
+
+
+Messages = Annotated[list[Message], Meta(min_length=1)]
+
+
+class FunctionSpec(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # JSON schema of the arguments; None: there are none
+    strict: bool | None = None  # calls keep to the schema
+
+
+class Tool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    function: FunctionSpec
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    @property
+    def is_constrained(self) -> bool:
+        return bool(self.function.strict)
+
+
+class TextInput(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    pass
+
+
+class Grammar(InputGrammar, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class GrammarInput(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="grammar"):
+    grammar: Grammar
+
+
+class CustomSpec(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: ToolName
+    description: str | None = None
+    format: TextInput | GrammarInput | None = None
+
+
+class CustomTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="custom"):
+    """Called with a text, not with arguments."""
+
+    custom: CustomSpec
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return self.custom.format.grammar if isinstance(self.custom.format, GrammarInput) else None
+
+    @property
+    def is_constrained(self) -> bool:
+        return self.grammar is not None
+
+
+class ToolRef(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: Name
+
+
+class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    function: ToolRef
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class NamedCustomTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="custom"):
+    custom: ToolRef
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+class Allowed(Struct, kw_only=True, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool | NamedCustomTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
+    """The others may as well not be there."""
+
+    allowed_tools: Allowed
+
+
+Tools = Annotated[list[Tool | CustomTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools
+
+
+class TurnFields(TemplateFields, kw_only=True):
+    """How messages become a prompt that is answered or pooled."""
+
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None  # the answer goes on in the last message, the assistant's
+
+    def check_messages(self, messages: Sequence[Message]) -> None:
+        """Raise InvalidRequest for fields that contradict each other."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt contradict each other: either the last message goes on, or a "
+                "new one begins",
+                param="continue_final_message",
+            )
+        for index, message in enumerate(messages):
+            message.check(f"messages[{index}]")
+
+
+class ConversationFields(TurnFields, kw_only=True):
+    """What a conversation is made of beside its messages."""
+
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None  # None: auto, if there are tools
+    mm_processor_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: ReasoningEffort | None = None
