@@ -131,3 +131,13 @@ def test_every_promise_names_a_test_or_a_load_that_is_there():
 
 def test_the_readme_stays_what_a_newcomer_reads_on_day_one():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+
+
+def test_the_benchmarks_of_the_readme_are_those_of_the_results():
+    results = (ROOT / "loadtests" / "RESULTS.md").read_text()
+    of_model = {part.partition("\n")[0]: part for part in results.split("\n## ")}
+    rows = re.findall(r"^\| (\S+) \| (.+?) \| (\S+) \| (\S+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    shown = [row for row in rows if row[0] in of_model]
+    assert shown
+    for model, figure, ours, theirs in shown:
+        assert f"\n| {figure} | {ours} | {theirs} |" in of_model[model], f"{model}, {figure}"
