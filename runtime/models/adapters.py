@@ -17,7 +17,7 @@ from runtime.models.blocks.lora import LoraEmbedding, LoraExperts, LoraLinear, S
 from runtime.models.blocks.weights import Weights
 from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
 from runtime.models.spec.linear import Linear
-from runtime.models.spec.moe import Experts
+from runtime.models.spec.mlp import Experts
 from runtime.models.spec.sharding import cuts
 from runtime.weights.rules import Cut, Span
 

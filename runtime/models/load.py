@@ -22,7 +22,7 @@ from runtime.models.reading import DTYPES, TABLE, ParameterReader
 from runtime.models.registry import spec_from_config
 from runtime.models.spec.decoder import EMBEDDING, DecoderSpec
 from runtime.models.spec.draft_head import DraftHeadSpec
-from runtime.models.spec.moe import ClampedSwiglu, Experts
+from runtime.models.spec.mlp import ClampedSwiglu, Experts
 from runtime.parallel.group import Peers
 from runtime.parallel.stages import Handover
 from runtime.weights.rules import Checkpoint, Report, WeightsError, stored_as

@@ -19,7 +19,7 @@ from runtime.config import WeightPolicy
 from runtime.models.keeping import Keeping, Refusal
 from runtime.models.kv_scales import KV_SCALES, kv_scale_loads
 from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
-from runtime.models.spec.moe import MoE
+from runtime.models.spec.mlp import MoE
 from runtime.models.spec.sharding import cuts
 from runtime.models.uploads import Uploads
 from runtime.weights.rules import (

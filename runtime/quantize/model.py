@@ -25,7 +25,7 @@ from runtime.models.load import opened, read_weights
 from runtime.models.reading import DTYPES, as_torch, planned_loads
 from runtime.models.registry import spec_from_config
 from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
-from runtime.models.spec.moe import MoE
+from runtime.models.spec.mlp import MoE
 from runtime.quantize.folder import SHARD_BYTES, ModelFolder
 from runtime.quantize.gptq import gptq
 from runtime.quantize.inputs import WatchedLinear, read_text, watched, watching

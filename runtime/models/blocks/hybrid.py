@@ -1,22 +1,39 @@
-"""A layer that hands what a shared transformer makes of the stream to its mixer, and adds only what the mixer gives."""
+"""A layer that hands the output of a shared transformer to its mixer, and adds only the mixer's output (Zamba2)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 import ops
-from runtime.models.blocks.adapted import AdaptedLinear
 from runtime.models.blocks.attention import AttentionBlock
-from runtime.models.blocks.gated_mlp import GatedMLPBlock
 from runtime.models.blocks.mixer import MixerBlock
+from runtime.models.blocks.mlp import GatedMLPBlock
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
-from runtime.models.spec.layer import HybridLayer
-from runtime.models.spec.shared import SharedTransformer
+from runtime.models.spec.layer import HybridLayer, SharedTransformer
+
+
+class AdaptedLinear(ops.LinearWeight):
+    """`adapters`: each two matrices, one behind the other; their outputs, side by side, are as wide as that of `weight`."""
+
+    def __init__(self, weight: ops.LinearWeight, adapters: Sequence[tuple[ops.LinearWeight, ops.LinearWeight]]) -> None:
+        self.out_features, self.in_features = weight.out_features, weight.in_features
+        self.nbytes = weight.nbytes + sum(each.nbytes for adapter in adapters for each in adapter)
+        self._weight, self._adapters = weight, adapters
+
+    def matmul(self, x: Tensor) -> Tensor:
+        parts = [ops.linear(ops.linear(x, first), second) for first, second in self._adapters]
+        return ops.linear(x, self._weight).add_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+
+    def refill(self, stored: ops.Stored) -> bool:
+        raise TypeError("the matrix and its adapters are refilled each by itself")
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise TypeError("a matrix with adapters is no embedding")
 
 
 class HybridBlock:

@@ -27,8 +27,7 @@ from runtime.models.spec.layer import (
     PostNormLayer,
     SingleLayer,
 )
-from runtime.models.spec.mlp import GatedMLP, PlainMLP
-from runtime.models.spec.moe import MoE
+from runtime.models.spec.mlp import GatedMLP, MoE, PlainMLP
 from runtime.models.spec.norm import Norm
 
 

@@ -7,13 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runtime.models.blocks.attention import AttentionBlock
-from runtime.models.blocks.gated_delta_net import GatedDeltaNetBlock
-from runtime.models.blocks.latent_attention import LatentAttentionBlock
-from runtime.models.blocks.mamba import MambaBlock
-from runtime.models.blocks.mamba2 import Mamba2Block
+from runtime.models.blocks.attention import AttentionBlock, LatentAttentionBlock
 from runtime.models.blocks.norm import NormBlock
-from runtime.models.blocks.short_conv import ShortConvBlock
+from runtime.models.blocks.recurrent import GatedDeltaNetBlock, Mamba2Block, MambaBlock, ShortConvBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.attention import Attention, LatentAttention

@@ -11,9 +11,8 @@ from runtime.models.read.mtp import beyond_the_last
 from runtime.models.spec.attention import LatentAttention
 from runtime.models.spec.decoder import DecoderSpec, layer_name
 from runtime.models.spec.layer import Layer
-from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.mlp import GatedMLP, MoE, Router
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.moe import MoE, Router
 from runtime.models.spec.norm import RMSNorm
 
 

@@ -11,9 +11,8 @@ from runtime.models.read.mtp import mtp
 from runtime.models.spec.decoder import LLAMA_RULES, TIED_HEAD_BIAS, DecoderSpec
 from runtime.models.spec.draft_head import DraftHeadSpec, JoinedEntry
 from runtime.models.spec.layer import Layer
-from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.mlp import GatedMLP, MoE, Router
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.moe import MoE, Router
 from runtime.models.spec.norm import NoNorm
 from runtime.weights.rules import OneRow, rename, transform
 

@@ -17,8 +17,7 @@ from runtime.models.read.mixture import (
 from runtime.models.read.mtp import beyond_the_last
 from runtime.models.spec.attention import QKNorm
 from runtime.models.spec.decoder import DecoderSpec, layer_name
-from runtime.models.spec.mlp import GatedMLP
-from runtime.models.spec.moe import MoE
+from runtime.models.spec.mlp import GatedMLP, MoE
 
 
 def glm4_moe(config: HfConfig) -> DecoderSpec:

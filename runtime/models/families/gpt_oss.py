@@ -11,7 +11,7 @@ from runtime.models.read.hf_config import SLIDING, HfConfig, every, layer_types,
 from runtime.models.read.mixture import STACKED_BY_KIND, checked_moe, num_experts
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import Layer
-from runtime.models.spec.moe import ClampedSwiglu, MoE, Router
+from runtime.models.spec.mlp import ClampedSwiglu, MoE, Router
 from runtime.weights.rules import InterleavedHalves, Transposed, rename, stack, transform
 
 _YARN = {

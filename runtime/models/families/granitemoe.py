@@ -8,8 +8,7 @@ from runtime.models.families.granite import granite
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.mixture import checked_moe, num_experts, with_mlps
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
-from runtime.models.spec.mlp import GatedMLP
-from runtime.models.spec.moe import MoE, Router
+from runtime.models.spec.mlp import GatedMLP, MoE, Router
 from runtime.weights.rules import rename, stack
 
 _SHARED = (

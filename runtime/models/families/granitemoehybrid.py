@@ -13,9 +13,8 @@ from runtime.models.read.mixture import checked_moe, num_experts, with_mlps
 from runtime.models.spec.attention import Attention
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import MLP, Mixer
-from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.mlp import GatedMLP, MoE, Router
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.moe import MoE, Router
 
 
 def granitemoehybrid(config: HfConfig) -> DecoderSpec:

@@ -8,8 +8,7 @@ from runtime.models.read.mixture import checked_moe, num_experts, with_expert_ru
 from runtime.models.spec.attention import Attention
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import MLP, Layer
-from runtime.models.spec.mlp import GatedMLP
-from runtime.models.spec.moe import MoE, Router
+from runtime.models.spec.mlp import GatedMLP, MoE, Router
 from runtime.models.spec.norm import RMSNorm
 from runtime.models.spec.recurrent import Mamba
 from runtime.weights.rules import rename

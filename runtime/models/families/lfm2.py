@@ -11,9 +11,8 @@ from runtime.models.read.mixture import checked_moe, num_experts, with_mlps
 from runtime.models.spec.attention import Attention, QKNorm
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import Layer
-from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.mlp import GatedMLP, MoE, Router
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.moe import MoE, Router
 from runtime.models.spec.norm import RMSNorm
 from runtime.models.spec.recurrent import ShortConv
 from runtime.weights.rules import merge, rename, stack

@@ -14,9 +14,8 @@ from runtime.models.read.text_part import seeing, text_part
 from runtime.models.spec.attention import Attention, AttentionTemperature, QKNorm
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import AnyLayer, Layer
-from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.mlp import GatedMLP, MoE, Router
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.moe import MoE, Router
 from runtime.models.spec.norm import RMSNorm
 from runtime.weights.rules import InterleavedRope, Rule, Transposed, rename, stack, transform
 

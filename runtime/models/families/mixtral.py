@@ -8,7 +8,7 @@ from runtime.models.families.mistral import mistral
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.mixture import MIXTRAL, STACKED, STACKED_BY_KIND, checked_moe, num_experts, with_mlps
 from runtime.models.spec.decoder import DecoderSpec
-from runtime.models.spec.moe import MoE, Router
+from runtime.models.spec.mlp import MoE, Router
 
 
 def mixtral(config: HfConfig) -> DecoderSpec:

@@ -16,9 +16,8 @@ from runtime.models.spec.attention import Attention
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.draft_head import DraftHeadSpec, JoinedEntry
 from runtime.models.spec.layer import OnlyBlock, SingleLayer
-from runtime.models.spec.mlp import PlainMLP
+from runtime.models.spec.mlp import Latent, MoE, PlainMLP
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.moe import Latent, MoE
 from runtime.models.spec.norm import RMSNorm
 from runtime.models.spec.recurrent import Mamba2
 from runtime.weights.rules import rename, stack

@@ -10,7 +10,7 @@ from runtime.models.read.mixture import checked_moe, num_experts, with_expert_ru
 from runtime.models.spec.attention import NormScope, QKNorm
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import Layer
-from runtime.models.spec.moe import MoE, Router
+from runtime.models.spec.mlp import MoE, Router
 
 
 def olmoe(config: HfConfig) -> DecoderSpec:

@@ -9,8 +9,8 @@ from runtime.models.read.hf_config import HfConfig, rope_parameters, window
 from runtime.models.read.mixture import MIXTRAL, STACKED, checked_moe, num_experts
 from runtime.models.spec.decoder import TIED_HEAD_BIAS, DecoderSpec
 from runtime.models.spec.layer import Layer
+from runtime.models.spec.mlp import MoE, Router
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.moe import MoE, Router
 from runtime.models.spec.norm import LayerNorm
 from runtime.models.spec.rope import LongRopeScaling, Rope
 from runtime.weights.rules import rename

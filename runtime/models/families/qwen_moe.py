@@ -12,9 +12,8 @@ from runtime.models.families.qwen3 import qwen3
 from runtime.models.read.hf_config import FULL, SLIDING, HfConfig, num_layers
 from runtime.models.read.mixture import checked_moe, num_experts, with_expert_rules, with_mlps
 from runtime.models.spec.decoder import DecoderSpec
-from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.mlp import GatedMLP, MoE, Router
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.moe import MoE, Router
 
 
 def qwen2_moe(config: HfConfig) -> DecoderSpec:

@@ -10,12 +10,11 @@ from runtime.models.read.hf_config import HfConfig, activation, decoder, rope
 from runtime.models.read.hybrid import RECURRENT, block_types, checked_mamba2, conv_kernel
 from runtime.models.spec.attention import Attention
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec, layer_name
-from runtime.models.spec.layer import AnyLayer, HybridLayer, SingleLayer
+from runtime.models.spec.layer import AnyLayer, HybridLayer, SharedTransformer, SingleLayer
 from runtime.models.spec.mlp import GatedMLP
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.norm import RMSNorm
 from runtime.models.spec.recurrent import Mamba2
-from runtime.models.spec.shared import SharedTransformer
 from runtime.weights.rules import Rule, rename
 
 _HYBRID = "hybrid"

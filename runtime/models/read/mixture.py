@@ -10,8 +10,8 @@ from dataclasses import replace
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import MLP
+from runtime.models.spec.mlp import MoE, Router
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.moe import MoE, Router
 from runtime.weights.rules import Rule, merge, rename, stack
 
 MAX_EXPERTS = 4096

@@ -1,10 +1,11 @@
-"""MLPs: of two matrices, or of three, where one gates."""
+"""Blocks that work on each token alone: MLPs of two matrices, of three with a gate, and mixtures of experts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Literal
 
 from runtime.models.spec.linear import Linear
 from runtime.weights.rules import Parameter
@@ -62,3 +63,139 @@ class PlainMLP:
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
         for linear in self.linears(layer, hidden_size):
             yield from linear.parameters()
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Which experts a token takes, and with which weights: `ops.Routing`, which says what the rules mean.
+
+    `e_score_correction_bias`: one for each expert's score that only choosing sees. `float32`: the router computes in that precision
+    whatever the model's."""
+
+    top_k: int
+    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "top-2 sum"] = "best"
+    min_sum: float = 1e-20
+    jitter: float = 0.0
+    bias: bool = False
+    e_score_correction_bias: bool = False
+    float32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """(up + 1) * gate * sigmoid(alpha * gate), after gate <= limit and -limit <= up <= limit."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """A space of `size` dims, with a projection into it and one out of it, which may have a bias."""
+
+    size: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """MLPs of one shape, `GatedMLP`s or `PlainMLP`s without a gate, numbered below `name`. `numbers`: by which a checkpoint has
+    them, where these are some of all `num_routed`; they are `first` and following in the order in which the router has them."""
+
+    name: str
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    bias: bool
+    activation: Activation | ClampedSwiglu
+    gated: bool
+    numbers: tuple[int, ...] = ()
+    first: int = 0
+    num_routed: int = 0
+
+    def halves(self, expert: int) -> tuple[Linear, Linear]:
+        """gate_up, or up where there is no gate, and down of one of them."""
+        number = self.numbers[expert] if self.numbers else expert
+        name, inner, stack = f"{self.name}.{number}", self.intermediate_size, self.num_routed or self.num_experts
+        down = Linear(f"{name}.down", self.hidden_size, inner, self.bias, stack=stack, reduce=True)
+        if not self.gated:
+            return Linear(f"{name}.up", inner, self.hidden_size, self.bias, stack=stack), down
+        return Linear(f"{name}.gate_up", 2 * inner, self.hidden_size, self.bias, (inner, inner), stack), down
+
+    def parameters(self) -> Iterator[Parameter]:
+        for expert in range(self.num_experts):
+            for half in self.halves(expert):
+                yield from half.parameters()
+
+
+@dataclass(frozen=True, slots=True)
+class MoE:
+    """The experts that the router chooses for each token, by weight, plus `shared`, which every token takes.
+
+    `weighs_input`: a token's one expert is given it multiplied by the sigmoid of its logit, and adds what it makes of that as it is
+    (Llama 4, 2025).
+    `shared_gate`: what `shared` gives is multiplied by the sigmoid of a linear layer with one output. `bias`, `activation`,
+    `gated`: of the experts. `latent`: they work in a space of their own. `order`: the router has the experts of the checkpoint in
+    this order, and here are those of them from `first` on, `num_held`; () where all are here in their own."""
+
+    num_experts: int
+    intermediate_size: int
+    router: Router
+    shared: GatedMLP | PlainMLP | None = None
+    shared_gate: bool = False
+    bias: bool = False
+    activation: Activation | ClampedSwiglu = Activation.SILU
+    gated: bool = True
+    latent: Latent | None = None
+    weighs_input: bool = False
+    order: tuple[int, ...] = ()
+    first: int = 0
+    num_held: int = 0
+
+    def experts(self, layer: str, hidden_size: int) -> Experts:
+        experts = Experts(
+            f"{layer}.mlp.experts", self.num_experts, self.latent.size if self.latent else hidden_size,
+            self.intermediate_size, self.bias, self.activation, self.gated,
+        )  # fmt: skip
+        if not self.order:
+            return experts
+        held = self.order[self.first : self.first + self.num_held]
+        return replace(experts, num_experts=self.num_held, numbers=held, first=self.first, num_routed=self.num_experts)
+
+    def latent_linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """Projections into the experts' space and out of it, if they have one."""
+        if self.latent is None:
+            return ()
+        size, bias = self.latent.size, self.latent.bias
+        return (
+            Linear(f"{layer}.mlp.latent_in", size, hidden_size, bias),
+            Linear(f"{layer}.mlp.latent_out", hidden_size, size, bias),
+        )
+
+    def router_linear(self, layer: str, hidden_size: int) -> Linear:
+        router = self.router
+        return Linear(f"{layer}.mlp.gate", self.num_experts, hidden_size, router.bias, float32=router.float32)
+
+    def shared_gate_linear(self, layer: str, hidden_size: int) -> Linear:
+        return Linear(f"{layer}.mlp.shared_expert_gate", 1, hidden_size)
+
+    def correction_bias_name(self, layer: str) -> str:
+        return f"{layer}.mlp.gate.e_score_correction_bias"
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """But for those of the experts."""
+        shared = () if self.shared is None else self.shared.linears(layer, hidden_size)
+        gate = (self.shared_gate_linear(layer, hidden_size),) if self.shared_gate else ()
+        return (self.router_linear(layer, hidden_size), *shared, *gate, *self.latent_linears(layer, hidden_size))
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        if self.router.e_score_correction_bias:
+            yield Parameter(self.correction_bias_name(layer), (self.num_experts,), float32=True)
+        yield from self.experts(layer, hidden_size).parameters()

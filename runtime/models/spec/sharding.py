@@ -28,9 +28,8 @@ from runtime.models.spec.layer import (
     PostNormLayer,
     SingleLayer,
 )
-from runtime.models.spec.mlp import GatedMLP, PlainMLP
+from runtime.models.spec.mlp import GatedMLP, MoE, PlainMLP
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.moe import MoE
 from runtime.weights.rules import Cut, Parameter, Span
 
 

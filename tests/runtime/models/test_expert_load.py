@@ -12,7 +12,7 @@ import transformers
 from ops.moe import reference
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig, PlanError
-from runtime.models.blocks.moe import MoEBlock
+from runtime.models.blocks.mlp import MoEBlock
 from runtime.models.expert_load import ExpertLoad
 from runtime.start import plan_engine, start_engine
 from runtime.weights.fetch import resolve

@@ -8,8 +8,8 @@ import transformers
 
 from runtime.models.load import load_model
 from runtime.models.registry import spec_from_config
+from runtime.models.spec.mlp import MoE
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.moe import MoE
 from runtime.weights.fetch import resolve
 from tests.equality.test_families import FAMILIES, VOCAB
 from tests.runtime.models.paged import Paged
