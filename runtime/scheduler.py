@@ -236,7 +236,7 @@ class Scheduler:
         """Spend what decodes left of a step: on running sequences in the middle of their `prompts`, and on those that wait, in
         the policy's order. A waiting sequence that is next and does not fit is not overtaken by others that wait, so none
         starves."""
-        policy, ending_cost = self.policy, self.step_policy.budget.ending_cost()
+        policy, ending_cost = self.policy, self.step_policy.budget.ending_cost
         prompts = [sequence for sequence in prompts if sequence.row is not None]  # the others were preempted
         while step.budget > 0:
             candidate = self._next_waiting() if may_start else None

@@ -1,49 +1,51 @@
-"""Step budget: how much of prompts a step may hold that running answers share. Pure: it is told what there is, and decides.
+"""Step budget: how many prompt tokens a step may hold beside decodes. Pure: it gets the load, and decides.
 
-Whatever a step holds of prompts, those who read answers wait for, and whatever it does not hold, those wait for whose prompts
-these are: at a given throughput the seconds until first tokens and those between tokens have one sum (Little's law), and this
-says who gets them. While prompts are served in time a step takes half of the greatest time between tokens, `max_itl_s`. Where
-those that wait would take longer than `target_ttft_s` at the rate at which prompts are computed alone, it grows with what
-waits, up to all of `max_itl_s`. Where each row of a step costs about what it costs alone, as on a few cores, and an operator says
-nothing of it, a step is also bounded by what its decodes take alone: so a single stream has no gaps of many times its own, least
-of all beside one request. The bound holds for decodes too, of which wide requests then have some in a step (`decode_turns.py`).
-Decodes that take long themselves leave prompts half as long again as they take, however little time that should be: nobody waits
-for ever."""
+Prompt tokens in a step delay running streams; prompt tokens left out delay new requests. At a given throughput the two delays
+have one sum (Little's law), and the budget divides it:
+- While prompts are computed in time, a step takes half of `max_itl_s`.
+- If waiting prompts would take longer than `target_ttft_s`, the step grows with them, up to `max_itl_s`.
+- On a platform with a `Slowdown`, where each row costs about what it costs alone, a step is also bounded by the time of its
+  decodes alone. So a single stream has no gaps of many times its own. Then decodes of wide requests take turns
+  (`decode_turns.py`).
+- Prompts get half as long as the decodes of the step take, at least, so they always progress."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from runtime.batch import ScheduledBatch
-from runtime.policy.step_cost import LearnedCost, StepCost, StepsAlone
+from runtime.policy.step_cost import LearnedCost, StepCost
 
-# Which a token of a prompt took at the start: small steps make it look cheaper than in large ones. Where a step is bounded by what
-# rows take alone it is all of it: kernels that serve a dozen rows in one pass over the weights need two for one row more.
+# Share of a prompt token's cost at the start that it costs at least: small steps make tokens look cheaper than in large ones.
+# All of it where a step has a slowdown: kernels that serve a dozen rows in one pass over the weights need two for one row more.
 _LEAST_OF_MEASURED = 2 / 3
-_BESIDE_PROMPTS = 1.5  # times what decodes take, at least, where prompts wait
-_SHARED = 32  # steps, of which one is not, so that what bounds them is what decodes take now
-_FIRST_ROWS, _GROWTH = 4, 2  # of decodes that have turns: at first, and how many times as many as any step had
-_SURE = 0.95  # of what a step is expected to take, that it does take
+_BESIDE_PROMPTS = 1.5  # minimum time of a step with prompts, in times of its decodes
+_SHARED = 32  # steps, of which one is for the narrowest decodes alone, so that their time is known
+_FIRST_ROWS, _GROWTH = 4, 2  # decodes that take turns: at first, and growth over the most rows of any step
+_SURE = 0.95  # share of a step's expected time after which the next step is decided
+_EVERY = 8  # steps without prompts, of which one is observed where no slowdown needs all
 WORTHWHILE_TOKENS, SHORTEST_ITL_S, TTFT_PER_ITL = 3072, 0.02, 5.0
 
 
 class Decodes(NamedTuple):
-    """Rows that decode, and the tokens before theirs."""
+    """Rows that decode, and their context tokens."""
 
     num_rows: int
     num_context_tokens: int
 
 
 class Load(NamedTuple):
-    """What there is when a step is decided. `num_waiting_tokens`: of prompts that run or could start, not computed yet. `depth`:
-    tokens before those which come next of a prompt that has begun. `narrowest`: of the decodes those of requests that want
-    least; None: all. `num_asking`: requests whose prompts wait, or whose decodes take turns; all of one caller are one beside
-    the stream of another."""
+    """The load when a step is decided.
+
+    `num_waiting_tokens`: uncomputed tokens of prompts that run or could start. `depth`: tokens computed of a prompt that has
+    begun. `narrowest`: decodes of the requests with the fewest rows; None: all. `num_asking`: requests whose prompts wait or
+    whose decodes take turns; all requests of one caller count as one beside another caller's stream."""
 
     num_decodes: int
-    num_context_tokens: int  # of those that decode
+    num_context_tokens: int  # of decodes
     num_waiting_tokens: int
     depth: int = 0
     narrowest: Decodes | None = None
@@ -51,34 +53,29 @@ class Load(NamedTuple):
 
 
 class StepBudget(Protocol):
+    """`has_turns`: decodes may have to take turns. `ending_cost`: cost of sampling at the end of a prompt, in prompt tokens."""
+
     @property
-    def has_turns(self) -> bool:
-        """Whether decodes may have to take turns."""
-        ...
+    def has_turns(self) -> bool: ...
+
+    @property
+    def ending_cost(self) -> int: ...
 
     def num_decodes(self, most: Load) -> int:
-        """How many of `most` a step may hold, of which `narrowest` are some; asked where `has_turns`."""
+        """Return how many of the decodes of `most` a step may hold. Called if `has_turns`."""
         ...
 
     def is_for_narrowest(self) -> bool:
-        """Whether the next step that has more to do is for its narrowest decodes alone; asked where `has_turns`."""
-        ...
-
-    def ending_cost(self) -> int:
-        """What the end of a prompt, which is sampled, counts as beside its tokens, in tokens."""
+        """Return whether the next mixed step is for its narrowest decodes alone. Called if `has_turns`."""
         ...
 
     def prompt_tokens(self, load: Load) -> int | None:
-        """Tokens of prompts that a step may hold beside decodes, 1 at least; None: as many as any step."""
-        ...
-
-    def scored_cost(self) -> int:
-        """What a token of a prompt that is scored counts as, in tokens."""
+        """Return how many prompt tokens a step may hold beside decodes, at least 1; None: no limit but the step's."""
         ...
 
     def decide_after_s(self, batch: ScheduledBatch) -> float:
-        """How long after the step of `batch` has begun the next one is to be decided: late, so that whoever comes meanwhile may
-        have a place in it, but before the device waits; 0: at once."""
+        """Return when to decide the next step, in seconds after the step of `batch` began: late, so that it holds requests that
+        arrive meanwhile, but before the device waits. 0: at once."""
         ...
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
@@ -88,10 +85,11 @@ class StepBudget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedBudget:
-    """A budget of a fixed number of tokens, whatever a step of them takes; None: no limit."""
+    """Fixed number of prompt tokens beside decodes, whatever their time; None: no limit."""
 
     num_tokens: int | None
     has_turns: bool = False
+    ending_cost: int = 0
 
     def num_decodes(self, most: Load) -> int:
         return most.num_decodes
@@ -99,14 +97,8 @@ class FixedBudget:
     def is_for_narrowest(self) -> bool:
         return False
 
-    def ending_cost(self) -> int:
-        return 0
-
     def prompt_tokens(self, load: Load) -> int | None:
         return self.num_tokens
-
-    def scored_cost(self) -> int:
-        return 3
 
     def decide_after_s(self, batch: ScheduledBatch) -> float:
         return 0.0
@@ -117,16 +109,16 @@ class FixedBudget:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """How much longer a step may take for what requests have in it beside what those that want least decode, in times what these
-    take alone: for what one request has, or one caller beside the stream of another, and for any number's."""
+    """Maximum time of a mixed step, in times of the narrowest decodes alone: beside one request, or the requests of one other
+    caller; and beside any number of requests."""
 
     by_one: float
     by_many: float
 
 
 class Lead(NamedTuple):
-    """Seconds before the end of a step in which a host writes what the last one brought, decides the next and launches it: of any
-    step, and of each of its rows."""
+    """Time before the end of a step that the host needs to settle the last step and launch the next, in seconds: for any step,
+    and for each of its rows."""
 
     step_s: float
     row_s: float
@@ -134,9 +126,8 @@ class Lead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlatformSteps:
-    """What steps are like on a platform, and what holds of them where an operator says nothing. `longest_itl_s`: between two
-    tokens. `least_tokens`: of prompts, below which a step does not pay. `slowdown`: of a step, where there is one bound.
-    `lead`: with which the next step is decided while one is computed; None: as soon as that begins."""
+    """Defaults of a platform. `longest_itl_s`: maximum of the default goal. `least_tokens`: prompt tokens below which a step does
+    not pay. `lead`: None decides the next step as soon as one begins."""
 
     longest_itl_s: float
     least_tokens: int
@@ -154,8 +145,8 @@ class Goals:
     def resolve(
         cls, max_itl_s: float | None, target_ttft_s: float | None, token_s: float, platform: PlatformSteps
     ) -> Goals:
-        """The goals that were given. Else time between tokens for what so many tokens of prompts take, so that computing them is
-        worth its while, but what is the platform's at most; and five times as long until the first."""
+        """Return the goals as given. The default `max_itl_s` is the time of WORTHWHILE_TOKENS prompt tokens, within the platform's
+        bounds; the default `target_ttft_s` is five times that."""
         slowdown = None
         if max_itl_s is None:
             max_itl_s = min(max(WORTHWHILE_TOKENS * token_s, SHORTEST_ITL_S), platform.longest_itl_s)
@@ -164,81 +155,65 @@ class Goals:
 
 
 class TimedBudget:
-    """A budget of as many tokens as keep `goals`, by what steps cost; `least` of them at least, as far as a slowdown allows.
-    `lead`: as the platform has it."""
+    """Prompt tokens that keep `goals`, by the learned cost of steps; at least `least`, as far as a slowdown allows."""
 
     def __init__(self, cost: StepCost, goals: Goals, *, least: int = 1, lead: Lead | None = None) -> None:
         self.goals = goals
-        self._alone = StepsAlone(cost)
-        self.learned = LearnedCost(cost, None if goals.slowdown is None else self._alone)
+        self.has_turns = goals.slowdown is not None
+        self.learned = LearnedCost(cost, every=1 if self.has_turns else _EVERY)
+        self.ending_cost = round(cost.row_s / cost.token_s) if self.has_turns else 0
         self._least = least
         self._num_shared = 0
         self._lead = lead
 
-    @property
-    def has_turns(self) -> bool:
-        return self.goals.slowdown is not None
-
     def step_s(self, load: Load) -> float:
-        """What the step is to take at most."""
-        goals, decode_s = self.goals, self.learned.decode_s(load.num_decodes, load.num_context_tokens)
+        """Return the maximum time of the step."""
+        goals = self.goals
         waiting_s = load.num_waiting_tokens * self.learned.cost.token_s
         in_time_s = 0.5 * goals.max_itl_s * max(1.0, waiting_s / goals.target_ttft_s)
-        if load.narrowest is not None and load.num_decodes <= load.narrowest.num_rows:
-            decode_s = min(decode_s, self._alone.seconds(load.num_decodes, load.num_context_tokens))
+        decode_s = self.learned.alone_s(load.num_decodes, load.num_context_tokens)
         return max(min(in_time_s, goals.max_itl_s, self._slowed_s(load)), _BESIDE_PROMPTS * decode_s)
 
     def num_decodes(self, most: Load) -> int:
-        cost, num_rows = self.learned.cost, most.num_decodes
+        num_rows = most.num_decodes
         step_s = min(self._slowed_s(most), self.goals.max_itl_s)
         if most.num_waiting_tokens:
             step_s /= _BESIDE_PROMPTS
-        row_s = cost.row_s + cost.context_s * most.num_context_tokens / max(1, num_rows)
-        known = max(_FIRST_ROWS, _GROWTH * self.learned.most_rows)
-        return min(num_rows, known, int((step_s - cost.base_s) / row_s))
+        known = min(num_rows, max(_FIRST_ROWS, _GROWTH * self.learned.most_rows))
+        context = most.num_context_tokens / max(1, num_rows)
+        return bisect_right(range(1, known + 1), step_s, key=lambda num: self.learned.decode_s(num, int(num * context)))
 
     def is_for_narrowest(self) -> bool:
         self._num_shared = (self._num_shared + 1) % _SHARED
         return not self._num_shared
-
-    def ending_cost(self) -> int:
-        return round(self.learned.cost.row_s / self._token_s()) if self.has_turns else 0
 
     def _slowed_s(self, load: Load) -> float:
         slowdown = self.goals.slowdown
         if slowdown is None:
             return math.inf
         narrowest = load.narrowest or Decodes(load.num_decodes, load.num_context_tokens)
-        alone_s = self._alone.seconds(*narrowest)
-        return (slowdown.by_many if load.num_asking > 1 else slowdown.by_one) * alone_s
+        return (slowdown.by_many if load.num_asking > 1 else slowdown.by_one) * self.learned.alone_s(*narrowest)
 
     def prompt_tokens(self, load: Load) -> int | None:
-        least = (
-            self._least if self.goals.slowdown is None else min(self._least, self._tokens(load, self._slowed_s(load)))
-        )
+        least = self._least
+        if self.goals.slowdown is not None:
+            least = min(least, self._tokens(load, self._slowed_s(load)))
         return max(1, least, self._tokens(load, self.step_s(load)))
 
     def _tokens(self, load: Load, step_s: float) -> int:
-        """How many tokens of prompts fit a step of `step_s` seconds."""
-        token_s = self._token_s() + load.depth * self.learned.cost.pair_s
-        return int(self.learned.prompts_within(step_s, load.num_decodes, load.num_context_tokens) / token_s)
-
-    def _token_s(self) -> float:
-        """Of a prompt, where none is before it."""
-        assumed, token_s = self.learned.assumed, self.learned.cost.token_s
+        """Return how many prompt tokens fit a step of `step_s` seconds."""
+        cost, least_s = self.learned.cost, self.learned.assumed.token_s
         if self.goals.slowdown is None:
-            return max(token_s, _LEAST_OF_MEASURED * assumed.token_s)
-        # Rows take less than at the start where others had the cores then, and tokens do, too.
-        return max(token_s, assumed.token_s * min(1.0, self._alone.seconds(1, 0) / assumed.decode_s(1, 0)))
-
-    def scored_cost(self) -> int:
-        cost = self.learned.cost
-        return max(1, round(1 + cost.scored_s / (self._token_s() if self.has_turns else cost.token_s)))
+            least_s *= _LEAST_OF_MEASURED
+        else:  # if rows take less than at the start, where other work had the cores, tokens do, too
+            least_s *= min(1.0, self.learned.alone_factor(1))
+        token_s = max(cost.token_s + load.depth * cost.pair_s, least_s)
+        return int(self.learned.prompts_within(step_s, load.num_decodes, load.num_context_tokens) / token_s)
 
     def decide_after_s(self, batch: ScheduledBatch) -> float:
         lead, cost = self._lead, self.learned.cost
         if lead is None or cost.base_s + cost.token_s * batch.num_tokens < 2 * lead.step_s:
-            return 0.0  # a step is over by the time that its length has been looked up
+            return 0.0  # the step ends before its time has been computed
         return max(0.0, _SURE * self.learned.expected_s(batch) - lead.step_s - lead.row_s * len(batch.rows))
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.policy.decode_turns import DecodeTurns, Turns, asking, num_asking
 from runtime.policy.step_budget import Decodes, Load, StepBudget
+from runtime.policy.step_cost import SCORED_COST
 
 if TYPE_CHECKING:
     from runtime.sequence import Sequence
@@ -86,7 +87,7 @@ class StepPolicy:
             mixed = 0 if alone else self.budget.prompt_tokens(self._load(queues, turns))
             if mixed is not None:
                 budget = min(budget, _whole_tiles(num_decodes, mixed))
-                scored_cost = max(1, min(self.budget.scored_cost(), mixed))
+                scored_cost = max(1, min(SCORED_COST, mixed))
         return StepPlan(
             num_decodes, budget, (budget - num_decodes - num_again) // 2, scored_cost
         )  # prompts move on, too

@@ -80,15 +80,13 @@ class SomeDecode(FixedBudget):
     room: Callable[[], int] = lambda: 1
     for_narrowest: Callable[[], bool] = lambda: False
     has_turns: bool = True
+    ending_cost: int = 2
 
     def num_decodes(self, most: Load) -> int:
         return self.room()
 
     def is_for_narrowest(self) -> bool:
         return self.for_narrowest()
-
-    def ending_cost(self) -> int:
-        return 2
 
 
 def sequence(

@@ -166,8 +166,8 @@ def test_what_the_prefix_cache_has_of_a_picture_needs_no_encoder():
 
 def test_items_that_may_not_be_cut_are_in_one_step_even_beyond_its_budget_for_prompts():
     scheduler, device = make(budget=16, whole_items=True), Device(32)
-    scheduler.step_policy.budget = type("Two", (), {"has_turns": False, "prompt_tokens": lambda *_: 2, "scored_cost": lambda _: 1,
-                                             "ending_cost": lambda _: 0})()  # fmt: skip
+    scheduler.step_policy.budget = type("Two", (), {"has_turns": False, "prompt_tokens": lambda *_: 2,
+                                             "ending_cost": 0})()  # fmt: skip
     scheduler.add(sequence(1, 2, max_tokens=9))
     scheduler.add(sequence(2, 3, (b"a", 10), 1))
     found = steps(scheduler, device)

@@ -65,10 +65,6 @@ def test_deep_in_a_prompt_tokens_cost_more():
     assert deep == pytest.approx(flat / 2, rel=0.01)
 
 
-def test_a_scored_token_counts_for_what_it_costs():
-    assert budget().scored_cost() == 3
-
-
 @pytest.mark.parametrize(
     ("asked", "token_s", "goals"),
     [
@@ -195,7 +191,7 @@ def test_small_steps_never_make_a_token_look_cheaper_than_at_the_start_but_where
         settle(0, 0.014)
         settle(8, 0.015)
     assert one.learned.cost.token_s < 0.0003
-    assert one.ending_cost() == 4  # tokens that are counted so
+    assert one.ending_cost == 4  # tokens that are counted so
     assert one.prompt_tokens(Load(1, 0, 5000)) == pytest.approx(before, abs=1)
     for _ in range(50):
         settle(0, 0.007)
@@ -260,9 +256,9 @@ def test_the_least_that_pays_is_no_reason_for_a_step_beyond_its_bound():
 
 
 def test_decodes_have_turns_and_ends_a_cost_only_where_rows_cost_what_they_cost_alone():
-    assert (slowed().has_turns, slowed().ending_cost()) == (True, 4)
-    assert (slowed(None).has_turns, slowed(None).ending_cost()) == (False, 0)
-    assert (FixedBudget(9).has_turns, FixedBudget(9).ending_cost()) == (False, 0)
+    assert (slowed().has_turns, slowed().ending_cost) == (True, 4)
+    assert (slowed(None).has_turns, slowed(None).ending_cost) == (False, 0)
+    assert (FixedBudget(9).has_turns, FixedBudget(9).ending_cost) == (False, 0)
 
 
 def beside(stream: Arrival, others: list[Arrival], budget: StepBudget | None = None) -> tuple[list[float], float]:
