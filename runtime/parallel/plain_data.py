@@ -34,7 +34,7 @@ _CLASSES: dict[str, type] = {
     name: each
     for module in MODULES
     for name, each in vars(module).items()
-    if isinstance(each, type) and each.__module__ == module.__name__
+    if isinstance(each, type) and f"{each.__module__}.".startswith(f"{module.__name__}.")
 }
 
 

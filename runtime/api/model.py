@@ -1,0 +1,127 @@
+"""Facts of a model that the server needs to check requests and to describe itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from runtime.api.media import EMBEDS, check_media
+from runtime.api.requests import PoolingParams, PoolingTask, Request, SequencePooling
+
+
+@dataclass(frozen=True, slots=True)
+class PoolerInfo:
+    """What a model makes of pooled prompts where `PoolingParams` leave it open, and what they may ask of it.
+
+    `embedding_size`: D, of "embed" and "token_embed". `matryoshka_dimensions`: those that the model was trained to be cut to, ()
+    for any, None where its files say nothing. `labels`: the names of its head's classes, by index, none without a head, which
+    one that classifies tokens has in place of one for whole texts: `labels_tokens`. `activation`: of what the head gives.
+    `num_token_types`: 0 where there are none. `label_token_ids`: tokens by whose logits a model that generates was trained to judge
+    a text, the last of which says yes."""
+
+    embedding_size: int
+    pooling: SequencePooling = "last"
+    normalize: bool = True
+    matryoshka_dimensions: tuple[int, ...] | None = None
+    labels: tuple[str, ...] = ()
+    labels_tokens: bool = False
+    activation: Literal["softmax", "sigmoid", "none"] = "none"
+    num_token_types: int = 0
+    label_token_ids: tuple[int, ...] = ()
+
+    @property
+    def tasks(self) -> tuple[PoolingTask, ...]:
+        """Those that the model itself has; a causal one has "classify" by `label_token_ids` too."""
+        head: tuple[PoolingTask, ...] = ("token_classify" if self.labels_tokens else "classify",) if self.labels else ()
+        return ("embed", "token_embed", *head)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """What the files of a model say of it, whether it is loaded or not, in ModelInfo's words. `max_model_len`: what it will be,
+    unless memory allows less."""
+
+    architecture: str
+    max_model_len: int
+    pooler: PoolerInfo
+    generates: bool
+    modalities: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Facts of the loaded model that the server needs to check requests and to describe itself.
+
+    `pooler`: what pooled requests get of it; any model can be pooled. `generates`: whether it has a head that samples tokens, which
+    encoders have not: their requests all have PoolingParams, and their `max_model_len` is the longest text, special tokens
+    included, that the model's own files let through."""
+
+    architecture: str
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    dtype: str
+    device: str
+    num_parameters: int
+    weights_bytes: int
+    num_kv_blocks: int
+    kv_block_size: int  # tokens
+    kv_cache_bytes: int
+    max_concurrency: float  # of max_model_len tokens, that the KV cache holds at a time
+    prefix_caching: bool
+    max_num_seqs: int
+    pooler: PoolerInfo
+    generates: bool = True
+    kv_cache_note: str = ""  # what the KV cache is kept in, and what that gains, for people; empty where it is `dtype`
+    speculative: str = ""  # how tokens are guessed, for people; empty where they are not
+    reads_predictions: bool = False  # guesses are looked for in what a request predicts
+    modalities: frozenset[str] = frozenset()  # "image", "audio", "video": what it takes beside text
+    takes_embeds: bool = False  # prompts may be embeddings
+    topology: str = ""  # how its devices are connected, for people; empty where there is nothing to tell
+
+    def check(self, request: Request) -> None:
+        """What `Engine.submit` checks of a request's params first, and takes a millisecond for nobody.
+
+        Raises ValueError, whose message is for people, where this model cannot do what is asked."""
+        params = request.params
+        if request.media:
+            takes = self.modalities | ({EMBEDS} if self.takes_embeds else set())
+            check_media(request.media, takes, len(request.prompt_ids), self.architecture)
+        if isinstance(params, PoolingParams):
+            self.resolve(params, len(request.prompt_ids))
+        elif not self.generates:
+            raise ValueError(f"{self.architecture} generates no tokens; it can {', '.join(self.pooler.tasks)}")
+
+    def resolve(self, params: PoolingParams, num_tokens: int) -> PoolingParams:
+        """`params` with nothing left open, for a prompt of `num_tokens`; themselves where nothing was.
+
+        Raises ValueError, whose message is for people, where this model cannot do what is asked."""
+        pooler, task, pooling = self.pooler, params.task, params.pooling
+        by_tokens = task == "classify" and bool(params.label_token_ids)
+        if by_tokens and not self.generates:
+            raise ValueError(f"label_token_ids: {self.architecture} generates no tokens")
+        if not by_tokens:
+            if params.label_token_ids:
+                raise ValueError(f"label_token_ids are for the task classify, not {task}")
+            if task not in pooler.tasks:
+                raise ValueError(f"{self.architecture} cannot {task}; it can {', '.join(pooler.tasks)}")
+        elif not 0 <= min(params.label_token_ids) <= max(params.label_token_ids) < self.vocab_size:
+            raise ValueError(f"label_token_ids: token ids go from 0 to {self.vocab_size - 1}")
+        embeds = task.endswith("embed")
+        if pooling is not None and task != "embed":
+            raise ValueError(f"pooling is for the task embed, not {task}")
+        if params.dimensions is not None and not (embeds and 0 < params.dimensions <= pooler.embedding_size):
+            raise ValueError(f"dimensions: embeddings have from 1 to {pooler.embedding_size}")
+        types = params.token_type_ids
+        if types is not None:
+            if len(types) != num_tokens:
+                raise ValueError(f"there are {len(types)} token_type_ids for {num_tokens} tokens")
+            if types and not 0 <= min(types) <= max(types) < max(1, pooler.num_token_types):
+                raise ValueError(f"token_type_ids go from 0 to {max(1, pooler.num_token_types) - 1}")
+        pooling = "last" if by_tokens else pooling or pooler.pooling
+        activates = params.use_activation
+        if activates is None:
+            activates = pooler.normalize if embeds else True
+        if pooling == params.pooling and activates is params.use_activation:
+            return params
+        return replace(params, pooling=pooling, use_activation=activates)

@@ -1,0 +1,112 @@
+"""Outputs: what crosses the border from `runtime` to `server`, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end-of-sequence id or a stop token id; or the vector is there
+    LENGTH = "length"  # max_tokens or the context length
+    ABORT = "abort"  # the client left, or the server is shutting down
+    TIMEOUT = "timeout"  # its deadline has passed, or it has waited too long; `Output.retry_after_s` says which
+    ERROR = "error"  # the engine failed on it; `Output.error` says how
+    INVALID = "invalid"  # its constraints cannot be kept; `Output.error` tells the client how
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model itself found a token, before temperature, penalties and filters; natural logarithms.
+
+    `rank` counts from 1, the most likely. `top`: (id, log-probability) of the most likely tokens, as many as were asked for, or
+    of those that were asked for by id, in that order."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class Output:
+    """What one request of a `TokenStream` produced since the last read. Complete when it is read, and nobody writes to it
+    afterwards; not frozen, since one is made per token and a frozen dataclass takes four times as long to make.
+
+    `index`: which request of the `submit` call. `token_ids` includes the token that ended it (EOS or stop token), unless the
+    sequence is `complete`: a matcher had nothing to add, and the reason is STOP without a token that says so.
+    `stop_token_id`: the id of `SamplingParams.stop_token_ids` that ended it, None for EOS and other reasons.
+    `num_cached_tokens`: prompt tokens served by the prefix cache. `logprobs`: one for each of `token_ids`, None if not asked.
+    `prompt_logprobs`: if asked, with the request's first Output, one for each token of the prompt but the first.
+    `pooled`: for a request with PoolingParams, with its only Output: contiguous float32 numbers (format "f") of the shape that its
+    task gives, which nobody writes to; `.tolist()` gives (nested) lists, `bytes(…)` what base64 is made of, `numpy.asarray(…)` an
+    array without a copy. `retry_after_s`: for one that waited too long to start, when another try would probably fare better;
+    for no other. `num_draft_tokens`: tokens of it that were guessed and checked so far; `num_accepted_tokens`: those of them that
+    were right."""
+
+    index: int
+    token_ids: list[int]
+    finish: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    complete: bool = False
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    pooled: memoryview | None = None
+    retry_after_s: float | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
+class TokenStream(Protocol):
+    """Outputs of the requests of one `submit`, in the order they settle.
+
+    Use: `async with engine.submit([request]) as stream: async for outputs in stream: ...`. Every request ends with
+    exactly one Output whose `finish` is set; the iteration ends after the last. A slow reader finds several tokens
+    in one Output and slows nobody. Leaving the block aborts whatever is unfinished."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def __aiter__(self) -> Self: ...
+    async def __anext__(self) -> Sequence[Output]:
+        """Wait for at least one Output, at most one per index."""
+        ...
+
+    def stop(self, index: int) -> None:
+        """End one request now, as complete: a stop string was found. Its blocks are free at once; no further Output for it."""
+        ...
+
+
+Take = Callable[[Sequence[Output]], Callable[[], Awaitable[None]] | None]
+
+
+class TokenWriter(Protocol):
+    """Takes the ids of one request where a step brings nothing else of it, without an Output.
+
+    Open until it cannot take any at once; who gave it ids then hands them over as an Output, and opens it again behind that."""
+
+    is_open: bool
+
+    @staticmethod
+    def write_all(work: list[Any]) -> list[tuple[Any, Exception | None]]:
+        """Each of `work` is a tuple: a writer of this kind, a list of ids, and whatever. Gives those that took none, and why."""
+        ...
+
+
+WriterOf = Callable[[int], TokenWriter | None]  # by a request's index
+
+
+@runtime_checkable
+class Pushing(Protocol):
+    """A TokenStream that hands over what settles, in place of being iterated: a call for each step, and no task that wakes."""
+
+    async def hand_to(self, take: Take, writer_of: WriterOf | None = None) -> None:
+        """Call `take` with what an iteration would give; return behind the last. Where it cannot deal with it at once it gives what
+        is to be awaited, and what comes meanwhile is kept. Raises what `take` raises. `writer_of` is asked behind the first Output
+        of a request, and what its writer takes is not given to `take`."""
+        ...

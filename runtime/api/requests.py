@@ -1,0 +1,206 @@
+"""Requests: what crosses the border from `server` to `runtime`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from runtime.api.media import MediaItem
+
+Bitmask = bytes | bytearray | memoryview
+
+
+class TokenMatcher(Protocol):
+    """What one sequence may draw next, where that depends on what it has drawn: a grammar, forbidden words, a budget.
+
+    Made for one sequence and used by nobody else; on any thread, but never in two calls at once. What a call raises ends that
+    sequence and touches no other: ConstraintError with INVALID, anything else with ERROR."""
+
+    def allowed(self) -> Bitmask | None:
+        """None: anything. Otherwise little-endian 32-bit words, for `ModelInfo.vocab_size` tokens at most: bit t % 32 of word
+        t // 32 says that token t may be drawn; tokens beyond the last word may not. Not one bit: the sequence is complete and
+        ends here."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """The sequence has drawn `token_id`, one of `allowed`, and goes on; its prompt is never shown."""
+        ...
+
+    def checkpoint(self) -> Callable[[], None]:
+        """Remember how far it is: called once, the result takes it back there from whatever it has accepted meanwhile. Guesses
+        are shown to it in between, of which the sequence may draw others."""
+        ...
+
+
+MatcherFactory = Callable[[], TokenMatcher]
+
+
+class ConstraintError(Exception):
+    """What a sequence is to be held to cannot be kept: whoever asked for it is at fault, and may read why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens for one sequence. Validated by the server at parse; the engine takes it at its word.
+
+    max_tokens 0 computes the prompt and generates nothing. temperature 0 is greedy. top_k 0 and top_p 1.0 switch their
+    filters off. `logit_bias` maps token id to an additive bias. `logprobs` k: with each token its log-probability and the k
+    most likely ones, or those of `logprob_token_ids` where there are any; `prompt_logprobs` k: the same for the prompt's
+    tokens, with the k most likely. `seed` None draws a fresh one per request; with a seed the draw for output position p
+    depends on (seed, p) only.
+    `stop_token_ids` are the client's; the model's own end-of-sequence ids come from `ModelInfo`.
+    `matchers`: each makes a fresh matcher for a sequence, off the event loop; a token must please all of them. `min_tokens`
+    gives way to a matcher that wants nothing but the end."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()  # only together with `logprobs`
+    prompt_logprobs: int | None = None
+    allowed_token_ids: frozenset[int] | None = None  # not empty; None allows all
+    matchers: tuple[MatcherFactory, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalized(self) -> bool:
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+
+SequencePooling = Literal["cls", "mean", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """What is made of a prompt's hidden states, and no tokens: `Output.pooled`.
+
+    `task`: "embed", one vector [D]; "token_embed", one for each token [T, D]; "classify", one number for each class [C];
+    "token_classify", the same for each token [T, C]. What is left None is as the model's own files say (`PoolerInfo`).
+    `pooling`: which tokens an "embed" is of: the first, the mean of all, the last; a classifier reads what it was trained to.
+    `use_activation`: embeddings are normalised to length 1; of what a head gives softmax or sigmoid is taken.
+    `dimensions`: an embedding's first ones alone, taken before it is normalised (Matryoshka).
+    `label_token_ids`: "classify" without a head: the classes are these tokens as what may follow the prompt, and the softmax is
+    over them alone; a reranker that answers yes or no gives [P(no), P(yes)] for (no, yes).
+    `token_type_ids`: one for each token of the prompt, for models that tell the texts of a pair apart by them; None: all 0.
+
+    A pooled prompt shares steps, budget and fairness with all others; many in one `submit` are spread over steps. A causal
+    model takes what is cached of it where only the last token is read (`reads_all_tokens`)."""
+
+    task: PoolingTask = "embed"
+    pooling: SequencePooling | None = None
+    use_activation: bool | None = None
+    dimensions: int | None = None
+    label_token_ids: tuple[int, ...] = ()
+    token_type_ids: Sequence[int] | None = field(default=None, repr=False)
+
+    @property
+    def reads_all_tokens(self) -> bool:
+        """Whether hidden states before the last token are wanted, so that none of it may come out of a cache."""
+        return self.task.startswith("token_") or self.pooling != "last"
+
+
+CacheRoot = tuple[str | None, int]
+
+
+def cache_root(cache_salt: str | None, adapter: Adapter | None) -> CacheRoot:
+    """What a prefix-cache chain begins with: only requests with the same share blocks."""
+    return cache_salt, 0 if adapter is None else adapter.key
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """What an engine must know of a prompt beside its ids, made by `EngineClient.prepare`: that these very `token_ids` are tokens
+    of its model, and `block_hashes`, what its prefix cache calls their full blocks for that tenant and with these very `media`, or
+    the first of them. For any number of requests."""
+
+    token_ids: Sequence[int]
+    cache_root: CacheRoot
+    block_hashes: Sequence[bytes] = field(repr=False)
+    media: tuple[MediaItem, ...] = field(default=(), repr=False)
+
+    def extended(self, token_ids: Sequence[int]) -> PreparedPrompt:
+        """The prepared prompt for `token_ids`, which begin with these and go on with what the same engine gave: nothing is
+        checked or hashed anew."""
+        return PreparedPrompt(token_ids, self.cache_root, self.block_hashes, self.media)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter. `key`: of this version of it, by which blocks in the prefix cache are its own: what is loaded later under the
+    same name has another. `path`: its folder; `base`: the model that its author says it was trained on; `max_rank`: of its
+    matrices, which hold `num_parameters` numbers. `created`: seconds since the epoch."""
+
+    name: str
+    key: int
+    path: str = ""
+    base: str = ""
+    max_rank: int = 0
+    num_parameters: int = 0
+    created: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate, or a prompt to be made a vector of. `prompt_ids` is never written to by anyone after
+    construction.
+
+    `priority`: lower runs first (only under the priority policy). `cache_salt` keeps prefix-cache hits within its own tenants.
+    `caller`: who asks, for whoever shares among callers; opaque, and None where nobody is told from others. At `deadline_s`, by
+    `time.monotonic()`, it is ended if it has not ended before. `arrival_s` is
+    `time.monotonic()` when the request reached the server: queue time and TTFT count from it. `prepared`: of `prompt_ids` and
+    `cache_salt`; the engine takes it at its word. A prompt without it is prepared on the event loop when it is submitted, which
+    takes some 150 ns a token. `speculative`: whether several tokens of it may be guessed and checked in one step, where the engine
+    does that; `prediction`: what its answer may be like, for those guesses. Neither changes a token. `parent_id`: of
+    what it is a part, as whoever asks knows it; `trace_headers`: of which trace, by the W3C's headers. `adapter`: beside the model,
+    one that `EngineClient.adapters` has given."""
+
+    id: str
+    prompt_ids: Sequence[int]
+    params: SamplingParams | PoolingParams
+    priority: int = 0
+    cache_salt: str | None = None
+    arrival_s: float = field(default_factory=time.monotonic)
+    prepared: PreparedPrompt | None = field(default=None, repr=False)
+    is_probe: bool = False
+    caller: bytes | None = field(default=None, repr=False)
+    deadline_s: float | None = None
+    speculative: bool = True
+    prediction: Sequence[int] = field(default=(), repr=False)
+    parent_id: str | None = None
+    trace_headers: Sequence[tuple[str, str]] = field(default=(), repr=False)
+    adapter: Adapter | None = None
+    media: tuple[MediaItem, ...] = field(default=(), repr=False)
+
+    @property
+    def names(self) -> frozenset[str | None]:
+        """By which it may be aborted: its own; that of the answer of which it is a choice, `answer-number`; its parent's."""
+        return frozenset((self.id, self.id.rpartition("-")[0] or None, self.parent_id))
+
+    @property
+    def cache_root(self) -> CacheRoot:
+        """Whose blocks of the prefix cache it may share."""
+        return cache_root(self.cache_salt, self.adapter)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The params of a request to generate. Raises TypeError for one that is pooled."""
+        if not isinstance(self.params, SamplingParams):
+            raise TypeError(f"request {self.id} is pooled, not sampled")
+        return self.params

@@ -1,0 +1,151 @@
+"""The state of an engine: its health, its metrics, and what it did lately."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+from runtime.api.outputs import FinishReason
+from runtime.api.requests import Request
+
+
+class SleepLevel(IntEnum):
+    """What an engine that sleeps has given back: its KV cache and its weights, which come again from the model's files. HOST leaves
+    those in the host's memory, as far as the system has room for them; DROPPED does not."""
+
+    AWAKE = 0
+    HOST = 1
+    DROPPED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """`ok` only while steps settle, in about the time that they usually take. `reason` says what is wrong, for people. `hopeless`:
+    and nothing suggests that it will be right again. `failing`: step after step failed, and only one that settles can tell that it
+    is over; `EngineClient.probe` is one. `sleep_level`: the next request wakes it."""
+
+    ok: bool
+    reason: str | None
+    num_running: int
+    num_waiting: int
+    hopeless: bool = False
+    failing: bool = False
+    sleep_level: SleepLevel = SleepLevel.AWAKE
+
+    @classmethod
+    def of_all(cls, found: Sequence[EngineHealth]) -> EngineHealth:
+        """Of several engines: the one that is least well has the say, what runs and waits is counted together, and they sleep once
+        all do."""
+        worst = min(found, key=lambda each: (each.ok, not each.hopeless))
+        return replace(
+            worst,
+            num_running=sum(each.num_running for each in found),
+            num_waiting=sum(each.num_waiting for each in found),
+            failing=any(each.failing for each in found),
+            sleep_level=min(each.sleep_level for each in found),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramData:
+    """`bounds` ascending upper bounds; `counts` has one more entry (the +Inf bucket), not cumulative."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric family without prefix, unit suffix included, `_total` left out: `samples` maps label pairs to values."""
+
+    name: str
+    help: str
+    kind: Literal["gauge", "counter", "histogram"]
+    samples: Mapping[tuple[tuple[str, str], ...], float | HistogramData]
+
+
+class StepRecord(NamedTuple):
+    """A step that has settled. `number`: counted from 1. `num_prompt_tokens`: of chunks; `num_decodes`: rows that only decode.
+    `was_captured`: it was replayed as a graph. `idle_s`: the device's pause before it, None where nobody knows."""
+
+    number: int
+    launched_s: float
+    settled_s: float
+    num_prompt_tokens: int
+    num_decodes: int
+    num_preempted: int
+    was_captured: bool
+    idle_s: float | None
+
+
+class RequestEvent(NamedTuple):
+    """`kind`: "chunk" of its prompt, launched; "preempted"; "resumed"; "deferred", since its mask was late."""
+
+    kind: str
+    at_s: float
+    num_tokens: int
+
+
+class RequestRecord(NamedTuple):
+    """The life of a sequence. `number`: of those that have ended and were read, from 1; 0 of one that has not. Times: the monotonic
+    clock's. `delivered_s`: when its reader was done with all of it; `held_s`: how long what had settled waited for a reader that
+    was busy with what came before (its text, its socket), in all; of requests that were submitted together the same."""
+
+    number: int
+    id: str
+    arrival_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    finished_s: float | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    finish: FinishReason | None
+    events: tuple[RequestEvent, ...]
+    delivered_s: float | None = None
+    held_s: float = 0.0
+
+
+class Finished(NamedTuple):
+    """A request that has ended, and all that it generated."""
+
+    request: Request
+    record: RequestRecord
+    output_ids: Sequence[int]
+
+
+class KVMap(NamedTuple):
+    """The KV blocks in the order of their ids. `cells`: for each `blocks_per_cell` of them three bytes: how many of 255 parts are
+    used by one sequence, shared by several, and free but cached; the rest is blank."""
+
+    num_blocks: int
+    blocks_per_cell: int
+    num_reserved: int  # free blocks that running sequences have been promised
+    cells: bytes
+
+
+class Activity(NamedTuple):
+    """What an engine does and did lately. `num_steps` and `num_requests`: the numbers of the last of all. `live`: requests that
+    have not ended, or whose readers are behind."""
+
+    now_s: float
+    num_steps: int
+    num_requests: int
+    steps: Sequence[StepRecord]
+    requests: Sequence[RequestRecord]
+    live: Sequence[RequestRecord]
+    kv: KVMap
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """One moment of start-up: phase such as "download", "weights", "warmup"; `done` of `total` in `unit` ("B", "tensors")."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+    unit: str = ""
