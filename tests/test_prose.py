@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
 import subprocess
 from collections.abc import Iterator
@@ -30,16 +31,17 @@ PRIVATE = re.compile(
 )
 
 
-def product() -> Iterator[tuple[str, ast.Module]]:
-    for folder in ("server", "runtime", "ops", "loadtests"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+@functools.cache
+def product() -> dict[str, ast.Module]:
+    folders = [ROOT / name for name in ("server", "runtime", "ops", "loadtests")]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in paths}
 
 
 def headless_docstrings() -> list[str]:
     documented = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
     found: list[str] = []
-    for name, module in product():
+    for name, module in product().items():
         for node in ast.walk(module):
             text = ast.get_docstring(node) if isinstance(node, documented) else None
             if text is not None and HEADLESS.match(text):
@@ -60,7 +62,7 @@ def long_help() -> list[str]:
 def messages() -> Iterator[tuple[str, str]]:
     """Texts that users see: help, and what is raised or logged."""
     yield from helps()
-    for name, module in product():
+    for name, module in product().items():
         for node in ast.walk(module):
             raised = node.exc if isinstance(node, ast.Raise) else None
             logged = isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("log.", "logger."))
