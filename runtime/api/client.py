@@ -17,7 +17,7 @@ class AdapterClient(Protocol):
     """The adapters that requests may name. On the event loop; files are read on threads."""
 
     def all(self) -> Sequence[Adapter]:
-        """In the order in which their names came."""
+        """Return all adapters in the order in which they were added."""
         ...
 
     def find(self, name: str) -> Adapter | None: ...
@@ -47,7 +47,7 @@ class EngineClient(Protocol):
 
     @property
     def adapters(self) -> AdapterClient | None:
-        """None where none are served."""
+        """Adapters of the engine, or None if it serves none."""
         ...
 
     def prepare(
@@ -80,7 +80,7 @@ class EngineClient(Protocol):
         ...
 
     def when_finished(self, call: Callable[[Finished], None]) -> None:
-        """`call` is made for each request that ends from now on, probes excepted."""
+        """Call `call` for each request that ends from now on, except probes."""
         ...
 
     def abort(self, ids: Collection[str] | None = None) -> int:

@@ -29,7 +29,8 @@ class ContextTooLong(EngineError):
 
 
 class Busy(EngineError):
-    """`reason`: which limit, as metrics have it. `retry_after_s`: when it would probably be taken."""
+    """Error: a limit refuses the request. `reason` names the limit in metrics; a retry after `retry_after_s` seconds is
+    likely to succeed."""
 
     def __init__(self, message: str, reason: str, retry_after_s: float) -> None:
         super().__init__(message)

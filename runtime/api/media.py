@@ -73,8 +73,8 @@ def check_media(media: Sequence[MediaItem], modalities: frozenset[str], num_toke
 
 
 def media_of_blocks(media: Sequence[MediaItem], block_size: int) -> Mapping[int, bytes]:
-    """For each block of a prompt that holds positions of items, what its name in a prefix cache has to tell beside its ids: whose
-    outputs, which of them, and where. By the block's index."""
+    """Return what a block's prefix-cache hash must contain besides token ids, by block index: item digests, output numbers
+    and positions. Blocks without media positions are absent."""
     digests: dict[int, bytes] = {}
     for item in media:
         for block, first, places in _places(item, block_size):

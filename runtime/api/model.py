@@ -11,13 +11,12 @@ from runtime.api.requests import PoolingParams, PoolingTask, Request, SequencePo
 
 @dataclass(frozen=True, slots=True)
 class PoolerInfo:
-    """What a model makes of pooled prompts where `PoolingParams` leave it open, and what they may ask of it.
+    """Defaults of a model for `PoolingParams`, and the values that requests may choose.
 
-    `embedding_size`: D, of "embed" and "token_embed". `matryoshka_dimensions`: those that the model was trained to be cut to, ()
-    for any, None where its files say nothing. `labels`: the names of its head's classes, by index, none without a head, which
-    one that classifies tokens has in place of one for whole texts: `labels_tokens`. `activation`: of what the head gives.
-    `num_token_types`: 0 where there are none. `label_token_ids`: tokens by whose logits a model that generates was trained to judge
-    a text, the last of which says yes."""
+    `embedding_size`: D, of "embed" and "token_embed". `matryoshka_dimensions`: sizes the model was trained for, () for any,
+    None if its files name none. `labels`: class names of its head by index, () without a head; `labels_tokens`: the head
+    classifies tokens. `activation`: of the head's output. `num_token_types`: 0 if the model has none. `label_token_ids`:
+    tokens whose logits classify a text; the last one means yes."""
 
     embedding_size: int
     pooling: SequencePooling = "last"
@@ -31,15 +30,14 @@ class PoolerInfo:
 
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:
-        """Those that the model itself has; a causal one has "classify" by `label_token_ids` too."""
+        """Tasks that the model was trained for. Causal models also support "classify" with `label_token_ids`."""
         head: tuple[PoolingTask, ...] = ("token_classify" if self.labels_tokens else "classify",) if self.labels else ()
         return ("embed", "token_embed", *head)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """What the files of a model say of it, whether it is loaded or not, in ModelInfo's words. `max_model_len`: what it will be,
-    unless memory allows less."""
+    """Description of a model from its files, loaded or not. `max_model_len` may become less if memory is short."""
 
     architecture: str
     max_model_len: int
@@ -80,9 +78,7 @@ class ModelInfo:
     topology: str = ""  # how its devices are connected, for people; empty where there is nothing to tell
 
     def check(self, request: Request) -> None:
-        """What `Engine.submit` checks of a request's params first, and takes a millisecond for nobody.
-
-        Raises ValueError, whose message is for people, where this model cannot do what is asked."""
+        """Check a request's parameters. Raises ValueError, with a message for people, if this model does not support them."""
         params = request.params
         if request.media:
             takes = self.modalities | ({EMBEDS} if self.takes_embeds else set())
@@ -93,9 +89,9 @@ class ModelInfo:
             raise ValueError(f"{self.architecture} generates no tokens; it can {', '.join(self.pooler.tasks)}")
 
     def resolve(self, params: PoolingParams, num_tokens: int) -> PoolingParams:
-        """`params` with nothing left open, for a prompt of `num_tokens`; themselves where nothing was.
+        """Return `params` with every default filled in for a prompt of `num_tokens`; the same object if nothing was left open.
 
-        Raises ValueError, whose message is for people, where this model cannot do what is asked."""
+        Raises ValueError, with a message for people, if this model does not support them."""
         pooler, task, pooling = self.pooler, params.task, params.pooling
         by_tokens = task == "classify" and bool(params.label_token_ids)
         if by_tokens and not self.generates:

@@ -20,10 +20,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How likely the model itself found a token, before temperature, penalties and filters; natural logarithms.
+    """Log-probability of a token before temperature, penalties and filters (natural logarithm).
 
-    `rank` counts from 1, the most likely. `top`: (id, log-probability) of the most likely tokens, as many as were asked for, or
-    of those that were asked for by id, in that order."""
+    `rank` counts from 1, the most likely token. `top`: (id, log-probability) of the most likely tokens, or of the requested
+    ids in their order."""
 
     logprob: float
     rank: int
@@ -32,19 +32,16 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class Output:
-    """What one request of a `TokenStream` produced since the last read. Complete when it is read, and nobody writes to it
-    afterwards; not frozen, since one is made per token and a frozen dataclass takes four times as long to make.
+    """Increment of one request of a `TokenStream` since the last read. Not frozen, because a frozen dataclass takes four times
+    as long to make; do not write to it.
 
-    `index`: which request of the `submit` call. `token_ids` includes the token that ended it (EOS or stop token), unless the
-    sequence is `complete`: a matcher had nothing to add, and the reason is STOP without a token that says so.
-    `stop_token_id`: the id of `SamplingParams.stop_token_ids` that ended it, None for EOS and other reasons.
-    `num_cached_tokens`: prompt tokens served by the prefix cache. `logprobs`: one for each of `token_ids`, None if not asked.
-    `prompt_logprobs`: if asked, with the request's first Output, one for each token of the prompt but the first.
-    `pooled`: for a request with PoolingParams, with its only Output: contiguous float32 numbers (format "f") of the shape that its
-    task gives, which nobody writes to; `.tolist()` gives (nested) lists, `bytes(…)` what base64 is made of, `numpy.asarray(…)` an
-    array without a copy. `retry_after_s`: for one that waited too long to start, when another try would probably fare better;
-    for no other. `num_draft_tokens`: tokens of it that were guessed and checked so far; `num_accepted_tokens`: those of them that
-    were right."""
+    `index`: position of the request in the `submit` call. `token_ids` include the token that ended it (EOS or stop token)
+    unless the sequence is `complete`: a matcher allowed no further token. `stop_token_id`: the id of
+    `SamplingParams.stop_token_ids` that ended it. `num_cached_tokens`: prompt tokens from the prefix cache. `logprobs`: one
+    for each of `token_ids`, None if not requested. `prompt_logprobs`: with the first Output, one for each prompt token but
+    the first. `pooled`: contiguous float32 numbers (format "f") in the task's shape; `numpy.asarray` makes an array without
+    a copy. `retry_after_s`: for a request that waited too long to start. `num_draft_tokens`, `num_accepted_tokens`: drafts
+    checked and accepted so far."""
 
     index: int
     token_ids: list[int]

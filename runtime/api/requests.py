@@ -13,15 +13,15 @@ Bitmask = bytes | bytearray | memoryview
 
 
 class TokenMatcher(Protocol):
-    """What one sequence may draw next, where that depends on what it has drawn: a grammar, forbidden words, a budget.
+    """Matcher of one sequence: restricts the next token by the tokens before it (a grammar, banned words, a budget).
 
-    Made for one sequence and used by nobody else; on any thread, but never in two calls at once. What a call raises ends that
-    sequence and touches no other: ConstraintError with INVALID, anything else with ERROR."""
+    Used for one sequence, on any thread, never in two calls at once. An exception ends that sequence only: ConstraintError
+    with INVALID, any other with ERROR."""
 
     def allowed(self) -> Bitmask | None:
-        """None: anything. Otherwise little-endian 32-bit words, for `ModelInfo.vocab_size` tokens at most: bit t % 32 of word
-        t // 32 says that token t may be drawn; tokens beyond the last word may not. Not one bit: the sequence is complete and
-        ends here."""
+        """Return the allowed tokens, or None for all. Little-endian 32-bit words, at most for `ModelInfo.vocab_size` tokens:
+        bit t % 32 of word t // 32 allows token t; tokens beyond the last word are not allowed. No bit set: the sequence is
+        complete and ends."""
         ...
 
     def accept(self, token_id: int) -> None:
@@ -38,21 +38,19 @@ MatcherFactory = Callable[[], TokenMatcher]
 
 
 class ConstraintError(Exception):
-    """What a sequence is to be held to cannot be kept: whoever asked for it is at fault, and may read why."""
+    """Error: a constraint cannot be satisfied. The message is for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens for one sequence. Validated by the server at parse; the engine takes it at its word.
+    """Parameters of choosing tokens for one sequence. The server validates them; the engine does not.
 
-    max_tokens 0 computes the prompt and generates nothing. temperature 0 is greedy. top_k 0 and top_p 1.0 switch their
-    filters off. `logit_bias` maps token id to an additive bias. `logprobs` k: with each token its log-probability and the k
-    most likely ones, or those of `logprob_token_ids` where there are any; `prompt_logprobs` k: the same for the prompt's
-    tokens, with the k most likely. `seed` None draws a fresh one per request; with a seed the draw for output position p
-    depends on (seed, p) only.
-    `stop_token_ids` are the client's; the model's own end-of-sequence ids come from `ModelInfo`.
-    `matchers`: each makes a fresh matcher for a sequence, off the event loop; a token must please all of them. `min_tokens`
-    gives way to a matcher that wants nothing but the end."""
+    `max_tokens` 0 computes the prompt only. `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 switch the filters off.
+    `logit_bias` maps token ids to additive biases. `logprobs` k: log-probabilities of each token and of the k most likely
+    tokens, or of `logprob_token_ids`; `prompt_logprobs` k: the same for the prompt. `seed` None draws a fresh seed; with a
+    seed, the draw at output position p depends on (seed, p) only. `stop_token_ids` are the client's; the model's own are in
+    `ModelInfo`. `matchers`: each makes a matcher for a sequence, off the event loop; a token must satisfy all. A matcher
+    that allows only the end overrides `min_tokens`."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -89,19 +87,15 @@ SequencePooling = Literal["cls", "mean", "last"]
 
 @dataclass(frozen=True, slots=True)
 class PoolingParams:
-    """What is made of a prompt's hidden states, and no tokens: `Output.pooled`.
+    """Parameters of pooling a prompt's hidden states. No tokens are generated; the result is `Output.pooled`.
 
     `task`: "embed", one vector [D]; "token_embed", one for each token [T, D]; "classify", one number for each class [C];
-    "token_classify", the same for each token [T, C]. What is left None is as the model's own files say (`PoolerInfo`).
-    `pooling`: which tokens an "embed" is of: the first, the mean of all, the last; a classifier reads what it was trained to.
-    `use_activation`: embeddings are normalised to length 1; of what a head gives softmax or sigmoid is taken.
-    `dimensions`: an embedding's first ones alone, taken before it is normalised (Matryoshka).
-    `label_token_ids`: "classify" without a head: the classes are these tokens as what may follow the prompt, and the softmax is
-    over them alone; a reranker that answers yes or no gives [P(no), P(yes)] for (no, yes).
-    `token_type_ids`: one for each token of the prompt, for models that tell the texts of a pair apart by them; None: all 0.
+    "token_classify", the same for each token [T, C]. None selects the model's default (`PoolerInfo`). `pooling`: the first
+    token, the mean, or the last token. `use_activation`: normalise embeddings to length 1; apply softmax or sigmoid to a head's
+    output. `dimensions`: keep the first ones, before normalising (Matryoshka). `label_token_ids`: for "classify" without a
+    head, softmax over the logits of these tokens after the prompt. `token_type_ids`: one for each token, None for all 0.
 
-    A pooled prompt shares steps, budget and fairness with all others; many in one `submit` are spread over steps. A causal
-    model takes what is cached of it where only the last token is read (`reads_all_tokens`)."""
+    A causal model reuses cached prefixes unless `reads_all_tokens`."""
 
     task: PoolingTask = "embed"
     pooling: SequencePooling | None = None
@@ -112,7 +106,7 @@ class PoolingParams:
 
     @property
     def reads_all_tokens(self) -> bool:
-        """Whether hidden states before the last token are wanted, so that none of it may come out of a cache."""
+        """True if hidden states before the last token are needed, so the prompt must not come from the prefix cache."""
         return self.task.startswith("token_") or self.pooling != "last"
 
 
@@ -120,15 +114,16 @@ CacheRoot = tuple[str | None, int]
 
 
 def cache_root(cache_salt: str | None, adapter: Adapter | None) -> CacheRoot:
-    """What a prefix-cache chain begins with: only requests with the same share blocks."""
+    """Return the start of a prefix-cache chain. Requests share blocks only if it is equal."""
     return cache_salt, 0 if adapter is None else adapter.key
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """What an engine must know of a prompt beside its ids, made by `EngineClient.prepare`: that these very `token_ids` are tokens
-    of its model, and `block_hashes`, what its prefix cache calls their full blocks for that tenant and with these very `media`, or
-    the first of them. For any number of requests."""
+    """Result of `EngineClient.prepare` for a prompt, reusable for any number of requests.
+
+    `token_ids` were checked against the vocabulary. `block_hashes` name its full blocks in the prefix cache, for this
+    `cache_root` and `media`."""
 
     token_ids: Sequence[int]
     cache_root: CacheRoot
@@ -190,12 +185,13 @@ class Request:
 
     @property
     def names(self) -> frozenset[str | None]:
-        """By which it may be aborted: its own; that of the answer of which it is a choice, `answer-number`; its parent's."""
+        """Ids by which the request can be aborted: its own, that of the answer of which it is a choice (`answer-number`),
+        its parent's."""
         return frozenset((self.id, self.id.rpartition("-")[0] or None, self.parent_id))
 
     @property
     def cache_root(self) -> CacheRoot:
-        """Whose blocks of the prefix cache it may share."""
+        """Start of the prefix-cache chain whose blocks the request may share."""
         return cache_root(self.cache_salt, self.adapter)
 
     @property

@@ -12,8 +12,8 @@ from runtime.api.requests import Request
 
 
 class SleepLevel(IntEnum):
-    """What an engine that sleeps has given back: its KV cache and its weights, which come again from the model's files. HOST leaves
-    those in the host's memory, as far as the system has room for them; DROPPED does not."""
+    """Memory that a sleeping engine has freed: KV cache and weights. HOST keeps the weights' files in the page cache,
+    DROPPED does not."""
 
     AWAKE = 0
     HOST = 1
@@ -22,9 +22,9 @@ class SleepLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """`ok` only while steps settle, in about the time that they usually take. `reason` says what is wrong, for people. `hopeless`:
-    and nothing suggests that it will be right again. `failing`: step after step failed, and only one that settles can tell that it
-    is over; `EngineClient.probe` is one. `sleep_level`: the next request wakes it."""
+    """Health of an engine. `ok`: steps settle in about their usual time. `reason`: the problem, for people. `hopeless`:
+    waiting will not help. `failing`: steps keep failing, and only a settled one shows recovery (`EngineClient.probe`).
+    `sleep_level`: a sleeping engine wakes with the next request."""
 
     ok: bool
     reason: str | None
@@ -36,8 +36,8 @@ class EngineHealth:
 
     @classmethod
     def of_all(cls, found: Sequence[EngineHealth]) -> EngineHealth:
-        """Of several engines: the one that is least well has the say, what runs and waits is counted together, and they sleep once
-        all do."""
+        """Return the health of several engines together: the worst one's state, the sum of their requests, asleep if all
+        are."""
         worst = min(found, key=lambda each: (each.ok, not each.hopeless))
         return replace(
             worst,
@@ -50,7 +50,7 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True)
 class HistogramData:
-    """`bounds` ascending upper bounds; `counts` has one more entry (the +Inf bucket), not cumulative."""
+    """Histogram with ascending upper `bounds`; `counts` are not cumulative and have one more entry, the +Inf bucket."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -82,7 +82,8 @@ class StepRecord(NamedTuple):
 
 
 class RequestEvent(NamedTuple):
-    """`kind`: "chunk" of its prompt, launched; "preempted"; "resumed"; "deferred", since its mask was late."""
+    """Event of a request. `kind`: "chunk" (of its prompt, launched), "preempted", "resumed" or "deferred" (its mask was
+    late)."""
 
     kind: str
     at_s: float
@@ -129,8 +130,8 @@ class KVMap(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What an engine does and did lately. `num_steps` and `num_requests`: the numbers of the last of all. `live`: requests that
-    have not ended, or whose readers are behind."""
+    """Recent work of an engine. `num_steps`, `num_requests`: numbers of the latest. `live`: requests that have not ended, or
+    whose readers are behind."""
 
     now_s: float
     num_steps: int

@@ -47,7 +47,8 @@ class Ended:
 
 class MaskMaker:
     def __init__(self, model: ModelInfo, late_one_made: Callable[[], None], *, looks_ahead: bool = False) -> None:
-        """`late_one_made` is called on the loop, at least once after the last of several. `looks_ahead`: for `Sequence.forced`."""
+        """Prepare masks for `model`. `late_one_made` is called on the loop at least once after the last of several late
+        masks. With `looks_ahead`, tokens that a grammar forces are stored in `Sequence.forced`."""
         self._looks_ahead = looks_ahead
         self._num_words = num_words(model.vocab_size)
         self._eos_token_ids = model.eos_token_ids
@@ -62,7 +63,7 @@ class MaskMaker:
             )
 
     def note(self, number: int, token_ids: Several[int]) -> None:
-        """`token_ids` have settled."""
+        """Note that `token_ids` of sequence `number` have settled."""
         constraint = self._sequences.get(number)
         if constraint is not None:
             constraint.fresh_ids.extend(token_ids)
@@ -163,7 +164,8 @@ class _Constraint:
         return mask
 
     def masks(self, draft_ids: Several[int]) -> _Made | Ended:
-        """For the next draw, and for those behind drafts as far as these may be drawn and something may follow."""
+        """Return the masks for the next draw and for draws after drafts, up to the first draft that is not allowed or ends
+        the text."""
         if self._matchers is None:
             self._matchers = tuple(make() for make in self.sequence.sampling.matchers)
         fresh_ids, self.fresh_ids = self.fresh_ids, []
@@ -185,7 +187,7 @@ class _Constraint:
         return _Made(np.stack(masks), forced=forced)
 
     def _forced(self, mask: MaskWords | Ended, start: int, matchers: tuple[TokenMatcher, ...]) -> Forced | None:
-        """What alone may be drawn from token number `start` on, for which `mask` is, as far as that is so."""
+        """Return the tokens from position `start` on that are the only allowed ones. `mask` is the mask of position `start`."""
         ids: list[int] = []
         while len(ids) < MAX_FORCED and not isinstance(mask, Ended):
             token_id = only_token(mask)
@@ -210,7 +212,7 @@ class _Constraint:
             masks.append(mask)
 
     def _mask(self, matchers: tuple[TokenMatcher, ...], num_tokens: int) -> MaskWords | Ended:
-        """What may be drawn behind `num_tokens`."""
+        """Return the mask after `num_tokens` tokens."""
         mask = np.full(self._num_words, -1, dtype=np.int32)
         for matcher in matchers:
             allowed = matcher.allowed()
@@ -237,8 +239,8 @@ class _Made(NamedTuple):
 
 
 class _Mask:
-    """What a sequence may draw next, and behind its drafts: in the making until `made`. A thread makes it, unless the loop gives it
-    up before."""
+    """Masks of a sequence's next draw and of draws after its drafts. A thread computes them into `made`, unless the loop
+    cancels first."""
 
     def __init__(self, constraint: _Constraint, draft_ids: tuple[int, ...], words: int) -> None:
         self._constraint = constraint
@@ -256,7 +258,8 @@ class _Mask:
         return None if self.made is None else self.made.forced
 
     def behind(self, draft_ids: tuple[int, ...]) -> MaskWords:
-        """[masks, words], once it is made, of a row with these drafts: since it was wanted the row may have been given others."""
+        """Return masks [masks, words] for the row's current `draft_ids`, which may differ from those that the masks were
+        requested for."""
         assert self.made is not None
         pairs = zip(self._draft_ids, draft_ids, strict=False)
         num_equal = next((num for num, (one, other) in enumerate(pairs) if one != other), len(draft_ids))
@@ -295,7 +298,7 @@ def _emptied(queue: deque[_Mask]) -> Iterator[_Mask]:
 
 
 async def _either(*awaited: Coroutine[None, None, object]) -> None:
-    """Until one of them returns."""
+    """Wait until one of `awaited` returns."""
     tasks = [asyncio.ensure_future(each) for each in awaited]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

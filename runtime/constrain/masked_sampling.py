@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Engine(Protocol):
-    """What is asked of it here."""
+    """Parts of the engine that masked sampling uses."""
 
     def enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
-        """What `enqueue` gives; None where it failed, and the requests of `batch` have ended."""
+        """Return the result of `enqueue()`; None if it failed and the requests of `batch` have ended."""
         ...
 
     def end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
@@ -59,7 +59,7 @@ class MaskedSampling:
         return None if ready is None else self._sample(*ready)
 
     def _defer(self, output: ForwardOutput, batch: ScheduledBatch, late: Set[int]) -> ScheduledBatch:
-        """What is left of `batch` without the sampling of the rows `late`, which comes with their masks."""
+        """Return `batch` without the sampling of rows `late`. Their logits are kept until their masks are computed."""
         rest, sampling = batch.split(late)
         snapshot = self._engine.enqueue(lambda: output.snapshot_logits(sampling), sampling)
         if snapshot is not None:

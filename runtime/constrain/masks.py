@@ -16,7 +16,7 @@ def num_words(vocab_size: int) -> int:
 
 @lru_cache(2)
 def mask_of_set(token_ids: frozenset[int], words: int) -> MaskWords:
-    """`mask_of`, made once for all rows of a request, which may start together. Not to be written to."""
+    """Return `mask_of(token_ids, words)`, computed once for all rows of a request. Do not write to it."""
     return mask_of(token_ids, words)
 
 

@@ -49,7 +49,7 @@ class EngineMeter:
         self._lag.start()
 
     def idle(self) -> None:
-        """There is no work, or no engine any more: nothing of the meter's waits on the loop from now on."""
+        """Stop the meter's timers: there is no work, or no engine."""
         self._lag.stop()
 
     def submitted(self, num_requests: int) -> None:
@@ -66,7 +66,7 @@ class EngineMeter:
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def launched(self, batch: ScheduledBatch, launched_s: float) -> int:
-        """How many sequences are in a step for the first time."""
+        """Count a launched step. Return the number of sequences that are in a step for the first time."""
         stats, scheduler, num_started = self._stats, self._scheduler, 0
         stats.iteration_tokens.observe(batch.num_tokens)
         stats.batch_size.observe(len(batch.rows))
@@ -119,7 +119,7 @@ class EngineMeter:
     # --- one sequence ---------------------------------------------------------------------------------------------
 
     def gained(self, settled: Iterable[Settled], now: float) -> None:
-        """What a step brought; no token for one that ends with its prompt, computed or pooled."""
+        """Count the tokens of a step. Sequences that ended with their prompt, scored or pooled, have none."""
         stats = self._stats
         waited: dict[float, int] = {}  # since when, how many tokens: most rows of a step were in the one before it
         for sequence, token_ids, finish, _, _ in settled:
@@ -164,7 +164,7 @@ class EngineMeter:
         return Finished(sequence.request, record, sequence.output_ids)
 
     def delivered(self, sequence: Sequence, held_s: float) -> None:
-        """Its reader, for whom Outputs have waited so long in all, is done with the last."""
+        """Note that the reader of `sequence` has read its last output. Outputs waited `held_s` for the reader in total."""
         self._history.delivered(sequence, time.monotonic(), held_s)
 
     def _prompt_computed(self, sequence: Sequence, now: float) -> None:
@@ -185,11 +185,11 @@ class EngineMeter:
 
     @property
     def num_steps(self) -> int:
-        """That have settled."""
+        """Number of settled steps."""
         return self._history.num_steps
 
     def steps(self, after: int) -> list[StepRecord]:
-        """Those behind that number, as far as they are remembered."""
+        """Return the records of steps after number `after` that are still stored."""
         return self._history.steps(after)
 
     def metrics(self) -> list[Metric]:
@@ -219,7 +219,7 @@ class EngineMeter:
 
 
 def _step_cost(budget: StepBudget) -> list[Metric]:
-    """Where steps are timed: what one is expected to take, by what is in it."""
+    """Return the learned costs of a step by its contents; [] if steps are not timed."""
     if not isinstance(budget, TimedBudget):
         return []
     cost = asdict(budget.learned.cost)

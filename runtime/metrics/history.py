@@ -50,7 +50,7 @@ class History:
         return record
 
     def delivered(self, sequence: Sequence, now: float, held_s: float) -> None:
-        """It had ended, and nothing of it is left to be read."""
+        """Note that the reader of an ended sequence has read everything."""
         record = self._undelivered.pop(sequence.number, None)
         if record is not None:  # a probe's is not kept
             self._num_requests += 1
@@ -76,7 +76,7 @@ class History:
         return Activity(now, self.num_steps, self._num_requests, steps, requests, lives, kv)
 
     def steps(self, after: int) -> list[StepRecord]:
-        """Those behind that number, as far as they are remembered."""
+        """Return the records of steps after number `after` that are still stored."""
         first = self.num_steps - len(self._steps)
         return [
             StepRecord(number, launched_s, settled_s, counted[0], counted[1], num_preempted, captured, idle_s)

@@ -28,7 +28,7 @@ class HealthLimits(NamedTuple):
 
 
 class StepKind(NamedTuple):
-    """How much work a step is: its tokens, and those of its longest sequence, as powers of two; and whether it scores prompts."""
+    """Size of a step: its tokens and the context of its longest sequence as powers of two, and whether it scores prompts."""
 
     tokens: int
     context: int
@@ -40,13 +40,13 @@ class StepKind(NamedTuple):
         return cls(batch.num_tokens.bit_length(), context.bit_length(), bool(batch.prompt_logprobs_rows))
 
     def times_more_than(self, other: StepKind) -> int:
-        """At most: as many times as it may take longer than `other`."""
+        """Return the maximum ratio of this step's duration to that of a step of kind `other`."""
         more_tokens, more_context = max(0, self.tokens - other.tokens), max(0, self.context - other.context)
         return int(2 ** (more_tokens + more_context))
 
 
 class Verdict(NamedTuple):
-    """`reason`: what is wrong, for people; None where nothing is. `hopeless`: nothing suggests that it will be right again."""
+    """Health of the engine's steps. `reason`: the problem, for people, or None. `hopeless`: waiting will not help."""
 
     reason: str | None = None
     hopeless: bool = False
@@ -75,11 +75,11 @@ class StepHealth:
 
     @property
     def failing(self) -> bool:
-        """Whether only a step that settles can tell that it is over."""
+        """True after so many failed steps that only a settled step shows recovery."""
         return self._num_failures >= self._limits.num_failures
 
     def verdict(self, oldest: ScheduledBatch | None, age_s: float) -> Verdict:
-        """`oldest` has been running for `age_s`; None where nothing runs."""
+        """Return the health while step `oldest` has been running for `age_s` seconds; None if no step is running."""
         if oldest is not None and age_s > (limit_s := self.limit_s(oldest)):
             reason = f"a step has been running for {age_s:.0f} s, where {limit_s:.0f} s would be much"
             return Verdict(reason, hopeless=age_s > max(limit_s, self._limits.hopeless_s))
@@ -90,7 +90,7 @@ class StepHealth:
         return Verdict()
 
     def limit_s(self, batch: ScheduledBatch) -> float:
-        """What would be far too long for such a step."""
+        """Return the duration in seconds beyond which a step of `batch`'s size is reported as hung."""
         limits, kind = self._limits, StepKind.of(batch)
         if (slowest_s := self._slowest_s.get(kind)) is not None:
             return max(limits.min_s, limits.factor * slowest_s)

@@ -1,1 +1,1 @@
-"""What a running engine does, written as a trace that Perfetto and chrome://tracing open."""
+"""Profiles of a running engine, as traces for Perfetto and chrome://tracing."""

@@ -19,32 +19,33 @@ log = logging.getLogger("oneloop.profile")
 
 
 class Recorder(Protocol):
-    """Its calls block, and come from one thread."""
+    """Recorder of one profile. Its methods block and are called from one thread."""
 
     def start(self, thread_id: int) -> None:
-        """`thread_id`: of whose Python is recorded too."""
+        """Start recording. The Python stacks of thread `thread_id` are recorded too."""
         ...
 
     def stop(self) -> None: ...
 
     def write(self, path: Path, steps: Sequence[StepRecord]) -> None:
-        """`steps`: those that settled meanwhile."""
+        """Write the trace to `path`, with `steps`, the steps that settled meanwhile."""
         ...
 
 
 class Steps(Protocol):
-    """Of an engine, that have settled."""
+    """Records of an engine's settled steps."""
 
     @property
     def num_steps(self) -> int: ...
 
     def steps(self, after: int) -> Sequence[StepRecord]:
-        """Those behind that number, as far as they are remembered."""
+        """Return the records of steps after number `after` that are still stored."""
         ...
 
 
 class _Profile:
-    """`delay`, `num_steps`: how many have to settle until it begins, and from then on until it ends by itself, if it does."""
+    """One profile. It starts after `delay` settled steps and ends after `num_steps` more, or when it is stopped if that is
+    None."""
 
     def __init__(self, path: Path, delay: int, num_steps: int | None) -> None:
         self.path = path
@@ -71,7 +72,7 @@ class _Profile:
 
 
 class Profiling:
-    """`make`: a recorder for each profile, on its thread."""
+    """Profiles of an engine, one at a time. `make` returns a recorder, whose thread it is called on."""
 
     def __init__(self, make: Callable[[], Recorder], steps: Steps) -> None:
         self._make = make

@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 class StackSampler:
     def __init__(self, thread_id: int, period_s: float = PERIOD_S) -> None:
-        """`thread_id`: as `threading.get_ident` has it."""
+        """Prepare to sample the stack of `thread_id` (see `threading.get_ident`) every `period_s` seconds."""
         self._thread_id = thread_id
         self._period_s = period_s
         self._samples: list[tuple[int, tuple[str, ...]]] = []
@@ -41,7 +41,7 @@ class StackSampler:
         self._thread.start()
 
     def stop(self) -> list[Call]:
-        """What was seen, the outer calls before the inner ones that began with them."""
+        """Return the calls that were observed, outer calls before the inner ones that began with them."""
         self._ended.set()
         self._thread.join()
         sys.setswitchinterval(self._usual_switch_s)
@@ -70,7 +70,7 @@ class StackSampler:
 
 
 def calls(samples: list[tuple[int, tuple[str, ...]]]) -> list[Call]:
-    """`samples`: when, and what was on the stack then. What two in a row have in common from the outermost call on, is the same."""
+    """Join samples (time, stack) into calls. Consecutive samples share the calls of their common prefix."""
     found: list[Call] = []
     running: list[tuple[str, int]] = []  # of each depth, and since when
     for at_ns, stack in samples:

@@ -23,7 +23,7 @@ _EVENTS = re.compile(rb'"traceEvents":\s*\[')
 
 
 class NoTrace(ValueError):
-    """What torch wrote is no trace as we know them."""
+    """Error: torch wrote a file that is no trace of the known format."""
 
 
 def write(path: Path, torch_trace: Path, calls: Sequence[Call], steps: Sequence[StepRecord], epoch_ns: int) -> None:
@@ -51,7 +51,7 @@ def write(path: Path, torch_trace: Path, calls: Sequence[Call], steps: Sequence[
 def _events(
     calls: Sequence[Call], steps: Sequence[StepRecord], epoch_ns: int, base_ns: int
 ) -> Iterator[dict[str, Any]]:
-    """`base_ns`: from when on the file's times count."""
+    """Yield the trace's events. Times count from `base_ns`."""
     yield _named("process_name", 0, {"name": "oneloop"})
     yield _named("process_sort_index", 0, {"sort_index": -1})
     yield _named("thread_name", PYTHON_TRACK, {"name": "event loop, Python (sampled)"})

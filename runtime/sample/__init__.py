@@ -1,1 +1,1 @@
-"""From logits to token ids: stages in order, then one draw."""
+"""Sampling: from logits to token ids, stages in order and one draw."""

@@ -18,7 +18,8 @@ def num_drafts(row: ScheduledRow) -> int:
 
 
 def accepted_ids(drawn: Sequence[int], draft_ids: Sequence[int]) -> list[int]:
-    """What a row gains of `drawn`, one more than its guesses: accepted ones and the draw behind them."""
+    """Return the token ids that a row gains: the accepted drafts and the draw after them. `drawn` has one id more than
+    `draft_ids`."""
     for count, (token_id, guess) in enumerate(zip(drawn, draft_ids, strict=False)):
         if token_id != guess:
             return [*drawn[: count + 1]]

@@ -46,7 +46,8 @@ class TokenStats:
         return TokenStats(to_host(self.own), to_host(self.top), to_host(self.top_ids))
 
     def read(self, shown: Sequence[slice]) -> list[TokenLogprobs]:
-        """`shown`: which of its k each token shows. Reads the tensors, so they must be there."""
+        """Return log-probabilities as Python values. `shown` selects the top-k entries of each token. The tensors must be
+        computed."""
         own, top, top_ids = self.own.tolist(), self.top.tolist(), self.top_ids.tolist()
         return [
             TokenLogprobs(own[i][0], int(own[i][1]), tuple(zip(top_ids[i][which], top[i][which], strict=True)))
@@ -75,7 +76,7 @@ class StepLogprobs:
 
 
 class LogprobsState:
-    """Which rows want log-probabilities, and of how many or of which tokens."""
+    """Rows that requested log-probabilities: the number of top tokens, or their ids."""
 
     def __init__(self) -> None:
         self._by_row: dict[int, tuple[int, tuple[int, ...]]] = {}

@@ -22,7 +22,7 @@ SLICE_BYTES = 32 << 20  # of float32 logits at a time
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """What is known of all tokens of `spans`, one after the other; each span belongs to the one of `rows` beside it."""
+    """Log-probabilities of all tokens of `spans`, concatenated. Each span belongs to the entry of `rows` at its index."""
 
     rows: tuple[int, ...]
     spans: tuple[PromptLogprobsSpan, ...]
@@ -32,9 +32,9 @@ class PromptLogprobs:
     def compute(
         cls, rows: Sequence[ScheduledRow], vocab_size: int, device: torch.device, logits_of: Callable[[Tensor], Tensor]
     ) -> PromptLogprobs | None:
-        """`rows` in the order of the step's tokens; `logits_of` token indices [n] int64 gives logits [n, vocab_size].
+        """Compute the log-probabilities that `rows` requested; None if no row did.
 
-        None where nobody asks."""
+        `rows` are in the order of the step's tokens. `logits_of` maps token indices [n] int64 to logits [n, vocab_size]."""
         wanted = [(index, row.prompt_logprobs) for index, row in enumerate(rows) if row.prompt_logprobs is not None]
         if not wanted:
             return None
@@ -58,7 +58,7 @@ class PromptLogprobs:
         return PromptLogprobs(self.rows, self.spans, self.stats.to_host())
 
     def by_row(self) -> dict[int, list[TokenLogprobs] | None]:
-        """None where the logits were not finite. Reads the tensors, so they must be there."""
+        """Return log-probabilities by row; None for a row whose logits were not finite. The tensors must be computed."""
         found = self.stats.read([slice(span.count) for span in self.spans for _ in span.token_ids])
         by_row: dict[int, list[TokenLogprobs] | None] = {}
         for row, span in zip(self.rows, self.spans, strict=True):

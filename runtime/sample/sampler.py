@@ -27,7 +27,7 @@ class Sampler:
         self, vocab_size: int, eos_token_ids: frozenset[int], max_num_seqs: int, device: torch.device,
         synthetic: SyntheticAcceptance | None = None,
     ) -> None:  # fmt: skip
-        """`synthetic`: says which guesses are right, in place of the model."""
+        """Allocate the sampling tables. `synthetic` decides which drafts are accepted, instead of the model."""
         self._synthetic = synthetic
         max_bans = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
         self._tables = tables = SamplingTables.empty(max_num_seqs, vocab_size, MAX_BIASES, max_bans, device)
@@ -67,7 +67,7 @@ class Sampler:
         return ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables, drafts, masks)
 
     def guessing(self) -> GuessSampler:
-        """For guesses of a draft model, as the tables are now."""
+        """Return a sampler for a draft model, with the current tables."""
         return GuessSampler(self._tables)
 
 

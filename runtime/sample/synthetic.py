@@ -19,11 +19,11 @@ _NUM_DRAWS, _SEED = 8191, 20_260
 
 
 class SyntheticAcceptance:
-    """`chance`: of each guess, where those before it are right."""
+    """Accept each draft with probability `chance` if all drafts before it were accepted. For measurements."""
 
     @classmethod
     def of(cls, config: SpeculativeConfig | None, device: torch.device) -> Self | None:
-        """None where guesses are right where they are."""
+        """Return the synthetic acceptance of `config`, or None if drafts are checked by the model."""
         chance = None if config is None else config.synthetic_acceptance
         return None if chance is None else cls(chance, device)
 

@@ -11,7 +11,8 @@ from runtime.sequence import Sequence, Status
 
 
 class Sequences:
-    """`num_rows`: of the device tables. `waiting` and `running` are in the policy's order and stay the same two lists."""
+    """Waiting and running sequences, in the policy's order, and the rows of the device tables. The two lists keep their
+    identity."""
 
     def __init__(self, num_rows: int, blocks: SequenceBlocks, policy: Policy) -> None:
         self._blocks = blocks

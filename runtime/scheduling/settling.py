@@ -12,8 +12,8 @@ from runtime.sequence import Sequence, Status
 
 
 class Settled(NamedTuple):
-    """What a step brought a sequence: the sampled tokens that count, none where the model failed to give one or none was wanted,
-    or what was pooled; and how it ended, if it did. `place`: which of the step's sampling or pooling rows it was."""
+    """Result of a step for a sequence: its sampled token ids, or what was pooled, and how it ended, if it did. `place`:
+    index among the step's sampling or pooling rows."""
 
     sequence: Sequence
     token_ids: list[int]

@@ -38,7 +38,7 @@ class SharedDevice:
     the first device of a model that runs on several."""
 
     def __init__(self, first: int = 0, beside: SharedDevice | None = None) -> None:
-        """`beside`: a shared device that has the platform already."""
+        """Create a device with number `first`. `beside`: a device that has chosen the platform already."""
         self.first = first
         self._beside = beside
         self._worker: Worker | None = None

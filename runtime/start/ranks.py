@@ -50,7 +50,7 @@ class OwnRanks:
     def __init__(
         self, config: EngineConfig, first: int, numbers: Sequence[int], links: StageLinks | None = None
     ) -> None:
-        """`first`: the number of the first rank's device. `numbers`: of the stages."""
+        """Create the threads of the ranks. `first`: number of the first rank's device. `numbers`: of the stages."""
         self.size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
         self._groups = [Group(self.size) for _ in numbers]
         self._everyone = Group(self.size * len(numbers))

@@ -91,7 +91,7 @@ class _StageProcess:
             self._connection.close()
 
     async def _built(self, build: Build, port: LinkPort) -> bool:
-        """Whether it can serve now; else who is in charge has been told why not."""
+        """Build the stage. Return True if it can serve; otherwise the reason was sent to the first process."""
         source = build.source
         try:
             files = await asyncio.to_thread(
