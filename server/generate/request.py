@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Struct
 
 from server.generate.beams import EarlyStopping
 from server.generate.structured.grammar import Regex, Rules
@@ -19,6 +20,24 @@ from server.media.part import MediaPart
 from server.models.model import Grammar
 
 MESSAGES, TOOLS, TOOL_CHOICE, CONTINUE = map(Field, ("messages", "tools", "tool_choice", "continue_final_message"))
+PROMPT = Field("prompt")
+
+
+class Prompt(Struct, frozen=True):
+    """What a client gives to be continued or answered: a Chat, Texts, a TextWithMedia, Embeds or an Infill."""
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
+
+    @property
+    def field(self) -> Field:
+        """The field that it came from."""
+        return PROMPT
+
+    def text_of(self, number: int) -> str | None:
+        """Prompt `number` as it was written, where it is text alone."""
+        return None
 
 
 # --- a conversation -----------------------------------------------------------------------------------------------
@@ -67,7 +86,7 @@ class OnlyFunction(Struct, frozen=True):
 ToolChoice = Literal["none", "auto", "required"] | OnlyFunction
 
 
-class Chat(Struct, frozen=True, kw_only=True):
+class Chat(Prompt, frozen=True, kw_only=True):
     """A conversation to be answered, or counted. `template_kwargs`: further variables for the chat template."""
 
     messages: Sequence[Message]
@@ -76,15 +95,15 @@ class Chat(Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True  # False: at most one call
     add_generation_prompt: bool = True
     continue_final_message: bool = False  # the answer goes on in the last message, the assistant's
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
     processor_kwargs: Mapping[str, Any] | None = None  # how its media are processed, over the operator's
     documents: Sequence[Mapping[str, Any]] | None = None
     reasoning_effort: str | None = None
     add_special_tokens: bool = False
     allow_special_tokens: bool | None = None  # those in what the client wrote; None: as the server has it
 
-    def check(self) -> None:
-        """Raises InvalidRequest for fields that contradict each other."""
+    def __post_init__(self) -> None:
+        """Raise InvalidRequest for fields that contradict each other."""
         if self.continue_final_message and (self.messages[-1].role != "assistant" or self.messages[-1].tool_calls):
             raise InvalidRequest(CONTINUE, " needs a last message of the assistant, without tool calls", param=CONTINUE)
         names = [tool.name for tool in self.tools]
@@ -97,6 +116,10 @@ class Chat(Struct, frozen=True, kw_only=True):
             raise InvalidRequest(
                 TOOL_CHOICE, f" names {clip(named)!r}, which is none of the ", TOOLS, param=TOOL_CHOICE
             )
+
+    @property
+    def field(self) -> Field:
+        return MESSAGES
 
     @property
     def media(self) -> list[MediaPart]:
@@ -125,19 +148,41 @@ class Chat(Struct, frozen=True, kw_only=True):
 # --- plain prompts ------------------------------------------------------------------------------------------------
 
 
-class Prompts(Struct, frozen=True):
-    """One or several prompts, each as text or as token ids; every one is continued by itself. `media`: of a single text, in which
-    placeholders stand for them."""
+class Texts(Prompt, frozen=True):
+    """One or several prompts, each as text or as token ids; every one is continued by itself."""
 
     prompts: Sequence[str | list[int]]
     add_special_tokens: bool = True
     allow_special_tokens: bool = True  # False: in prompts they are text
-    media: Sequence[MediaPart] = ()
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompts)
+
+    def text_of(self, number: int) -> str | None:
+        given = self.prompts[number]
+        return given if isinstance(given, str) else None
+
+
+class TextWithMedia(Prompt, frozen=True):
+    """A text in which placeholders stand for `media`."""
+
+    text: str
+    media: Sequence[MediaPart]
     processor_kwargs: Mapping[str, Any] | None = None
-    embeds: MediaPart | None = None  # in place of the only prompt
+    add_special_tokens: bool = True
+
+    def text_of(self, number: int) -> str | None:
+        return self.text
 
 
-class Infill(Struct, frozen=True):
+class Embeds(Prompt, frozen=True):
+    """A prompt of embeddings, in a file."""
+
+    part: MediaPart
+
+
+class Infill(Prompt, frozen=True):
     """What stands between each of `prefixes`, as text or as token ids, and `suffix`. `extra`: further files, by name and text.
     `middle`: how the answer begins."""
 
@@ -145,6 +190,10 @@ class Infill(Struct, frozen=True):
     suffix: str
     extra: Sequence[tuple[str, str]] = ()
     middle: str = ""
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prefixes)
 
 
 # --- how ----------------------------------------------------------------------------------------------------------
@@ -190,9 +239,9 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     """`n` answers are wanted for each prompt, the likeliest of `best_of`, if that is given. `max_tokens`: at most so many, as the
     client has it; `default_max_tokens` where it says nothing, cut to what the context holds; None: all that it holds."""
 
-    prompt: Chat | Prompts | Infill
-    sampling: Sampling = field(default_factory=Sampling)
-    shown: Shown = field(default_factory=Shown)
+    prompt: Prompt
+    sampling: Sampling = msgspec.field(default_factory=Sampling)
+    shown: Shown = msgspec.field(default_factory=Shown)
     max_tokens: int | None = None
     default_max_tokens: int | None = None
     n: int = 1
@@ -207,16 +256,6 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None  # for the whole answer, from the request's arrival on
     speculative: bool = True  # its tokens may be guessed, and checked
     prediction: str | None = None  # what the answers may be like
-
-    @property
-    def num_prompts(self) -> int:
-        match self.prompt:
-            case Prompts(prompts=prompts):
-                return len(prompts)
-            case Infill(prefixes=prefixes):
-                return len(prefixes)
-            case Chat():
-                return 1
 
     @property
     def num_candidates(self) -> int:
@@ -236,8 +275,3 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
             count for count in (shown.prompt_logprobs, shown.logprobs if shown.echo else None) if count is not None
         ]
         return max(wanted, default=None)
-
-    @property
-    def prompt_field(self) -> Field:
-        """The field the prompt came from."""
-        return MESSAGES if isinstance(self.prompt, Chat) else Field("prompt")

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from runtime.api import MatcherFactory, ModelInfo, SamplingParams
 from server.generate.request import GenerateRequest
 from server.http.errors import ContextLengthExceeded, Field, InvalidRequest, clip
+from server.http.offload import Offload
 from server.http.wire_fields import Sampling
 
 # Below the first, dividing by the temperature says no more than argmax; below the second it overflows float32 logits.
@@ -21,6 +22,8 @@ GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 
 MIN_TOKENS, MAX_TOKENS, LOGIT_BIAS = map(Field, ("min_tokens", "max_tokens", "logit_bias"))
+IDS_PER_CHAR = 10  # looked at while a character is tokenised
+ALLOWED = Field("allowed_token_ids")
 STOP_TOKEN_IDS, LOGPROB_TOKEN_IDS = map(Field, ("stop_token_ids", "logprob_token_ids"))
 T = TypeVar("T")
 
@@ -48,12 +51,12 @@ def sampling_params(
     allowed: frozenset[int] | None = None,
 ) -> list[SamplingParams]:
     """One for each sequence of a prompt; only the first is asked about the prompt itself, unless answers are streamed. `allowed`:
-    see `allowed_ids`.
+    see `allowed_token_ids`.
 
     Raises ContextLengthExceeded where prompt and answer do not fit, and InvalidRequest where an id lies outside the vocabulary
     or min_tokens is more than max_tokens."""
     max_tokens = _resolve_max_tokens(
-        request.max_tokens, request.default_max_tokens, num_prompt_tokens, model, request.prompt_field
+        request.max_tokens, request.default_max_tokens, num_prompt_tokens, model, request.prompt.field
     )
     params = _shared_params(request, max_tokens, matchers, defaults, model, allowed)
     count = request.n if request.beams else request.num_candidates
@@ -100,6 +103,21 @@ def for_choice(params: SamplingParams, choice: int, *, with_prompt_logprobs: boo
     if params.seed is None or choice == 0:
         return params
     return dataclasses.replace(params, seed=(params.seed + choice + 2**63) % 2**64 - 2**63)
+
+
+async def allowed_token_ids(ids: Sequence[int], offload: Offload, vocab_size: int) -> frozenset[int]:
+    """Return the ids that alone may be drawn. They are checked off the event loop, and once for all prompts of a request: there may
+    be as many as the vocabulary has.
+
+    Raises InvalidRequest."""
+    if len(ids) > vocab_size:
+        raise InvalidRequest(ALLOWED, f" has {len(ids)} ids; the vocabulary has {vocab_size} tokens", param=ALLOWED)
+
+    def checked() -> frozenset[int]:
+        check_token_ids(ids, vocab_size, ALLOWED)
+        return frozenset(ids)
+
+    return await offload.run(len(ids) // IDS_PER_CHAR, checked)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: Field) -> None:

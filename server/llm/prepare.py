@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from server.api.openai import request_types, requests
 from server.config.option import did_you_mean
-from server.generate.request import Chat, GenerateRequest, Prompts
+from server.generate.request import Chat, GenerateRequest, Texts, TextWithMedia
 from server.http.errors import ApiError
 from server.http.wire_fields import Sampling, TextFields, TruncationFields
 from server.llm.lora_request import LoRARequest
@@ -95,7 +95,7 @@ class Prepared:
 
     @property
     def param(self) -> str:
-        return self.request.prompt_field
+        return self.request.prompt.field
 
 
 def of_prompt(prompt: Prompt, params: SamplingParams, lora: LoRARequest | None = None) -> Prepared:
@@ -104,9 +104,11 @@ def of_prompt(prompt: Prompt, params: SamplingParams, lora: LoRARequest | None =
     asked = {"prompt": found.given} if found.embeds is None else {"prompt_embeds": found.embeds}
     request = requests.of_completion(decoded(request_types.COMPLETION, {**asked, **params.fields, **salt}))
     if found.media:
-        assert isinstance(request.prompt, Prompts), "a prompt by itself"
+        assert isinstance(request.prompt, Texts), "a prompt by itself"
+        assert found.text is not None, "placeholders are text"
+        special = request.prompt.add_special_tokens
         request = replace(
-            request, prompt=replace(request.prompt, media=found.media, processor_kwargs=found.processor_kwargs)
+            request, prompt=TextWithMedia(found.text, found.media, found.processor_kwargs, add_special_tokens=special)
         )
     return Prepared(request, found.text, lora)
 

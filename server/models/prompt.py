@@ -1,9 +1,9 @@
 """Chat templates: a conversation as the text its model was trained on.
 
 A template is a program that came with a model's files: it runs in Jinja's immutable sandbox, with the options, filters and
-globals transformers gives it, so that what renders there renders the same here; within bounds (`template_bounds.py`). It sees
-plain JSON data only. Compiled once; rendering is safe in any thread. Knows no token ids and no HTTP: what a template refuses
-becomes a PromptError."""
+globals transformers gives it, so that what renders there renders the same here; the time of its thread that it may take is
+bounded, and how much it may write. It sees plain JSON data only. Compiled once; rendering is safe in any thread. Knows no token
+ids and no HTTP: what a template refuses becomes a PromptError."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from server.models.control_tokens import Shield
-from server.models.template_bounds import MAX_RENDER_S, BoundedEnvironment, TemplateTooLong
+from server.models.template_source import ContentForm, Generation, Refusal, nodes_of, raise_exception, tojson
 
 Message = Mapping[str, Any]
-N = TypeVar("N", bound=nodes.Node)
 
+MAX_RENDER_S = 10.0  # 500,000 messages take half of it
+MAX_CHARS = 64 << 20  # four times the largest body
+MAX_BITS = 1 << 16  # of a power
+_TICKS = 64  # turns and calls between two looks at the clock
 NO_TEMPLATE: Final = (
     "this model has no chat template: send a prompt to /v1/completions, "
     "or serve the model by itself with --chat-template FILE"
@@ -72,27 +76,9 @@ class ChatTemplate:
         template = self._find(with_tools)
         return template is not None and not template.variables.isdisjoint(variables)
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        /,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        continue_final: bool = False,
-        **kwargs: Any,
-    ) -> str:
-        """`messages`: OpenAI's, as parsed JSON: content a string or a list of text parts, tool-call arguments a JSON
-        string or an object. With `tools`, the template named "tool_use" is taken where there is one. `kwargs` are further
-        variables for the template (chat_template_kwargs); those it does not read do nothing. `continue_final`: the text
-        ends where the last message's content does.
-
-        The text holds whatever the template writes of BOS: encode it with `add_special_tokens=False`.
-        Raises PromptError where there is no template, or it refuses or fails on these messages."""
-        text, _ = self.render_shielded(
-            None, messages, MAX_RENDER_S, tools, add_generation_prompt, documents, continue_final, **kwargs
-        )
-        return text
+    def render(self, messages: Sequence[Message], /, **options: Any) -> str:
+        """Return the text alone of what `render_shielded` gives for `messages` and its further arguments."""
+        return self.render_shielded(None, messages, MAX_RENDER_S, **options)[0]
 
     def render_shielded(
         self,
@@ -106,8 +92,15 @@ class ChatTemplate:
         continue_final: bool = False,
         **kwargs: Any,
     ) -> tuple[str, str | None]:
-        """What `render` gives; and the same with aliases for the template's control tokens, where the client wrote some.
-        `limit_s`: of the thread's time, that it may take."""
+        """Return `messages` as text, and the same with aliases for the template's control tokens, where the client wrote some.
+
+        `messages`: OpenAI's, as parsed JSON: content a string or a list of texts and places of media, tool-call arguments a JSON
+        string or an object. `limit_s`: seconds of the thread that it may take. With `tools`, the template named "tool_use" is
+        taken where there is one. `continue_final`: the text ends where the last message's content does. `kwargs` are further
+        variables of the template (chat_template_kwargs); those it does not read do nothing.
+
+        The text holds whatever the template writes of BOS: encode it with `add_special_tokens=False`.
+        Raises PromptError where there is no template, or it refuses or fails on these messages."""
         template = self._choose(with_tools=bool(tools))
         if "messages" in kwargs:
             raise PromptError("chat_template_kwargs may not replace the messages")
@@ -168,45 +161,106 @@ class ChatTemplate:
         )
 
 
-# --- Jinja as transformers sets it up -----------------------------------------------------------------------------
+# --- bounds -------------------------------------------------------------------------------------------------------
+# There is no `while` in Jinja, and the sandbox bounds a `range`; but loops within loops, macros that call each other, and powers
+# have no end that anybody lives to see. So each turn of a loop and each call looks at the clock now and then, and products are
+# looked at before they are made. Not bounded: a text that a template doubles again and again by concatenation.
 
 
-class _Refusal(jinja2.TemplateError):
-    """`raise_exception` in a template."""
+class TemplateTooLong(Exception):
+    """It does not come to an end, or writes without one."""
 
 
-def _raise_exception(message: object) -> NoReturn:
-    raise _Refusal(str(message))
+class _Effort:
+    """What one rendering has taken so far."""
+
+    def __init__(self, clock: Callable[[], float], limit_s: float) -> None:
+        self._clock = clock
+        self._limit_s = limit_s
+        self._end_s = clock() + limit_s
+        self._ticks = 0
+
+    def tick(self) -> None:
+        self._ticks += 1
+        if self._ticks % _TICKS == 0 and self._clock() > self._end_s:
+            raise TemplateTooLong(f"it takes more than {self._limit_s:g} s")
 
 
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML, which models have never seen."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+_EFFORT: ContextVar[_Effort] = ContextVar("effort")
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks what training masks; for a prompt it is a scope and nothing more."""
+class _Turns:
+    """What a loop goes through, counted; as long as that is, if it has a length."""
 
-    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+    def __init__(self, through: Iterable[Any]) -> None:
+        self._through = through
 
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
+    def __iter__(self) -> Iterator[Any]:
+        effort = _EFFORT.get()
+        for each in self._through:
+            effort.tick()
+            yield each
+
+    def __len__(self) -> int:
+        return len(self._through)  # type: ignore[arg-type]  # where it has none Jinja expects the TypeError
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """The immutable sandbox, whose templates come to an end. `clock`: seconds of the thread that asks."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time, **options: Any) -> None:
+        super().__init__(**options)
+        self._clock = clock
+        self.filters["turns"] = _Turns
+
+    def template(self, tree: nodes.Template) -> jinja2.Template:
+        """`tree`, compiled; its loops are changed in place."""
+        for loop in [*tree.find_all(nodes.For)]:
+            loop.iter = nodes.Filter(loop.iter, "turns", [], [], None, None, lineno=loop.lineno)
+        return self.from_string(tree)
+
+    def render(self, template: jinja2.Template, variables: dict[str, Any], limit_s: float) -> str:
+        """`limit_s`: of the thread's time. Raises TemplateTooLong, and whatever the template does."""
+        effort = _Effort(self._clock, limit_s)
+        token = _EFFORT.set(effort)
+        try:
+            pieces, num_chars = [], 0
+            for piece in template.generate(variables):
+                effort.tick()
+                num_chars += len(piece)
+                if num_chars > MAX_CHARS:
+                    raise TemplateTooLong(f"it writes more than {MAX_CHARS} characters")
+                pieces.append(piece)
+            return "".join(pieces)
+        finally:
+            _EFFORT.reset(token)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _EFFORT.get().tick()
+        return super().call(context, function, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MAX_BITS:
+                raise TemplateTooLong(f"it takes a power of more than {MAX_BITS} bits")
+        else:
+            for text, times in ((left, right), (right, left)):
+                if isinstance(times, int) and isinstance(text, str | list | tuple) and len(text) * times > MAX_CHARS:
+                    raise TemplateTooLong(f"it repeats a text beyond {MAX_CHARS} characters")
+        return super().call_binop(context, operator, left, right)
+
+
+# --- compiled templates -------------------------------------------------------------------------------------------
 
 
 def _environment(now: Callable[[], datetime], clock: Callable[[], float]) -> BoundedEnvironment:
     environment = BoundedEnvironment(
-        clock, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        clock, trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda format: now().strftime(format)
     return environment
 
@@ -228,7 +282,7 @@ class _Compiled:
     def of(cls, environment: BoundedEnvironment, name: str, source: str) -> _Compiled:
         try:
             tree = environment.parse(source)
-            variables = frozenset(node.name for node in _of(tree, nodes.Name) if node.ctx == "load")
+            variables = frozenset(node.name for node in nodes_of(tree, nodes.Name) if node.ctx == "load")
             words = frozenset(re.findall(r"\w+", source))
             content = ContentForm.of(tree)
             return cls(environment, environment.template(tree), content, variables, words)
@@ -240,7 +294,7 @@ class _Compiled:
             return self.environment.render(self.template, variables, limit_s)
         except TemplateTooLong as error:
             raise EndlessTemplate(f"the chat template does not come to an end on these messages: {error}") from error
-        except _Refusal as error:
+        except Refusal as error:
             raise PromptError(error.message or "the chat template refuses these messages") from error
         except Exception as error:  # a template is a program: it may fail with anything
             raise PromptError(f"the chat template fails on these messages: {type(error).__name__}: {error}") from error
@@ -285,90 +339,18 @@ _PROBE_TOOLS: Final = (
 # --- messages as a template sees them -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ContentForm:
-    """`parts`: the template goes through a list of parts. `strings`: it takes a string too, or nothing else."""
-
-    parts: bool
-    strings: bool
-
-    @classmethod
-    def of(cls, tree: nodes.Template) -> ContentForm:
-        """Read off the syntax tree: a loop over a message's content, or a look at its first part, means parts; a test
-        `content is string` beside it means both."""
-        names = _content_names(tree)
-        parts = any(_is_content(_looped(loop.iter), names) for loop in _of(tree, nodes.For))
-        parts = parts or any(_is_content(node, names) for node in _indexed(tree))
-        tests = any(test.name == "string" and _is_content(test.node, names) for test in _of(tree, nodes.Test))
-        return cls(parts=parts, strings=tests or not parts)
-
-
-def _is_content(node: nodes.Node, names: set[str]) -> bool:
-    if isinstance(node, nodes.Name):
-        return node.name in names
-    if isinstance(node, nodes.Getattr):
-        return bool(node.attr == "content")
-    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-
-
-def _content_names(tree: nodes.Template) -> set[str]:
-    """Variables that hold a message's content: so called (a macro's parameter, mostly) or assigned from it."""
-    names = {"content"}
-    assigned = [
-        (node.target.name, node.node) for node in _of(tree, nodes.Assign) if isinstance(node.target, nodes.Name)
-    ]
-    while new := {name for name, value in assigned if _is_content(value, names)} - names:
-        names |= new
-    return names
-
-
-_LIST_FILTERS: Final = {"list", "reverse", "selectattr", "rejectattr", "select", "reject", "map", "sort"}
-
-
-def _looped(node: nodes.Node) -> nodes.Node:
-    """What a loop goes through, without the slices and filters that leave a list a list."""
-    while True:
-        match node:
-            case nodes.Filter(node=nodes.Expr() as inner, name=name) if name in _LIST_FILTERS:
-                node = inner
-            case nodes.Getitem(node=inner, arg=nodes.Slice()):
-                node = inner
-            case _:
-                return node
-
-
-def _indexed(tree: nodes.Template) -> Iterator[nodes.Node]:
-    """X of every X[0].text and X[0]["type"]."""
-    for node in [*_of(tree, nodes.Getattr), *_of(tree, nodes.Getitem)]:
-        match node:
-            case (
-                nodes.Getattr(node=nodes.Getitem(node=whole, arg=nodes.Const(value=int())), attr="text" | "type")
-                | nodes.Getitem(
-                    node=nodes.Getitem(node=whole, arg=nodes.Const(value=int())), arg=nodes.Const(value="text" | "type")
-                )
-            ):
-                yield whole
-
-
-def _of(tree: nodes.Template, kind: type[N]) -> list[N]:
-    return [node for node in tree.find_all(kind) if isinstance(node, kind)]
-
-
 def _as_seen(message: Message, template: _Compiled) -> dict[str, Any]:
     """A message without its nulls (templates test for missing keys, not for None), content and arguments in the
     template's form."""
     form = template.content
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise PromptError("every message must be an object with a role")
     seen = {key: value for key, value in message.items() if value is not None}
     content = seen.get("content")
     if isinstance(content, str):
         if not form.strings:
             seen["content"] = [{"type": "text", "text": content}]
-    elif content is not None:
-        parts = [_part_of(part) for part in _parts_of(content)]
-        texts = (part["text"] if part["type"] == "text" else MEDIA_MARKS[part["type"]] for part in parts)
-        seen["content"] = parts if form.parts else "\n".join(texts)
+    elif content is not None and not form.parts:
+        texts = (part["text"] if part["type"] == "text" else MEDIA_MARKS[part["type"]] for part in content)
+        seen["content"] = "\n".join(texts)
     if "tool_calls" in seen:
         with_arguments = _with_text if template.arguments_as_text else _with_object
         seen["tool_calls"] = [with_arguments(call) for call in seen["tool_calls"]]
@@ -393,47 +375,19 @@ def _with_end(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [*content[:-1], {**last, "text": last["text"] + _END}]}
 
 
-def _parts_of(content: object) -> Sequence[object]:
-    if isinstance(content, list | tuple):
-        return content
-    raise PromptError("message content must be a string or a list of parts")
-
-
-def _part_of(part: object) -> dict[str, str]:
-    """A part as templates read it: a text, or the place of something else."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    return {"type": str(kind)} if kind in MEDIA_MARKS else {"type": "text", "text": _text_of(part)}
-
-
-def _text_of(part: object) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise PromptError(f"content parts of type {kind!r} are not supported: only text")
-    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
-    if not isinstance(text, str):
-        raise PromptError(f"a content part of type {kind!r} has no text")
-    return text
-
-
-def _with_text(call: object) -> object:
+def _with_text(call: Message) -> Message:
     """`call` with its arguments as text, for templates that write them as they come."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        return call
-    arguments = function.get("arguments")
+    function = call["function"]
+    arguments = function["arguments"]
     if isinstance(arguments, str):
         return call
     return {**call, "function": {**function, "arguments": json.dumps(arguments or {}, ensure_ascii=False)}}
 
 
-def _with_object(call: object) -> object:
-    """Clients send a tool call's arguments back as the JSON string they got; most templates write objects with `tojson`."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        return call
-    arguments = function.get("arguments")
+def _with_object(call: Message) -> Message:
+    """`call` with its arguments as an object, which most templates write with `tojson`; clients send the JSON string they got."""
+    function = call["function"]
+    arguments = function["arguments"]
     if not isinstance(arguments, str):
         return call
     try:

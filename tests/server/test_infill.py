@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenizers import pre_tokenizers
 
-from server.generate import preprocess
+from server.generate import plain_prompts
 from server.models.infill import infill_format
 from server.models.tokenizer import Tokenizer
 from tests.server.text.made_tokenizers import llama_like
@@ -165,13 +165,13 @@ async def test_special_tokens_that_somebody_writes_about_are_text(serve):
 async def test_a_suffix_is_tokenised_once_however_many_prefixes_there_are(serve, monkeypatch):
     server = await serve(speaks=tiny_tokenizer(*QWEN))
     encoded: list[str] = []
-    real = preprocess.encode
+    real = plain_prompts.encode
 
     def counting(loaded, text, **options):
         encoded.append(text)
         return real(loaded, text, **options)
 
-    monkeypatch.setattr(preprocess, "encode", counting)
+    monkeypatch.setattr(plain_prompts, "encode", counting)
     assert (await server.complete(prompt=["a", "b", "c"], suffix="behind")).status_code == 200
     assert encoded.count("behind") == 1
 

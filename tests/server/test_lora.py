@@ -15,7 +15,7 @@ from runtime.api import MediaItem
 from server.__main__ import check_early
 from server.config.parse import parse
 from server.config.server_options import ConfigError
-from server.generate import long_prompt
+from server.generate import plain_prompts
 from server.http.auth import OPERATOR_PATHS
 from server.http.errors import InvalidRequest
 from server.models.adapters import AdapterModule, Resolver, folder_below
@@ -78,7 +78,7 @@ async def test_the_model_of_a_request_picks_an_adapter(server):
 
 
 async def test_a_long_prompt_is_prepared_for_its_adapter(server, monkeypatch):
-    monkeypatch.setattr(long_prompt, "LONG_PROMPT", 0)
+    monkeypatch.setattr(plain_prompts, "LONG_PROMPT", 0)
     await server.complete(model="second")
     (request,) = server.engine.submitted
     assert request.prepared.cache_root == request.cache_root == (None, 2)

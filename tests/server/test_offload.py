@@ -12,7 +12,8 @@ from functools import partial
 import pytest
 
 from server.api.pooling import answers, run
-from server.generate import allowed_ids, preprocess
+from server.generate import encode as encoding
+from server.generate import plain_prompts, sampling
 from server.generate.sampling import check_token_ids
 from server.http import offload as module
 from server.http.call import CALLER
@@ -246,14 +247,14 @@ async def test_ids_of_a_long_prompt_are_checked_in_the_pool_piece_by_piece(serve
         checked.append((threading.current_thread().name.startswith("oneloop-text"), len(ids)))
         check_token_ids(ids, vocab_size, param)
 
-    monkeypatch.setattr(preprocess, "check_token_ids", noted)
+    monkeypatch.setattr(plain_prompts, "check_token_ids", noted)
     await server.complete(prompt=[5] * 100)
     await server.complete(prompt=[5] * 20_000)
     assert checked == [
         (False, 100),
-        (True, preprocess.PIECE),
-        (True, preprocess.PIECE),
-        (True, 20_000 - 2 * preprocess.PIECE),
+        (True, plain_prompts.PIECE),
+        (True, plain_prompts.PIECE),
+        (True, 20_000 - 2 * plain_prompts.PIECE),
     ]
     refused = await server.complete(prompt=[5] * 20_000 + [10**9])
     assert refused.status_code == 400
@@ -341,7 +342,7 @@ async def test_tokens_as_strings_are_looked_up_off_the_loop(serve, monkeypatch):
 
 @pytest.mark.parametrize("fields", [{}, {"return_token_strs": True}])
 async def test_texts_to_be_counted_have_a_bound_and_cost_no_more_than_it(serve, monkeypatch, fields):
-    monkeypatch.setattr(preprocess, "MAX_TOKENS", 2000)
+    monkeypatch.setattr(encoding, "MAX_TOKENS", 2000)
     monkeypatch.setattr(text_pieces, "PIECE_CHARS", 500)
     monkeypatch.setattr("server.models.tokenizer.PIECE_CHARS", 500)
     server = await serve(max_model_len=100)
@@ -436,8 +437,8 @@ async def test_ids_that_alone_may_be_drawn_are_looked_at_once_and_off_the_loop(s
         looked_at.append((param, len(ids), threading.current_thread() is threading.main_thread()))
         check_token_ids(ids, vocab_size, param)
 
-    monkeypatch.setattr(allowed_ids, "check_token_ids", noted)
-    monkeypatch.setattr(allowed_ids, "IDS_PER_CHAR", 0.05)
+    monkeypatch.setattr(sampling, "check_token_ids", noted)
+    monkeypatch.setattr(sampling, "IDS_PER_CHAR", 0.05)
     vocab_size = server.tokenizer.vocab_size
     answer = await server.complete(prompt=["a"] * 20, max_tokens=1, allowed_token_ids=[*range(vocab_size)])
     assert answer.status_code == 200, answer.text

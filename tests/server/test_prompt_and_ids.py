@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from server.generate import long_prompt
+from server.generate import plain_prompts
 from server.generate.generation import Generation
 from server.models.prompt import ChatTemplate
 from tests.server.conftest import MESSAGES
@@ -124,7 +124,7 @@ async def test_long_prompts_are_prepared_off_the_loop_once_for_all_their_choices
 
 
 async def test_prompts_that_are_long_together_are_prepared_off_the_loop_and_come_in_their_order(serve, monkeypatch):
-    monkeypatch.setattr(long_prompt, "PIECE_TOKENS", 1000)
+    monkeypatch.setattr(plain_prompts, "PIECE_TOKENS", 1000)
     server = await serve("ok", max_queue=256, max_model_len=4096)
     await server.complete(prompt=[[5] * 100] * 20)  # 2,000 tokens
     assert not server.engine.prepared_on

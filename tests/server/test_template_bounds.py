@@ -7,9 +7,8 @@ import threading
 
 import pytest
 
-from server.models import prompt, template_bounds
-from server.models.prompt import ChatTemplate, EndlessTemplate
-from server.models.template_bounds import MAX_CHARS, MAX_RENDER_S
+from server.models import prompt
+from server.models.prompt import MAX_CHARS, MAX_RENDER_S, ChatTemplate, EndlessTemplate
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -75,14 +74,14 @@ def test_a_template_without_end_holds_no_start_up():
 
 async def test_it_leaves_the_event_loop_and_the_next_chat_never_gets_there(serve, monkeypatch):
     threads: list[str] = []
-    original = template_bounds._Effort.__init__
+    original = prompt._Effort.__init__
 
     def noted(self, clock, limit_s):
         threads.append(threading.current_thread().name)
         original(self, clock, limit_s)
 
     server = await serve(template=ChatTemplate(LOOPS, clock=ticking()))
-    monkeypatch.setattr(template_bounds._Effort, "__init__", noted)
+    monkeypatch.setattr(prompt._Effort, "__init__", noted)
     for _ in range(2):
         refused = await server.chat(messages=MESSAGES)
         assert refused.status_code == 400

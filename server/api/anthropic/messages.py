@@ -17,7 +17,7 @@ from server.api.frames import written
 from server.api.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, ErrorsBelow, Operation, route
 from server.api.service import Service
 from server.generate.collect import collect_transcripts
-from server.generate.conversation import chat_ids
+from server.generate.encode import chat_ids
 from server.generate.start import start
 from server.generate.transcript import Call, Part
 from server.http.answers import json_response

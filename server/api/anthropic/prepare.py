@@ -66,18 +66,17 @@ def prepare(wire: PromptRequest, template: ChatTemplate) -> PreparedMessages:
         turns = reminded(turns)
     messages, left_out_too = chat_messages(turns)
     choice, thinking = wire.tool_choice, _thinking(wire, template)
-    chat = Chat(
-        messages=head + messages,
-        tools=[_function(tool) for tool in wire.tools or []],
-        tool_choice=_tool_choice(choice),
-        parallel_tool_calls=choice is None or isinstance(choice, NoTool) or not choice.disable_parallel_tool_use,
-        continue_final_message=messages[-1].role == "assistant",
-        template_kwargs={**thinking.switches, **(wire.chat_template_kwargs or {})},
-        allow_special_tokens=wire.allow_special_tokens,
-        reasoning_effort=None if wire.output_config is None else wire.output_config.effort,
-    )
     with NAMES.spoken():
-        chat.check()
+        chat = Chat(
+            messages=head + messages,
+            tools=[_function(tool) for tool in wire.tools or []],
+            tool_choice=_tool_choice(choice),
+            parallel_tool_calls=choice is None or isinstance(choice, NoTool) or not choice.disable_parallel_tool_use,
+            continue_final_message=messages[-1].role == "assistant",
+            template_kwargs={**thinking.switches, **(wire.chat_template_kwargs or {})},
+            allow_special_tokens=wire.allow_special_tokens,
+            reasoning_effort=None if wire.output_config is None else wire.output_config.effort,
+        )
     wants = isinstance(wire.thinking, ThinkingEnabled | ThinkingAdaptive)
     shows = not (isinstance(wire.thinking, ThinkingEnabled | ThinkingAdaptive) and wire.thinking.display == "omitted")
     if isinstance(wire, MessagesRequest) and wire.thread is not None:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from server.api.llamacpp import request_types
 from server.generate.constraint import json_schema, rules
-from server.generate.request import GenerateRequest, Infill, OutputConstraint, Prompts, Shown
+from server.generate.request import GenerateRequest, Infill, OutputConstraint, Prompt, Shown, Texts
 from server.http.errors import FieldNames, InvalidRequest
 from server.http.wire_fields import sampling_of
 
@@ -27,7 +27,7 @@ class Prepared(NamedTuple):
 
 def of_completion(given: request_types.LlamaCompletionRequest) -> Prepared:
     """Raises InvalidRequest."""
-    return _prepared(given, Prompts(given.prompts()))
+    return _prepared(given, Texts(given.prompts()))
 
 
 def of_infill(given: request_types.LlamaInfillRequest) -> Prepared:
@@ -35,7 +35,7 @@ def of_infill(given: request_types.LlamaInfillRequest) -> Prepared:
     return _prepared(given, Infill([given.input_prefix], given.input_suffix, extra, given.prompt or ""))
 
 
-def _prepared(given: request_types.LlamaRequest, prompt: Prompts | Infill) -> Prepared:
+def _prepared(given: request_types.LlamaRequest, prompt: Prompt) -> Prepared:
     ignored: list[str] = []
     penalty = given.penalty(ignored, "repeat_last_n")
     num_predict = given.max_tokens if given.n_predict is None else given.n_predict

@@ -16,8 +16,9 @@ from server.generate.request import (
     Message,
     OutputConstraint,
     PastCall,
-    Prompts,
+    Prompt,
     Shown,
+    Texts,
 )
 from server.http.errors import FieldNames, InvalidRequest
 from server.http.wire_fields import sampling_of
@@ -57,7 +58,6 @@ def of_chat(given: request_types.OllamaChatRequest, loaded: LoadedModel) -> Prep
         # As Ollama has it: the answer goes on in a last message of the assistant's.
         continue_final_message=given.messages[-1].role == "assistant" and not given.messages[-1].tool_calls,
     )
-    chat.check()
     return _prepared(given, loaded, chat, thinking, [])
 
 
@@ -77,14 +77,14 @@ def of_generate(given: request_types.OllamaGenerateRequest, loaded: LoadedModel)
     if given.images:
         raise InvalidRequest("images need a chat template, and this model has none", param="images")
     ignored = [name for name in ("system", "think") if getattr(given, name)]
-    text = Infill([prompt], given.suffix) if given.suffix else Prompts([prompt])
+    text = Infill([prompt], given.suffix) if given.suffix else Texts([prompt])
     return _prepared(given, loaded, text, _Thinking(), ignored)
 
 
 def _prepared(
     given: request_types.OllamaRequest,
     loaded: LoadedModel,
-    prompt: Chat | Prompts | Infill,
+    prompt: Prompt,
     thinking: _Thinking,
     ignored: list[str],
 ) -> Prepared:

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from server.api.openai import api_types, request_types, requests
 from server.api.openai.generated import answer
-from server.api.openai.shapes import chat_shape
+from server.api.openai.shapes import ChatShape
 from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
 from server.api.service import Service
 from server.http.body import read_as
@@ -26,5 +26,5 @@ async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given, request = await read_as(http, request_types.CHAT, requests.of_chat, service.config, service.offload)
     return await answer(
-        service, await lookup.named(loaded, given.model, to_chat=True), http, given, request, chat_shape(given)
+        service, await lookup.named(loaded, given.model, to_chat=True), http, given, request, ChatShape(given)
     )

@@ -13,6 +13,7 @@ from server.generate.custom_tools import arguments_of, custom_function
 from server.generate.request import (
     Beams,
     Chat,
+    Embeds,
     Function,
     GenerateRequest,
     Infill,
@@ -20,8 +21,9 @@ from server.generate.request import (
     OnlyFunction,
     OutputConstraint,
     PastCall,
-    Prompts,
+    Prompt,
     Shown,
+    Texts,
     ToolChoice,
     Truncation,
 )
@@ -55,21 +57,21 @@ def of_completion(request: CompletionRequest) -> GenerateRequest:
     )
 
 
-def _prompt(request: CompletionRequest) -> Prompts | Infill:
+def _prompt(request: CompletionRequest) -> Prompt:
     if request.prompt_embeds is not None:
         part = MediaPart("image", Base64(request.prompt_embeds), "prompt_embeds", "prompt_embeds", is_embeds=True)
-        return Prompts([[0]], embeds=part)
+        return Embeds(part)
     if request.suffix:
         if request.allow_special_tokens is not None:
             raise InvalidRequest("allow_special_tokens is not for prompts with a suffix", param="allow_special_tokens")
         return Infill(request.prompts, request.suffix)
-    return Prompts(request.prompts, request.add_special_tokens is not False, request.allow_special_tokens is not False)
+    return Texts(request.prompts, request.add_special_tokens is not False, request.allow_special_tokens is not False)
 
 
 def chat_of(request: ChatRequest | TokenizeRequest) -> Chat:
     """The conversation of `request`, to be answered or counted. Raises InvalidRequest where its fields contradict each other."""
     tools, choice = _chosen(request.tools or [], request.tool_choice)
-    chat = Chat(
+    return Chat(
         messages=_messages(request.messages or []),
         tools=list(map(_function, tools)),
         tool_choice=choice,
@@ -83,8 +85,6 @@ def chat_of(request: ChatRequest | TokenizeRequest) -> Chat:
         add_special_tokens=bool(request.add_special_tokens),
         allow_special_tokens=request.allow_special_tokens,
     )
-    chat.check()
-    return chat
 
 
 # --- what both routes have ----------------------------------------------------------------------------------------
@@ -140,7 +140,8 @@ def _constraint(request: GenerationRequest) -> OutputConstraint | None:
             found.append(json_schema(named.schema, "response_format.json_schema.schema"))
         case request_types.StructuralTagFormat() as tag:
             found.append(structural_tag(_tag_of(tag), "response_format"))
-    return one_constraint(found, request.constraints)
+    others = request.constraints
+    return one_constraint(found, others) if found or others else None
 
 
 def _tag_of(structured: request_types.StructuralTagFormat) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any, Protocol, cast
 
 from msgspec import UNSET
@@ -71,14 +70,14 @@ class ChatShape:
     content: the client has got it in part, and its finish_reason asks for no call. One that the token limit cut off stays a call,
     its arguments as far as they go: as OpenAI has it, finish_reason says that they are not whole.
 
-    `custom_tools`: names of those whose calls pass a text. With some it is for one answer: it reads their calls as they come."""
+    Calls of custom tools pass a text, which is read as it comes."""
 
     id_prefix = "chatcmpl-"
     answer = api_types.ChatCompletion
     chunk = api_types.ChatCompletionChunk
 
-    def __init__(self, custom_tools: Collection[str] = ()) -> None:
-        self._custom_tools = custom_tools
+    def __init__(self, given: ChatRequest) -> None:
+        self._custom_tools = {tool.name for tool in given.tools or () if isinstance(tool, CustomTool)}
         self._readers: dict[int, dict[int, InputReader]] = {}  # by choice and call
 
     def opening(self, index: int) -> ChatChunkChoice:
@@ -154,10 +153,3 @@ def _input_delta(index: int, text: str) -> api_types.ToolCall:
 
 
 COMPLETION = CompletionShape()
-CHAT = ChatShape()
-
-
-def chat_shape(given: ChatRequest) -> ChatShape:
-    """Return the shape of the answer to `given`."""
-    custom = frozenset(tool.name for tool in given.tools or () if isinstance(tool, CustomTool))
-    return ChatShape(custom) if custom else CHAT

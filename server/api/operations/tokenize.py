@@ -11,8 +11,9 @@ from starlette.responses import Response
 from server.api.openai import request_types, requests
 from server.api.route import BODY_REFUSALS, JSON, Operation, route
 from server.api.service import Service
-from server.generate.conversation import chat_ids
-from server.generate.preprocess import PIECE, PROMPT, check_ids, max_tokens_of_text, text_ids
+from server.generate.encode import chat_ids, max_tokens_of_text, text_ids
+from server.generate.plain_prompts import PIECE, check_ids
+from server.generate.request import PROMPT
 from server.http.answers import json_response, long_json_response
 from server.http.body import body_cost, read_request
 from server.http.errors import Field, InvalidRequest

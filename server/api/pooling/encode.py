@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from server.api.pooling.request import Input, Pair, PoolingRequest, Text
-from server.generate.conversation import chat_ids
-from server.generate.preprocess import CHARS_PER_PROMPT, TRUNCATE, check_ids, encode_pieces
+from server.generate.encode import chat_ids, encode_pieces
+from server.generate.plain_prompts import CHARS_PER_PROMPT, TRUNCATE, check_ids
 from server.generate.request import Chat
 from server.http.errors import ContextLengthExceeded, Field, InvalidRequest, TextOnly, clip
 from server.http.offload import Offload, Pieces

@@ -16,8 +16,8 @@ from server.api.pooling.encode import Encoded, Encoder, cost_of
 from server.api.pooling.request import MAX_NUMBERS, PoolingRequest
 from server.config.server_config import ServerConfig
 from server.generate.generation import FAILED, failure_of
-from server.generate.long_prompt import prepared
-from server.generate.terms import Terms
+from server.generate.plain_prompts import prepared
+from server.generate.start import Terms
 from server.http.call import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.http.errors import Aborted, InvalidRequest
 from server.http.offload import Offload

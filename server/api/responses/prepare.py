@@ -24,7 +24,7 @@ from server.api.responses.tools import Tools
 from server.api.responses.tools import read as read_tools
 from server.api.responses.truncation import longest
 from server.api.service import Service
-from server.generate.conversation import chat_ids
+from server.generate.encode import chat_ids
 from server.generate.generation import Generation
 from server.generate.request import Chat, GenerateRequest
 from server.generate.start import start

@@ -19,18 +19,17 @@ NAMES: Final = FieldNames(
 
 def generate_request(wire: ResponsesRequest, messages: list[Message], tools: Tools) -> GenerateRequest:
     """Raises InvalidRequest for fields that contradict each other."""
-    chat = Chat(
-        messages=messages,
-        tools=tools.functions,
-        tool_choice=tools.choice,
-        parallel_tool_calls=wire.parallel_tool_calls is not False,
-        template_kwargs=wire.chat_template_kwargs or {},
-        processor_kwargs=wire.mm_processor_kwargs,
-        allow_special_tokens=wire.allow_special_tokens,
-        reasoning_effort=None if wire.reasoning is None else wire.reasoning.effort,
-    )
     with NAMES.spoken():
-        chat.check()
+        chat = Chat(
+            messages=messages,
+            tools=tools.functions,
+            tool_choice=tools.choice,
+            parallel_tool_calls=wire.parallel_tool_calls is not False,
+            template_kwargs=wire.chat_template_kwargs or {},
+            processor_kwargs=wire.mm_processor_kwargs,
+            allow_special_tokens=wire.allow_special_tokens,
+            reasoning_effort=None if wire.reasoning is None else wire.reasoning.effort,
+        )
     return GenerateRequest(
         prompt=chat,
         sampling=sampling_of(wire),

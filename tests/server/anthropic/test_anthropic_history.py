@@ -10,7 +10,7 @@ import pytest
 from server.api.anthropic import request_types
 from server.api.anthropic.history import FAILED, tool_use_id
 from server.api.anthropic.prepare import PreparedMessages, generate_request, prepare
-from server.generate.conversation import messages_json
+from server.generate.encode import messages_json
 from server.generate.request import GenerateRequest, OnlyFunction
 from server.generate.structured.grammar import JsonSchema
 from server.http.errors import InvalidRequest

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from server.config.server_config import ServerConfig
-from server.generate.conversation import ChatPrompt, chat_prompt
+from server.generate.encode import Encoded, chat_prompt
 from server.generate.request import Chat, Content, Message
 from server.http.offload import Offload
 from server.media.fetch import Fetcher
@@ -45,7 +45,7 @@ def part(value: Any, modality: Any = "image") -> MediaPart:
     return MediaPart(modality, Given(value), "where", "image_url")
 
 
-async def prompt(loaded: LoadedModel, *contents: Content, **options: Any) -> ChatPrompt:
+async def prompt(loaded: LoadedModel, *contents: Content, **options: Any) -> Encoded:
     """Of a conversation of users."""
     offload = Offload()
     try:

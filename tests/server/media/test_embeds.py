@@ -106,10 +106,12 @@ async def test_they_stand_where_the_models_encoder_would_put_its_own(kind, modal
     assert not loaded.media.probe()
     found = await prompt(loaded, ["See ", given(stored(), modality), "!"])
     [item] = found.media
-    tokens = loaded.tokenizer.decode(found.ids, skip_special_tokens=False)
+    tokens = loaded.tokenizer.decode(found.prompts[0], skip_special_tokens=False)
     assert around[0] in tokens
     assert around[1] in tokens
-    assert [found.ids[position] for position in item.positions] == [loaded.media.processor.output_ids[modality]] * 3
+    assert [found.prompts[0][position] for position in item.positions] == [
+        loaded.media.processor.output_ids[modality]
+    ] * 3
     assert item.inputs[EMBEDS].tolist() == VECTORS.tolist()
     other = await prompt(loaded, ["See ", given(stored(a=VECTORS + 1), modality), "!"])
     assert other.media[0].digest != item.digest

@@ -70,11 +70,11 @@ def tinies(tmp_path_factory):
 async def test_ids_and_places_are_transformers_own(tinies, kind, name):
     tiny, contents = tinies[kind], CONVERSATIONS[name]
     found, expected = await prompt(seeing(tiny), *contents), rendered(tiny, contents)
-    assert found.ids == expected["input_ids"][0].tolist()
-    [output_id] = {found.ids[position] for item in found.media for position in item.positions.tolist()}
+    assert found.prompts[0] == expected["input_ids"][0].tolist()
+    [output_id] = {found.prompts[0][position] for item in found.media for position in item.positions.tolist()}
     assert output_id == next(value for key, value in tiny.config.items() if key.startswith("image"))
     places = [position for item in found.media for position in item.positions.tolist()]
-    assert places == [place for place, id in enumerate(found.ids) if id == output_id]
+    assert places == [place for place, id in enumerate(found.prompts[0]) if id == output_id]
     assert len(found.media) == len(pictures(contents))
 
 
@@ -134,7 +134,7 @@ async def test_how_many_outputs_follows_the_size(tinies):
 async def test_a_template_of_strings_gets_its_placeholders_too(tmp_path, kind):
     loaded = seeing(written(kind, tmp_path, STRINGS))
     found = await prompt(loaded, ["Look", part(A), "here"])
-    text = loaded.tokenizer.decode(found.ids, skip_special_tokens=False)
+    text = loaded.tokenizer.decode(found.prompts[0], skip_special_tokens=False)
     run = loaded.media.processor.tokens["image"]
     assert text.startswith("[user] Look\n")
     assert text.endswith("\nhere\n")
@@ -151,7 +151,7 @@ async def test_sounds_are_transformers_own(tinies):
     expected = tiny.processor(
         text=[f"[user] Hear {token} and {token}"], audio=sounds, sampling_rate=16_000, return_tensors="pt"
     )
-    assert found.ids == expected["input_ids"][0].tolist()
+    assert found.prompts[0] == expected["input_ids"][0].tolist()
     for name in ("input_features", "feature_attention_mask"):
         joined = np.concatenate([item.inputs[name] for item in found.media])
         assert np.array_equal(joined, expected[name].numpy()), name
@@ -187,11 +187,11 @@ async def test_videos_are_transformers_own(tinies):
         text=["[user] See <|vision_start|><|video_pad|><|vision_end|>!"], videos=[shown.frames], return_tensors="pt",
         video_metadata=[shown.metadata], do_sample_frames=False,
     )  # fmt: skip
-    assert found.ids == expected["input_ids"][0].tolist()
+    assert found.prompts[0] == expected["input_ids"][0].tolist()
     [item] = found.media
     for name in ("pixel_values_videos", "video_grid_thw"):
         assert np.array_equal(item.inputs[name], expected[name].numpy()), name
-    assert len(item.positions) == found.ids.count(tiny.config["video_token_id"])
+    assert len(item.positions) == found.prompts[0].count(tiny.config["video_token_id"])
 
 
 # --- what clients write -------------------------------------------------------------------------------------------
@@ -208,9 +208,9 @@ async def test_a_placeholder_that_a_client_writes_is_text(tinies, kind, name):
     found = await prompt(loaded, [f"What is {token}?", part(A), token])
     plain = await prompt(loaded, ["What is ?", part(A)])
     assert [len(item.positions) for item in found.media] == [len(item.positions) for item in plain.media]
-    spelled = loaded.tokenizer.decode(found.ids, skip_special_tokens=False)
+    spelled = loaded.tokenizer.decode(found.prompts[0], skip_special_tokens=False)
     assert spelled.count(f"What is {token}?") == 1
-    assert loaded.tokenizer.backend.token_to_id(token) not in found.ids[: found.media[0].positions[0] - 20]
+    assert loaded.tokenizer.backend.token_to_id(token) not in found.prompts[0][: found.media[0].positions[0] - 20]
 
 
 @pytest.mark.parametrize("kind", SEEING)

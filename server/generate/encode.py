@@ -1,30 +1,37 @@
-"""Conversations: messages and tools as the ids of a prompt, with how its answers are to be read.
+"""Prompts as token ids: texts and conversations, and the dispatch over all kinds of prompt.
 
-The chat template writes the text; what differs between what clients send and what templates read is smoothed here."""
+The chat template writes a conversation's text; what differs between what clients send and what templates read is smoothed here.
+Long texts are worked on off the loop, in pieces, and of a text that is far too long for the context only the beginning is
+tokenised before it is refused: what a client can make us do is bounded by the context, not by what it sends. Where a text need
+not fit (it is to be cut, or counted), the bound is four times the context, and at least 262,144 tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 from runtime.api import MediaItem
-from server.generate.preprocess import encode_pieces, max_tokens_of_text
-from server.generate.request import MESSAGES, TOOLS, Chat, Function, Message, PastCall
+from server.config.server_config import ServerConfig
+from server.generate.request import MESSAGES, TOOLS, Chat, Function, GenerateRequest, Message, PastCall, Prompt
 from server.http.errors import ContextLengthExceeded, Field, InvalidRequest, clip
-from server.http.offload import LONG_CHARS, SHORT_CHARS, Offload, Pieces
+from server.http.offload import LONG_CHARS, SHORT_CHARS, Offload, Pieces, to_the_end
 from server.http.schema import Json
 from server.media.part import MediaPart
 from server.media.placeholders import PlaceholderError, PromptMedia, ReadMedia
 from server.models.chat_format import ChatFormat, OutputParser
 from server.models.control_tokens import ControlTokens, Shield
 from server.models.model import LoadedModel
-from server.models.prompt import MEDIA_MARKS, NO_TEMPLATE, ChatTemplate, EndlessTemplate, PromptError
-from server.models.template_bounds import MAX_RENDER_S
+from server.models.prompt import MAX_RENDER_S, MEDIA_MARKS, NO_TEMPLATE, ChatTemplate, EndlessTemplate, PromptError
 from server.models.text_pieces import PIECE_CHARS
+from server.models.tokenizer import TooManyTokens
 from server.text.tools import prompted
 
+MAX_TOKENS = 1 << 18  # of a text that need not fit the context, if four times the context is less
+MAX_CHARS_PER_TOKEN = 8  # of these; usual text has 3 to 5
+BORDER_TOKENS = 64
 T = TypeVar("T")
 
 # Arguments of the rendering itself, which a request sets by its own fields or not at all.
@@ -41,20 +48,104 @@ _EFFORT, _KWARGS, _SWITCHES = Field("reasoning_effort"), Field("chat_template_kw
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """The ids of a conversation, and its media. `output_parser` None: answers are text. `ignored`: fields of the request that this
-    model's template does not read; the client has to learn of them."""
+class Encoded:
+    """Prompts as ids. `media`: of the only prompt. `output_parser` None: answers are text. `ignored`: fields that this model's
+    template does not read; the client has to learn of them. `continues`: an answer's text goes on where the prompt's ends.
+    `stop_ids`: further tokens that end an answer."""
 
-    ids: list[int]
+    prompts: Sequence[list[int]]
+    media: tuple[MediaItem, ...] = ()
     output_parser: OutputParser | None = None
     ignored: tuple[Field, ...] = ()
-    media: tuple[MediaItem, ...] = ()
+    continues: bool = True
+    stop_ids: frozenset[int] = frozenset()
+
+
+@singledispatch
+async def encode_prompt(
+    prompt: Prompt, request: GenerateRequest, loaded: LoadedModel, offload: Offload, config: ServerConfig
+) -> Encoded:
+    """Return the ids of the prompt of `request`; each kind of Prompt has a function of its own. Raises InvalidRequest."""
+    raise NotImplementedError(type(prompt).__name__)
+
+
+# --- texts --------------------------------------------------------------------------------------------------------
+
+
+async def text_ids(
+    loaded: LoadedModel,
+    offload: Offload,
+    text: str,
+    *,
+    add_special_tokens: bool,
+    param: Field,
+    fits: bool = True,
+    plain: bool = False,
+) -> list[int]:
+    """The ids of `text`. One that is too long raises ContextLengthExceeded if it has to fit, else InvalidRequest, at the cost of
+    its beginning only; one that is a little too long comes back whole."""
+    return await offload.run_pieces(
+        len(text),
+        encode_pieces(loaded, text, add_special_tokens=add_special_tokens, param=param, fits=fits, plain=plain),
+    )
+
+
+def encode(
+    loaded: LoadedModel, text: str, *, add_special_tokens: bool, param: Field, fits: bool, plain: bool = False
+) -> list[int]:
+    """`text_ids`, in the thread it is called in."""
+    work = encode_pieces(loaded, text, add_special_tokens=add_special_tokens, param=param, fits=fits, plain=plain)
+    return to_the_end(work)
+
+
+def encode_pieces(
+    loaded: LoadedModel, text: str, *, add_special_tokens: bool, param: Field, fits: bool, plain: bool = False
+) -> Pieces[list[int]]:
+    """`text_ids`, piece by piece. `plain`: see `Tokenizer.encode`."""
+    limit = loaded.engine.model.max_model_len
+    # What follows can change the last few tokens of a beginning, not more.
+    max_tokens = limit + BORDER_TOKENS if fits else max_tokens_of_text(limit)
+    if not fits and len(text) > MAX_CHARS_PER_TOKEN * max_tokens:
+        raise InvalidRequest(
+            param, f" has {len(text)} characters; at most {MAX_CHARS_PER_TOKEN * max_tokens} are tokenised", param=param
+        )
+    try:
+        return (yield from loaded.tokenizer.encode_pieces(text, add_special_tokens, max_tokens, plain))
+    except TooManyTokens as error:
+        if not fits:
+            raise InvalidRequest(
+                param, f" has more than the {max_tokens} tokens of which a text may be", param=param
+            ) from None
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {limit} tokens; the first {error.num_chars} of {len(text)} characters in ",
+            param,
+            f" are {error.num_tokens}",
+            param=param,
+        ) from None
+
+
+def max_tokens_of_text(max_model_len: int) -> int:
+    """Of a text that need not fit the context."""
+    return max(MAX_TOKENS, 4 * max_model_len)
+
+
+# --- conversations ------------------------------------------------------------------------------------------------
+
+
+@encode_prompt.register
+async def _encode_chat(
+    chat: Chat, request: GenerateRequest, loaded: LoadedModel, offload: Offload, config: ServerConfig
+) -> Encoded:
+    return await chat_prompt(
+        loaded, offload, chat, show_reasoning=request.shown.reasoning, fits=request.truncation is None
+    )
 
 
 async def chat_prompt(
     loaded: LoadedModel, offload: Offload, chat: Chat, *, show_reasoning: bool = True, fits: bool = True
-) -> ChatPrompt:
-    """`fits`: a conversation far too long for the context is refused at the cost of its beginning.
+) -> Encoded:
+    """Return the ids of a conversation, and how answers to it are read. With `fits`, a conversation far too long for the context
+    is refused at the cost of its beginning.
 
     Raises InvalidRequest where there is no template, it refuses the conversation (roles out of order …), or nobody could read
     the calls of the tools."""
@@ -71,7 +162,7 @@ async def chat_prompt(
         parallel=chat.parallel_tool_calls,
         show_reasoning=show_reasoning,
     )
-    return ChatPrompt(rendered.ids, output_parser, ignored, rendered.media)
+    return Encoded([rendered.ids], rendered.media, output_parser, ignored, chat.continue_final_message)
 
 
 def check_template(loaded: LoadedModel) -> None:
@@ -116,7 +207,7 @@ async def _render(
 
     def render(limit_s: float) -> Pieces[_Rendered]:
         seen = messages_json(messages)
-        if loaded.chat_format.prompted:
+        if loaded.chat_format.prompted and (tools or any(each.role == "tool" or each.tool_calls for each in messages)):
             seen = prompted.with_tools(seen, tools)
         text, escaped = template.render_shielded(
             shield,

@@ -1,0 +1,219 @@
+"""Prompts that are no conversation as token ids: texts, a text with media, embeddings, a gap to fill; and what the engine is given
+of any prompt: cut, echoed, checked and hashed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+
+from runtime.api import Adapter, MediaItem, PreparedPrompt
+from server.config.server_config import ServerConfig
+from server.generate.encode import Encoded, encode, encode_pieces, encode_prompt, text_ids
+from server.generate.logprobs import Echo
+from server.generate.request import PROMPT, Embeds, GenerateRequest, Infill, Texts, TextWithMedia, Truncation
+from server.generate.sampling import check_token_ids
+from server.http.errors import Field, InvalidRequest
+from server.http.offload import SHORT_CHARS, Offload, Pieces
+from server.media.embeds import prompt_item
+from server.media.part import Base64
+from server.media.placeholders import PlaceholderError
+from server.media.source import base64_bytes
+from server.models.model import LoadedModel
+from server.models.text_pieces import PIECE_CHARS
+from server.models.tokenizer import Tokenizer
+
+CHARS_PER_PROMPT = 100  # what a prompt costs that is empty
+PIECE = 8192  # ids, of which so many are checked in a fifth of a millisecond
+LONG_PROMPT = SHORT_CHARS  # tokens: to check and hash them is about as much work as to tokenise so many characters
+PIECE_TOKENS = 16 * LONG_PROMPT  # of short prompts, behind which other callers have their turn
+SUFFIX, TRUNCATE = Field("suffix"), Field("truncate_prompt_tokens")
+
+
+async def predicted_ids(loaded: LoadedModel, offload: Offload, text: str, param: Field) -> list[int]:
+    """The ids of what an answer may be like, as far as an answer can be: special tokens in it are text."""
+    ids = await text_ids(loaded, offload, text, add_special_tokens=False, param=param, fits=False, plain=True)
+    return ids[: loaded.engine.model.max_model_len]
+
+
+@encode_prompt.register
+async def _encode_texts(
+    given: Texts, request: GenerateRequest, loaded: LoadedModel, offload: Offload, config: ServerConfig
+) -> Encoded:
+    return Encoded(await prompt_ids(loaded, offload, given, fits=request.truncation is None))
+
+
+async def prompt_ids(loaded: LoadedModel, offload: Offload, given: Texts, *, fits: bool) -> list[list[int]]:
+    """Return the ids of every prompt, in order. `fits`: see `text_ids`. Raises InvalidRequest for ids outside the vocabulary."""
+    cost = sum(CHARS_PER_PROMPT + len(prompt) for prompt in given.prompts) - CHARS_PER_PROMPT
+    return await offload.run_pieces(cost, _prompt_ids(loaded, given, fits))
+
+
+def _prompt_ids(loaded: LoadedModel, given: Texts, fits: bool) -> Pieces[list[list[int]]]:
+    found: list[list[int]] = []
+    since_rest = 0
+    for prompt in given.prompts:
+        since_rest += CHARS_PER_PROMPT + len(prompt)
+        if since_rest > PIECE_CHARS and found:
+            since_rest = 0
+            yield
+        if isinstance(prompt, str):
+            prompt = yield from encode_pieces(
+                loaded,
+                prompt,
+                add_special_tokens=given.add_special_tokens,
+                param=PROMPT,
+                fits=fits,
+                plain=not given.allow_special_tokens,
+            )
+        else:
+            yield from check_ids(prompt, loaded.engine.model.vocab_size, PROMPT)
+        found.append(prompt)
+    return found
+
+
+@encode_prompt.register
+async def _encode_with_media(
+    given: TextWithMedia, request: GenerateRequest, loaded: LoadedModel, offload: Offload, config: ServerConfig
+) -> Encoded:
+    """Raises InvalidRequest where there are not as many placeholders as media."""
+    text, fits = given.text, request.truncation is None
+    media = await loaded.media.read(given.media, given.processor_kwargs)
+    try:
+        special = given.add_special_tokens and media.layout is None
+        text, ordered = media.written(text if media.layout is None else media.layout(text))
+        ids = await text_ids(loaded, offload, text, add_special_tokens=special, param=PROMPT, fits=fits)
+        ids, items = media.placed(ids, ordered)
+    except PlaceholderError as error:
+        raise InvalidRequest(str(error), param=PROMPT) from None
+    return Encoded([ids], items)
+
+
+@encode_prompt.register
+async def _encode_embeds(
+    given: Embeds, request: GenerateRequest, loaded: LoadedModel, offload: Offload, config: ServerConfig
+) -> Encoded:
+    """An id stands for each vector. Raises InvalidRequest."""
+    part = given.part
+    if not loaded.engine.model.takes_embeds:
+        raise InvalidRequest(
+            f"this server takes no {part.kind}: it was started without --enable-prompt-embeds, or its model has no room for them",
+            param=part.where,
+        )
+    assert isinstance(part.source, Base64), "as it comes in JSON"
+    text = part.source.text
+
+    def read() -> Pieces[MediaItem]:
+        data = base64_bytes(text, part.where, config.max_media_size)
+        yield
+        return prompt_item(data, part.where)
+
+    item = await offload.run_pieces(len(text), read())
+    return Encoded([[0] * len(item.positions)], (item,))
+
+
+@encode_prompt.register
+async def _encode_infill(
+    given: Infill, request: GenerateRequest, loaded: LoadedModel, offload: Offload, config: ServerConfig
+) -> Encoded:
+    """The prompt between each prefix and the suffix. Special tokens in the texts are text: what is written may be about them. An
+    answer also ends where the model goes on with another file, or with what surrounds the middle.
+
+    Raises InvalidRequest where the model does not fill in the middle, or for ids outside the vocabulary."""
+    fits = request.truncation is None
+    infill = loaded.infill
+    if infill is None:
+        raise InvalidRequest(
+            SUFFIX, " needs a model that was trained to fill in the middle; the tokenizer of this one has no tokens for that",
+            param=SUFFIX,
+        )  # fmt: skip
+    plain = Texts(given.prefixes, add_special_tokens=False, allow_special_tokens=False)
+    prefixes = await prompt_ids(loaded, offload, plain, fits=fits)
+    num_chars = len(given.suffix) + len(given.middle) + sum(len(name) + len(text) for name, text in given.extra)
+
+    def ids() -> list[list[int]]:
+        encode = lru_cache(None)(partial(_plain, loaded, fits))  # one suffix stands behind all prefixes
+        # What the tokenizer puts before every text (BOS, mostly), and nothing of what it may put behind.
+        head = loaded.tokenizer.encode("")
+        head = head if head == [loaded.tokenizer.bos_token_id] else []
+        return [
+            head + infill.ids(encode, prefix, given.suffix, extra=given.extra, middle=given.middle)
+            for prefix in prefixes
+        ]
+
+    return Encoded(await offload.run(num_chars, ids), stop_ids=infill.stop_ids)
+
+
+def _plain(loaded: LoadedModel, fits: bool, text: str) -> list[int]:
+    return encode(loaded, text, add_special_tokens=False, param=SUFFIX, fits=fits, plain=True)
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, param: Field) -> Pieces[None]:
+    """Checks as `check_token_ids` does."""
+    for start in range(0, len(ids), PIECE):
+        if start:
+            yield
+        check_token_ids(ids[start : start + PIECE], vocab_size, param)
+
+
+def truncated(ids: Sequence[int], truncation: Truncation, max_tokens: int | None, limit: int) -> Sequence[int]:
+    """What `truncation` leaves of a prompt. `limit`: tokens of the context, of which `max_tokens` are spoken for.
+
+    Raises InvalidRequest where it wants more than the context holds."""
+    wanted = truncation.num_tokens
+    if wanted >= limit:
+        raise InvalidRequest(
+            TRUNCATE, f" {wanted} leaves no room for an answer in a context of {limit} tokens", param=TRUNCATE
+        )
+    keep = max(1, limit - (max_tokens or 1)) if wanted == -1 else wanted
+    return ids[:keep] if truncation.side == "right" else ids[-keep:]
+
+
+def echoed(tokenizer: Tokenizer, request: GenerateRequest, number: int, ids: Sequence[int], *, is_cut: bool) -> Echo:
+    """Return prompt `number` of `request`, `ids` as the engine gets it, to stand before its answers: as it was written, if it was
+    text and is whole."""
+    given = None if is_cut else request.prompt.text_of(number)
+    return Echo(ids, tokenizer.decode(ids, skip_special_tokens=False) if given is None else given)
+
+
+# --- for the engine -----------------------------------------------------------------------------------------------
+
+
+async def prepared(
+    loaded: LoadedModel,
+    offload: Offload,
+    ids: Sequence[int],
+    salt: str | None,
+    media: tuple[MediaItem, ...] = (),
+    adapter: Adapter | None = None,
+) -> PreparedPrompt | None:
+    """Check and hash a long prompt on a thread, so that to submit it costs the loop next to nothing; None for a short one."""
+    (made,) = await all_prepared(loaded, offload, [ids], salt, media, adapter)
+    return made
+
+
+async def all_prepared(
+    loaded: LoadedModel,
+    offload: Offload,
+    prompts: Sequence[Sequence[int]],
+    salt: str | None,
+    media: tuple[MediaItem, ...] = (),
+    adapter: Adapter | None = None,
+) -> Sequence[PreparedPrompt | None]:
+    """Do the same for the prompts of one request, which are submitted together: None for each where they are short together."""
+    num_tokens = sum(map(len, prompts))
+    if num_tokens <= LONG_PROMPT:
+        return [None] * len(prompts)
+    prepare = partial(loaded.engine.prepare, cache_salt=salt, adapter=adapter or loaded.adapter, media=media)
+
+    def pieces() -> Pieces[list[PreparedPrompt]]:
+        made: list[PreparedPrompt] = []
+        since_rest = 0
+        for ids in prompts:
+            since_rest += len(ids)
+            if since_rest > PIECE_TOKENS and made:
+                since_rest = 0
+                yield
+            made.append(prepare(ids))
+        return made
+
+    return await offload.run_pieces(num_tokens, pieces())
