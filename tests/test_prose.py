@@ -19,7 +19,7 @@ from server.config.server_config import ServerConfig
 
 ROOT = Path(__file__).parent.parent
 # How many there are. Lower a number when you have rewritten some; never raise one.
-LIMITS = {"docstrings": 1520, "long help": 0, "private words": 27, "long paragraphs": 3}
+LIMITS = {"docstrings": , "long help": 0, "private words": 27, "long paragraphs": 3}
 
 RELATIVES = (
     "what|who|whose|whom|those|that|of|behind|beside|by|whether|where|which|how|when|as|in|on|at|for|from|to|with|without|not|only"
@@ -89,7 +89,7 @@ def long_paragraphs() -> list[str]:
 
 
 COUNTED = {
-    "docstrings": 1520headless_docstrings,
+    "docstrings": headless_docstrings,
     "long help": long_help,
     "private words": private_words,
     "long paragraphs": long_paragraphs,

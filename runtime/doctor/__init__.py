@@ -1,1 +1,1 @@
-"""This machine as a server of models: what it has and lacks, and what would fit."""
+"""Doctor: hardware and dependencies of this machine, and the models that fit."""

@@ -39,7 +39,8 @@ _EXTRAS = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`state`: "missing" is what slows or stops serving; "note" is worth knowing. `mend`: a command."""
+    """Result of a check. `state`: "missing" slows or prevents serving, "note" is information. `mend`: a command that fixes
+    it."""
 
     topic: str
     text: str
@@ -121,7 +122,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _links() -> Iterator[Finding]:
-    """Of GPUs, and between several."""
+    """Yield the links between GPUs."""
     num = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num and (text := topology(range(num))):
         yield Finding("links", text)

@@ -1,6 +1,6 @@
-"""Which models can be served by name, the built-in ones and those in the hub's cache, and which architectures others may have.
+"""List of models that can be served by name, built in or in the hub's cache, and of supported architectures.
 
-Nothing is fetched, and nothing of weights read."""
+Nothing is downloaded, and no weights are read."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def models() -> dict[str, Any]:
 
 
 def hub_folder() -> Path:
-    """Where huggingface_hub keeps what it has fetched, by its own variables. Not imported: that takes a third of a second."""
+    """Return huggingface_hub's cache folder, by its own variables. The package is not imported: that takes a third of a
+    second."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 
 
 def _of_the_hub(folder: Path, by_architecture: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Those whose config.json and safetensors are there, in the snapshot that a name without a revision means."""
+    """Yield the models whose config.json and safetensors are in the cache, in the snapshot that a name without revision
+    means."""
     for repository in sorted(folder.glob("models--*")):
         name = repository.name.removeprefix("models--").replace("--", "/")
         try:

@@ -1,4 +1,4 @@
-"""What a memory would hold, and how fast it could be at most: sizes of models against bytes and bandwidth, by arithmetic alone."""
+"""Estimates of which models a memory holds and how fast they can be: sizes against bytes and bandwidth, by arithmetic alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ModelSize:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Of keys and values in 16 bits."""
+        """Bytes of a token's keys and values in 16 bits."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_size * _KV_ELEMENT_BYTES
 
 
@@ -57,7 +57,7 @@ class Fit:
 
 
 def what_fits(memory_bytes: int, bytes_per_s: float, formats: tuple[str, ...]) -> list[Fit]:
-    """`bytes_per_s`: what the processor reads of that memory."""
+    """Return the models that fit. `bytes_per_s`: memory bandwidth of the processor."""
     fits = []
     for size in SIZES:
         for kind in formats:

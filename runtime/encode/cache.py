@@ -11,7 +11,7 @@ Holder: TypeAlias = tuple[int, int]  # a sequence's number, and where in it the 
 
 
 class EncoderCache:
-    """`capacity`: outputs that there is room for."""
+    """Encoder outputs on the device, by key. `capacity`: number of outputs that fit."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -27,7 +27,7 @@ class EncoderCache:
         return len(self._sizes)
 
     def hold(self, key: bytes, holder: Holder) -> None:
-        """`holder` needs outputs that are there, or about to be."""
+        """Protect outputs from eviction for `holder`. They are present, or about to be."""
         self._sizes[key] = self._sizes.pop(key)
         self._holders.setdefault(key, set()).add(holder)
 
@@ -35,7 +35,7 @@ class EncoderCache:
         return holder in self._holders.get(key, ())
 
     def release(self, key: bytes, holder: Holder) -> None:
-        """It needs them no more, if it did."""
+        """End the protection of outputs for `holder`, if there was one."""
         holders = self._holders.get(key)
         if holders is not None:
             holders.discard(holder)
@@ -61,7 +61,7 @@ class EncoderCache:
         return True
 
     def forget(self, key: bytes) -> None:
-        """Its outputs are not there any more, if they were."""
+        """Remove outputs that no longer exist, if they were present."""
         size = self._sizes.pop(key, None)
         if size is not None:
             self.num_used -= size
@@ -73,7 +73,7 @@ class EncoderCache:
             self.forget(key)
 
     def take_dropped(self) -> tuple[bytes, ...]:
-        """Those that have gone since the last call: the device drops them before its next step's encoders run."""
+        """Return the keys evicted since the last call. The device drops their outputs before its next encoder runs."""
         dropped = tuple(self._dropped)
         self._dropped.clear()
         return dropped

@@ -1,7 +1,8 @@
-"""Where a prompt's tokens stand for a rotary embedding of three axes (M-RoPE; Qwen2-VL, Wang et al. 2024): time, height and width.
+"""Positions of a prompt's tokens for a rotary embedding of three axes (M-RoPE; Qwen2-VL, Wang et al. 2024): time, height and
+width.
 
-Text stands at one position on all three, each token one further. The tokens of a picture stand on its grid, and what comes behind
-it goes on behind the grid's longer side. numpy only."""
+Text advances by one position on all three axes. Image tokens are placed on their grid, and the text behind continues after
+the grid's longer side. numpy only."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 
 class _Grid(NamedTuple):
-    """`places`: the positions of its tokens. `times`: where its steps in time are. `sound`: positions of what is heard to it."""
+    """Grid of an item: `places`, positions of its tokens; `times`, positions of its steps in time; `sound`, positions of its
+    audio."""
 
     places: Int32s
     sizes: tuple[int, int, int]
@@ -31,13 +33,13 @@ class _Grid(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VisionPositions:
-    """`merge_size`: patches of a grid, in height and in width, that are one token. `tokens_per_second`: of a video's time axis,
-    whose items say how many seconds a step of their grid takes; None: a position a step. `by_frame`: each frame of a video is a
-    grid of its own, with text between them. `behind_time`: what comes behind a grid goes on behind its time, too, where that goes
-    further than its sides. `whole_times`: of times between two positions a model would have both, which is not served.
+    """Rules of a model's M-RoPE positions. `merge_size`: patches per token, in height and in width. `tokens_per_second`: scale
+    of a video's time axis, whose items give seconds per grid step; None: one position a step. `by_frame`: each frame is a grid,
+    with text between. `behind_time`: text continues after the grid's time if that is longer than its sides. `whole_times`:
+    times between two positions are refused.
 
-    A video's sound may stand among its tokens (Qwen2.5-Omni, 2025), or directly behind them: both begin at one position.
-    `shares_ends`: so do the two tokens before them, which say that a video and its sound begin, and the two behind."""
+    A video's audio may stand among its tokens (Qwen2.5-Omni, 2025) or directly behind; both begin at one position.
+    `shares_ends`: so do the two tokens before and after them."""
 
     merge_size: int
     tokens_per_second: float | None = None
@@ -47,7 +49,8 @@ class VisionPositions:
     shares_ends: bool = False
 
     def __call__(self, media: Sequence[MediaItem], num_tokens: int) -> Int32s:
-        """[3, num_tokens]. Raises ValueError for a grid of another number of tokens than its item has positions."""
+        """Return positions [3, num_tokens]. Raises ValueError if a grid has another number of tokens than its item has
+        positions."""
         positions = np.empty((3, num_tokens), np.int32)
         done = following = 0  # tokens that are placed, and where the next one stands
         for grid in self._grids(media):
@@ -99,7 +102,7 @@ class VisionPositions:
                 yield _Grid(places, (steps // frames, height, width), self._times(item, steps // frames), sound)
 
     def _times(self, item: MediaItem, steps: int) -> Any:
-        """[steps] int64."""
+        """Return the times of an item's grid steps, [steps] int64."""
         if item.modality != "video" or self.tokens_per_second is None:
             return np.arange(steps)
         given = item.inputs.get("second_per_grid_ts", item.inputs.get("video_second_per_grid"))
@@ -116,7 +119,7 @@ class VisionPositions:
 
 
 def _is_sound_of(behind: MediaItem | None, video: MediaItem) -> TypeGuard[MediaItem]:
-    """Whether what comes next is heard to a video: nothing stands between them that would end it."""
+    """Return whether item `behind` is the audio of `video`: no token between them separates them."""
     if behind is None or (video.modality, behind.modality) != ("video", "audio"):
         return False
     return bool(behind.positions[0] <= video.positions[-1] + 1)

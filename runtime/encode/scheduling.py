@@ -35,11 +35,10 @@ RopePositions: TypeAlias = "Callable[[Several[MediaItem], int], Int32s]"
 
 @dataclass(frozen=True, slots=True)
 class EncoderLimits:
-    """`max_num_encoder_tokens`: outputs that a step has encoders begin with, unless a single item has more. `cache_size`:
-    outputs that are kept. `max_model_len`: positions that there are. `whole_items`: an item is never cut, since its tokens see
-    each other all. `width`: of an output. `rope_positions`: where a prompt's tokens stand for a rotary embedding of three axes,
-    if the model has one. `whole_prompts`: nor is a prompt, with items or without. `apart`: sounds beside pictures are items of
-    their own."""
+    """Limits of encoder work. `max_num_encoder_tokens`: outputs that a step may begin to encode, unless one item has more.
+    `cache_size`: outputs kept. `max_model_len`: number of positions. `whole_items`: items are never cut, since their tokens
+    attend to each other. `width`: size of an output. `rope_positions`: M-RoPE positions, if the model has them.
+    `whole_prompts`: prompts are never cut. `apart`: audio next to images is encoded differently."""
 
     max_num_encoder_tokens: int
     cache_size: int
@@ -118,8 +117,8 @@ class EncoderScheduling(Feature):
             sequence.max_tokens_total = min(sequence.max_tokens_total, longest)
 
     def reach(self, sequence: Sequence, num_tokens: int, most: int) -> int:
-        """How many of its next `num_tokens` a step may compute, which has then what they need: fewer where an item does not
-        fit, more, up to `most`, where one may not be cut."""
+        """Return how many of the next `num_tokens` a step may compute with the outputs that exist: fewer if an item does not
+        fit, more (up to `most`) if an item must not be cut."""
         if self.limits.whole_prompts:
             return self._reach_whole(sequence, num_tokens, most)
         start = sequence.num_computed_tokens
@@ -143,8 +142,8 @@ class EncoderScheduling(Feature):
         return end - start
 
     def _reach_whole(self, sequence: Sequence, num_tokens: int, most: int) -> int:
-        """`reach` of a prompt that is computed at once, when all of its items are there. Who cannot have them all holds none,
-        so nobody waits with some that another waits for."""
+        """Return the reach of a prompt that is computed at once, when all of its items are encoded. A sequence that cannot
+        hold all items holds none, so that two sequences cannot block each other."""
         missing = sequence.num_prompt_tokens - sequence.num_computed_tokens
         if missing > most:
             return 0
@@ -173,14 +172,14 @@ class EncoderScheduling(Feature):
         return key not in self._pending
 
     def encoded(self, work: EncoderWork) -> bool:
-        """Its outputs are there. False where nobody waits for them any more."""
+        """Note that the outputs of `work` exist. Return False if no sequence waits for them any more."""
         if self._pending.get(work.key) is not work:
             return False
         del self._pending[work.key]
         return True
 
     def failed(self, work: EncoderWork) -> bool:
-        """It cannot be encoded; whoever else waits for its outputs tries again. False as in `encoded`."""
+        """Note that `work` failed; other sequences with the same item try again. Return False as `encoded` does."""
         if not self.encoded(work):
             return False
         self.cache.forget(work.key)
@@ -191,8 +190,8 @@ class EncoderScheduling(Feature):
         return bool(self._pending)
 
     def of_row(self, sequence: Sequence, start: int, end: int) -> RowMedia | None:
-        """What a row brings that computes tokens [start, end) of a prompt, None of others. Behind the step its sequence holds
-        no more than what it has begun."""
+        """Return the media of a row that computes prompt tokens [start, end), or None. After the step, the sequence holds
+        only items that it has begun."""
         if start >= sequence.num_prompt_tokens:
             return None
         spans = []
@@ -211,7 +210,7 @@ class EncoderScheduling(Feature):
         return RowMedia(tuple(spans), None if positions is None else positions[:, start:end], prompt_len)
 
     def release(self, sequence: Sequence) -> None:
-        """It has ended, or starts over."""
+        """Release all items of a sequence that ended or starts over."""
         for item in sequence.request.media:
             self.cache.release(key_of(item, sequence.request.cache_salt), _holder(sequence, item))
 
@@ -283,7 +282,7 @@ class _Items(Claim):
 
 
 def key_of(item: MediaItem, cache_salt: str | None) -> bytes:
-    """What an item's outputs are kept under: its digest, for its own tenants."""
+    """Return the cache key of an item: its digest, combined with the cache salt."""
     return item.digest if cache_salt is None else sha256(item.digest + cache_salt.encode()).digest()
 
 

@@ -27,7 +27,7 @@ _NOWHERE = -1
 
 
 class Cached(Protocol):
-    """Which blocks hold what is worth keeping."""
+    """Set of the blocks whose contents are worth keeping."""
 
     @property
     def has(self) -> Callable[[int], bool]: ...
@@ -68,8 +68,8 @@ class BlockPool:
         return self._counts[block_id]
 
     def states(self, per_cell: int) -> bytes:
-        """For each `per_cell` blocks in turn three bytes: how many of 255 parts of them are used by one sequence, by several, and
-        by nobody but cached. What is left is blank. For people to look at: it reads all of the pool."""
+        """Return three bytes for each `per_cell` blocks: the shares (of 255) used by one sequence, by several, and cached
+        only. The rest is free. For display: it reads the whole pool."""
         starts = np.arange(0, self.num_blocks, per_cell)
         sizes = np.diff(starts, append=self.num_blocks)
         counts = self._counts_of
@@ -78,7 +78,7 @@ class BlockPool:
         return bytes(np.stack(parts, axis=-1).astype(np.uint8).tobytes())
 
     def num_idle(self, ids: Sequence[int]) -> int:
-        """How many of them nobody uses."""
+        """Return how many of the blocks `ids` no sequence uses."""
         return len(ids) - int(np.count_nonzero(self._counts_of[np.asarray(ids, np.int32)]))
 
     def reserve(self, num: int) -> None:
@@ -93,8 +93,8 @@ class BlockPool:
         self.num_freed += num
 
     def allocate(self, num: int, num_reserved: int = 0) -> BlockIds:
-        """`num` blocks with count 1, whatever they held before is gone; `num_reserved` of them had been promised. The caller
-        checked `num_free` for the rest."""
+        """Return `num` blocks with count 1; their former contents are lost. `num_reserved` of them were reserved before. The
+        caller has checked `num_free` for the rest."""
         self._check_free(num - num_reserved)
         if num_reserved > self.num_reserved:
             raise RuntimeError(f"{num_reserved} promised blocks asked, {self.num_reserved} reserved")

@@ -16,7 +16,7 @@ from runtime.kv.layout import LayerGroup
 
 
 class NewBlocks(NamedTuple):
-    """`ids` of entries, from `first_entry` on, of the table for the group of that index."""
+    """Blocks `ids` of the entries from `first_entry` on, in the table of group number `group`."""
 
     group: int
     first_entry: int
@@ -87,7 +87,7 @@ class BlockTable:
         return out_of_window
 
     def take_unsent(self) -> tuple[int, BlockIds]:
-        """(index of the first entry, ids) of what no batch has carried yet; they count as sent from now on."""
+        """Return (index of the first entry, ids) of the blocks that no batch has carried yet. They count as sent afterwards."""
         first = self._num_sent
         self._num_sent = len(self._ids)
         return self.first_entry + first // self.group.width, self._ids[first:]

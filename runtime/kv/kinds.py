@@ -67,7 +67,7 @@ class AttentionKVSpec:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentStateSpec:
-    """What a recurrent layer keeps of a sequence, whatever its length: float32 tensors of these shapes."""
+    """Shapes of the float32 tensors that a recurrent layer keeps for a sequence, whatever its length."""
 
     shapes: tuple[tuple[int, ...], ...]
 
@@ -83,7 +83,7 @@ class RecurrentStateSpec:
 
 
 class _Kind:
-    """What holds of most kinds. An entry of a block table is about `entry_tokens` tokens."""
+    """Defaults of memory kinds. An entry of a block table covers `entry_tokens` tokens."""
 
     __slots__ = ()
     order: ClassVar[int] = 0  # of a kind's tables among those of a step
@@ -120,7 +120,8 @@ class _Kind:
         return 0
 
     def reserved_to(self, start: int, num_tokens: int, max_step_tokens: int) -> int:
-        """How far a sequence of `num_tokens` that is computed from `start` on has entries before its first step."""
+        """Return up to which token a sequence of `num_tokens` has entries before its first step, which computes from `start`
+        on."""
         return num_tokens
 
     def longest_prefix(
@@ -163,7 +164,8 @@ class Full(_Tokens):
     def longest_prefix(
         self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
     ) -> int:
-        """By halves, since behind an entry that is missing others seldom are there: they are used with it, and go first."""
+        """Return the longest cached prefix, by bisection: blocks behind a missing one are rarely cached, since they are used
+        and evicted together."""
         return bisect_left(names, True, hi=num_entries, key=lambda name: name not in cached)
 
     def __str__(self) -> str:
@@ -191,7 +193,8 @@ class Window(_Tokens):
         return max(0, position + 1 - self.window)
 
     def reserved_to(self, start: int, num_tokens: int, max_step_tokens: int) -> int:
-        """As for all kinds: from there on the window gives back as many as it takes."""
+        """Return up to which token the sequence has entries at first. Beyond that, the window frees as many blocks as it
+        takes."""
         return min(num_tokens, self.first_in_window(start) + self.window - 1 + max_step_tokens)
 
     def longest_prefix(
@@ -213,7 +216,7 @@ class Window(_Tokens):
 
 @dataclass(frozen=True, slots=True)
 class Chunk(Window):
-    """`Window` that begins anew every `window` tokens: a query sees those of its chunk up to itself."""
+    """Window that restarts every `window` tokens: a query attends to the tokens of its chunk up to itself."""
 
     def first_in_window(self, position: int) -> int:
         return position // self.window * self.window
@@ -227,7 +230,7 @@ _SEES_WHOLE_PROMPTS = "what a layer keeps of a prompt's token depends on those b
 
 @dataclass(frozen=True, slots=True)
 class PromptFull(Full):
-    """`Full`, where all tokens of a prompt see each other."""
+    """Full attention in which all tokens of a prompt attend to each other."""
 
     no_prefix_reason = _SEES_WHOLE_PROMPTS
     in_one_step = True
@@ -235,7 +238,7 @@ class PromptFull(Full):
 
 @dataclass(frozen=True, slots=True)
 class PromptWindow(Window):
-    """`Window`, where all tokens of a prompt see each other, however far away: those behind it see so many."""
+    """Window in which all tokens of a prompt attend to each other at any distance; generated tokens see the window."""
 
     no_prefix_reason = _SEES_WHOLE_PROMPTS
     in_one_step = True

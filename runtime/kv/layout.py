@@ -47,7 +47,8 @@ class LayerGroup:
         return self.kind.first_in_window(position)
 
     def reserved_to(self, start: int, num_tokens: int, max_step_tokens: int) -> int:
-        """How far a sequence of `num_tokens` that is computed from `start` on has blocks before its first step."""
+        """Return up to which token a sequence of `num_tokens` has blocks before its first step, which computes from `start`
+        on."""
         return self.kind.reserved_to(start, num_tokens, max_step_tokens)
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
@@ -57,8 +58,8 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """Where a layer's KV cache or state lies: in the blocks of which of a step's block `table`s, in which of the `kv_tensors` (that
-    of keys and that of values, or the only one), and in which `sub_slot` of the `num_sub_slots` equal ones of a page."""
+    """Location of a layer's KV cache or state: the block `table` of a step, the `kv_tensors` (keys and values, or one), and
+    the `sub_slot` among the `num_sub_slots` equal parts of a page."""
 
     table: int
     kv_tensors: tuple[int, ...]
@@ -68,10 +69,11 @@ class LayerPlacement:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """`kinds` and their `placements`, one entry each; a layer of a model has as many entries as it keeps things, be it none. A
-    group has `width` of a step's tables, one behind another; groups of states are the last.
+    """Layout of all layers' memory in one pool. `kinds` and `placements` have one entry for each thing that a layer keeps. A
+    group has `width` consecutive tables of a step; groups of states come last.
 
-    A block is `num_kv_tensors` pages of `page_bytes`. `block_size` tokens are a whole number of blocks of `kernel_block_size`."""
+    A block is `num_kv_tensors` pages of `page_bytes`. `block_size` tokens are a whole number of blocks of
+    `kernel_block_size`."""
 
     kinds: tuple[MemoryKind, ...]
     placements: tuple[LayerPlacement, ...]
@@ -127,7 +129,7 @@ class KVLayout:
         return sum(group.width for group in self.groups)
 
     def chunks(self, max_model_len: int) -> tuple[int | None, ...]:
-        """By block table: `LayerGroup.chunk` of the layers that read it; None where no context, of `max_model_len`, has two."""
+        """Return `LayerGroup.chunk` by block table; None if no context of `max_model_len` has two chunks."""
         by_table = (group.chunk for group in self.groups for _ in range(group.width))
         return tuple(None if chunk is None or chunk >= max_model_len else chunk for chunk in by_table)
 
@@ -142,7 +144,7 @@ class KVLayout:
 
     @property
     def in_one_step(self) -> bool:
-        """Whether a sequence must be computed whole, since some layer sees only what is in its step."""
+        """True if a prompt must be computed in one step, because some layer sees only the tokens of its step."""
         return any(kind.in_one_step for kind in self.kinds)
 
     @property
@@ -188,8 +190,8 @@ def _page(kinds: list[MemoryKind], kernel_block_size: int) -> tuple[int, int]:
 
 
 def _num_kv_tensors(kinds: list[tuple[int, int]]) -> int:
-    """How many KV tensors, for kinds of layers that take so many times so many pages, the latter in one block: as many as make
-    the fewest tables among those that waste little, and of them those that waste least."""
+    """Return the number of KV tensors for kinds of (number of layers, pages in a block): fewest tables among the choices
+    that waste little, and of these the least waste."""
 
     def num_tables(num: int) -> list[int]:
         return [-(-times // (num // pages)) for times, pages in kinds]

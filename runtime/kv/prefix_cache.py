@@ -55,7 +55,7 @@ class _LastMatch:
         self.stale = False
 
     def note(self, names: Iterable[BlockHash]) -> None:
-        """They came, or went."""
+        """Note that the blocks `names` were added or removed."""
         self.stale = self.stale or self.names is None or not self.names.isdisjoint(names)
 
 
@@ -70,7 +70,8 @@ class PrefixCache:
     def __init__(
         self, block_size: int, enabled: bool = True, groups: Sequence[LayerGroup] = PLAIN, key: bytes | None = None
     ) -> None:
-        """`key`: 32 random bytes, so that nobody can foresee a name; those of another cache, to name blocks as that one does."""
+        """Create an empty cache. `key`: 32 random bytes that make hashes unpredictable; another cache's key gives equal
+        hashes."""
         self.block_size = block_size
         self.enabled = enabled
         self.groups = groups
@@ -89,7 +90,7 @@ class PrefixCache:
         return block_id in self._name_of
 
     def has_each(self, block_ids: Words) -> Flags:
-        """Whether each can be found."""
+        """Return for each block whether a lookup can find it."""
         self._cover(block_ids.max(initial=-1))
         return np.frombuffer(self._has, np.bool_)[block_ids]
 

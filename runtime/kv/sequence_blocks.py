@@ -22,8 +22,8 @@ _NEW_SHARE = 0.1  # weight of the last sequence that started in `hit_share`
 
 
 class _Refusal(NamedTuple):
-    """There was no room for sequence `number`. Nor is there while all of these stay the same: blocks can only have become
-    fewer, and a hit that another sequence came to use is a free block less and one less to take."""
+    """Record that there was no room for sequence `number`. There is none while these values stay the same: blocks can only
+    have become fewer, and a hit that another sequence uses is a free block less and one less to allocate."""
 
     number: int
     match: Match
@@ -32,7 +32,8 @@ class _Refusal(NamedTuple):
 
 
 class SequenceBlocks:
-    """`when_allocated`: called with ids of blocks that are handed out anew."""
+    """Blocks of all sequences: allocation, prefix cache hits and release. `when_allocated` is called with ids of newly used
+    blocks."""
 
     def __init__(self, pool: BlockPool, cache: PrefixCache) -> None:
         self.pool = pool

@@ -39,7 +39,7 @@ class Store(Protocol):
         ...
 
     def has(self, key: int) -> bool:
-        """Whether it is in memory."""
+        """Return whether the adapter is in memory."""
         ...
 
     def leave(self) -> None:
@@ -51,7 +51,7 @@ class Store(Protocol):
         ...
 
     def forget(self, key: int) -> None:
-        """It will not be asked for again."""
+        """Forget an adapter that will not be requested again."""
         ...
 
 
@@ -70,7 +70,8 @@ class Adapters:
         self._fail: Callable[[int, str], None] = lambda key, why: None
 
     def connect(self, wake: Callable[[], None], fail: Callable[[int, str], None]) -> None:
-        """`wake`: an adapter that somebody waits for has come. `fail(key, why)`: it cannot come, so who waits for it ends."""
+        """Set callbacks: `wake` when an adapter that a request waits for is in memory; `fail(key, why)` when it cannot be
+        loaded."""
         self._wake, self._fail = wake, fail
 
     def all(self) -> Sequence[Adapter]:
@@ -80,7 +81,7 @@ class Adapters:
         return self._names.get(name)
 
     async def load(self, name: str, path: str, *, key: int | None = None) -> Adapter:
-        """`key`: of the version, where others know it already by one."""
+        """Load an adapter. `key`: the version's key, if other engines have assigned one."""
         async with self._changing:
             self._num_versions = key = self._num_versions + 1 if key is None else key
             began_s = time.monotonic()

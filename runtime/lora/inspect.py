@@ -1,4 +1,4 @@
-"""What an adapter's folder holds, without a model, and whether it fits one: for `oneloop lora inspect`."""
+"""Contents of an adapter's folder, and whether it fits a model: for `oneloop lora inspect`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def inspect(path: str, model: str | None, max_rank: int) -> dict[str, Any]:
 
 
 def _targets(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """How many modules of each kind are adapted, by the last part of their names."""
+    """Return the number of adapted modules by the last part of their names."""
     modules = {module_of(folder, name) for name in shapes}
     kinds = [module.rpartition(".")[2] for module in sorted(modules)]
     return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}

@@ -22,8 +22,8 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """`rank_pattern`, `alpha_pattern`: of modules whose names match, beginning with the whole name or behind a dot. `base`: the
-    model that it was trained on, as its author called it."""
+    """Fields of adapter_config.json. `rank_pattern`, `alpha_pattern`: values for modules whose whole name, or its end behind
+    a dot, matches. `base`: the name of the model it was trained on."""
 
     rank: int
     alpha: float
@@ -87,7 +87,7 @@ class PeftConfig:
         return _matching(self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What A and B's product is multiplied by."""
+        """Return the factor of the product of A and B."""
         rank = self.rank_of(module)
         alpha = _matching(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rslora else rank)

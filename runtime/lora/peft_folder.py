@@ -39,7 +39,7 @@ _REFUSED = {
 
 
 class Fingerprint(NamedTuple):
-    """What a folder's files were when they were read: others, or others' numbers, have another."""
+    """Sizes, times and numbers of a folder's files when they were read, to detect changes."""
 
     files: tuple[tuple[int, int, int], ...]
 
@@ -55,7 +55,7 @@ class Fingerprint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """`parts`: what it does to each layer, by the layer's name."""
+    """Weights of an adapter. `parts`: its changes by layer name."""
 
     parts: Mapping[str, tuple[LoraPart, ...]]
     config: PeftConfig
@@ -142,7 +142,7 @@ def _parts(
     folder: Path, files: SafetensorsCheckpoint, config: PeftConfig, module: str, halves: Mapping[str, str],
     targets: Targets, max_rank: int,
 ) -> Iterator[tuple[Target, LoraPart]]:  # fmt: skip
-    """What a module's A and B do: to one layer, or to every expert of one."""
+    """Yield the layers that a module's A and B change: one layer, or one for every expert."""
     target = find(targets, module)
     if ".lora_embedding_" in halves["A"]:
         target = find_embedding(targets, module)

@@ -37,7 +37,7 @@ class Where(Enum):
 
 @dataclass(slots=True, eq=False)
 class Version:
-    """What is known of an adapter. `num_users`: sequences that wait or run; `num_running`: those that have a row."""
+    """State of an adapter version. `num_users`: sequences that wait or run; `num_running`: those with a row."""
 
     key: int
     name: str
@@ -54,8 +54,8 @@ class Version:
 
 
 class AdapterSlots:
-    """`load(key)`: begin to bring an adapter into memory; `loaded` or `failed` is called when that is over. `drop(key)`: let go of
-    it there."""
+    """Scheduling of adapters over device slots and host memory. `load(key)` begins to load an adapter; `loaded` or `failed`
+    is called afterwards. `drop(key)` removes it from memory."""
 
     def __init__(self, limits: LoraLimits, load: Callable[[int], None], drop: Callable[[int], None]) -> None:
         self.limits = limits
@@ -87,7 +87,7 @@ class AdapterSlots:
         self._go_if_unused(version)
 
     def loaded(self, key: int) -> None:
-        """It is in memory now."""
+        """Note that an adapter is in memory."""
         version = self._versions.get(key)
         if version is None:
             self._drop(key)  # it has been retired, and its users have left
@@ -95,7 +95,7 @@ class AdapterSlots:
             self._ready(version)
 
     def failed(self, key: int) -> None:
-        """It could not be read again; another try begins when somebody waits for it."""
+        """Note that an adapter could not be read. Loading is tried again when a request waits for it."""
         if (version := self._versions.get(key)) is not None:
             version.where = Where.STORED
 
@@ -135,13 +135,13 @@ class AdapterSlots:
         self._num_requests[label] = self._num_requests.get(label, 0) + 1
 
     def ends(self, key: int) -> None:
-        """It has ended; it runs no more, either."""
+        """Note that a sequence ended; it does not run either."""
         version = self._versions[key]
         version.num_users -= 1
         self._go_if_unused(version)
 
     def starts(self, key: int) -> int:
-        """It has a row, and may start: the slot where the device finds its adapter, from the step being decided on."""
+        """Note that a sequence has a row. Return the slot of its adapter from the step being decided on."""
         version = self._versions[key]
         if version.slot is None:
             slot = self._free_slot()
@@ -158,7 +158,7 @@ class AdapterSlots:
         return version.slot
 
     def stops(self, key: int) -> None:
-        """It has given its row back."""
+        """Note that a sequence has given its row back."""
         self._versions[key].num_running -= 1
 
     def may_start(self, sequence: Sequence, order: Order) -> bool:
@@ -171,8 +171,8 @@ class AdapterSlots:
         return version.where is Where.READY and self._free_slot() is not None
 
     def turn(self, waiting: Several[Sequence], order: Order) -> None:
-        """Before a step is decided: bring what the `waiting`, in order, need into memory, and say who makes room for the first of
-        them that finds no slot."""
+        """Prepare a step: load the adapters of `waiting` sequences in order, and choose the slot to free for the first that
+        finds none."""
         blocked: Sequence | None = None
         asked: set[int] = set()
         for sequence in waiting:
@@ -193,12 +193,12 @@ class AdapterSlots:
             min(holders, key=lambda holder: holder.since).makes_room_for = order(blocked)
 
     def _lacks_room(self, sequence: Sequence) -> bool:
-        """Of one whose adapter is in no slot: whether it has to wait for one, or for memory."""
+        """Return whether a sequence whose adapter has no slot must wait for one, or for memory."""
         assert sequence.request.adapter is not None
         return self._free_slot() is None or self._versions[sequence.request.adapter.key].where is Where.STORED
 
     def take_loads(self) -> tuple[AdapterLoad, ...]:
-        """What is to be written into slots before the step that has just been decided."""
+        """Return the adapters to write into slots before the step that has just been decided."""
         if not self._loads:
             return ()
         loads, self._loads = tuple(self._loads), []
@@ -238,7 +238,7 @@ class AdapterSlots:
         return found
 
     def _make_memory(self) -> bool:
-        """Whether one more may be brought into memory, perhaps in the place of one that nobody uses now."""
+        """Return whether one more adapter may be loaded into memory, evicting an unused one if necessary."""
         held = [version for version in self._versions.values() if version.where is not Where.STORED]
         if len(held) < self.limits.max_cpu_loras:
             return True

@@ -22,7 +22,7 @@ class AdapterFacts(NamedTuple):
 
 
 class AdapterStore:
-    """`rooms`: the model's, or those of the shards of it; all have the same adapters."""
+    """Adapters in host memory. `rooms`: slots of the model, or of each of its shards; all have the same adapters."""
 
     def __init__(self, rooms: Sequence[ModelAdapters], targets: Targets, max_rank: int) -> None:
         self._rooms = rooms
@@ -48,7 +48,7 @@ class AdapterStore:
             room.drop(key)
 
     def has(self, key: int) -> bool:
-        """Whether it is in memory."""
+        """Return whether the adapter is in memory."""
         return bool(self._rooms) and all(room.has(key) for room in self._rooms)
 
     def leave(self) -> None:

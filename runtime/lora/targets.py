@@ -37,7 +37,7 @@ class Stack:
 
 
 class Targets(NamedTuple):
-    """By the names that modules have in any of the ways to write a checkpoint of the model. `stacks`: modules that have such.
+    """Modules that adapters may change, by every name that checkpoints use. `stacks`: modules with stacked experts.
     `embeddings`: modules that are the embedding, whose target is the transpose."""
 
     modules: Mapping[str, Target]
@@ -46,7 +46,7 @@ class Targets(NamedTuple):
 
 
 def targets_of(spec: DecoderSpec, *, experts: bool = True, vocabulary: bool = True) -> Targets:
-    """`experts`, `vocabulary`: those of experts, and of embedding and head, too. `spec`: of the whole model."""
+    """Return the targets of the whole model `spec`. `experts`, `vocabulary`: include experts, and the embedding and head."""
     linears = adaptable(spec)
     if vocabulary:
         linears += vocabulary_linears(spec)

@@ -1,1 +1,1 @@
-"""From hidden states to one vector a sequence: what a row pools, and how."""
+"""Pooling: from hidden states to one vector a sequence."""

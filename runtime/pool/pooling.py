@@ -23,7 +23,7 @@ from runtime.models.model import Model
 
 
 class _Asked(NamedTuple):
-    """What `row` wants of the tokens [begin, stop) of the step."""
+    """Tokens [begin, stop) of the step that `row` pools."""
 
     row: ScheduledRow
     work: Pool
@@ -36,7 +36,7 @@ class _Asked(NamedTuple):
 
     @property
     def tokens(self) -> range:
-        """Those whose hidden states it reads."""
+        """Tokens whose hidden states are read."""
         if self.by_token or self.work.params.pooling == "mean":
             return range(self.begin, self.stop)
         if self.work.params.pooling == "cls":
@@ -66,7 +66,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """What a step's pooling rows get."""
+    """Results of a step's pooling rows."""
 
     groups: tuple[_Group, ...]
 
@@ -74,7 +74,7 @@ class Pooled:
         return Pooled(tuple(_Group(each.rows, each.sizes, each.by_token, to_host(each.values)) for each in self.groups))
 
     def by_row(self) -> dict[int, memoryview | None]:
-        """None where a number is not finite. Reads the tensors, so they must be there."""
+        """Return the result by row; None if a number is not finite. The tensors must be computed."""
         return dict(found for group in self.groups for found in group.views())
 
 
@@ -89,7 +89,7 @@ class Pooling:
         self._kept.pop(row, None)
 
     def compute(self, rows: Sequence[ScheduledRow], hidden: Any, device: torch.device) -> Pooled | None:
-        """`rows` in the order of the step's tokens, whose hidden states are `hidden`. None where nobody gets anything."""
+        """Pool `rows`, in the order of the step's tokens, from `hidden`. Return None if no row completes a result."""
         stops = accumulate(row.num_tokens for row in rows)
         asked = [
             _Asked(row, row.work, stop - row.num_tokens, stop)
@@ -181,7 +181,7 @@ class Pooling:
 
 
 def _are_alike(asked: Sequence[_Asked]) -> bool:
-    """Whether they are whole texts that become one vector each, by the same params."""
+    """Return whether all rows are whole texts that become one vector each, with equal parameters."""
     first = asked[0].work.params
     if asked[0].by_token or first.label_token_ids:
         return False
@@ -210,7 +210,7 @@ def _joined(spans: Sequence[range], device: torch.device) -> Tensor:
 
 
 def _vectors(asked: Sequence[_Asked], states: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """What each reads of this step: its tokens [*, H], or their sum [1, H]; zeros where it reads none of them."""
+    """Return what each row reads in this step: its tokens [*, H], or their sum [1, H]; zeros if it reads none."""
     if any(each.by_token for each in asked):
         parts = zip(asked, states.split_with_sizes(list(sizes)), strict=True)
         return [part if each.by_token else part.sum(dim=0, keepdim=True) for each, part in parts]

@@ -1,6 +1,6 @@
-"""What layers are given when a model reads texts: for each matrix the sum of x^T x, by which GPTQ knows its inputs.
+"""Inputs of layers while a model reads texts: for each matrix the sum of x^T x, which GPTQ needs.
 
-The model is our own, in float32, and reads a text at a time, as a prompt that is computed in one step."""
+The model runs in float32 and computes each text in one step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""From a model's files to a folder of the same model in fewer bits: which matrices, rounded how, and what is written.
+"""Quantisation of a model's files into a new folder: which matrices, by which scheme, and what is written.
 
-Matrices of layers and experts are quantised; embedding, head, routers and norms stay as they are, and so does what no scheme's
-groups fit. With texts to read, matrices of layers are rounded by GPTQ, some layers at a time, each by what those before it give
-once they are quantised; experts, which are asked for different tokens, are rounded by themselves."""
+Matrices of layers and experts are quantised. The embedding, head, routers, norms and matrices that no group size fits stay
+as they are. With calibration texts, layers are rounded by GPTQ, some at a time, with the outputs of the quantised layers
+before them. Experts are rounded without calibration, since they see different tokens."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """What came of it. `lost`: of every quantised matrix, the share of its length that rounding took, by name."""
+    """Result of a quantisation. `lost`: relative error of every quantised matrix, by name."""
 
     num_quantised: int
     left: tuple[str, ...]
@@ -143,7 +143,7 @@ def _targets(spec: DecoderSpec, source: TensorSource, scheme: Scheme) -> Iterato
 
 
 def _by_rows(load: Load) -> bool:
-    """Whether the stored rows are the parameter's, in whichever order."""
+    """Return whether the stored rows are the parameter's rows, in any order."""
     match load.transform:
         case InterleavedHalves(as_columns=as_columns):
             return not as_columns
@@ -195,7 +195,7 @@ def _alone(scheme: Scheme, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
 
 
 def _stored_bytes(source: TensorSource, name: str) -> int:
-    """What it would take in its own plain numbers, or in 16 bits."""
+    """Return the size of a tensor in its own plain type, or in 16 bits."""
     return (4 if source.types[name] == "F32" else 2) * prod(source.shapes[name])
 
 
@@ -260,7 +260,7 @@ def _rounded_layer(
     decoder: Decoder, source: TensorSource, load: Load, gram: Tensor, scheme: Scheme, targets: Mapping[str, Target],
     dtype: torch.dtype,
 ) -> dict[str, tuple[Tensor, Tensor]]:  # fmt: skip
-    """Of a linear layer's matrices, which it computes with from here on."""
+    """Return the rounded matrices of a linear layer, which computes with them from now on."""
     found, parts = {}, []
     for shard in load.shards:
         alone = Load(Parameter(shard.name, shard.shape), (Shard(shard.name, 0, shard.shape),))

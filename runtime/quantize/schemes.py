@@ -22,7 +22,8 @@ _IN_CACHE = 1 << 17  # numbers that are gone through again and again
 
 
 class Scheme(ABC):
-    """`scales` and `codes` are of rows [N, K] float32 and of a block of their columns; `codes` are float32 too, of the grid."""
+    """Scheme of rounding. `scales` and `codes` take rows [N, K] float32 and a block of their columns; `codes` are float32
+    grid values."""
 
     name: ClassVar[str]
     format: ClassVar[str]
@@ -42,11 +43,11 @@ class Scheme(ABC):
 
     @abstractmethod
     def tensors(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """What a file has of a matrix, by the ends of names; scales of plain numbers, `dtype`."""
+        """Return the file's tensors of a matrix by name suffix. Plain scales have type `dtype`."""
 
     @abstractmethod
     def section(self, group: int) -> dict[str, Any]:
-        """How compressed-tensors describes the weights of a group of layers."""
+        """Return compressed-tensors' description of the weights of a group of layers."""
 
     def rounded(self, weight: Tensor, scales: Tensor) -> Tensor:
         """codes of all columns, [N, K]."""
@@ -54,12 +55,12 @@ class Scheme(ABC):
 
 
 def spread(scales: Tensor, num_columns: int) -> Tensor:
-    """[N, groups] -> [N, columns]."""
+    """Repeat scales [N, groups] to [N, columns]."""
     return scales.repeat_interleave(num_columns // scales.shape[1], dim=1)
 
 
 def _safe(scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """As the file will have them; rows of zeros are divided by one."""
+    """Return scales as the file stores them; 1 for rows of zeros."""
     kept = scales.to(dtype).float()
     return kept.where((kept > 0) & kept.isfinite(), 1.0)
 
@@ -76,7 +77,7 @@ class W4A16(Scheme):
         return next((size for size in GROUPS if num_columns % size == 0), None)
 
     def scales(self, weight: Tensor, importance: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Of several, those by which the squares of what is lost are least: the largest number may be cut."""
+        """Return the scales with the least squared error among several candidates. The largest number may be clipped."""
         group = self.group(weight.shape[1])
         assert group is not None, "such a matrix is not quantised"
         rows = max(1, _IN_CACHE // weight.shape[1])
@@ -171,8 +172,8 @@ SCHEMES: dict[str, Scheme] = {each.name: each for each in (W4A16(), Fp8(), W8A8(
 
 
 def quantization_config(scheme: Scheme, groups: dict[int, list[str]], ignored: list[str]) -> dict[str, Any]:
-    """`groups`: names of layers by how many of their columns share a scale. `ignored`: layers that are not quantised. Layers that
-    are all alike are called by their kind, others by name: who reads it may ask for the kind first."""
+    """Return the config's section. `groups`: layer names by group size. `ignored`: layers that are not quantised. If all
+    layers are alike they are named by their kind, because readers may look that up first."""
     activations = None
     if scheme.dynamic:
         kind = "float" if scheme.name == "fp8" else "int"
