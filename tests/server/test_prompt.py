@@ -277,7 +277,12 @@ def test_arguments_reach_a_template_that_writes_whatever_it_gets_as_json_too():
 
 def test_a_message_of_calls_alone_has_empty_content_since_templates_add_to_it():
     template = ChatTemplate("{% for m in messages %}{{ m.content + '!' }}{{ m.tool_calls is defined }}{% endfor %}")
-    assert template.render([{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}]) == "!True"
+    assert (
+        template.render(
+            [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}]
+        )
+        == "!True"
+    )
 
 
 # --- going on -----------------------------------------------------------------------------------------------------
