@@ -40,7 +40,7 @@ def around(frame: bytes) -> tuple[bytes, bytes]:
     return before, after
 
 
-def written(json: str | bytes) -> Any:
+def encoded(json: str | bytes) -> Any:
     """Return `json`, which is encoded already, as the value of a field."""
     return Raw(json.encode() if isinstance(json, str) else json)
 

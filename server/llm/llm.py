@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from runtime.api import EngineError, PoolingTask, SleepLevel
-from server.api.pooling.answers import ranked
+from server.api.pooling.pooled import ranked
 from server.api.pooling.run import Pooled
 from server.api.service import Service
 from server.config.parse import from_keywords
@@ -403,8 +403,8 @@ class LLM:
     ) -> list[RerankOutput]:
         """The documents, best first. Raises ValueError as `embed`."""
         scores, _ = self._compare(len(documents), ask_to_rerank(query, documents, pooling_params), use_tqdm)
-        found = ranked(scores, lambda index: {"text": documents[index]}, top_n)
-        return [RerankOutput(each["index"], each["document"]["text"], each["relevance_score"]) for each in found]
+        found = ranked(scores, None, top_n)
+        return [RerankOutput(each.index, documents[each.index], each.relevance_score) for each in found]
 
     def _pool(
         self,

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from server.api.pooling import answers, run
+from server.api.pooling import pooled, run
 from server.generate import encode as encoding
 from server.generate import plain_prompts, sampling
 from server.generate.sampling import check_token_ids
@@ -453,11 +453,11 @@ async def test_of_thousands_of_texts_to_pool_one_span_is_begun_at_a_time_and_the
 ):
     server = await serve(pooler=EMBEDDER)
     measured, begun, written = [], [], []
-    cost_of, one_span, scored = run.cost_of, run._Run._run, answers.scored
+    cost_of, one_span, filled = run.cost_of, run._Run._run, pooled.filled
 
-    def noted_scores(scores):
+    def noted_answer(body, items):
         written.append(threading.current_thread() is threading.main_thread())
-        yield from scored(scores)
+        yield from filled(body, items)
 
     async def noted_span(self, span):
         begun.append(len(measured))
@@ -465,7 +465,7 @@ async def test_of_thousands_of_texts_to_pool_one_span_is_begun_at_a_time_and_the
 
     monkeypatch.setattr(run, "cost_of", lambda given: measured.append(given) or cost_of(given))
     monkeypatch.setattr(run._Run, "_run", noted_span)
-    monkeypatch.setattr(answers, "scored", noted_scores)
+    monkeypatch.setattr(pooled, "filled", noted_answer)
     assert (await server.post("/score", {"text_1": "a", "text_2": ["b"] * 999})).status_code == 200
     assert len(measured) == 1000
     assert begun[0] <= run.SPAN_INPUTS + 1

@@ -12,7 +12,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from server.api import openapi
 from server.api.operations import health
-from server.api.operations import openapi as endpoint
+from server.api.operations import pages as endpoint
 from server.models.lifecycle import Phase
 from server.process.app import ROUTES
 from tests.server.conftest import MESSAGES

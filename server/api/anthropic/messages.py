@@ -13,7 +13,7 @@ from server.api.anthropic.errors import AnthropicErrors
 from server.api.anthropic.events import MessageFrames
 from server.api.anthropic.history import tool_use_id
 from server.api.anthropic.prepare import NAMES, PreparedMessages, generate_request, prepare
-from server.api.frames import written
+from server.api.frames import encoded
 from server.api.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, ErrorsBelow, Operation, route
 from server.api.service import Service
 from server.generate.collect import collect_transcripts
@@ -80,7 +80,7 @@ def _block(part: Part, shows_thinking: bool) -> api_types.Content | None:
         case Reasoning(text):
             return ThinkingContent(text if shows_thinking else "")
         case Call(id, name, arguments):
-            return ToolUseContent(tool_use_id(id), name, written(arguments))  # checked as it was written
+            return ToolUseContent(tool_use_id(id), name, encoded(arguments))  # checked as it was written
 
 
 @route(

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from msgspec.json import encode
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from server.api.frames import encoded
 from server.api.llamacpp import api_types, request_types
-from server.api.pooling import answers
-from server.api.pooling.pooled import pooled_for, written
+from server.api.pooling.pooled import Parts, pooled_for, read, written
 from server.api.pooling.request import PoolingRequest, texts_of
 from server.api.pooling.vectors import json_of
 from server.api.route import GENERATION_REFUSALS, JSON, Operation, Route
 from server.api.service import Service
-from server.http.body import body_cost, read_request
-from server.models import lookup
+from server.http.body import body_cost
 
 
 async def embed(service: Service, http: Request) -> ASGIApp:
-    loaded = service.lifecycle.require_model()
-    given = await read_request(http, request_types.EMBEDDING, service.config, service.offload)
-    loaded = await lookup.pooled_by(loaded, given.model)
+    given, loaded = await read(service, http, request_types.EMBEDDING)
     served = loaded.require_pooling("embed")
     field = "input" if given.content is None else "content"
     normalise = None if given.embd_normalize is None else given.embd_normalize == 2
@@ -31,11 +29,11 @@ async def embed(service: Service, http: Request) -> ASGIApp:
     request = await service.offload.run(body_cost(http), prepare)
     _, results = await pooled_for(service, loaded, http, request, prefix="embd-")
 
-    def parts() -> answers.Parts:
+    def parts() -> Parts:
         for index, each in enumerate(results):
             numbers = json_of(each.numbers)
-            rows = numbers if each.numbers.ndim == 2 else b"[" + numbers + b"]"
-            yield (b"," if index else b"[") + b'{"index":%d,"embedding":%b}' % (index, rows), each.numbers.nbytes // 4
+            rows = encoded(numbers if each.numbers.ndim == 2 else b"[" + numbers + b"]")
+            yield (b"," if index else b"[") + encode(api_types.LlamaEmbedding(index, rows)), each.numbers.nbytes // 4
         yield b"]", 0
 
     return await written(service, parts(), results)

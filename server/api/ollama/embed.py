@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+from msgspec.json import encode
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from server.api.frames import HOLE, encoded
 from server.api.ollama import api_types, request_types
 from server.api.ollama.models import named
-from server.api.pooling import answers
-from server.api.pooling.pooled import pooled_for, written
+from server.api.pooling.pooled import filled, pooled_for, written
 from server.api.pooling.request import PoolingRequest, Text, texts_of
-from server.api.pooling.vectors import dumps, json_of
+from server.api.pooling.vectors import json_of
 from server.api.route import GENERATION_REFUSALS, JSON, Operation, route
 from server.api.service import Service
 from server.generate.request import Truncation
@@ -48,20 +50,16 @@ async def embed(service: Service, http: Request) -> ASGIApp:
     begun_s = time.monotonic()
     _, results = await pooled_for(service, loaded, http, request, prefix="ollama-")
     since_s = arrival(http.scope).time_s
-    facts = {
-        "total_duration": _nanoseconds(time.monotonic() - since_s),
-        "load_duration": _nanoseconds(begun_s - since_s),
-        "prompt_eval_count": sum(each.num_tokens for each in results),
-    }
-
-    def parts() -> answers.Parts:
-        yield dumps({"model": given.model})[:-1] + b',"embeddings":[', 0
-        for index, each in enumerate(results):
-            numbers = json_of(each.numbers)
-            yield (b"," + numbers if index else numbers), each.numbers.nbytes // 4
-        yield b"]," + dumps(facts)[1:], 0
-
-    return await written(service, parts(), results)
+    hole: Any = HOLE
+    answer = api_types.OllamaEmbed(
+        model=given.model,
+        embeddings=hole,
+        total_duration=_nanoseconds(time.monotonic() - since_s),
+        load_duration=_nanoseconds(begun_s - since_s),
+        prompt_eval_count=sum(each.num_tokens for each in results),
+    )
+    vectors = ((json_of(each.numbers), each.numbers.nbytes // 4) for each in results)
+    return await written(service, filled(answer, vectors), results)
 
 
 @route(
@@ -86,8 +84,9 @@ async def embeddings(service: Service, http: Request) -> ASGIApp:
         truncation=Truncation(-1, "right"),
     )
     _, results = await pooled_for(service, loaded, http, request, prefix="ollama-")
-    parts = iter([(b'{"embedding":' + json_of(each.numbers) + b"}", each.numbers.nbytes // 4) for each in results])
-    return await written(service, parts, results)
+    (result,) = results
+    answer = encode(api_types.OllamaEmbedding(encoded(json_of(result.numbers))))
+    return await written(service, iter([(answer, result.numbers.nbytes // 4)]), results)
 
 
 def _nanoseconds(seconds: float) -> int:

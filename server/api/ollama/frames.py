@@ -13,7 +13,7 @@ from msgspec import UNSET
 from msgspec.json import encode
 
 from runtime.api import FinishReason, Output
-from server.api.frames import AnswerFrames, check_not_aborted, written
+from server.api.frames import AnswerFrames, check_not_aborted, encoded
 from server.api.ollama.api_types import (
     OllamaAnswer,
     OllamaCalledFunction,
@@ -49,7 +49,7 @@ class ChatShape:
     def _call(self, call: Call) -> OllamaToolCall:
         number, self._num_calls = self._num_calls, self._num_calls + 1
         # Checked as it was written, so it need not be read again.
-        return OllamaToolCall(call.id, OllamaCalledFunction(number, call.name, written(call.arguments)))
+        return OllamaToolCall(call.id, OllamaCalledFunction(number, call.name, encoded(call.arguments)))
 
 
 class GenerateShape:

@@ -1,8 +1,9 @@
-"""GET /health, /health/live, /health/ready and /health/generate: 200 or 503, and why.
+"""State of the server: GET /health with /live, /ready and /generate, /ping, /load, /version and /metrics.
 
-`live`: whether waiting may help, or only another process. `ready`, and `/health` as ever: whether requests may enter and steps
-settle as they usually do. `generate`: whether a token really comes. Where one step after another has failed, only one that settles
-can tell that it is over, so whoever asks has one computed; but nobody wakes by it a model that sleeps."""
+Of /health, 200 or 503, and why. `live`: whether waiting may help, or only another process. `ready`, and `/health` as ever: whether
+requests may enter and steps settle as they usually do. `generate`: whether a token really comes. Where one step after another has
+failed, only one that settles can tell that it is over, so whoever asks has one computed; but nobody wakes by it a model that
+sleeps."""
 
 from __future__ import annotations
 
@@ -12,9 +13,12 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.route import JSON, Operation, route
+from server.api.route import JSON, TEXT, Operation, Route, route
 from server.api.service import Service
+from server.config import __version__
 from server.http.answers import json_response
+from server.http.metrics import exposition, registry
+from server.models import engines
 
 
 class Health(Struct):
@@ -78,3 +82,50 @@ def _readiness(service: Service) -> Response:
             service.token_probe.begin(each.engine)
     status, body = lifecycle.health()
     return json_response(body, status)
+
+
+async def _ping(service: Service, http: Request) -> Response:
+    status, body = service.lifecycle.health()
+    return json_response(body, status)
+
+
+def _pinging(method: str) -> Route:
+    operation = Operation(f"ping{method.title()}", "Server", "The same as /health", {JSON: Health}, refusals=(503,))
+    return Route(method, "/ping", _ping, operation)
+
+
+GET, POST = map(_pinging, ("GET", "POST"))
+
+
+class Version(Struct):
+    version: str
+
+
+@route("GET", "/version", Operation("version", "Server", "The server's version", {JSON: Version}))
+async def version(service: Service, http: Request) -> Response:
+    return json_response(Version(__version__))
+
+
+class ServerLoad(Struct):
+    server_load: int
+
+
+@route("GET", "/load", Operation("serverLoad", "Server", "Requests in the engine", {JSON: ServerLoad}, refusals=(503,)))
+async def server_load(service: Service, http: Request) -> Response:
+    loaded = service.lifecycle.require_model()
+    health = engines.health(loaded.engines)
+    return json_response(ServerLoad(health.num_running + health.num_waiting + loaded.num_waiting))
+
+
+@route("GET", "/metrics", Operation("metrics", "Server", "Counters in Prometheus' text format", {TEXT: None}))
+async def metrics(service: Service, http: Request) -> Response:
+    loaded = service.lifecycle.loaded
+    numbers = [*(loaded.engine.metrics() if loaded else ()), *service.http_stats.metrics()]
+    own, first = (loaded.swapped if loaded else None), service.config.served_names[0]
+    others = {each.name: [*each.engine.metrics()] for each in (loaded.all[1:] if loaded else ())}
+    if own is not None:
+        numbers += own.swaps.metrics(own)
+        for each in loaded.others if loaded else ():
+            others.setdefault(each.name, []).extend(own.swaps.metrics(each))
+    body, content_type = exposition(registry(numbers, first, others), http.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})

@@ -93,8 +93,7 @@ async def load(service: Service, http: Request) -> Response:
         adapter = await adapters.load(name, str(folder))
     except (ValueError, AdapterRefused) as error:
         raise InvalidRequest(str(error), param="lora_path") from None
-    made = {"id": name, "rank": adapter.max_rank, "num_parameters": adapter.num_parameters}
-    return json_response({"success": True, **made})
+    return json_response(LoraLoaded(True, name, adapter.max_rank, adapter.num_parameters))
 
 
 @route(
@@ -110,4 +109,4 @@ async def unload(service: Service, http: Request) -> Response:
     given = await read_request(http, UNLOAD, service.config, service.offload)
     if not await adapters.unload(given.lora_name):
         raise ModelNotFound(given.lora_name, tuple(each.name for each in adapters.all()))
-    return json_response({"success": True, "id": given.lora_name})
+    return json_response(LoraUnloaded(True, given.lora_name))

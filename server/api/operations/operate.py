@@ -4,7 +4,7 @@ Who may is `server/http/auth.py`'s matter."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -45,7 +45,7 @@ async def reset_prefix_cache(service: Service, http: Request) -> Response:
     check_origin(http)
     for engine in service.lifecycle.require_model().engines:
         engine.reset_prefix_cache()
-    return json_response({"success": True})
+    return json_response(Done(success=True))
 
 
 class AbortRequests(Struct, kw_only=True):
@@ -79,7 +79,7 @@ async def abort_requests(service: Service, http: Request) -> Response:
     serving = service.lifecycle.require_model().engines
     given = await read_request(http, ABORT, service.config, service.offload)
     ids = None if given.request_ids is None else frozenset(given.request_ids)
-    return json_response({"aborted": sum(engine.abort(ids) for engine in serving)})
+    return json_response(Aborted(sum(engine.abort(ids) for engine in serving)))
 
 
 class Draining(Struct):
@@ -99,11 +99,14 @@ async def drain(service: Service, http: Request) -> Response:
     check_origin(http)
     health = engines.health(service.lifecycle.require_model().engines)
     service.lifecycle.stopping.set()
-    return json_response({"status": "draining", "running": health.num_running, "waiting": health.num_waiting})
+    return json_response(Draining("draining", health.num_running, health.num_waiting))
+
+
+Level = Literal["debug", "info", "warning", "error"]
 
 
 class LogLevel(Struct, kw_only=True):
-    level: Literal["debug", "info", "warning", "error"]
+    level: Level
 
     def check(self) -> None:
         """Its type says it all."""
@@ -114,7 +117,7 @@ LEVEL = Wire(LogLevel, {})
 
 @route("GET", "/log_level", Operation("logLevel", "Operate", "The least severe message shown", {JSON: LogLevel}))
 async def log_level(service: Service, http: Request) -> Response:
-    return json_response({"level": logs.level()})
+    return json_response(LogLevel(level=cast("Level", logs.level())))
 
 
 @route(
@@ -124,4 +127,4 @@ async def log_level(service: Service, http: Request) -> Response:
 async def set_log_level(service: Service, http: Request) -> Response:
     given = await read_request(http, LEVEL, service.config, service.offload)
     logs.set_level(given.level)
-    return json_response({"level": given.level})
+    return json_response(given)

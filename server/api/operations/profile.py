@@ -77,7 +77,7 @@ async def start(service: Service, http: Request) -> Response:
         await engine.start_profile(path, delay_steps=given.delay_iterations, num_steps=given.max_iterations)
     except ProfileError as error:
         raise Conflict(str(error)) from error
-    return json_response({"path": str(path)})
+    return json_response(Profile(str(path)))
 
 
 @route(
@@ -92,7 +92,7 @@ async def stop(service: Service, http: Request) -> Response:
     refusal: ProfileError | None = None
     for engine in service.lifecycle.require_model().engines:  # the one it was begun with may have made room for another
         try:
-            return json_response({"path": str(await engine.stop_profile())})
+            return json_response(Profile(str(await engine.stop_profile())))
         except ProfileError as error:
             refusal = refusal or error
     raise Conflict(str(refusal))

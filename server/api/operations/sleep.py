@@ -81,4 +81,4 @@ async def _told(http: Request, work: Coroutine[Any, Any, None]) -> None:
 
 
 def _answer(serving: Sequence[EngineClient]) -> Response:
-    return json_response({"is_sleeping": engines.health(serving).sleep_level > 0})
+    return json_response(IsSleeping(engines.health(serving).sleep_level > 0))

@@ -1,4 +1,5 @@
-"""POST /tokenize and /detokenize: the same ids and text the generation routes would use."""
+"""POST /tokenize and /detokenize, the same ids and text the generation routes would use, and GET /tokenizer_info: what a client
+needs to use them as its tokenizer, by the fields of a tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -18,7 +19,6 @@ from server.http.answers import json_response, long_json_response
 from server.http.body import body_cost, read_request
 from server.http.errors import Field, InvalidRequest
 from server.http.offload import Pieces
-from server.http.schema import Json
 from server.http.watch import while_waited_for
 from server.models import lookup
 from server.models.model import LoadedModel
@@ -65,10 +65,8 @@ async def tokenize(service: Service, http: Request) -> Response:
 
 
 def _ids(loaded: LoadedModel, ids: list[int], *, with_strings: bool) -> Response:
-    body: Json = {"count": len(ids), "max_model_len": loaded.engine.model.max_model_len, "tokens": ids}
-    if with_strings:
-        body["token_strs"] = loaded.tokenizer.token_strings(ids)
-    return long_json_response(body)
+    strings = loaded.tokenizer.token_strings(ids) if with_strings else UNSET
+    return long_json_response(TokenizeResponse(len(ids), loaded.engine.model.max_model_len, ids, strings))
 
 
 @route(
@@ -98,4 +96,42 @@ def _text(loaded: LoadedModel, ids: list[int]) -> Pieces[Response]:
         pieces.append(detokenizer.feed(ids[start : start + PIECE]))
         if start + PIECE < len(ids):
             yield
-    return json_response({"prompt": "".join([*pieces, detokenizer.flush()])})
+    return json_response(DetokenizeResponse("".join([*pieces, detokenizer.flush()])))
+
+
+class TokenizerInfo(Struct):
+    """Special tokens the tokenizer lacks are null, and so is the chat template of a model without."""
+
+    tokenizer_class: str
+    model_max_length: int
+    vocab_size: int
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    sep_token: str | None
+    pad_token: str | None
+    cls_token: str | None
+    mask_token: str | None
+
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@route(
+    "GET",
+    "/tokenizer_info",
+    Operation("tokenizerInfo", "Tokens", "Special tokens and chat template", {JSON: TokenizerInfo}, refusals=(503,)),
+)
+async def tokenizer_info(service: Service, http: Request) -> Response:
+    loaded = service.lifecycle.require_model()
+    named = loaded.tokenizer.named_tokens
+    return json_response(
+        TokenizerInfo(
+            tokenizer_class="PreTrainedTokenizerFast",
+            model_max_length=loaded.engine.model.max_model_len,
+            vocab_size=loaded.tokenizer.vocab_size,
+            chat_template=loaded.chat_template.source or None,
+            **{name: named.get(name) for name in _NAMED},
+        )
+    )

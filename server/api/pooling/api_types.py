@@ -1,12 +1,16 @@
-"""What the pooling routes answer, as the document describes it.
+"""Answers of the pooling routes: what is written, and what the document describes.
 
-Answers are written as plain JSON (`answers`); a test reads what a running server says through these types."""
+A field whose default is UNSET is absent unless it is set; any other is always there. Vectors are written one by one into the
+place of a field, so fields of numbers take JSON that is written already."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
+
+from server.api.pooling.run import Pooled
 
 
 class CachedTokens(Struct):
@@ -19,38 +23,46 @@ class PoolingUsage(Struct):
     completion_tokens: int  # 0
     prompt_tokens_details: CachedTokens
 
+    @classmethod
+    def of(cls, pooled: Sequence[Pooled]) -> PoolingUsage:
+        num_tokens = sum(each.num_tokens for each in pooled)
+        cached = sum(each.num_cached_tokens for each in pooled)
+        return cls(num_tokens, num_tokens, 0, CachedTokens(cached))
 
-class _Listed(Struct):
+
+class Listed(Struct, kw_only=True):
+    """OpenAI's list of results."""
+
     id: str
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     created: int
     model: str
+    data: list[Any]
+    usage: PoolingUsage
 
 
-class Embedding(Struct):
+class Embedding(Struct, kw_only=True):
     """`embedding`: numbers, or base64 of them as little-endian float32."""
 
-    object: Literal["embedding"]
+    object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
 
 
-class Embeddings(_Listed):
+class Embeddings(Listed, kw_only=True):
     data: list[Embedding]
-    usage: PoolingUsage
 
 
-class PooledData(Struct):
+class PooledData(Struct, kw_only=True):
     """`data`: one vector, one for each token, or base64 of them."""
 
-    object: Literal["pooling"]
+    object: Literal["pooling"] = "pooling"
     index: int
     data: list[float | list[float]] | str
 
 
-class PooledList(_Listed):
+class PooledList(Listed, kw_only=True):
     data: list[PooledData]
-    usage: PoolingUsage
 
 
 class Classification(Struct):
@@ -60,30 +72,28 @@ class Classification(Struct):
     num_classes: int
 
 
-class Classifications(_Listed):
+class Classifications(Listed, kw_only=True):
     data: list[Classification]
-    usage: PoolingUsage
 
 
-class Score(Struct):
+class Score(Struct, kw_only=True):
     index: int
-    object: Literal["score"]
+    object: Literal["score"] = "score"
     score: float
 
 
-class Scores(_Listed):
+class Scores(Listed, kw_only=True):
     data: list[Score]
-    usage: PoolingUsage
 
 
 class RankedDocument(Struct):
     text: str
 
 
-class Ranked(Struct):
+class Ranked(Struct, kw_only=True):
     index: int
-    relevance_score: float
     document: RankedDocument | UnsetType = UNSET
+    relevance_score: float
 
 
 class ApiVersion(Struct):
@@ -105,6 +115,10 @@ class CohereMeta(Struct):
     api_version: ApiVersion
     billed_units: BilledUnits
     tokens: CohereTokens
+
+    @classmethod
+    def of(cls, num_tokens: int, billed: BilledUnits, version: str = "2") -> CohereMeta:
+        return cls(ApiVersion(version), billed, CohereTokens(num_tokens))
 
 
 class Ranking(Struct):
@@ -128,11 +142,11 @@ class EmbeddingsByType(Struct, rename={"float_": "float"}):
     base64: list[str] | UnsetType = UNSET
 
 
-class CohereEmbeddings(Struct):
+class CohereEmbeddings(Struct, kw_only=True):
     """`embeddings`: by type; a list of floats for older clients that ask for no type."""
 
     id: str
     response_type: Literal["embeddings_by_type", "embeddings_floats"]
     embeddings: EmbeddingsByType | list[list[float]]
-    meta: CohereMeta
     texts: list[str] | UnsetType = UNSET
+    meta: CohereMeta

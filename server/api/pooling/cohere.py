@@ -1,22 +1,31 @@
-"""Cohere's embeddings (/v2/embed, and /v1/embed of its older clients): its words in, its answer out, and the `meta` that they
-read."""
+"""Cohere's embeddings (/v2/embed, and /v1/embed of its older clients): its words in, its answer out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
+from msgspec.json import encode
+from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from runtime.api import PoolingTask
-from server.api.pooling.answers import Envelope, Parts
+from server.api.frames import HOLE, around
+from server.api.pooling import api_types
+from server.api.pooling.pooled import Parts, pooled_for, read, written
 from server.api.pooling.request import PoolingRequest, Text, check_count
 from server.api.pooling.run import Pooled
-from server.api.pooling.vectors import Write, base64_of, binary_of, dumps, int8_of, json_of, ubinary_of, uint8_of
+from server.api.pooling.vectors import Write, base64_of, binary_of, int8_of, json_of, ubinary_of, uint8_of
+from server.api.route import GENERATION_REFUSALS, JSON, Operation, Route
+from server.api.service import Service
 from server.generate.request import Truncation
-from server.http.errors import ContextLengthExceeded, Field, InvalidRequest, TextOnly, clip
-from server.http.schema import INT64, Json, Name, Priority, RequestId, Wire
+from server.http.body import body_cost
+from server.http.call import note_ignored
+from server.http.errors import ContextLengthExceeded, Field, FieldNames, InvalidRequest, TextOnly, clip
+from server.http.schema import INT64, Name, Priority, RequestId, Wire
 from server.models.pooling import DIMENSIONS, Prompts, ServedPooling
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -90,7 +99,7 @@ def _lines(given: MixedInput, where: str) -> str:
     return "\n".join(lines)
 
 
-EMBED: Wire[EmbedRequest] = Wire(EmbedRequest, {"images": ([],)})
+WIRE: Wire[EmbedRequest] = Wire(EmbedRequest, {"images": ([],)})
 
 
 def of_embed(given: EmbedRequest, served: ServedPooling, context: int) -> tuple[PoolingRequest, bool]:
@@ -154,26 +163,30 @@ def check_lengths(given: EmbedRequest, pooled: Sequence[Pooled]) -> None:
             )
 
 
-def embed_parts(given: EmbedRequest, envelope: Envelope, pooled: Sequence[Pooled], *, older: bool = False) -> Parts:
-    """The answer, in parts. `older`: where no types were asked for, the floats are not by their type."""
+def embed_parts(given: EmbedRequest, id: str, pooled: Sequence[Pooled], *, older: bool = False) -> Parts:
+    """Write the answer, in parts. `older`: where no types were asked for, the floats are not by their type."""
     floats = older and given.embedding_types is None
-    kind = "embeddings_floats" if floats else "embeddings_by_type"
-    yield dumps({"id": envelope.id, "response_type": kind})[:-1] + b',"embeddings":', 0
+    num_tokens = sum(each.num_tokens for each in pooled)
+    hole: Any = HOLE
+    answer = api_types.CohereEmbeddings(
+        id=id, response_type="embeddings_floats" if floats else "embeddings_by_type", embeddings=hole,
+        meta=api_types.CohereMeta.of(num_tokens, api_types.BilledUnits(input_tokens=num_tokens), "1" if older else "2"),
+    )  # fmt: skip
+    before, after = around(encode(answer))
+    yield before, 0
     if floats:
         yield from _vectors(json_of, pooled)
     else:
         for number, name in enumerate(given.written_types):
-            yield (b"," if number else b"{") + dumps(name) + b":", 0
+            yield (b"," if number else b"{") + encode(name) + b":", 0
             yield from _vectors(WRITE[name], pooled)
         yield b"}", 0
     if given.texts is not None:
         yield b',"texts":[', 0
         for index, text in enumerate(given.texts):
-            yield (b"," if index else b"") + dumps(text), len(text) // 8
+            yield (b"," if index else b"") + encode(text), len(text) // 8
         yield b"]", 0
-    num_tokens = sum(each.num_tokens for each in pooled)
-    version = "1" if older else "2"
-    yield b',"meta":' + dumps(meta(num_tokens, version, input_tokens=num_tokens)) + b"}", 0
+    yield after, 0
 
 
 def _vectors(write: Write, pooled: Sequence[Pooled]) -> Parts:
@@ -184,5 +197,35 @@ def _vectors(write: Write, pooled: Sequence[Pooled]) -> Parts:
     yield b"]", 0
 
 
-def meta(num_tokens: int, version: str = "2", **billed: int) -> Json:
-    return {"api_version": {"version": version}, "billed_units": billed, "tokens": {"input_tokens": num_tokens}}
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+
+NAMES = FieldNames({"truncate_prompt_tokens": "max_tokens"})
+
+
+async def _embed(older: bool, service: Service, http: Request) -> ASGIApp:
+    given, loaded = await read(service, http, WIRE)
+    served = loaded.require_pooling("embed")
+    context = loaded.engine.model.max_model_len
+    request, has_prompt = await service.offload.run(body_cost(http), lambda: of_embed(given, served, context))
+    note_ignored(http, [] if has_prompt else ["input_type"], service.config)
+    with NAMES.spoken():
+        id, results = await pooled_for(service, loaded, http, request, prefix="embd-")
+    check_lengths(given, results)
+    parts = embed_parts(given, id, results, older=older)
+    return await written(service, parts, results, len(given.written_types))
+
+
+def _embedding(path: str, id: str, summary: str, *, older: bool) -> Route:
+    answers = {JSON: api_types.CohereEmbeddings}
+    operation = Operation(id, "Pooling", summary, answers, EmbedRequest, GENERATION_REFUSALS)
+    return Route("POST", path, partial(_embed, older), operation)
+
+
+EMBED = _embedding("/v2/embed", "cohereEmbed", "Vectors of texts, as Cohere has it", older=False)
+OLDER_EMBED = _embedding(
+    "/v1/embed",
+    "cohereEmbedV1",
+    "The same as its older clients have it: without embedding_types a plain list",
+    older=True,
+)

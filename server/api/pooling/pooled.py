@@ -1,34 +1,88 @@
-"""From an HTTP request to what its inputs became, and from that to a body: what every pooling route does."""
+"""What every pooling route does: read a body and find its model, pool, and write an answer vector by vector."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+from msgspec import UNSET, Struct
+from msgspec.json import encode
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from server.api.pooling.answers import Envelope, Parts, cost_of
+from server.api.frames import HOLE, around
+from server.api.pooling.api_types import Listed, PoolingUsage, Ranked, RankedDocument
 from server.api.pooling.request import PoolingRequest
 from server.api.pooling.run import Pooled, pooled
 from server.api.pooling.vectors import chunks
 from server.api.service import Service
 from server.http.answers import ChunkedJson
+from server.http.body import read_request
 from server.http.call import arrival, request_id
+from server.http.schema import T, Wire
 from server.http.watch import while_waited_for
+from server.models import lookup
 from server.models.model import LoadedModel
+
+CHARS_PER_RESULT = 10  # what stands around the numbers of one
+NUMBERS_PER_CHAR = 5  # written while a character is tokenised
+
+Parts = Iterator[tuple[bytes, int]]  # of a JSON body, each with how many numbers it took to write
+
+
+async def read(service: Service, http: Request, wire: Wire[T]) -> tuple[T, LoadedModel]:
+    """Return the body and the model that it names. Raises ApiError."""
+    loaded = service.lifecycle.require_model()
+    given: Any = await read_request(http, wire, service.config, service.offload)
+    return given, await lookup.pooled_by(loaded, given.model)
 
 
 async def pooled_for(
     service: Service, loaded: LoadedModel, http: Request, request: PoolingRequest, *, prefix: str
-) -> tuple[Envelope, list[Pooled]]:
-    """What the inputs of `request` became. `prefix`: of the answer's id.
+) -> tuple[str, list[Pooled]]:
+    """Return the answer's id, which begins with `prefix`, and what the inputs of `request` became.
 
     Raises ApiError, EngineError, EngineFailed, and ClientLeft where nobody waits any more."""
     id = prefix + request_id(http.scope)
     work = pooled(service.config, service.offload, loaded, request, id=id, arrival=arrival(http.scope))
-    return Envelope(id, loaded.name), await while_waited_for(http.receive, work)
+    return id, await while_waited_for(http.receive, work)
 
 
 async def written(service: Service, parts: Parts, results: Sequence[Pooled], num_kinds: int = 1) -> ASGIApp:
-    """An answer of `parts`, which say the numbers of `results` in so many ways; off the loop where they are many."""
-    return ChunkedJson(await service.offload.run_pieces(cost_of(results, num_kinds), chunks(parts)))
+    """Return an answer of `parts`, which write the numbers of `results` in `num_kinds` ways; off the loop where they are many."""
+    num_numbers = num_kinds * sum(each.numbers.nbytes // 4 for each in results)
+    cost = num_numbers // NUMBERS_PER_CHAR + CHARS_PER_RESULT * len(results)
+    return ChunkedJson(await service.offload.run_pieces(cost, chunks(parts)))
+
+
+async def listed(
+    service: Service, kind: type[Listed], id: str, model: str, items: Iterable[tuple[Struct, int]], results: Sequence[Pooled]
+) -> ASGIApp:  # fmt: skip
+    """Return an answer of `kind` with `items`, each with how many numbers it has."""
+    hole: Any = HOLE
+    body = kind(id=id, created=int(time.time()), model=model, data=hole, usage=PoolingUsage.of(results))
+    parts = ((encode(item), count) for item, count in items)
+    return await written(service, filled(body, parts), results)
+
+
+def filled(body: Struct, items: Iterable[tuple[bytes, int]]) -> Parts:
+    """Write `body` with a list of `items` in the place of its HOLE."""
+    before, after = around(encode(body))
+    yield before + b"[", 0
+    for number, (item, count) in enumerate(items):
+        yield (b"," + item if number else item), count
+    yield b"]" + after, 0
+
+
+def ranked(scores: Sequence[float], document: Callable[[int], str] | None, top_n: int | None) -> list[Ranked]:
+    """Return the best first, those of equal score as they came; `top_n` 0 or None: all. `document`: its text in the answer."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or None]
+    return [
+        Ranked(
+            index=index,
+            document=UNSET if document is None else RankedDocument(document(index)),
+            relevance_score=scores[index],
+        )
+        for index in order
+    ]

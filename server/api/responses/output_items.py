@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from server.api.frames import written
+from server.api.frames import encoded
 from server.api.responses import api_types
 from server.api.responses.api_types import (
     ContentPartAdded,
@@ -91,7 +91,7 @@ class MessageItem(_TextItem):
 
 
 def _joined(pieces: list[bytes]) -> list[SampledToken]:
-    found: list[SampledToken] = written(b"[" + b",".join(pieces) + b"]")
+    found: list[SampledToken] = encoded(b"[" + b",".join(pieces) + b"]")
     return found
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from server.api.frames import written
+from server.api.frames import encoded
 from server.api.responses import api_types
 from server.api.responses.background import BackgroundRun, Replay
 from server.api.responses.compact import compacted
@@ -153,7 +153,7 @@ class Responses:
         page = items[first : first + query.limit]
         return json_response(
             api_types.InputItems(
-                data=[written(item.json) for item in page],
+                data=[encoded(item.json) for item in page],
                 first_id=page[0].id if page else None,
                 last_id=page[-1].id if page else None,
                 has_more=first + len(page) < len(items),

@@ -1,9 +1,9 @@
-"""GET /dashboard, which shows what the server does, and GET /dashboard/feed, by which it learns of it: an event a second; and
-GET /dashboard/texts, what a request was about."""
+"""Pages, which are static files without a build step: GET / is a chat, /docs shows /openapi.json, and /dashboard what the server
+does, which it learns from /dashboard/feed, an event a second, and /dashboard/texts, what a request was about."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -11,21 +11,65 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.api.route import EVENTS, HTML, JSON, Operation, route
+from server.api import openapi
+from server.api.route import EVENTS, HTML, JSON, TEXT, Operation, Route, route
 from server.api.service import Service
 from server.http import pages
 from server.http.answers import json_response
 from server.http.body import read_query
 from server.http.errors import TextsNotFound, clip
+from server.http.schema import Json
 from server.http.sse import event_source
 from server.models.feed import Feed
 from server.models.texts import Texts
+
+
+@route("GET", "/", Operation("chatPage", "Pages", "The built-in chat page", {HTML: None}))
+async def chat(service: Service, http: Request) -> Response:
+    return await pages.page("index.html", http, service.offload)
+
+
+@route(
+    "GET",
+    "/web/{version}/{name}",
+    Operation(
+        "pageAsset", "Pages", "Scripts and styles of the pages", {TEXT: None}, refusals=(404,),
+        parameters={"version": "The hash of all of them", "name": "A file"},
+    ),
+)  # fmt: skip
+async def asset(service: Service, http: Request) -> Response:
+    version, name = http.path_params["version"], http.path_params["name"]
+    return await pages.asset(version, name, http, service.offload)
+
+
+_NUM_CHARS = 30_000  # of the document: 8 ms, once
+
+
+@route("GET", "/openapi.json", Operation("openapi", "Pages", "This document", {JSON: Json}))
+async def document(service: Service, http: Request) -> Response:
+    config = service.config
+    routes: tuple[Route, ...] = http.scope["routes"]
+    user_key = bool(config.api_key) or config.api_key_file is not None
+    admin_key = config.admin_api_key is not None
+    file = await service.offload.run(_NUM_CHARS, lambda: _document(routes, user_key, admin_key))
+    return pages.answer(file, http, "no-cache")
+
+
+@cache
+def _document(routes: tuple[Route, ...], user_key: bool, admin_key: bool) -> pages.File:
+    return pages.File.of("openapi.json", openapi.document(routes, user_key=user_key, admin_key=admin_key))
+
+
+@route("GET", "/docs", Operation("docsPage", "Pages", "This document as a page", {HTML: None}))
+async def docs(service: Service, http: Request) -> Response:
+    return await pages.page("docs.html", http, service.offload)
+
 
 CHARS_PER_ID = 4
 
 
 @route("GET", "/dashboard", Operation("dashboardPage", "Pages", "What the server does, drawn", {HTML: None}))
-async def page(service: Service, http: Request) -> Response:
+async def dashboard(service: Service, http: Request) -> Response:
     return await pages.page("dashboard.html", http, service.offload)
 
 
@@ -54,9 +98,9 @@ async def texts(service: Service, http: Request) -> Response:
         why = "the server keeps none without --log-requests" if kept is None else "it has not ended, or is too long ago"
         raise TextsNotFound(f"There are no texts of the request {clip(asked.id)}: {why}")
 
-    def decoded() -> dict[str, str]:
+    def decoded() -> RequestTexts:
         decode = partial(ids.model.tokenizer.decode, skip_special_tokens=False)
-        return {"prompt": decode(ids.prompt), "answer": decode(ids.answer)}
+        return RequestTexts(decode(ids.prompt), decode(ids.answer))
 
     return json_response(await service.offload.run(CHARS_PER_ID * ids.num, decoded))
 

@@ -1,0 +1,140 @@
+"""The pooling routes: OpenAI's /v1/embeddings, vLLM's /pooling, /classify and /score, and /rerank as Jina and Cohere have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from runtime.api import PoolingTask
+from server.api.frames import encoded
+from server.api.pooling import api_types, request_types
+from server.api.pooling.pooled import listed, pooled_for, ranked, read
+from server.api.pooling.prepare import of_classify, of_embeddings, of_rerank, of_score
+from server.api.pooling.vectors import as_array, base64_of, json_of
+from server.api.route import GENERATION_REFUSALS, JSON, Operation, Route, route
+from server.api.service import Service
+from server.http.answers import json_response
+from server.http.body import body_cost
+
+DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised
+
+
+@route(
+    "POST",
+    "/v1/embeddings",
+    Operation(
+        "createEmbedding", "Pooling", "A vector for each text", {JSON: api_types.Embeddings}, request_types.EmbeddingsRequest,
+        GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
+async def embed(service: Service, http: Request) -> ASGIApp:
+    given, loaded = await read(service, http, request_types.EMBEDDINGS)
+    served = loaded.require_pooling("embed")
+    request = await service.offload.run(body_cost(http), lambda: of_embeddings(given, served, "embed"))
+    id, results = await pooled_for(service, loaded, http, request, prefix="embd-")
+    write = base64_of if given.encoding_format == "base64" else json_of
+    items = (
+        (api_types.Embedding(index=index, embedding=encoded(write(each.numbers))), each.numbers.nbytes // 4)
+        for index, each in enumerate(results)
+    )
+    return await listed(service, api_types.Embeddings, id, loaded.name, items, results)
+
+
+@route(
+    "POST",
+    "/pooling",
+    Operation(
+        "pool", "Pooling", "What the model's pooling gives of each text: of all tokens, or a head's numbers",
+        {JSON: api_types.PooledList}, request_types.PoolingRequest, GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
+async def pool(service: Service, http: Request) -> ASGIApp:
+    given, loaded = await read(service, http, request_types.POOLING)
+    served = loaded.require_pooling(given.task or "embed")
+    task: PoolingTask = given.task or served.task
+    request = await service.offload.run(body_cost(http), lambda: of_embeddings(given, served, task))
+    id, results = await pooled_for(service, loaded, http, request, prefix="pool-")
+    write = base64_of if given.encoding_format == "base64" else json_of
+    items = (
+        (api_types.PooledData(index=index, data=encoded(write(each.numbers))), each.numbers.nbytes // 4)
+        for index, each in enumerate(results)
+    )
+    return await listed(service, api_types.PooledList, id, loaded.name, items, results)
+
+
+@route(
+    "POST",
+    "/classify",
+    Operation(
+        "classify", "Pooling", "The likeliest class of each text, and how likely all are", {JSON: api_types.Classifications},
+        request_types.ClassifyRequest, GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
+async def classify(service: Service, http: Request) -> ASGIApp:
+    given, loaded = await read(service, http, request_types.CLASSIFY)
+    served = loaded.require_pooling("classify")
+    request = await service.offload.run(body_cost(http), lambda: of_classify(given, served))
+    id, results = await pooled_for(service, loaded, http, request, prefix="classify-")
+    labels = served.labels
+
+    def items() -> Iterator[tuple[api_types.Classification, int]]:
+        for index, each in enumerate(results):
+            best = int(as_array(each.numbers).argmax())
+            probs = encoded(json_of(each.numbers))
+            yield api_types.Classification(index, labels[best], probs, len(labels)), len(labels)
+
+    return await listed(service, api_types.Classifications, id, loaded.name, items(), results)
+
+
+async def score(service: Service, http: Request) -> ASGIApp:
+    given, loaded = await read(service, http, request_types.SCORE)
+    served = loaded.require_pooling("score")
+    comparison = await service.offload.run(body_cost(http), lambda: of_score(given, served))
+    id, results = await pooled_for(service, loaded, http, comparison.request, prefix="score-")
+    scores = await comparison.scores(service.offload, results)
+    items = ((api_types.Score(index=index, score=score), 1) for index, score in enumerate(scores))
+    return await listed(service, api_types.Scores, id, loaded.name, items, results)
+
+
+def _scoring(path: str, id: str) -> Route:
+    operation = Operation(
+        id, "Pooling", "How well two texts go together: a cross-encoder's score, or how near their vectors are",
+        {JSON: api_types.Scores}, request_types.ScoreRequest, GENERATION_REFUSALS,
+    )  # fmt: skip
+    return Route("POST", path, score, operation)
+
+
+SCORE, SCORE_V1 = _scoring("/score", "score"), _scoring("/v1/score", "scoreV1")
+
+
+async def _rerank(cut: bool, service: Service, http: Request) -> ASGIApp:
+    given, loaded = await read(service, http, request_types.RERANK)
+    served = loaded.require_pooling("score")
+    comparison = await service.offload.run(body_cost(http), lambda: of_rerank(given, served, cut=cut))
+    id, results = await pooled_for(service, loaded, http, comparison.request, prefix="rerank-")
+    scores = await comparison.scores(service.offload, results)
+
+    def document(index: int) -> str:
+        return request_types.written(given.documents[index], "documents")
+
+    def answer() -> ASGIApp:
+        usage, shown = api_types.PoolingUsage.of(results), None if given.return_documents is False else document
+        meta = api_types.CohereMeta.of(usage.prompt_tokens, api_types.BilledUnits(search_units=1))
+        return json_response(api_types.Ranking(id, loaded.name, usage, ranked(scores, shown, given.top_n), meta))
+
+    return await service.offload.run(body_cost(http) // DOCUMENT_CHARS, answer)
+
+
+def _ranking(path: str, id: str, *, cut: bool = False) -> Route:
+    operation = Operation(
+        id, "Pooling", "Documents by how well they answer a query, the best first", {JSON: api_types.Ranking},
+        request_types.RerankRequest, GENERATION_REFUSALS,
+    )  # fmt: skip
+    return Route("POST", path, partial(_rerank, cut), operation)
+
+
+RERANK, RERANK_V1 = _ranking("/rerank", "rerank"), _ranking("/v1/rerank", "rerankV1")
+RERANK_V2 = _ranking("/v2/rerank", "rerankV2", cut=True)  # Cohere's, which cuts what is too long
