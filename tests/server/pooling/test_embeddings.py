@@ -291,7 +291,7 @@ async def test_large_answers_are_written_off_the_loop_and_small_ones_where_they_
         threads.add(threading.current_thread() is threading.main_thread())
         return written(numbers)
 
-    monkeypatch.setattr("server.api.pooling.embeddings.json_of", noted)
+    monkeypatch.setattr("server.api.pooling.routes.json_of", noted)
     server = await serve(pooler=EMBEDDER)
     await embedding(server, "a")
     assert threads == {True}
