@@ -47,7 +47,7 @@ logger = logging.getLogger("oneloop.load")
 # Of the options, those that are about this machine and its clients, and no more about one model than about another.
 _FOR_ALL_MODELS = (
     "device", "num_threads", "kernels", "attention_backend", "dtype", "enforce_eager", "gpu_memory_utilization", "model_impl",
-    "model_plugins", "steps_in_flight", "stream_interval", "scheduling_policy", "max_itl", "target_ttft", "seed", "max_queue",
+    "model_plugins", "stream_interval", "scheduling_policy", "max_itl", "target_ttft", "seed", "max_queue",
     "max_queued_tokens", "max_num_seqs_per_key", "max_tokens_per_minute_per_key", "max_queue_time", "convert", "pooler_config",
     "sleep_after",
 )  # fmt: skip
