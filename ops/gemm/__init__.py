@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ops import backends
 from ops.activation import activate, gated, silu_mul
-from ops.gemm import coded, cuda, decoded, native, reference
+from ops.gemm import coded, cuda, native, reference
 from ops.gemm.by_head import HeadsWeight, NativeHeadsWeight, ReferenceHeadsWeight
 from ops.gemm.rounded import RoundedRows
 from ops.gemm.side_by_side import SideBySide
@@ -41,7 +41,6 @@ _prepare_linear = Op(
         backends.native("linear", native.NativeLinearWeight, native.supports),
         Kernel("linear", "cuda", cuda.supports, cuda.CudaLinearWeight),
         Kernel("linear", "coded", coded.supports, coded.prepare),
-        Kernel("linear", "decoded", decoded.supports, decoded.prepare),
         Kernel("linear", "side by side", _each_is_read, _prepare_each),
         Kernel("linear", "reference", reference.supports, reference.ReferenceLinearWeight),
     ],

@@ -1,15 +1,14 @@
-"""Linear layers on CUDA whose weight stays in codes and scales (fp8, w8 and w4 of `ops.stored`), by the number of rows.
+"""Linear layers on CUDA whose weight stays in codes (`ops.stored.CODED`), or in ggml's blocks, which become such codes.
 
-Few rows are a stream of the codes (few_rows_coded.cu), which x meets in 16 bits. With more, x is rounded to the weight's codes, row
-by row as it comes, where those have matrix units of their own: cuBLAS multiplies fp8 with one scale a row, tiled_fp8.cu in groups
-of 128 columns on Hopper; other groups and int8 are Triton's. With four bits x stays as it is: on Hopper one kernel takes few rows
-and many (tiled_w4.cu), and where rows are so many that products take all the time, the weight becomes plain numbers for the length
-of one product."""
+A weight lies in pieces, if tiled_w4.cu on Hopper multiplies it, or in rows. Few rows of x are a stream of the codes
+(few_rows_coded.cu), which x meets in 16 bits. With more, x is rounded to codes of fp8 and w8, which have matrix units
+of their own: cuBLAS multiplies fp8 with one scale a row, tiled_fp8.cu in groups of 128 columns on Hopper; other groups
+and int8 are Triton's. With other codes x stays as it is, and where its rows are so many that products take all the
+time, the weight becomes plain numbers for the duration of one product."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,98 +16,120 @@ from torch.nn import functional
 
 from ops import tuning
 from ops.backends import on_cuda_at_any_size
-from ops.blocks import as_w4
+from ops.blocks import Q4_0, as_w4
 from ops.cuda.program import missing, missing_for_hopper
 from ops.gemm import few_rows_coded, pieces, rounded, tiled_fp8, tiled_w4
-from ops.gemm.dequantize import apart, codes_of
+from ops.gemm.lay import fit_pieces, groups_of, in_features_of, kind_of, lay
 from ops.gemm.rounded import RoundedRows
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
-from ops.stored import CODED, DECODED, FP8, W4, W8, Stored, StoredWeight, bias_of, formats_of, parts_of
+from ops.stored import BLOCKS, CODED, DECODED, FP8, W4, W8, Stored, WeightFormat, bias_of, formats_of, parts_of
 
-_CHUNK = 128  # columns of w4 whose codes share bytes
 FEW = 64  # rows up to which a product is bound by the weight's bytes
-_STREAMED = (FP8, W8)  # by few_rows_coded.cu, as bytes of rows
+_ROUNDED = (FP8, W8)  # codes with matrix units of their own
 _ALIGNED = 16  # what cuBLAS wants of either side of a weight in fp8
+
+# Codes that are decoded are quicker than 16 bits on Hopper alone (tests/benches/ops/decoded.py), and become plain
+# numbers elsewhere: Triton's kernel of them takes some 300 us for a layer of the 8B shape and few rows of an H200,
+# bfloat16 123. Q4_0 becomes w4.
+_MIN_CAPABILITY = {FP8: (8, 9), W8: (8, 0), W4: (8, 0)}
+_HOPPER = (9, 0)
 
 
 def supports(case: ShapeClass) -> str | None:
-    """Codes of one kind; of fp8 on a device that has it."""
+    """Codes of one kind, or blocks that become such."""
+    if len(case.weight) != 1:
+        return "it reads weights in codes and scales, all of one kind"
+    return _refusal(case, frozenset({Q4_0}))
+
+
+def supports_experts(case: ShapeClass) -> str | None:
+    """Codes and blocks of any kinds, in weights of one each."""
+    return _refusal(case, frozenset())
+
+
+def _refusal(case: ShapeClass, anywhere: frozenset[WeightFormat]) -> str | None:
     if (why := on_cuda_at_any_size(case)) is not None:
         return why
     if case.dtype not in (torch.bfloat16, torch.float16):
         return "it computes in bfloat16 or float16"
-    if len(case.weight) != 1 or case.weight[0] not in CODED - DECODED:
-        return "it reads weights in codes and scales, all of one kind"
-    if case.capability is not None and case.capability < ((8, 9) if case.weight[0] == FP8 else (8, 0)):
-        return "the device's matrix units have no such codes"
+    unread = [each for each in case.weight if each not in BLOCKS and each not in CODED]
+    if unread or not case.weight:
+        return f"it reads no weights in {', '.join(map(str, unread))}"
+    if case.capability is None:
+        return None
+    for each in case.weight:
+        if each in _MIN_CAPABILITY and case.capability < _MIN_CAPABILITY[each]:
+            return "the device's matrix units have no such codes"
+        if each not in _MIN_CAPABILITY and each not in anywhere and case.capability != _HOPPER:
+            return "its tiles are Hopper's, and 16 bits quicker than what is not in tiles"
     return None
 
 
 def prepare(stored: Stored) -> LinearWeight:
-    """The form that is the quickest on the weight's device. Raises ValueError as `CodedLinearWeight` does."""
+    """Bring codes into the form that is the quickest on the weight's device. Raises ValueError for parts that cannot be one."""
     parts = parts_of(stored)
-    if formats_of(parts) == (W4,) and missing_for_hopper() is None:
-        in_features = parts[0].weight.shape[1] * 2
-        groups = max(part.tensors["scales"].shape[1] for part in parts)
-        if pieces.fits(W4, sum(len(part.weight) for part in parts), in_features, groups):
-            return TiledLinearWeight(stored)
-    return CodedLinearWeight(stored)
+    if all(part.format == Q4_0 for part in parts):
+        parts = tuple(map(as_w4, parts))
+    in_tiles = kind_of(parts[0]) not in _ROUNDED and missing_for_hopper() is None and fit_pieces(parts)
+    return TiledLinearWeight(parts) if in_tiles else RowsLinearWeight(parts)
 
 
-class StackedCodes(LinearWeight):
-    """Parts in codes of one kind, stacked by rows, refilled where they lie. Those that are in other groups get the finest groups of
-    all; those whose columns are in different orders cannot be one weight (ValueError)."""
+class CodedLinearWeight(LinearWeight):
+    """Parts in codes of one kind, stacked by rows, kept by role as of `lay` and refilled where they lie."""
+
+    in_pieces: bool
 
     def __init__(self, stored: Stored) -> None:
         parts = parts_of(stored)
-        (self.codes,) = formats_of(parts)
-        stack = stacked(parts)
-        self._order, self.in_features = stack.order, stack.in_features
-        self.groups, self.out_features = stack.scales.shape
-        self._kept = self._lay(stack)
-        self._bias = bias_of(parts)
-        self.nbytes = sum(each.nbytes for each in (*self._kept, self._order, self._bias) if each is not None)
-        self._tuning = tuning.of(self._kept[0].device).coded
-
-    @staticmethod
-    @abstractmethod
-    def _lay(stack: Stack) -> tuple[Tensor, ...]:
-        """Codes and scales as the kernels read them."""
+        (self._format,), self.codes = formats_of(parts), kind_of(parts[0])
+        self.out_features, self.in_features = sum(len(part.weight) for part in parts), in_features_of(parts[0])
+        self.groups = max(map(groups_of, parts))
+        self._kept = lay(parts, in_pieces=self.in_pieces)
+        self._order, self._bias = self._kept.get("order"), bias_of(parts)
+        self.nbytes = sum(each.nbytes for each in (*self._kept.values(), self._bias) if each is not None)
+        self._tuning = tuning.of(next(iter(self._kept.values())).device)
 
     def _ordered(self, x: Tensor) -> Tensor:
         return x if self._order is None else x.index_select(1, self._order)
 
     def first_bytes(self) -> Tensor | None:
-        return self._kept[0]
+        return next(iter(self._kept.values()))
 
     def rows(self, ids: Tensor) -> Tensor:
         raise TypeError("an embedding is kept in plain numbers")
 
     def refill(self, stored: Stored) -> bool:
-        parts = tuple(map(as_w4, parts_of(stored)))
+        parts = parts_of(stored)
         if all("weight" in part.tensors for part in parts):
-            if formats_of(parts) != (self.codes,):
+            parts = tuple(map(as_w4, parts)) if self.codes == W4 else parts
+            if formats_of(parts) != (self._format,):
                 written = " and ".join(map(str, formats_of(parts)))
-                raise ValueError(f"a weight in {written} where {self.codes} is kept")
-            stack = stacked(parts, self.groups)
-            check_refill("weight", (len(stack.weight), stack.in_features), (self.out_features, self.in_features))
-            check_refill("scales", stack.scales.shape, (self.groups, self.out_features))
-            if (stack.order is None) != (self._order is None):
-                raise ValueError("columns in an order of their own take the place of others alone that are")
-            for current, given in zip(self._kept, self._lay(stack), strict=True):
-                overwrite(current, given, "weight")
-            overwrite(self._order, stack.order, "order")
+                raise ValueError(f"a weight in {written} where {self._format} is kept")
+            size = sum(len(part.weight) for part in parts), in_features_of(parts[0])
+            check_refill("weight", size, (self.out_features, self.in_features))
+            if self.in_pieces and not fit_pieces(parts):
+                raise ValueError(f"rows of {self._format} in other groups than are kept")
+            given = lay(parts, in_pieces=self.in_pieces, groups=self.groups)
+            if given.keys() != self._kept.keys():
+                raise ValueError(f"a weight with {', '.join(given)} where {', '.join(self._kept)} are kept")
+            for role, current in self._kept.items():
+                check_refill(role, given[role].shape, current.shape)
+            for role, current in self._kept.items():
+                overwrite(current, given[role], role)
         overwrite(self._bias, bias_of(parts), "bias")
         return True
 
 
-class TiledLinearWeight(StackedCodes):
-    """Four bits in the pieces of pieces.py, scales among them."""
+class TiledLinearWeight(CodedLinearWeight):
+    """Codes in the pieces of pieces.py."""
 
-    @staticmethod
-    def _lay(stack: Stack) -> tuple[Tensor, ...]:
-        return (pieces.in_pieces(W4, codes_of(W4, stack.weight), stack.scales),)
+    in_pieces = True
+
+    def __init__(self, stored: Stored) -> None:
+        super().__init__(stored)
+        self._pieces = self._kept["pieces"]
+        self._of_chunk = pieces.groups_of(self.codes, self._pieces)
 
     def matmul(self, x: Tensor) -> Tensor:
         x = self._ordered(x)
@@ -116,59 +137,65 @@ class TiledLinearWeight(StackedCodes):
             return x.new_empty(0, self.out_features)
         if self._may_stream(len(x)):
             return self.stream(x)
-        return self.by_widened(x) if len(x) > self._tuning.max_tiled_rows else self.in_tiles(x)
+        return self.in_tiles(x) if self._is_tiled(x) else self.by_widened(x)
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
-        if not 0 < len(x) <= self._tuning.max_tiled_rows or not pieces.can_gate(self.out_features):
+        if not len(x) or not self._is_tiled(x) or not pieces.can_gate(self.out_features):
             return None
         x = self._ordered(x)
         return self.stream(x, gated=True) if self._may_stream(len(x)) else self.in_tiles(x, gated=True)
 
     def _may_stream(self, num_rows: int) -> bool:
-        by = self._tuning
+        by = self._tuning.coded
         few = num_rows <= by.max_streamed_rows and self.out_features <= by.max_streamed_out_features
-        return few and few_rows_coded.fits(W4, self.out_features, self.in_features, self.groups)
+        return few and few_rows_coded.fits(self.codes, self.out_features, self.in_features, self.groups)
+
+    def _is_tiled(self, x: Tensor) -> bool:
+        """Numbers that meet scales of groups of 16 may be less than float16 has."""
+        too_small = self._of_chunk == pieces.FINEST and x.dtype == torch.float16
+        return len(x) <= self._tuning.coded.max_tiled_rows and not too_small
 
     def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
         """For few rows. `how`: as of `few_rows_coded.few_rows`."""
         shape = self.out_features, self.groups
-        few_rows_coded.compile_ahead(W4, self.in_features, *shape, x.dtype, x.device)
+        few_rows_coded.compile_ahead(self.codes, self.in_features, *shape, x.dtype, x.device)
         return few_rows_coded.few_rows(
-            x, W4, self._kept[0], None, self._bias, *shape, gated=gated, ahead=self.next_bytes, **how
+            x, self.codes, self._pieces, None, self._bias, *shape, gated=gated, ahead=self.next_bytes, **how
         )
 
     def in_tiles(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
         """x in the order of the codes. `how`: as of `tiled_w4.tiled_w4`."""
+        ahead = self.next_bytes if len(x) <= FEW else None
         return tiled_w4.tiled_w4(
-            x,
-            self._kept[0],
-            self.out_features,
-            self._bias,
-            gated=gated,
-            ahead=self.next_bytes if len(x) <= FEW else None,
-            **how,
+            x, self._pieces, self.out_features, self._bias, gated=gated, codes=self.codes, ahead=ahead, **how
         )
 
     def by_widened(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_widen import widen_pieces  # no CPU needs Triton
 
-        weight = widen_pieces(self._kept[0], self.out_features, self.in_features, x.dtype)
+        weight = widen_pieces(self._pieces, self.out_features, self.in_features, x.dtype, self.codes)
         return functional.linear(x, weight, self._bias)
 
 
-class CodedLinearWeight(StackedCodes):
-    """Kept are bytes [N, bytes of a row], and scales [groups, N]."""
+class RowsLinearWeight(CodedLinearWeight):
+    """Codes as bytes of rows [N, bytes of a row], and scales [groups, N]."""
+
+    in_pieces = False
 
     def __init__(self, stored: Stored) -> None:
+        from ops.gemm.triton_coded import Codes  # no CPU needs Triton
+
         super().__init__(stored)
-        self._weight, self._scales = self._kept
+        if self.codes in _ROUNDED:
+            self._kept["scales"] = tiled_fp8.with_slack(self._kept["scales"])
+        self._codes = Codes(self.codes, self.in_features, **self._kept)
         self._in_tiles = (
             self.codes == FP8
             and missing_for_hopper() is None
             and tiled_fp8.fits(self.out_features, self.in_features, self.groups)
         )
         self._few = (
-            self.codes in _STREAMED
+            self.codes in _ROUNDED
             and missing() is None
             and few_rows_coded.fits(self.codes, self.out_features, self.in_features, self.groups)
         )
@@ -177,9 +204,8 @@ class CodedLinearWeight(StackedCodes):
             self.codes == FP8 and self.groups == 1 and not (self.out_features % _ALIGNED or self.in_features % _ALIGNED)
         )
 
-    @staticmethod
-    def _lay(stack: Stack) -> tuple[Tensor, ...]:
-        return in_rows(stack), tiled_fp8.with_slack(stack.scales)
+    def first_bytes(self) -> Tensor | None:
+        return None if self.codes in DECODED else super().first_bytes()
 
     def matmul(self, x: Tensor) -> Tensor:
         num_rows = x.shape[0]
@@ -189,9 +215,9 @@ class CodedLinearWeight(StackedCodes):
         x = self._ordered(x)
         if self._may_stream(num_rows):
             return self.stream(x, gated=False)
-        if self.codes == W4:
-            return self.by_widened(x) if self._is_widened(num_rows) else self.by_triton(x)
-        return self.by_triton(x) if num_rows <= few_rows_coded.MAX_ROWS else self.by_rounded(x)
+        if self.codes in _ROUNDED:
+            return self.by_triton(x) if num_rows <= few_rows_coded.MAX_ROWS else self.by_rounded(x)
+        return self.by_widened(x) if self._is_widened(num_rows) else self.by_triton(x)
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
         if self._may_stream(x.shape[0]):
@@ -201,7 +227,7 @@ class CodedLinearWeight(StackedCodes):
         return None
 
     def matmul_of_gated(self, gate_up: Tensor) -> Tensor:
-        if self.codes == W4 or self._order is not None or len(gate_up) <= few_rows_coded.MAX_ROWS:
+        if self.codes not in _ROUNDED or self._order is not None or len(gate_up) <= few_rows_coded.MAX_ROWS:
             return super().matmul_of_gated(gate_up)
         return self.by_rounded(gate_up, of_gated=True)
 
@@ -209,37 +235,38 @@ class CodedLinearWeight(StackedCodes):
         return self._few and 0 < num_rows <= few_rows_coded.MAX_ROWS
 
     def _is_widened(self, num_rows: int) -> bool:
-        by, elements = self._tuning, self.out_features * self.in_features
-        return num_rows >= by.min_widened_rows or (elements <= by.small_weight and num_rows > few_rows_coded.MAX_ROWS)
+        by = self._tuning.coded
+        is_small = self.codes == W4 and self.out_features * self.in_features <= by.small_weight
+        return num_rows >= by.min_widened_rows or (is_small and num_rows > few_rows_coded.MAX_ROWS)
 
     def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
         """For few rows; as the other ways, x in the order of the codes. `how`: as of `few_rows_coded.few_rows`."""
-        shape = self.out_features, self.groups
+        weight, scales = self._kept["weight"], self._kept["scales"]
         return few_rows_coded.few_rows(
-            x, self.codes, self._weight, self._scales, self._bias, *shape, gated=gated, ahead=self.next_bytes, **how
-        )
+            x, self.codes, weight, scales, self._bias, self.out_features, self.groups, gated=gated, ahead=self.next_bytes, **how
+        )  # fmt: skip
 
     def by_triton(self, x: Tensor) -> Tensor:
-        from ops.gemm.triton_coded import linear  # no CPU needs Triton
+        from ops.gemm.triton_coded import linear
 
-        return linear(x, self.codes, self._weight, self._scales, self._bias, x.dtype)
+        return linear(x, self._codes, self._bias, self._tuning.multiprocessors)
 
     def by_widened(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_widen import widen
 
-        weight = widen(self._weight, self._scales, self.in_features, x.dtype)
-        return functional.linear(x, weight, self._bias)
+        return functional.linear(x, widen(self._codes, x.dtype), self._bias)
 
     def by_rounded(self, x: Tensor, *, of_gated: bool = False) -> Tensor:
         """`of_gated`: x is gates and ups, and silu of the one times the other is what is rounded and multiplied."""
-        from ops.gemm.triton_coded import linear, round_rows
+        from ops.gemm.triton_coded import linear
+        from ops.gemm.triton_round import round_rows
 
         if self._is_tiled(x.shape[0], x.dtype):
             return self.in_tiles(x, of_gated=of_gated)
         if self._by_cublas and x.dtype == torch.bfloat16:
             return self.by_cublas(x, of_gated=of_gated)
         codes, scales = round_rows(x, self.codes, self.groups, gated=of_gated)
-        return linear(codes, self.codes, self._weight, self._scales, self._bias, x.dtype, scales)
+        return linear(codes, self._codes, self._bias, x_scales=scales, out_dtype=x.dtype)
 
     def normed(self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor | RoundedRows:
         if not self._rounds_norms or len(residual) <= few_rows_coded.MAX_ROWS:
@@ -257,22 +284,23 @@ class CodedLinearWeight(StackedCodes):
     def _is_tiled(self, num_rows: int, dtype: torch.dtype) -> bool:
         if not self._in_tiles:
             return False
-        by = self._tuning
+        by = self._tuning.coded
         narrow = self.out_features <= by.narrow_out_features and num_rows <= by.max_narrow_rows
         return narrow or num_rows <= by.max_rounded_rows or not self._by_cublas or dtype != torch.bfloat16
 
     def _rounded(self, x: Tensor | RoundedRows, of_gated: bool) -> RoundedRows:
         if isinstance(x, RoundedRows):
             return x
-        from ops.gemm.triton_coded import round_rows
+        from ops.gemm.triton_round import round_rows
 
         return RoundedRows(*round_rows(x, FP8, self.groups, tiled_fp8.SLACK, gated=of_gated), x.dtype)
 
     def by_cublas(self, x: Tensor | RoundedRows, *, of_gated: bool = False) -> Tensor:
         codes, scales, dtype = self._rounded(x, of_gated)
+        weight, weight_scales = self._kept["weight"].view(torch.float8_e4m3fn), self._kept["scales"]
         return torch._scaled_mm(
-            codes.view(torch.float8_e4m3fn), self._weight.view(torch.float8_e4m3fn).t(), scales.view(-1, 1), self._scales,
-            bias=self._bias, out_dtype=dtype, use_fast_accum=True,
+            codes.view(torch.float8_e4m3fn), weight.t(), scales.view(-1, 1), weight_scales, bias=self._bias, out_dtype=dtype,
+            use_fast_accum=True,
         )  # fmt: skip
 
     def in_tiles(
@@ -280,52 +308,5 @@ class CodedLinearWeight(StackedCodes):
     ) -> Tensor:  # fmt: skip
         """x in the order of the codes, to be rounded to fp8; `of_gated` as of `by_rounded`. `how`: as of `tiled_fp8.tiled_fp8`."""
         codes, x_scales, dtype = self._rounded(x, of_gated)
-        return tiled_fp8.tiled_fp8(codes, x_scales, self._weight, self._scales, self._bias, dtype, gated=gated, **how)
-
-
-class Stack(NamedTuple):
-    """Rows of several parts in codes of one kind. `weight`: as stored. `scales` [groups, N]: float32; of w4 words of 32 bits, a
-    float32 without its last 8 bits, in which the zero point is."""
-
-    weight: Tensor
-    scales: Tensor
-    order: Tensor | None
-    in_features: int
-
-
-def stacked(parts: tuple[StoredWeight, ...], groups: int = 1) -> Stack:
-    """`groups`: at least so many. Raises ValueError."""
-    if (why := apart(parts)) is not None:
-        raise ValueError(f"these cannot be one weight: {why}")
-    groups = max(groups, *(part.tensors["scales"].shape[1] for part in parts))
-    is_w4 = parts[0].format == W4
-    scales = torch.cat([_finer(part.tensors["scales"], groups) for part in parts]).float()
-    if is_w4:
-        eights = [torch.full_like(part.tensors["scales"], 8, dtype=torch.uint8) for part in parts]
-        zeros = [part.tensors.get("zeros", eight) for part, eight in zip(parts, eights, strict=True)]
-        words = (scales.view(torch.int32) + 128) & -256  # to nearest
-        scales = words | torch.cat([_finer(each, groups) for each in zeros]).to(torch.int32)
-    weight = torch.cat([part.weight.view(torch.uint8) for part in parts])
-    in_features = weight.shape[1] * (2 if is_w4 else 1)
-    return Stack(weight, scales.t().contiguous(), parts[0].tensors.get("order"), in_features)
-
-
-def in_rows(stack: Stack) -> Tensor:
-    """Weight [N, bytes of a row], as Triton's kernels and few_rows_coded.cu read it: of four bits two columns a byte, a column and
-    the one 64 on, in whole chunks of 128."""
-    if stack.scales.dtype != torch.int32:
-        return stack.weight
-    padded = functional.pad(stack.weight, (0, -stack.weight.shape[1] % (_CHUNK // 2)))
-    codes = codes_of(W4, padded).view(len(padded), -1, 2, _CHUNK // 2)
-    return (codes[:, :, 0] | codes[:, :, 1] << 4).flatten(1)
-
-
-def laid(parts: tuple[StoredWeight, ...], groups: int = 1) -> tuple[Tensor, Tensor, Tensor | None, int]:
-    """Weight as of `in_rows`, scales [groups, N], order, in features; `groups`: at least so many. Raises ValueError."""
-    stack = stacked(parts, groups)
-    return in_rows(stack), stack.scales, stack.order, stack.in_features
-
-
-def _finer(per_group: Tensor, groups: int) -> Tensor:
-    """[N, g] -> [N, groups], whole times as many."""
-    return per_group.repeat_interleave(groups // per_group.shape[1], dim=1)
+        weight, scales = self._kept["weight"], self._kept["scales"]
+        return tiled_fp8.tiled_fp8(codes, x_scales, weight, scales, self._bias, dtype, gated=gated, **how)

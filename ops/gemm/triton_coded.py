@@ -1,236 +1,294 @@
-"""Linear layers on weights in codes and scales, in Triton: any number of rows, any shape that few_rows_coded.cu has no instance of.
+"""Linear layers on weights in codes (`ops.stored.CODED`), in Triton: any number of rows, any shape.
 
-A tile of the weight becomes numbers of x's dtype in registers, or meets an x that was rounded to the same codes (`round_rows`);
-the sum over a group of columns is in float32 and meets the scales there. The weight is the left side of each product: on Hopper
-that one may come out of registers."""
+A format is data: `Codes.facts` are what a kernel is compiled for. Codes of fp8, w8 and w4 become numbers of x's dtype
+in registers, or meet an x that was rounded to the same codes (`triton_round`); the sum over a group of columns is in
+float32 and meets the scales there. Others (`ops.stored.DECODED`) become numbers in float32, meet their scales and
+minima, and are rounded to x's dtype: products are those of the weight as plain numbers. Their few rows of x are split
+along K, and the parts are added in order. The weight is the left side of each product: on Hopper that one may come out
+of registers."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ops.activation.triton_activation import activated
-from ops.gemm.dequantize import MAX_FP8
 from ops.launch import overlap, wait_for_previous
-from ops.stored import FP8, W4, WeightFormat
+from ops.stored import DECODED, TABLES, W4, WeightFormat
 
-_MAX_LANES, _MAX_LANES_OF_ROW = 4096, 16384  # the second where a row is read once
+CHUNK = 128  # columns of four bits that a program reads at a time: a byte has one, and the one half a chunk on
+
+
+PLAIN = WeightFormat("plain")  # numbers of x's dtype, for experts alone
+
+
+class Codes(NamedTuple):
+    """Of a matrix [N, K], or of one for each expert: `weight` [..., N, bytes], of four bits whole chunks; `scales` and `mins`
+    [..., groups, N], `super_scales` and `super_mins` [..., coarser groups, N], or None. e4m3 comes as uint8. Of w4 `scales` are
+    words: a float32 without its last 8 bits, which hold the zero point. `order` [..., K]: the column of x for each column."""
+
+    kind: WeightFormat
+    in_features: int
+    weight: Tensor
+    scales: Tensor
+    super_scales: Tensor | None = None
+    mins: Tensor | None = None
+    super_mins: Tensor | None = None
+    order: Tensor | None = None
+
+    @property
+    def groups(self) -> int:
+        return 1 if self.kind == PLAIN else self.scales.shape[-2]
+
+    def facts(self) -> dict[str, object]:
+        """What kernels are compiled for."""
+        return {
+            "IN": self.in_features, "GROUPS": self.groups, "KIND": self.kind.name,
+            "SUPERS": 0 if self.super_scales is None else self.super_scales.shape[-2],
+            "MINS": self.mins is not None, "E4M3": self.scales.dtype == torch.uint8 and self.kind in TABLES,
+        }  # fmt: skip
+
+    def pointers(self) -> tuple[Tensor, ...]:
+        scales = self.scales
+        rest = (scales if each is None else each for each in (self.super_scales, self.mins, self.super_mins))
+        return self.weight, table(self.kind, scales.device), scales, *rest
+
+    def depth(self, most: int, groups: int = 1) -> int:
+        """Columns of a step along the sum, at most `most`: a power of two that each group, and each of `groups` of x, has whole."""
+        if self.kind in DECODED:
+            return CHUNK // 2  # the groups that it has are told apart
+        groups = max(groups, self.groups)
+        group = self.in_features // groups
+        return min(most, most if groups == 1 else group & -group, CHUNK // 2 if self.kind == W4 else most)
+
+
+_tables: dict[tuple[WeightFormat, torch.device], Tensor] = {}
+
+
+def table(kind: WeightFormat, device: torch.device) -> Tensor:
+    """The sixteen numbers of a kind on a device; of integers anything."""
+    if (kind, device) not in _tables:
+        _tables[kind, device] = torch.tensor(TABLES.get(kind, (0.0,)), dtype=torch.float32, device=device)
+    return _tables[kind, device]
 
 
 @triton.jit
-def numbers(codes, KIND: tl.constexpr, dtype: tl.constexpr):
-    if KIND == "fp8":
-        return codes.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(dtype)
-    return codes.to(tl.int8, bitcast=True).to(dtype)
+def numbers(codes, word, KIND: tl.constexpr, dtype: tl.constexpr):
+    # Codes [COLUMNS, DEPTH] of fp8, w8 or w4 and their words [COLUMNS] -> numbers, and the scale that their sum meets.
+    if KIND == "w4":
+        zero = (word & 15).to(tl.float32)
+        scale = (word & -256).to(tl.float32, bitcast=True)
+        found = (codes.to(tl.float32) - zero[:, None]).to(dtype)
+    elif KIND == "fp8":
+        scale = word
+        found = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(dtype)
+    else:
+        scale = word
+        found = codes.to(tl.int8, bitcast=True).to(dtype)
+    return found, scale
 
 
 @triton.jit
-def _add(total, weight, x, scale, x_scale_at, group, num_rows, ROUNDED: tl.constexpr, PRECISION: tl.constexpr):
-    # total [COLUMNS, ROWS] += weight [COLUMNS, DEPTH] x [ROWS, DEPTH]^T, times the scales of both.
-    if ROUNDED:
-        part = tl.dot(weight, tl.trans(x)).to(tl.float32)
-        x_scale = tl.load(x_scale_at + group * num_rows)
-        return total + part * scale[:, None] * x_scale[None, :]
-    return total + tl.dot(weight, tl.trans(x), input_precision=PRECISION) * scale[:, None]
+def worth(codes, table_ptr, KIND: tl.constexpr):
+    # codes int32, of q8 as a byte -> float32.
+    if KIND == "q8":
+        numbers = codes.to(tl.int8, bitcast=True).to(tl.float32)
+    elif KIND == "q4":
+        numbers = codes.to(tl.float32)
+    elif KIND == "e2m1":  # its exponent in the last bits of a half float's
+        bits = ((codes & 8) << 12) | ((codes & 7) << 9)
+        numbers = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+    else:
+        numbers = tl.load(table_ptr + codes)
+    return numbers
+
+
+@triton.jit
+def _of_groups(
+    fine_at, coarse_at, group, STRIDE: tl.constexpr, PER: tl.constexpr, SUPERS: tl.constexpr, E4M3: tl.constexpr
+):
+    # [columns, groups]: what is to be multiplied with the numbers of a group, or to be taken off them.
+    found = tl.load(fine_at[:, None] + (group * STRIDE)[None, :])
+    if E4M3:  # as e2m1; scales have no sign
+        found = (found.to(tl.int32) << 7).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    found = found.to(tl.float32)
+    if SUPERS > 0:
+        found *= tl.load(coarse_at[:, None] + (group // PER * STRIDE)[None, :]).to(tl.float32)
+    return found
+
+
+@triton.jit
+def decoded(
+    codes, begin, table_ptr, scale_at, super_scale_at, min_at, super_min_at, STRIDE: tl.constexpr,
+    IN: tl.constexpr, GROUPS: tl.constexpr, SUPERS: tl.constexpr, KIND: tl.constexpr, MINS: tl.constexpr, E4M3: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    # codes [COLUMNS, WIDTH] of places begin .. begin + WIDTH -> numbers in float32. *_at [COLUMNS]: of the first group;
+    # the next is STRIDE on. Groups are whole parts of WIDTH or whole times as many.
+    GROUP: tl.constexpr = IN // GROUPS
+    PER_TILE: tl.constexpr = WIDTH // GROUP if GROUP < WIDTH else 1
+    PER: tl.constexpr = GROUPS // SUPERS if SUPERS > 0 else 1
+    group = tl.minimum(begin // GROUP + tl.arange(0, PER_TILE), GROUPS - 1)
+    values = tl.reshape(worth(codes, table_ptr, KIND), [COLUMNS, PER_TILE, WIDTH // PER_TILE])
+    scale = _of_groups(scale_at, super_scale_at, group, STRIDE, PER, SUPERS, E4M3)
+    values *= scale[:, :, None]
+    if MINS:
+        values -= _of_groups(min_at, super_min_at, group, STRIDE, PER, SUPERS, False)[:, :, None]
+    return tl.reshape(values, [COLUMNS, WIDTH])
+
+
+@triton.jit
+def columns_of(at, begin, DEPTH: tl.constexpr, IN: tl.constexpr, WHOLE: tl.constexpr):
+    # Columns begin .. begin + DEPTH of rows that begin at `at` [rows]; zeros past IN, unless they are WHOLE.
+    depth = begin + tl.arange(0, DEPTH)
+    if WHOLE:
+        return tl.load(at[:, None] + depth[None, :])
+    return tl.load(at[:, None] + depth[None, :], mask=(depth < IN)[None, :], other=0)
+
+
+@triton.jit
+def half_chunks(weight_at, step, DEPTH: tl.constexpr, KIND: tl.constexpr):
+    # Bytes [rows, DEPTH] of four bits: the codes of DEPTH columns, and of those 64 on.
+    both = tl.load(weight_at[:, None] + (step * DEPTH + tl.arange(0, DEPTH))[None, :])
+    return both if KIND == "w4" else both.to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear(
-    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, bias_ptr, out_ptr, num_rows,
-    IN: tl.constexpr, OUT: tl.constexpr, GROUPS: tl.constexpr, KIND: tl.constexpr, ROUNDED: tl.constexpr, X_GROUPS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    x_ptr, x_scale_ptr, weight_ptr, table_ptr, scale_ptr, super_scale_ptr, min_ptr, super_min_ptr, bias_ptr, out_ptr, num_rows,
+    OUT: tl.constexpr, IN: tl.constexpr, GROUPS: tl.constexpr, SUPERS: tl.constexpr, KIND: tl.constexpr, MINS: tl.constexpr,
+    E4M3: tl.constexpr, ROUNDED: tl.constexpr, X_GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, SPLITS: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # x [num_rows, IN], weight [OUT, IN] bytes or for w4 [OUT, IN / 2 of whole chunks], scale [GROUPS, OUT] -> out [num_rows, OUT].
+    # x [num_rows, IN], weight as of Codes -> out [num_rows, OUT], or of SPLITS parts of K float32 [SPLITS, num_rows,
+    # OUT].
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    is_row, in_out = row < num_rows, column < OUT
+    split = tl.program_id(2)
     at_row = tl.minimum(row, num_rows - 1).to(tl.int64)
     at_column = tl.minimum(column, OUT - 1).to(tl.int64)
     GROUP: tl.constexpr = IN // GROUPS
     X_GROUP: tl.constexpr = IN // X_GROUPS
+    CHUNKS: tl.constexpr = (IN + 127) // 128
+    STEPS: tl.constexpr = 64 // DEPTH if DEPTH < 64 else 1  # of half a chunk
+    x_at, x_scale_at = x_ptr + at_row * IN, x_scale_ptr + at_row
+    scale_at, super_scale_at = scale_ptr + at_column, super_scale_ptr + at_column
+    min_at, super_min_at = min_ptr + at_column, super_min_ptr + at_column
+    weight_at = weight_ptr + at_column * (IN if KIND == "fp8" or KIND == "w8" or KIND == "q8" else CHUNKS * 64)
     wait_for_previous(PDL)
-    x_scale_at = x_scale_ptr + at_row
-    x_at = x_ptr + at_row[:, None] * IN
-    depth = tl.arange(0, DEPTH)
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
-    if KIND == "w4":
-        CHUNKS: tl.constexpr = (IN + 127) // 128
-        weight_at = weight_ptr + at_column[:, None] * (CHUNKS * 64)
-        for step in range(CHUNKS * (64 // DEPTH)):
-            first = step // (64 // DEPTH) * 128 + step % (64 // DEPTH) * DEPTH
-            codes = tl.load(weight_at + step * DEPTH + depth[None, :])
-            for half in tl.static_range(2):
-                begin = first + half * 64
-                group = tl.minimum(begin // GROUP, GROUPS - 1)
-                word = tl.load(scale_ptr + group * OUT + at_column)
-                zero = (word & 15).to(tl.float32)
-                scale = (word & -256).to(tl.float32, bitcast=True)
-                code = (codes >> 4 if half else codes & 15).to(tl.float32) - zero[:, None]
-                if IN % 128 == 0:
-                    x = tl.load(x_at + begin + depth[None, :])
-                else:
-                    x = tl.load(x_at + begin + depth[None, :], mask=(begin + depth < IN)[None, :], other=0.0)
-                total = _add(
-                    total, code.to(x_ptr.dtype.element_ty), x, scale, x_scale_at, group, num_rows, False, PRECISION
-                )
-    else:
-        weight_at = weight_ptr + at_column[:, None] * IN
+    if KIND == "fp8" or KIND == "w8":
         for begin in range(0, IN, DEPTH):
-            group = begin // GROUP
-            scale = tl.load(scale_ptr + group * OUT + at_column)
-            if IN % DEPTH == 0:
-                codes = tl.load(weight_at + begin + depth[None, :])
-                x = tl.load(x_at + begin + depth[None, :])
-            else:
-                inside = (begin + depth < IN)[None, :]
-                codes = tl.load(weight_at + begin + depth[None, :], mask=inside, other=0)
-                x = tl.load(x_at + begin + depth[None, :], mask=inside, other=0)
+            word = tl.load(scale_ptr + begin // GROUP * OUT + at_column)
+            codes = columns_of(weight_at, begin, DEPTH, IN, IN % DEPTH == 0)
+            x = columns_of(x_at, begin, DEPTH, IN, IN % DEPTH == 0)
             if ROUNDED:
                 if KIND == "fp8":
-                    weight = codes.to(tl.float8e4nv, bitcast=True)
-                    x = x.to(tl.float8e4nv, bitcast=True)
+                    part = tl.dot(codes.to(tl.float8e4nv, bitcast=True), tl.trans(x.to(tl.float8e4nv, bitcast=True)))
                 else:
-                    weight = codes.to(tl.int8, bitcast=True)
-                    x = x.to(tl.int8, bitcast=True)
+                    part = tl.dot(codes.to(tl.int8, bitcast=True), tl.trans(x.to(tl.int8, bitcast=True)))
+                x_scale = tl.load(x_scale_at + begin // X_GROUP * num_rows)
+                total += part.to(tl.float32) * word[:, None] * x_scale[None, :]
             else:
-                weight = numbers(codes, KIND, x_ptr.dtype.element_ty)
-            total = _add(total, weight, x, scale, x_scale_at, begin // X_GROUP, num_rows, ROUNDED, PRECISION)
+                weight, scale = numbers(codes, word, KIND, x.dtype)
+                total += tl.dot(weight, tl.trans(x), input_precision=PRECISION) * scale[:, None]
+    else:
+        first, last = 0, CHUNKS * STEPS
+        if SPLITS > 1:
+            first, last = CHUNKS * split // SPLITS, CHUNKS * (split + 1) // SPLITS
+        for step in range(first, last):
+            if KIND != "q8":
+                both = half_chunks(weight_at, step, DEPTH, KIND)
+            for half in tl.static_range(2):
+                begin = step // STEPS * 128 + step % STEPS * DEPTH + half * 64
+                x = columns_of(x_at, begin, DEPTH, IN, IN % 128 == 0)
+                if KIND == "q8":
+                    codes = columns_of(weight_at, begin, DEPTH, IN, False)
+                else:
+                    codes = both >> 4 if half else both & 15
+                if KIND == "w4":
+                    word = tl.load(scale_ptr + tl.minimum(begin // GROUP, GROUPS - 1) * OUT + at_column)
+                    weight, scale = numbers(codes, word, KIND, x.dtype)
+                    total += tl.dot(weight, tl.trans(x), input_precision=PRECISION) * scale[:, None]
+                else:
+                    weight = decoded(
+                        codes, begin, table_ptr, scale_at, super_scale_at, min_at, super_min_at, OUT, IN, GROUPS, SUPERS, KIND,
+                        MINS, E4M3, COLUMNS, 64,
+                    )  # fmt: skip
+                    total = tl.dot(weight.to(x.dtype), tl.trans(x), total, input_precision=PRECISION)
     if BIASED:
-        total += tl.load(bias_ptr + at_column).to(tl.float32)[:, None]
-    out_at = out_ptr + at_row[None, :] * OUT + column[:, None]
-    tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=is_row[None, :] & in_out[:, None])
+        bias = tl.load(bias_ptr + at_column).to(tl.float32)[:, None]
+        if SPLITS > 1:
+            bias = tl.where(split == 0, bias, 0.0)
+        total += bias
+    out_row = split.to(tl.int64) * num_rows + at_row if SPLITS > 1 else at_row
+    out_at = out_ptr + out_row[None, :] * OUT + column[:, None]
+    tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=(row < num_rows)[None, :] & (column < OUT)[:, None])
+
+
+@triton.jit
+def _add_splits(part_ptr, out_ptr, num_numbers, SPLITS: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr):
+    lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    inside = lane < num_numbers
+    wait_for_previous(PDL)
+    total = tl.zeros((LANES,), tl.float32)
+    for split in tl.static_range(SPLITS):
+        total += tl.load(part_ptr + split * num_numbers.to(tl.int64) + lane, mask=inside, other=0.0)
+    tl.store(out_ptr + lane, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+class Tile(NamedTuple):
+    """What a program computes of x by the weight, in how many `splits` of K."""
+
+    rows: int
+    columns: int
+    depth: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def choose(num_rows: int, codes: Codes, multiprocessors: int, *, rounded: bool = False) -> Tile:
+    """The quickest tile. Few rows of what is decoded are split until there are some four programs a multiprocessor."""
+    if codes.kind in DECODED:
+        rows = min(128, max(16, triton.next_power_of_2(num_rows)))
+        columns = 32 if rows <= 16 else 64
+        programs = triton.cdiv(codes.scales.shape[-1], columns) * triton.cdiv(num_rows, rows)
+        splits = min(8, 4 * multiprocessors // programs, codes.in_features // (4 * CHUNK)) if rows <= 64 else 1
+        return Tile(rows, columns, 64, max(1, splits), 4 if rows <= 64 else 8, 4 if rows <= 64 else 3)
+    if num_rows <= 16:
+        return Tile(16, 32, 128, 1, 4, 4)
+    if num_rows <= 128:
+        return Tile(max(32, triton.next_power_of_2(num_rows)), 64, 128, 1, 4, 4 if num_rows <= 64 else 3)
+    return Tile(128, 128, 128, 1, 8, 4) if rounded else Tile(256, 64, 64, 1, 8, 3)
 
 
 def linear(
-    x: Tensor, codes: WeightFormat, weight: Tensor, scales: Tensor, bias: Tensor | None, out_dtype: torch.dtype,
-    x_scales: Tensor | None = None,
+    x: Tensor, codes: Codes, bias: Tensor | None, multiprocessors: int = 1, *, x_scales: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, tile: Tile | None = None,
 ) -> Tensor:  # fmt: skip
-    """x [M, K] -> [M, N]. weight [N, bytes] uint8 and scales [groups, N], as coded.py lays them, groups of whole times 16 columns.
-    `x_scales`: x [M, K] uint8 is codes too, of the same kind, with these [groups of x, M]."""
-    (num_rows, in_features), (groups, out_features) = x.shape, scales.shape
-    out = torch.empty((num_rows, out_features), dtype=out_dtype, device=x.device)
+    """x [M, K], in the order of the codes, -> [M, N] of `out_dtype`, by default x's. `x_scales` [groups of x, M]: of an x [M, K]
+    uint8 in codes of the same kind. Groups are of whole times 16 columns."""
+    num_rows, out_features = x.shape[0], codes.scales.shape[-1]
+    out = torch.empty((num_rows, out_features), dtype=out_dtype or x.dtype, device=x.device)
     if not num_rows:
         return out
-    rounded = x_scales is not None
     x_groups = 1 if x_scales is None else x_scales.shape[0]
-    rows, columns, depth, warps, stages = tile(num_rows, codes, rounded)
-    if codes == W4 or groups > 1 or x_groups > 1:
-        depth = min(depth, in_features // max(groups, x_groups), 64 if codes == W4 else depth)
-        depth &= -depth  # the largest power of two that every group has whole
-    _linear[(triton.cdiv(num_rows, rows), triton.cdiv(out_features, columns))](
-        x.contiguous(), scales if x_scales is None else x_scales, weight, scales, scales if bias is None else bias, out, num_rows,
-        IN=in_features, OUT=out_features, GROUPS=groups, KIND=codes.name, ROUNDED=rounded, X_GROUPS=x_groups, ROWS=rows,
-        COLUMNS=columns, DEPTH=depth, BIASED=bias is not None, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        num_warps=warps, num_stages=stages, **overlap(x.device),
+    rows, columns, depth, splits, warps, stages = tile or choose(
+        num_rows, codes, multiprocessors, rounded=x_scales is not None
+    )
+    parts = out if splits == 1 else torch.empty((splits, *out.shape), dtype=torch.float32, device=x.device)
+    _linear[(triton.cdiv(num_rows, rows), triton.cdiv(out_features, columns), splits)](
+        x.contiguous(), codes.scales if x_scales is None else x_scales, *codes.pointers(), out if bias is None else bias, parts,
+        num_rows, OUT=out_features, **codes.facts(), ROUNDED=x_scales is not None, X_GROUPS=x_groups, ROWS=rows, COLUMNS=columns,
+        DEPTH=codes.depth(depth, x_groups), SPLITS=splits, BIASED=bias is not None,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages, **overlap(x.device),
     )  # fmt: skip
+    if splits > 1:
+        _add_splits[(triton.cdiv(out.numel(), 1024),)](
+            parts, out, out.numel(), SPLITS=splits, LANES=1024, num_warps=4, **overlap(x.device)
+        )
     return out
-
-
-def tile(num_rows: int, codes: WeightFormat, rounded: bool) -> tuple[int, int, int, int, int]:
-    """Rows, columns and depth of a program, warps and stages."""
-    if num_rows <= 16:
-        return 16, 32, 128, 4, 4
-    if num_rows <= 64:
-        return (32 if num_rows <= 32 else 64), 64, 128, 4, 4
-    if num_rows <= 128:
-        return 128, 64, 128, 4, 3
-    return (128, 128, 128, 8, 4) if rounded else (256, 64, 64, 8, 3)
-
-
-@triton.jit
-def _taken(at, inside, IN: tl.constexpr, GATED: tl.constexpr):
-    # What is to be rounded, in float32. GATED: silu of it times what lies IN further on, as who writes that would have rounded it.
-    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    if GATED:
-        x = activated(x, "silu") * tl.load(at + IN, mask=inside, other=0.0).to(tl.float32)
-        x = x.to(at.dtype.element_ty).to(tl.float32)
-    return x
-
-
-@triton.jit
-def _round(x_ptr, out_ptr, scale_ptr, IN: tl.constexpr, LANES: tl.constexpr, MOST: tl.constexpr, KIND: tl.constexpr,
-           GATED: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    # One program a row, at once if LANES are as many, else in two passes; x [rows, IN], of GATED [rows, 2 * IN]; scales [rows].
-    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
-    x_at = x_ptr + row * (2 * IN if GATED else IN)
-    wait_for_previous(PDL)
-    if IN <= LANES:
-        x = _taken(x_at + lane, lane < IN, IN, GATED)
-        largest = tl.max(tl.abs(x), 0)
-        scale = tl.where(largest > 0.0, largest, 1.0) / MOST
-        tl.store(out_ptr + row * IN + lane, rounded_to(x / scale, MOST, KIND), mask=lane < IN)
-    else:
-        largest = 0.0
-        for begin in range(0, IN, LANES):
-            x = _taken(x_at + begin + lane, begin + lane < IN, IN, GATED)
-            largest = tl.maximum(largest, tl.max(tl.abs(x), 0))
-        scale = tl.where(largest > 0.0, largest, 1.0) / MOST
-        for begin in range(0, IN, LANES):
-            x = _taken(x_at + begin + lane, begin + lane < IN, IN, GATED) / scale
-            tl.store(out_ptr + row * IN + begin + lane, rounded_to(x, MOST, KIND), mask=begin + lane < IN)
-    tl.store(scale_ptr + row, scale)
-
-
-@triton.jit
-def _round_groups(x_ptr, out_ptr, scale_ptr, stride, IN: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-                  LANES: tl.constexpr, MOST: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr,
-                  PDL: tl.constexpr):  # fmt: skip
-    # One program GROUPS groups of a row, each of LANES lanes at least as many as columns; scales [groups, stride].
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    lane = tl.arange(0, LANES)
-    at = group[:, None] * GROUP + lane[None, :]
-    inside = (group < IN // GROUP)[:, None] & (lane < GROUP)[None, :]
-    wait_for_previous(PDL)
-    x = _taken(x_ptr + row * (2 * IN if GATED else IN) + at, inside, IN, GATED)
-    largest = tl.max(tl.abs(x), 1)
-    scale = tl.where(largest > 0.0, largest, 1.0) / MOST
-    tl.store(scale_ptr + group * stride + row, scale, mask=group < IN // GROUP)
-    tl.store(out_ptr + row * IN + at, rounded_to(x / scale[:, None], MOST, KIND), mask=inside)
-
-
-@triton.jit
-def rounded_to(x, MOST: tl.constexpr, KIND: tl.constexpr):
-    x = tl.minimum(tl.maximum(x, -MOST), MOST)
-    if KIND == "fp8":
-        codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    else:
-        codes = tl.floor(x + 0.5).to(tl.int8).to(tl.uint8, bitcast=True)
-    return codes
-
-
-def scales_of_rows(num_rows: int, groups: int, slack: int, device: torch.device) -> Tensor:
-    """Room for scales [groups, rows] float32; see `round_rows`."""
-    stride = num_rows + (-num_rows % 4 if slack else 0)
-    room = torch.empty(groups * stride + slack, dtype=torch.float32, device=device)
-    return room[: groups * stride].view(groups, stride)[:, :num_rows]
-
-
-def round_rows(
-    x: Tensor, codes: WeightFormat, groups: int = 1, slack: int = 0, *, gated: bool = False
-) -> tuple[Tensor, Tensor]:
-    """x [M, K] -> codes [M, K] uint8 and scales [groups, M] float32: a group's largest becomes the largest code. `slack`: so many
-    scales may be read behind the last; the rows of scales then begin at multiples of 4. `gated`: x [M, 2 * K] is gates and ups,
-    and silu of the one times the other is rounded."""
-    num_rows, in_features = x.shape[0], x.shape[1] // (2 if gated else 1)
-    out = torch.empty((num_rows, in_features), dtype=torch.uint8, device=x.device)
-    scales = scales_of_rows(num_rows, groups, slack, x.device)
-    group = in_features // groups
-    lanes = triton.next_power_of_2(group)
-    how = {"MOST": MAX_FP8 if codes == FP8 else 127.0, "KIND": codes.name, "GATED": gated, **overlap(x.device)}
-    if not num_rows:
-        return out, scales
-    if groups == 1:
-        lanes = lanes if lanes <= _MAX_LANES_OF_ROW else _MAX_LANES
-        warps = min(16 if lanes > 8192 else 8, max(1, lanes // 512))
-        _round[(num_rows,)](x.contiguous(), out, scales, IN=in_features, LANES=lanes, num_warps=warps, **how)
-        return out, scales
-    together = max(1, min(_MAX_LANES // lanes, triton.next_power_of_2(groups)))
-    _round_groups[(num_rows, triton.cdiv(groups, together))](
-        x.contiguous(), out, scales, scales.stride(0), IN=in_features, GROUP=group, GROUPS=together, LANES=lanes,
-        num_warps=min(8, max(1, together * lanes // 512)), **how,
-    )  # fmt: skip
-    return out, scales

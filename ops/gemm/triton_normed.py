@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ops.gemm.dequantize import MAX_FP8
 from ops.gemm.rounded import RoundedRows
-from ops.gemm.triton_coded import rounded_to, scales_of_rows
+from ops.gemm.triton_round import rounded_to, scales_of_rows
 from ops.launch import overlap, wait_for_previous
 
 

@@ -1,4 +1,4 @@
-"""A weight in four bits as plain numbers, for the length of a product whose rows are so many that nobody notices."""
+"""Weights in codes as plain numbers, for the duration of one product of many rows, in Triton."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ops.gemm.pieces import groups_of
-from ops.gemm.triton_decoded import table, worth
+from ops.gemm.triton_coded import CHUNK, Codes, decoded, half_chunks, table, worth
 from ops.launch import overlap, wait_for_previous
 from ops.stored import W4, WeightFormat
 
@@ -16,40 +16,47 @@ _ROWS = 16
 
 
 @triton.jit
-def _widen(weight_ptr, scale_ptr, out_ptr, IN: tl.constexpr, OUT: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr,
-           PDL: tl.constexpr):  # fmt: skip
-    # weight [OUT, chunks of 64 bytes] and words scale [GROUPS, OUT], both as coded.py lays them -> out [OUT, IN].
+def _widen(
+    weight_ptr, table_ptr, scale_ptr, super_scale_ptr, min_ptr, super_min_ptr, out_ptr,
+    OUT: tl.constexpr, IN: tl.constexpr, GROUPS: tl.constexpr, SUPERS: tl.constexpr, KIND: tl.constexpr, MINS: tl.constexpr,
+    E4M3: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # A weight as of triton_coded.Codes -> out [OUT, IN].
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     chunk = tl.program_id(1)
     at = tl.minimum(row, OUT - 1).to(tl.int64)
-    lane = tl.arange(0, 64)
+    depth = tl.arange(0, 64)
     CHUNKS: tl.constexpr = (IN + 127) // 128
-    codes = tl.load(weight_ptr + at[:, None] * (CHUNKS * 64) + chunk * 64 + lane[None, :])
+    if KIND != "q8":
+        both = half_chunks(weight_ptr + at * (CHUNKS * 64), chunk, 64, KIND)
     wait_for_previous(PDL)  # nothing that it wrote is read here, but what reads this may wait for this alone
     for half in tl.static_range(2):
-        column = chunk * 128 + half * 64 + lane
-        group = tl.minimum(column // (IN // GROUPS), GROUPS - 1).to(tl.int64)
-        word = tl.load(scale_ptr + group[None, :] * OUT + at[:, None])
-        code = (codes >> 4 if half else codes & 15).to(tl.float32) - (word & 15).to(tl.float32)
-        value = code * (word & -256).to(tl.float32, bitcast=True)
+        begin = chunk * 128 + half * 64
+        column = begin + depth
         inside = (row < OUT)[:, None] & (column < IN)[None, :]
+        if KIND == "q8":
+            codes = tl.load(weight_ptr + at[:, None] * IN + column[None, :], mask=inside, other=0)
+        else:
+            codes = both >> 4 if half else both & 15
+        if KIND == "w4":
+            group = tl.minimum(column // (IN // GROUPS), GROUPS - 1).to(tl.int64)
+            word = tl.load(scale_ptr + group[None, :] * OUT + at[:, None])
+            value = codes.to(tl.float32) - (word & 15).to(tl.float32)
+            value *= (word & -256).to(tl.float32, bitcast=True)
+        else:
+            value = decoded(
+                codes, begin, table_ptr, scale_ptr + at, super_scale_ptr + at, min_ptr + at, super_min_ptr + at, OUT, IN, GROUPS,
+                SUPERS, KIND, MINS, E4M3, ROWS, 64,
+            )  # fmt: skip
         tl.store(out_ptr + at[:, None] * IN + column[None, :], value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def widen(weight: Tensor, scales: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:
-    """[N, in_features] of a w4 weight as coded.py lays it."""
-    groups, out_features = scales.shape
-    out = torch.empty((out_features, in_features), dtype=dtype, device=weight.device)
-    _widen[(triton.cdiv(out_features, _ROWS), triton.cdiv(in_features, 128))](
-        weight,
-        scales,
-        out,
-        IN=in_features,
-        OUT=out_features,
-        GROUPS=groups,
-        ROWS=_ROWS,
-        num_warps=4,
-        **overlap(out.device),
+def widen(codes: Codes, dtype: torch.dtype) -> Tensor:
+    """Return [N, K] of a weight in four bits or q8 as plain numbers."""
+    out_features = codes.scales.shape[-1]
+    out = torch.empty((out_features, codes.in_features), dtype=dtype, device=codes.weight.device)
+    _widen[(triton.cdiv(out_features, _ROWS), triton.cdiv(codes.in_features, CHUNK))](
+        *codes.pointers(), out, OUT=out_features, **codes.facts(), ROWS=_ROWS, num_warps=4, **overlap(out.device)
     )
     return out
 

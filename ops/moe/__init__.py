@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ops import backends
 from ops.gemm import coded as gemm_coded
-from ops.gemm import decoded as gemm_decoded
 from ops.gemm import native as gemm_native
 from ops.gemm import reference as gemm_reference
 from ops.moe import native, reference
@@ -29,8 +28,7 @@ _prepare_experts = Op(
     [
         backends.native("moe", native.NativeExpertWeights, gemm_native.supports),
         backends.triton("moe", "ops.moe.triton_experts:TritonExpertWeights", _stacked_on_cuda),
-        Kernel("moe", "coded", gemm_coded.supports, "ops.moe.triton_coded:CodedExpertWeights"),
-        Kernel("moe", "decoded", gemm_decoded.supports_experts, "ops.moe.triton_decoded:DecodedExpertWeights"),
+        Kernel("moe", "coded", gemm_coded.supports_experts, "ops.moe.coded:CodedExpertWeights"),
         Kernel("moe", "reference", gemm_reference.supports, reference.StackedExpertWeights),
     ],
 )

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops.gemm.triton_coded import columns_of
 from ops.launch import overlap, wait_for_previous
-from ops.moe.triton_grouped import Added, find, load_columns
+from ops.moe.triton_grouped import Added, find
 from ops.moe.triton_route import Routed
 from ops.moe.weights import ExpertShares
 
@@ -55,8 +56,8 @@ def _shrink(
                 )
                 sums = tl.zeros((ROWS, RANK), tl.float32)
                 for offset in range(0, IN, DEPTH):
-                    x = load_columns(x_at, offset, DEPTH, IN)
-                    a = load_columns(a_at, offset, DEPTH, IN)
+                    x = columns_of(x_at, offset, DEPTH, IN, IN % DEPTH == 0)
+                    a = columns_of(a_at, offset, DEPTH, IN, IN % DEPTH == 0)
                     sums = tl.dot(x, tl.trans(a), sums, input_precision=PRECISION)
                 result = tl.where(is_mine[:, None], sums * scale, result)
     h_at = h_ptr + (place.to(tl.int64) * PARTS + part) * RANK

@@ -89,7 +89,8 @@ class TritonExpertWeights(GroupedExpertWeights, StackedExpertWeights):
     def product(
         self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles, added: triton_grouped.Added | None
     ) -> Tensor:
-        return triton_grouped.product(self, half, x, routed, tiles, added)
+        codes = triton_grouped.plain(self.weights[half])
+        return triton_grouped.product(self.shape, half, codes, self.biases[half], x, routed, tiles, added)
 
 
 def tiles_for(dtype: torch.dtype, device: torch.device) -> tuple[ExpertTiles, ...]:

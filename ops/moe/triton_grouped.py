@@ -1,9 +1,10 @@
-"""Mixture of experts in Triton: two grouped matrix products over pairs sorted by expert, then a sum over each token's parts.
+"""Mixture of experts in Triton: two grouped matrix products over pairs sorted by expert, then a sum over each token's
+parts.
 
-The grid is an upper bound that follows from the number of pairs alone, and a program finds its expert by counting tiles in
-device memory: a captured graph serves any routing, and the host never waits. Few tokens make it a stream of weights, read once
-for up to a tile of rows; many make it tensor-core products of large tiles. Accumulation is in float32, and the parts of a token
-are added in the order of its ranks: the same bits every time."""
+The grid is an upper bound that follows from the number of pairs alone, and a program finds its expert by counting tiles
+in device memory: a captured graph serves any routing, and the host never waits. Few tokens make it a stream of weights,
+read once for up to a tile of rows; many make it tensor-core products of large tiles. Accumulation is in float32, and
+the parts of a token are added in the order of its ranks: the same bits every time."""
 
 from __future__ import annotations
 
@@ -15,16 +16,18 @@ import triton.language as tl
 from torch import Tensor
 
 from ops.activation.triton_activation import activated
+from ops.gemm.triton_coded import PLAIN, Codes, columns_of, decoded, half_chunks, numbers
 from ops.launch import overlap, wait_for_previous
-from ops.moe.reference import StackedExpertWeights
 from ops.moe.triton_route import Routed
 from ops.moe.weights import ExpertShape, ExpertShares, Half
+from ops.stored import DECODED
 from ops.tuning.numbers import ProductTiles
 
 
 @triton.jit
 def find(starts_ptr, tile, EXPERTS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
-    # starts [EXPERTS + 1]. The expert that has the tile, EXPERTS or more if none has, and how many of its tiles come before it.
+    # starts [EXPERTS + 1]. The expert that has the tile, EXPERTS or more if none has, and how many of its tiles come
+    # before it.
     expert = tl.arange(0, LANES)
     inside = expert < EXPERTS
     start = tl.load(starts_ptr + expert, mask=inside, other=0)
@@ -35,23 +38,14 @@ def find(starts_ptr, tile, EXPERTS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.
 
 @triton.jit
 def rows_of(starts_ptr, order_ptr, expert, tile, ROWS: tl.constexpr):
-    # An expert's tile, by row: the place [ROWS] among sorted pairs, whether it is one of the expert's, and the pair. Rows past the
-    # end repeat the last one, so that loads need no mask.
+    # An expert's tile, by row: the place [ROWS] among sorted pairs, whether it is one of the expert's, and the pair.
+    # Rows past the end repeat the last one, so that loads need no mask.
     start = tl.load(starts_ptr + expert)
     end = tl.load(starts_ptr + expert + 1)
     place = start + tile * ROWS + tl.arange(0, ROWS)
     is_row = place < end
     place = tl.minimum(place, end - 1)
     return place, is_row, tl.load(order_ptr + place).to(tl.int64)
-
-
-@triton.jit
-def load_columns(at, offset, DEPTH: tl.constexpr, IN: tl.constexpr):
-    # Columns offset .. offset + DEPTH of rows that begin at `at` [rows]; zeros past IN.
-    depth = offset + tl.arange(0, DEPTH)
-    if IN % DEPTH == 0:
-        return tl.load(at[:, None] + depth[None, :])
-    return tl.load(at[:, None] + depth[None, :], mask=(depth < IN)[None, :], other=0)
 
 
 @triton.jit
@@ -64,19 +58,20 @@ def clamped_swiglu(gate, up, alpha, limit):
 @triton.jit
 def write(
     result, up, bias_ptr, share_ptr, out_ptr, matrix_row, column, place, pair, is_row, alpha, limit,
-    OUT: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr,
+    OUT: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    # The end of a product: sums [rows, columns], of gates and of ups, with bias, activated by KIND, to the row of the place if
-    # FIRST; else times share [pairs], to that of the pair. matrix_row [columns]: rows of all matrices, and of their biases.
+    # The end of a product: sums [rows, columns], of gates and of ups, with bias, activated, to the row of the place if
+    # FIRST; else times share [pairs], to that of the pair. matrix_row [columns]: rows of all matrices, and of their
+    # biases.
     if BIASED:
         result += tl.load(bias_ptr + matrix_row).to(tl.float32)[None, :]
         if GATED:
             up += tl.load(bias_ptr + matrix_row + OUT).to(tl.float32)[None, :]
     if FIRST:
-        if KIND == "clamped_swiglu":
+        if ACTIVATION == "clamped_swiglu":
             result = clamped_swiglu(result, up, alpha, limit)
         else:
-            result = activated(result, KIND)
+            result = activated(result, ACTIVATION)
             if GATED:
                 result *= up
         out_row = place.to(tl.int64)
@@ -92,7 +87,8 @@ def _add_shares(
     result, h_ptr, b_ptr, slot, place, expert, column, part, stride_slot, stride_expert, num_slots,
     PARTS: tl.constexpr, RANK: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # result [rows, columns] += what adapters expand h [pairs by place, PARTS, RANK] to: those in `slot` [rows], -1 for none.
+    # result [rows, columns] += what adapters expand h [pairs by place, PARTS, RANK] to: those in `slot` [rows], -1 for
+    # none.
     rank = tl.arange(0, RANK)
     for number in range(num_slots):
         is_mine = slot == number
@@ -110,18 +106,67 @@ def _add_shares(
     return result
 
 
+@triton.jit
+def _x_columns(
+    x_at, place_at, begin, DEPTH: tl.constexpr, IN: tl.constexpr, ORDERED: tl.constexpr, WHOLE: tl.constexpr
+):
+    # Columns of x beside places begin .. begin + DEPTH of the weight; zeros past IN.
+    if ORDERED:
+        place = begin + tl.arange(0, DEPTH)
+        column = tl.load(place_at + place, mask=place < IN, other=0)
+        x = tl.load(x_at[:, None] + column[None, :], mask=(place < IN)[None, :], other=0)
+    else:
+        x = columns_of(x_at, begin, DEPTH, IN, WHOLE)
+    return x
+
+
+@triton.jit
+def _half(weight_at, both, begin, half: tl.constexpr, IN: tl.constexpr, KIND: tl.constexpr):
+    # Codes [COLUMNS, 64]: of four bits half of what `both` holds.
+    if KIND == "q8":
+        codes = columns_of(weight_at, begin, 64, IN, False)
+    elif half:
+        codes = both >> 4
+    else:
+        codes = both & 15
+    return codes
+
+
+@triton.jit
+def _add(
+    result, x, codes, begin, table_ptr, scale_at, super_scale_at, min_at, super_min_at, STRIDE: tl.constexpr, IN: tl.constexpr,
+    GROUPS: tl.constexpr, SUPERS: tl.constexpr, KIND: tl.constexpr, MINS: tl.constexpr, E4M3: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    # result [ROWS, COLUMNS] += x [ROWS, DEPTH] times what codes [COLUMNS, DEPTH] of places begin .. are worth.
+    if KIND == "fp8" or KIND == "w8" or KIND == "w4":
+        group = begin // (IN // GROUPS)
+        if KIND == "w4":
+            group = tl.minimum(group, GROUPS - 1)
+        weight, scale = numbers(codes, tl.load(scale_at + group * STRIDE), KIND, x.dtype)
+        result += tl.dot(x, tl.trans(weight), input_precision=PRECISION) * scale[None, :]
+    else:
+        weight = decoded(
+            codes, begin, table_ptr, scale_at, super_scale_at, min_at, super_min_at, STRIDE, IN, GROUPS, SUPERS, KIND, MINS, E4M3,
+            COLUMNS, 64,
+        )  # fmt: skip
+        result = tl.dot(x, tl.trans(weight.to(x.dtype)), result, input_precision=PRECISION)
+    return result
+
+
 @triton.jit(do_not_specialize=["stride_slot", "stride_expert", "num_slots"])
 def _product(
-    x_ptr, weight_ptr, bias_ptr, order_ptr, starts_ptr, share_ptr, out_ptr, alpha, limit,
-    tokens_ptr, h_ptr, b_ptr, stride_slot, stride_expert, num_slots, RANK: tl.constexpr,
-    EXPERTS: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr,
-    BIASED: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, weight_ptr, table_ptr, scale_ptr, super_scale_ptr, min_ptr, super_min_ptr, place_ptr, bias_ptr, order_ptr, starts_ptr,
+    share_ptr, out_ptr, alpha, limit, tokens_ptr, h_ptr, b_ptr, stride_slot, stride_expert, num_slots, RANK: tl.constexpr,
+    EXPERTS: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, GROUPS: tl.constexpr,
+    SUPERS: tl.constexpr, KIND: tl.constexpr, MINS: tl.constexpr, E4M3: tl.constexpr, ORDERED: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # FIRST: x [tokens, IN], weight [EXPERTS, OUT, IN] -> out [pairs, OUT], pairs in sorted order, activated by KIND; where GATED,
-    # weight [EXPERTS, 2 * OUT, IN].
-    # Else: x [pairs, IN] in sorted order, weight [EXPERTS, OUT, IN] -> out [pairs, OUT] in their own order, times share [pairs].
-    # RANK: of adapters, which are added where there are any; 0: there are none.
+    # FIRST: x [tokens, IN], weight [EXPERTS, OUT, IN] -> out [pairs, OUT], pairs in sorted order, activated; where
+    # GATED, weight [EXPERTS, 2 * OUT, IN]. Else: x [pairs, IN] in sorted order, weight [EXPERTS, OUT, IN] -> out
+    # [pairs, OUT] in their own order, times share [pairs]. KIND: "plain" numbers, or codes as of triton_coded.Codes.
+    # RANK: of adapters, which are added where there are any; 0: none.
     BLOCKS: tl.constexpr = (OUT + COLUMNS - 1) // COLUMNS
     column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
     wait_for_previous(PDL)
@@ -131,17 +176,63 @@ def _product(
     place, is_row, pair = rows_of(starts_ptr, order_ptr, expert, tile, ROWS)
     x_at = x_ptr + (pair // TOP_K if FIRST else place.to(tl.int64)) * IN
     HALVES: tl.constexpr = 2 if GATED else 1
-    matrix_row = expert.to(tl.int64) * (HALVES * OUT) + (column if OUT % COLUMNS == 0 else tl.minimum(column, OUT - 1))
-    weight_at = weight_ptr + matrix_row * IN
+    ALL: tl.constexpr = HALVES * OUT
+    CHUNKS: tl.constexpr = (IN + 127) // 128
+    BYTES: tl.constexpr = IN if KIND == "plain" or KIND == "fp8" or KIND == "w8" or KIND == "q8" else CHUNKS * 64
+    STEPS: tl.constexpr = 64 // DEPTH if DEPTH < 64 else 1  # of half a chunk
+    at_column = column if OUT % COLUMNS == 0 else tl.minimum(column, OUT - 1)
+    matrix = expert.to(tl.int64)
+    matrix_row = matrix * ALL + at_column
+    weight_at = weight_ptr + matrix_row * BYTES
+    of_fine, of_coarse = matrix * (GROUPS * ALL) + at_column, matrix * (SUPERS * ALL) + at_column
+    scale_at, min_at = scale_ptr + of_fine, min_ptr + of_fine
+    super_scale_at, super_min_at = super_scale_ptr + of_coarse, super_min_ptr + of_coarse
+    place_at = place_ptr + matrix * IN
     result = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for offset in range(0, IN, DEPTH):
-        x = load_columns(x_at, offset, DEPTH, IN)
-        weight = load_columns(weight_at, offset, DEPTH, IN)
-        if GATED:
-            up_weight = load_columns(weight_at + OUT * IN, offset, DEPTH, IN)
-            up = tl.dot(x, tl.trans(up_weight), up, input_precision=PRECISION)
-        result = tl.dot(x, tl.trans(weight), result, input_precision=PRECISION)
+    if KIND == "plain":
+        for begin in range(0, IN, DEPTH):
+            x = columns_of(x_at, begin, DEPTH, IN, IN % DEPTH == 0)
+            weight = columns_of(weight_at, begin, DEPTH, IN, IN % DEPTH == 0)
+            if GATED:
+                up_weight = columns_of(weight_at + OUT * IN, begin, DEPTH, IN, IN % DEPTH == 0)
+                up = tl.dot(x, tl.trans(up_weight), up, input_precision=PRECISION)
+            result = tl.dot(x, tl.trans(weight), result, input_precision=PRECISION)
+    elif KIND == "fp8" or KIND == "w8":
+        for begin in range(0, IN, DEPTH):
+            x = _x_columns(x_at, place_at, begin, DEPTH, IN, ORDERED, IN % DEPTH == 0)
+            codes = columns_of(weight_at, begin, DEPTH, IN, IN % DEPTH == 0)
+            result = _add(
+                result, x, codes, begin, table_ptr, scale_at, super_scale_at, min_at, super_min_at, ALL, IN, GROUPS, SUPERS, KIND,
+                MINS, E4M3, COLUMNS, PRECISION,
+            )  # fmt: skip
+            if GATED:
+                codes = columns_of(weight_at + OUT * BYTES, begin, DEPTH, IN, IN % DEPTH == 0)
+                up = _add(
+                    up, x, codes, begin, table_ptr, scale_at + OUT, super_scale_at + OUT, min_at + OUT, super_min_at + OUT, ALL,
+                    IN, GROUPS, SUPERS, KIND, MINS, E4M3, COLUMNS, PRECISION,
+                )  # fmt: skip
+    else:
+        for step in range(CHUNKS * STEPS):
+            both, up_both = 0, 0
+            if KIND != "q8":
+                both = half_chunks(weight_at, step, DEPTH, KIND)
+                if GATED:
+                    up_both = half_chunks(weight_at + OUT * BYTES, step, DEPTH, KIND)
+            for half in tl.static_range(2):
+                begin = step // STEPS * 128 + step % STEPS * DEPTH + half * 64
+                x = _x_columns(x_at, place_at, begin, DEPTH, IN, ORDERED, IN % 128 == 0)
+                codes = _half(weight_at, both, begin, half, IN, KIND)
+                result = _add(
+                    result, x, codes, begin, table_ptr, scale_at, super_scale_at, min_at, super_min_at, ALL, IN, GROUPS, SUPERS,
+                    KIND, MINS, E4M3, COLUMNS, PRECISION,
+                )  # fmt: skip
+                if GATED:
+                    codes = _half(weight_at + OUT * BYTES, up_both, begin, half, IN, KIND)
+                    up = _add(
+                        up, x, codes, begin, table_ptr, scale_at + OUT, super_scale_at + OUT, min_at + OUT, super_min_at + OUT,
+                        ALL, IN, GROUPS, SUPERS, KIND, MINS, E4M3, COLUMNS, PRECISION,
+                    )  # fmt: skip
     if RANK > 0:
         slot = tl.load(tokens_ptr + pair // TOP_K, mask=is_row, other=-1)
         inside = tl.minimum(column, OUT - 1)
@@ -156,7 +247,7 @@ def _product(
             )  # fmt: skip
     write(
         result, up, bias_ptr, share_ptr, out_ptr, matrix_row, column, place, pair, is_row, alpha, limit,
-        OUT, FIRST, GATED, BIASED, KIND,
+        OUT, FIRST, GATED, BIASED, ACTIVATION,
     )  # fmt: skip
 
 
@@ -165,8 +256,8 @@ def _add_parts(
     parts_ptr, chosen_ptr, plus_ptr, out_ptr, first_expert,
     HIDDEN: tl.constexpr, TOP_K: tl.constexpr, LANES: tl.constexpr, PLUS: tl.constexpr, HERE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # parts [tokens, TOP_K, HIDDEN] -> out [tokens, HIDDEN], and `plus` [tokens, HIDDEN] if there is one. HERE: only of so many
-    # experts, of those chosen [tokens, TOP_K], have parts been written; 0: all have.
+    # parts [tokens, TOP_K, HIDDEN] -> out [tokens, HIDDEN], and `plus` [tokens, HIDDEN] if there is one. HERE: only of
+    # so many experts, of those chosen [tokens, TOP_K], have parts been written; 0: all have.
     token = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
     inside = lane < HIDDEN
@@ -205,18 +296,17 @@ class Added(NamedTuple):
     shares: ExpertShares
 
 
+def plain(weight: Tensor) -> Codes:
+    """Return weights [experts, N, K] of plain numbers as matrices for `product`."""
+    return Codes(PLAIN, weight.shape[2], weight, weight)
+
+
 def product(
-    experts: StackedExpertWeights,
-    half: Half,
-    x: Tensor,
-    routed: Routed,
-    tiles: ProductTiles,
+    shape: ExpertShape, half: Half, codes: Codes, bias: Tensor | None, x: Tensor, routed: Routed, tiles: ProductTiles,
     added: Added | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by pair, weighted."""
-    shape, weight, bias = experts.shape, experts.weights[half], experts.biases[half]
-    first = half == "gate_up"
-    num_pairs = routed.order.shape[0]
+    first, num_pairs, columns = half == "gate_up", routed.order.shape[0], _max_columns(codes, tiles)
     out_features = shape.intermediate_size if first else shape.hidden_size
     out = torch.empty((num_pairs, out_features), dtype=x.dtype, device=x.device)
     max_hit = min(num_pairs, shape.num_experts)
@@ -227,13 +317,25 @@ def product(
     if added is not None:
         b, stride = added.shares.b, added.shares.stride
         shares = (added.shares.tokens, added.h, b, b.stride(0), stride // b.itemsize, b.shape[0], b.shape[2])
-    _product[(max_tiles * triton.cdiv(out_features, tiles.columns),)](
-        x, weight, weight if bias is None else bias, routed.order, routed.starts, routed.chosen.weights, out,
-        alpha, limit, *shares,
+    _product[(max_tiles * triton.cdiv(out_features, columns),)](
+        x, *codes.pointers(), codes.scales if codes.order is None else codes.order, out if bias is None else bias, routed.order,
+        routed.starts, routed.chosen.weights, out, alpha, limit, *shares,
         EXPERTS=shape.num_experts, LANES=triton.next_power_of_2(shape.num_experts), TOP_K=routed.chosen.weights.shape[1],
-        IN=weight.shape[2], OUT=out_features, ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, FIRST=first,
-        GATED=first and shape.gated, BIASED=bias is not None, KIND=kind if isinstance(kind, str) else "clamped_swiglu",
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        num_warps=tiles.warps, num_stages=tiles.stages, **overlap(x.device),
+        OUT=out_features, **codes.facts(), ORDERED=codes.order is not None, ROWS=tiles.rows, COLUMNS=columns,
+        DEPTH=codes.depth(tiles.depth), FIRST=first, GATED=first and shape.gated,
+        BIASED=bias is not None, ACTIVATION=kind if isinstance(kind, str) else "clamped_swiglu",
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=tiles.warps, num_stages=_max_stages(codes, tiles),
+        **overlap(x.device),
     )  # fmt: skip
     return out
+
+
+def _max_columns(codes: Codes, tiles: ProductTiles) -> int:
+    """Tiles are those of 16-bit weights; codes on their way to numbers take registers and shared memory beside theirs."""
+    most = tiles.columns if codes.kind == PLAIN else 64 if codes.kind in DECODED else 128
+    return min(tiles.columns, most)
+
+
+def _max_stages(codes: Codes, tiles: ProductTiles) -> int:
+    takes_room = codes.kind in DECODED or (codes.kind != PLAIN and tiles.rows >= 128)
+    return min(tiles.stages, 3) if takes_room else tiles.stages

@@ -9,7 +9,7 @@ import ops
 from ops.cuda.program import missing_for_hopper
 from ops.gemm.dequantize import dequantize
 from ops.moe import experts_coded
-from ops.moe.triton_coded import CodedExpertWeights
+from ops.moe.coded import CodedExpertWeights
 from ops.moe.triton_experts import mix
 from ops.moe.triton_gather import gather
 from ops.stored import FP8, W4, W8, StoredWeight

@@ -9,7 +9,7 @@ import ops
 from ops.blocks import as_codes
 from ops.cuda.program import missing_for_hopper
 from ops.gemm.dequantize import dequantize
-from ops.moe.triton_decoded import DecodedExpertWeights
+from ops.moe.coded import CodedExpertWeights
 from ops.moe.triton_experts import mix
 from ops.stored import E2M1, FP4, NF4, Q4, Q8, StoredWeight
 from tests.ops.moe_case import Clamped, moe_case
@@ -29,9 +29,9 @@ CASES = [
 ]
 
 
-def experts_of(case, make, device, dtype) -> DecodedExpertWeights:
+def experts_of(case, make, device, dtype) -> CodedExpertWeights:
     """The case's experts so written; the case then has their numbers."""
-    experts = DecodedExpertWeights(case.shape, dtype, torch.device(device))
+    experts = CodedExpertWeights(case.shape, dtype, torch.device(device))
     for half, weights in case.weights.items():
         for expert, weight in enumerate(weights):
             stored = make(*weight.shape, seed=expert)
@@ -64,7 +64,7 @@ def test_they_mix_as_their_numbers_say(number, device, dtype, tolerance):
 
 
 def test_what_is_filled_in_must_go_together():
-    experts = DecodedExpertWeights(ops.ExpertShape(2, 128, 64), torch.bfloat16, torch.device("cpu"))
+    experts = CodedExpertWeights(ops.ExpertShape(2, 128, 64), torch.bfloat16, torch.device("cpu"))
     experts.fill("down", 0, drawn(NF4, 128, 64, 2))
     before = experts.nbytes
     experts.fill("down", 1, drawn(NF4, 128, 64, 2, seed=1))

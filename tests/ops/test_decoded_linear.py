@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import numpy as np
@@ -11,12 +12,13 @@ import torch
 import ops
 from ops.blocks import as_codes, as_w4
 from ops.cuda.program import missing_for_hopper
-from ops.gemm import coded, decoded, pieces, triton_decoded, triton_widen
-from ops.gemm.decoded import DecodedLinearWeight, in_pieces, laid, tiles_fit
+from ops.gemm import pieces, triton_coded, triton_widen
+from ops.gemm.coded import RowsLinearWeight, TiledLinearWeight, prepare
 from ops.gemm.dequantize import dequantize
+from ops.gemm.lay import fit_pieces, lay
 from ops.gemm.reference import ReferenceLinearWeight
 from ops.gemm.side_by_side import SideBySide
-from ops.gemm.triton_decoded import Tile
+from ops.gemm.triton_coded import Tile
 from ops.stored import BLOCKS, E2M1, FP4, NF4, Q4, Q8, TABLES, StoredWeight, WeightFormat, parts_of
 from runtime.weights.dequantize import FORMATS
 from runtime.weights.dequantize import dequantize as dequantize_blocks
@@ -83,8 +85,12 @@ def worth(stored: StoredWeight) -> torch.Tensor:
     return torch.from_numpy(out)
 
 
-def codes(stored: StoredWeight) -> triton_decoded.Codes:
-    return DecodedLinearWeight(stored)._codes
+def codes(stored: StoredWeight) -> triton_coded.Codes:
+    return RowsLinearWeight(stored)._codes
+
+
+def laid(parts: list[StoredWeight]) -> torch.Tensor:
+    return lay(tuple(parts), in_pieces=True)["pieces"]
 
 
 CASES = [
@@ -128,7 +134,7 @@ def test_triton_reads_all_codes(case, device, dtype, tolerance):
     bias = torch.randn(72, device=device, dtype=dtype)
     for num_rows, given, splits in ((1, bias, 1), (17, None, 2)):
         x = torch.randn(num_rows, in_features, device=device, dtype=dtype)
-        out = triton_decoded.linear(x, codes(stored), given, Tile(16, 32, splits, 4, 2))
+        out = triton_coded.linear(x, codes(stored), given, tile=Tile(16, 32, 64, splits, 4, 2))
         assert error(out, exact(x, stored.with_bias(given))) < tolerance
 
 
@@ -138,7 +144,7 @@ def test_codes_are_widened(case, device):
     kind, in_features, groups, how = case
     stored = to(drawn(kind, 37, in_features, groups, how), device)
     torch.testing.assert_close(
-        triton_decoded.widen(codes(stored), torch.float32), dequantize(stored), rtol=1e-6, atol=1e-8
+        triton_widen.widen(codes(stored), torch.float32), dequantize(stored), rtol=1e-6, atol=1e-8
     )
 
 
@@ -160,12 +166,11 @@ def test_which_blocks_stay_on_a_gpu(monkeypatch):
 
 
 def test_blocks_of_four_bits_take_the_place_of_others():
-    kept = decoded.prepare([blocks("Q4_0", rows, 256, seed=rows) for rows in (32, 16)])
+    kept = prepare([blocks("Q4_0", rows, 256, seed=rows) for rows in (32, 16)])
     others = [blocks("Q4_0", rows, 256, seed=rows + 1) for rows in (32, 16)]
     assert kept.refill(others)
-    weight, scales, _, _ = coded.laid(tuple(map(as_w4, others)))
-    assert torch.equal(kept._weight, weight)
-    assert torch.equal(kept._scales, scales)
+    for role, wanted in lay(tuple(map(as_w4, others)), in_pieces=False).items():
+        assert torch.equal(kept._kept[role], wanted)
     with pytest.raises(ValueError, match="a weight in Q4_K where w4 is kept"):
         kept.refill(blocks("Q4_K", 48, 256))
 
@@ -180,8 +185,8 @@ def test_pieces_hold_what_codes_are_worth(kind, group, how, device):
     for in_features in (256, 192) if not group or 192 % group == 0 else (256,):
         groups = in_features // group if group else 1
         parts = [to(drawn(kind, rows, in_features, groups, how, seed=rows), device) for rows in (48, 32)]
-        assert tiles_fit(tuple(parts))
-        wide = triton_widen.widen_pieces(in_pieces(tuple(parts)), 80, in_features, torch.float32, kind)
+        assert fit_pieces(tuple(parts))
+        wide = triton_widen.widen_pieces(laid(parts), 80, in_features, torch.float32, kind)
         wanted = torch.cat([dequantize(part) for part in parts])
         if kind in (Q4, Q8):  # a scale and a zero point in half floats
             assert error(wide, wanted.double()) < 1e-3
@@ -195,14 +200,14 @@ def test_a_group_of_equal_numbers_has_no_zero_point_that_a_half_float_holds():
         "mins": torch.tensor([[0.25, -0.5, 0.04, 0.0]] * 16),
     }
     stored = StoredWeight(Q4, {"weight": torch.full((16, 64), 0x51, dtype=torch.uint8), **tensors})
-    wide = triton_widen.widen_pieces(in_pieces((stored,)).to(DEVICE), 16, 128, torch.float32, Q4).cpu()
+    wide = triton_widen.widen_pieces(laid([stored]).to(DEVICE), 16, 128, torch.float32, Q4).cpu()
     torch.testing.assert_close(wide, dequantize(stored), rtol=1e-3, atol=1e-4)
 
 
 def test_what_does_not_fit_pieces():
-    assert not tiles_fit((drawn(NF4, 32, 128, 8),))  # groups of 16
-    assert not tiles_fit((drawn(NF4, 32, 128, 2), drawn(NF4, 32, 128, 1)))
-    assert not tiles_fit((drawn(NF4, 8, 128, 2),))  # rows
+    assert not fit_pieces((drawn(NF4, 32, 128, 8),))  # groups of 16
+    assert not fit_pieces((drawn(NF4, 32, 128, 2), drawn(NF4, 32, 128, 1)))
+    assert not fit_pieces((drawn(NF4, 8, 128, 2),))  # rows
 
 
 @pytest.mark.gpu
@@ -214,7 +219,7 @@ def test_tiles_at_any_number_of_rows(kind, group, how, dtype):
         groups = in_features // group if group and in_features % group == 0 else 1
         stored = to(drawn(kind, out_features, in_features, groups, how), "cuda")
         bias = torch.randn(out_features, device="cuda", dtype=dtype)
-        prepared = decoded.TiledDecodedWeight(stored.with_bias(bias))
+        prepared = TiledLinearWeight(stored.with_bias(bias))
         for num_rows in (0, 1, 8, 9, 16, 33, 64, 65, 129, 257, 1400):
             x = torch.randn(num_rows, in_features, device="cuda", dtype=dtype)
             out = ops.linear(x, prepared)
@@ -232,29 +237,29 @@ def test_tiles_at_any_number_of_rows(kind, group, how, dtype):
 
 
 def test_what_is_not_written_alike_is_refused():
-    one, other = drawn(NF4, 16, 128, 2), drawn(FP4, 16, 128, 2)
+    one, other, rows = drawn(NF4, 16, 128, 2), drawn(FP4, 16, 128, 2), functools.partial(lay, in_pieces=False)
     with pytest.raises(ValueError, match="rows in fp4 and nf4 are not scaled alike"):
-        laid((one, other))
+        rows((one, other))
     with pytest.raises(ValueError, match="not scaled alike"):
-        laid((one, drawn(NF4, 16, 128, 1)))
+        rows((one, drawn(NF4, 16, 128, 1)))
     with pytest.raises(ValueError, match="96 columns in 2 groups of nf4"):
-        laid((drawn(NF4, 16, 96, 2),))
+        rows((drawn(NF4, 16, 96, 2),))
 
 
 def test_rows_in_several_formats_are_one_layer():
     parts = [drawn(NF4, 32, 128, 2), drawn(NF4, 16, 128, 2, seed=1), drawn(Q8, 16, 128, 1)]
 
-    def prepare(run):
+    def dense(run):
         return ReferenceLinearWeight([StoredWeight.dense(dequantize(part)) for part in parts_of(run)])
 
-    layer = SideBySide(parts, prepare)
+    layer = SideBySide(parts, dense)
     x = torch.randn(3, 128)
     assert error(ops.linear(x, layer), torch.cat([exact(x, part) for part in parts], 1)) < 1e-6
-    dense = [StoredWeight.dense(torch.randn(len(part.weight), 128)) for part in parts]
-    assert layer.refill(dense)
-    assert error(ops.linear(x, layer), torch.cat([x.double() @ part.weight.double().T for part in dense], 1)) < 1e-6
+    others = [StoredWeight.dense(torch.randn(len(part.weight), 128)) for part in parts]
+    assert layer.refill(others)
+    assert error(ops.linear(x, layer), torch.cat([x.double() @ part.weight.double().T for part in others], 1)) < 1e-6
     with pytest.raises(ValueError, match="2 parts where 3 are kept"):
-        layer.refill(dense[:2])
+        layer.refill(others[:2])
 
 
 @pytest.mark.gpu
@@ -264,7 +269,7 @@ def test_blocks_at_any_number_of_rows(kind, dtype):
     stored = blocks(str(kind), 208, 1280)
     numbers = StoredWeight.dense(worth(stored).double().cuda())
     bias = torch.randn(208, device="cuda", dtype=dtype)
-    prepared = decoded.prepare(to(stored, "cuda").with_bias(bias))
+    prepared = prepare(to(stored, "cuda").with_bias(bias))
     for num_rows in (0, 1, 5, 16, 17, 33, 64, 65, 128, 129, 300, 1025):
         x = torch.randn(num_rows, 1280, device="cuda", dtype=dtype)
         out, gated = ops.linear(x, prepared), ops.gated_linear(x, prepared)
@@ -281,7 +286,7 @@ def test_blocks_at_any_number_of_rows(kind, dtype):
 def test_codes_at_any_number_of_rows(case):
     kind, in_features, groups, how = case
     parts = [to(drawn(kind, rows, in_features * 8, groups * 8, how, seed=rows), "cuda") for rows in (96, 48, 16)]
-    prepared = DecodedLinearWeight(parts)
+    prepared = RowsLinearWeight(parts)
     wanted_of = [dequantize(part, torch.float64) for part in parts]
     for num_rows in (1, 7, 16, 40, 100, 257):
         x = torch.randn(num_rows, in_features * 8, device="cuda", dtype=torch.bfloat16)

@@ -8,7 +8,7 @@ import torch
 import ops
 from ops.cuda.program import missing_for_hopper
 from ops.gemm import rounded, triton_normed
-from ops.gemm.triton_coded import round_rows
+from ops.gemm.triton_round import round_rows
 from ops.gemm.weight import LinearWeight
 from ops.norm import triton_norm
 from ops.stored import FP8

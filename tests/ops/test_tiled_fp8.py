@@ -7,8 +7,9 @@ import torch
 
 import ops
 from ops.cuda.program import missing_for_hopper
-from ops.gemm import tiled_fp8, triton_coded
-from ops.gemm.coded import laid, prepare
+from ops.gemm import tiled_fp8
+from ops.gemm.coded import RowsLinearWeight, prepare
+from ops.gemm.triton_round import round_rows
 from ops.stored import FP8
 from tests.ops.test_coded_linear import drawn, error, exact, to
 from tests.ops.test_tiled_w4 import gated
@@ -57,16 +58,15 @@ def test_every_instance_at_odd_shapes(grouped, dtype):
         groups = in_features // 128 if grouped else 1
         stored = to(drawn(FP8, out_features, in_features, groups), "cuda")
         bias = torch.randn(out_features, device="cuda", dtype=dtype)
-        weight, scales, _, _ = laid((stored,))
-        scales = tiled_fp8.with_slack(scales)
+        kept = RowsLinearWeight(stored)._codes
         for tile in instances:
             for num_rows, splits in ((tile.rows - 3, 1), (tile.rows, 4), (2 * tile.rows + 1, 2)):
                 if splits * 128 > in_features:
                     continue
                 x = torch.randn(num_rows, in_features, device="cuda", dtype=dtype)
-                codes, x_scales = triton_coded.round_rows(x, FP8, groups, tiled_fp8.SLACK)
+                codes, x_scales = round_rows(x, FP8, groups, tiled_fp8.SLACK)
                 out = tiled_fp8.tiled_fp8(
-                    codes, x_scales, weight, scales, bias, dtype, gated=tile.gated, tile=tile, splits=splits
+                    codes, x_scales, kept.weight, kept.scales, bias, dtype, gated=tile.gated, tile=tile, splits=splits
                 )
                 wanted = exact(worth(codes, x_scales), stored.with_bias(bias))
                 wanted = gated(wanted) if tile.gated else wanted

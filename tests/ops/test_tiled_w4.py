@@ -8,8 +8,9 @@ import torch
 import ops
 from ops.cuda.program import missing_for_hopper
 from ops.gemm import pieces, tiled_w4, triton_widen
-from ops.gemm.coded import TiledLinearWeight, prepare, stacked
+from ops.gemm.coded import TiledLinearWeight, prepare
 from ops.gemm.dequantize import codes_of, dequantize
+from ops.gemm.lay import lay
 from ops.stored import FP8, Q8, W4, StoredWeight
 from tests.ops.places import DEVICES
 from tests.ops.test_coded_linear import TOLERANCE, drawn, error, exact, to
@@ -18,8 +19,7 @@ ON_HOPPER = pytest.mark.skipif(missing_for_hopper() is not None, reason=str(miss
 
 
 def pieces_of(stored: StoredWeight) -> torch.Tensor:
-    stack = stacked((stored,))
-    return pieces.in_pieces(W4, codes_of(W4, stack.weight), stack.scales)
+    return lay((stored,), in_pieces=True)["pieces"]
 
 
 def gated(wanted: torch.Tensor) -> torch.Tensor:

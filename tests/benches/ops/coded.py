@@ -16,9 +16,9 @@ from torch import Tensor
 
 import ops
 from ops.gemm import few_rows_coded, tiled_fp8, tiled_w4
-from ops.gemm.coded import CodedLinearWeight, TiledLinearWeight, prepare
+from ops.gemm.coded import RowsLinearWeight, TiledLinearWeight, prepare
 from ops.gemm.cuda import CudaLinearWeight
-from ops.gemm.triton_coded import round_rows
+from ops.gemm.triton_round import round_rows
 from ops.gemm.weight import LinearWeight
 from ops.stored import FP8, W4, StoredWeight, WeightFormat
 from tests.benches.ops.cuda import COPY_BYTES_PER_US, SHAPES, us
@@ -130,7 +130,7 @@ def bench_rounded(counts: Sequence[int]) -> None:
         grouped = "/" in scheme
         for out_features, in_features in LAYER:
             gated = (out_features, in_features) == GATED
-            weights: list[CodedLinearWeight] = copies_of(CodedLinearWeight, scheme, out_features, in_features)
+            weights: list[RowsLinearWeight] = copies_of(RowsLinearWeight, scheme, out_features, in_features)
             for count in (count for count in counts if count > few_rows_coded.MAX_ROWS):
                 x = x_of(count, in_features)
                 chosen, chosen_splits = tiled_fp8.choose(count, in_features, out_features, grouped, gated, 132)
@@ -154,7 +154,7 @@ def bench_rounded(counts: Sequence[int]) -> None:
                 best = sorted(times, key=times.__getitem__)[:SHOWN]
                 found = ", ".join(f"{times[how]:.1f} {'/'.join(map(str, how))}" for how in best)
 
-                def other(weight: CodedLinearWeight, x: Tensor = x, gated: bool = gated) -> Tensor:
+                def other(weight: RowsLinearWeight, x: Tensor = x, gated: bool = gated) -> Tensor:
                     out = weight.by_cublas(x) if weight.groups == 1 else weight.by_triton(x)
                     return ops.silu_mul(out) if gated else out
 
@@ -170,8 +170,8 @@ def bench_streams(counts: Sequence[int]) -> None:
     for scheme in ("fp8", "fp8/128", "w4/128"):
         codes = W4 if scheme == "w4/128" else FP8
         for out_features, in_features in LAYER:
-            make = TiledLinearWeight if codes == W4 else CodedLinearWeight
-            weights: list[TiledLinearWeight] | list[CodedLinearWeight] = copies_of(
+            make = TiledLinearWeight if codes == W4 else RowsLinearWeight
+            weights: list[TiledLinearWeight] | list[RowsLinearWeight] = copies_of(
                 make, scheme, out_features, in_features
             )
             gated = (out_features, in_features) == GATED

@@ -1,7 +1,7 @@
 """Weights in codes that are decoded in registers beside those in bfloat16: `python -m tests.benches.ops.decoded [served] [tiles]
 [experts] [kinds ...] [rows ...]`.
 
-`served`: a layer of the 8B shape, as `ops.linear` and `ops.gated_linear` go; `tiles`: other tiles of triton_decoded.py than are
+`served`: a layer of the 8B shape, as `ops.linear` and `ops.gated_linear` go; `tiles`: other tiles of triton_coded.py than are
 chosen; `experts`: those of Qwen3-30B-A3B and of GPT-OSS-20B. As in cuda.py a time is that of one of many copies in a graph,
 in microseconds."""
 
@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 import ops
-from ops.gemm import decoded, triton_decoded
+from ops.gemm import coded, triton_coded
+from ops.gemm.coded import RowsLinearWeight
 from ops.gemm.cuda import CudaLinearWeight
-from ops.gemm.decoded import DecodedLinearWeight
-from ops.gemm.triton_decoded import Tile
+from ops.gemm.triton_coded import Tile
 from ops.gemm.weight import LinearWeight
-from ops.moe.triton_decoded import DecodedExpertWeights
+from ops.moe.coded import CodedExpertWeights
 from ops.moe.triton_experts import GroupedExpertWeights, TritonExpertWeights
 from ops.moe.weights import Half
 from ops.stored import E2M1, NF4, StoredWeight
@@ -47,7 +47,7 @@ EXPERTS = {
 def copies_of(kind: str, out_features: int, in_features: int) -> list[LinearWeight]:
     """As many as no cache holds."""
     stored = to(KINDS[kind](out_features, in_features), "cuda")
-    prepare = CudaLinearWeight if kind == "bf16" else decoded.prepare
+    prepare = CudaLinearWeight if kind == "bf16" else coded.prepare
     made = [prepare(stored)]
     return made + [prepare(stored) for _ in range(max(1, min(15, int(2e8 / made[0].nbytes))))]
 
@@ -70,18 +70,20 @@ def bench_tiles(kinds: Sequence[str], counts: Sequence[int]) -> None:
     shape = GATED
     for kind in kinds:
         stored = to(KINDS[kind](*shape), "cuda")
-        weights = [DecodedLinearWeight(stored) for _ in range(4)]
+        weights = [RowsLinearWeight(stored) for _ in range(4)]
         for count in counts:
             rows, x, times = min(128, max(16, 1 << (count - 1).bit_length())), x_of(count, shape[1]), {}
             for columns in (16, 32, 64, 128):
                 for splits in (1, 4) if rows <= 64 else (1,):
                     for warps in (2, 4, 8):
                         for stages in (2, 4):
-                            tile = Tile(rows, columns, splits, warps, stages)
+                            tile = Tile(rows, columns, 64, splits, warps, stages)
                             try:
                                 times[tile] = each(
                                     weights[:4],
-                                    lambda weight, tile=tile, x=x: triton_decoded.linear(x, weight._codes, None, tile),
+                                    lambda weight, tile=tile, x=x: triton_coded.linear(
+                                        x, weight._codes, None, tile=tile
+                                    ),
                                 )
                             except Exception as error:  # too much shared memory, or too few lanes
                                 print(tile, str(error)[:60])
@@ -98,7 +100,7 @@ def bench_experts(kinds: Sequence[str], counts: Sequence[int]) -> None:
                 continue
             layers: list[GroupedExpertWeights] = []
             for _ in range(2):
-                made = (TritonExpertWeights if kind == "bf16" else DecodedExpertWeights)(
+                made = (TritonExpertWeights if kind == "bf16" else CodedExpertWeights)(
                     shape, torch.bfloat16, torch.device("cuda")
                 )
                 for half in HALVES:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 import ops
-from ops.moe.triton_coded import CodedExpertWeights
+from ops.moe.coded import CodedExpertWeights
 from ops.moe.triton_experts import GroupedExpertWeights, TritonExpertWeights, mix
 from ops.moe.triton_grouped import add_parts
 from ops.moe.triton_route import Routed, route
