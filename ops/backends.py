@@ -31,7 +31,7 @@ def native(op: str, run: Callable[..., Any], supports: Supports = cpu.supports) 
 
 
 def triton(op: str, run: str, supports: Supports = on_cuda) -> Kernel:
-    """`run`: "module:function", imported when it is first chosen."""
+    """Return a Triton kernel of `op`. `run`: "module:function", imported when it is first chosen."""
     return Kernel(op, "triton", supports, run)
 
 
@@ -40,7 +40,7 @@ def reference(op: str, run: Callable[..., Any], about: str = "") -> Kernel:
 
 
 def traced(op: str, run: Callable[..., Any], supports: Supports = cpu.supports) -> Kernel:
-    """`supports`: what the native kernel that the compiled stack will run supports."""
+    """Return the kernel that records `op` while a stack is traced. `supports`: shapes that the native kernel supports."""
 
     def on_symbols(case: ShapeClass) -> str | None:
         if case.device != symbols.DEVICE:

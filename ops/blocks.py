@@ -62,7 +62,7 @@ def _half(blocks: Array, at: int, library: Any) -> Array:
 
 
 def _nibbles(packed: Array, library: Any) -> Array:
-    """[..., k] -> [..., 2 * k]: low halves of the bytes, then high ones."""
+    """Unpack bytes [..., k] to nibbles [..., 2 * k]: low halves first, then high halves."""
     return library.concatenate((packed & 15, packed >> 4), -1)
 
 
@@ -98,8 +98,8 @@ def _q8_0(blocks: Array, library: Any) -> Decoded:
 
 
 def _scales_and_mins(blocks: Array, library: Any) -> dict[str, Array]:
-    """Of Q4_K and Q5_K. Bytes 4 to 15 pack 16 six-bit numbers: four scales, four minima, then the nibbles of the other eight, whose
-    upper bits are atop the first. Two half floats multiply them."""
+    """Return scales and minima of Q4_K and Q5_K blocks. Bytes 4 to 15 pack 16 six-bit numbers: four scales, four minima,
+    then the nibbles of the other eight, whose upper bits are in the first eight. Two half floats multiply them."""
     scales, mins, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     return {
         "scales": library.concatenate((scales & 63, rest & 15 | scales >> 2 & 48), -1),

@@ -29,8 +29,8 @@ _preparing = threading.Lock()
 
 
 def prepare(device: torch.device) -> None:
-    """What Triton wants once before it compiles its first kernel, or finds it compiled: a sum over all of itself (half a gigabyte),
-    which each thread that comes meanwhile would make, too. Hardly needs the interpreter."""
+    """Prepare Triton before its first kernel: compute its hash of itself (half a gigabyte) once, instead of once for each
+    thread. Hardly needs the interpreter."""
     torch.cuda.set_device(device)
     with _preparing:
         if (sum_up := getattr(cache, "triton_key", None)) is not None:  # kept by Triton

@@ -1,6 +1,6 @@
-"""Which kernel computes an op: chosen once per shape class, remembered, and told to whoever asks.
+"""Choice of the kernel of each op: made once per shape class, stored, and reported.
 
-A kernel says why it cannot serve a shape class, or nothing when it can; the first that can is taken, so an op lists its
+A kernel returns why it does not support a shape class, or None. The first kernel that does is chosen, so an op lists the
 fastest first and its torch reference last. The registry knows no tensor and no backend."""
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Kernel:
 
 
 class _Choices(dict[tuple[Any, ...], Callable[..., Any]]):
-    """(device, dtype, ...) -> run. A plain dict look-up on every call but the first of a shape class: a step makes some
-    three hundred, and building a ShapeClass for each would cost more than a small kernel does."""
+    """Map from (device, dtype, ...) to run. A plain dict lookup for every call but the first of a shape class: a step makes
+    about 300, and a ShapeClass for each would cost more than a small kernel."""
 
     def __init__(self, decide: Callable[[ShapeClass], Callable[..., Any]]) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Op:
     attention."""
 
     def __init__(self, name: str, usual: ShapeClass, kernels: Sequence[Kernel], traced: Kernel | None = None) -> None:
-        """`traced`: what notes the op while a stack is traced; its choices are not listed."""
+        """Create an op. `traced`: the kernel that records the op while a stack is traced; its choices are not listed."""
         self.name = name
         self.kernels = tuple(kernels)
         self._traced = traced

@@ -1,4 +1,4 @@
-"""What a start tells the ops once about a device: how many threads they may use, and to compile before the first real step."""
+"""Start of the ops on a device: number of threads, and compilation before the first real step."""
 
 from __future__ import annotations
 

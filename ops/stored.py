@@ -20,9 +20,9 @@ DENSE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.
 
 @dataclass(frozen=True, slots=True, order=True)
 class WeightFormat:
-    """How the numbers of a matrix are written. `name`: torch's of a dtype for plain numbers ("bfloat16"), ggml's of its blocks
-    ("Q4_K", "MXFP4"), or "int8" or "int16" for plain numbers that the kernel is to round to 8 or 16 bits. A format that has
-    more to say than a name, such as how many columns share a scale, derives from this."""
+    """Format of a matrix's numbers. `name`: torch's name of a dtype ("bfloat16"), ggml's of its blocks ("Q4_K", "MXFP4"), or
+    "int8" or "int16" for plain numbers that the kernel rounds to 8 or 16 bits. Formats with more parameters, such as group
+    sizes, derive from this class."""
 
     name: str
 
@@ -143,7 +143,7 @@ def formats_of(parts: Iterable[StoredWeight]) -> tuple[WeightFormat, ...]:
 
 
 def bias_of(parts: Iterable[StoredWeight]) -> Tensor | None:
-    """Those of all parts that have one, side by side, in memory of its own; None where none has."""
+    """Return the biases of all parts, concatenated in new memory; None if no part has one."""
     biases = [part.bias for part in parts if part.bias is not None]
     return torch.cat(biases) if biases else None
 

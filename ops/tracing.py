@@ -20,15 +20,15 @@ from ops.symbols import NotTraceable, Symbol
 
 
 def can_trace(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a `Tracer` traces anything there."""
+    """Return whether a `Tracer` can trace on this device."""
     refusal = native.supports(ShapeClass(device.type, dtype)) or native.lacks("Program")
     return forced() != "reference" and refusal is None
 
 
 @dataclass(frozen=True, slots=True)
 class StepSymbols:
-    """What a traced function is given in place of a step's tensors: residual [T, width], input_ids and positions [T];
-    slot_mapping [T] and attn_metadata, one of each block table."""
+    """Symbols for a step's tensors in a traced function: residual [T, width], input_ids and positions [T], slot_mapping [T]
+    and attn_metadata for each block table."""
 
     residual: Tensor
     input_ids: Tensor
@@ -42,7 +42,7 @@ class Tracer:
     what is to be added next, and may change the residual in place."""
 
     def __init__(self, width: int, num_tables: int, *, after: bool) -> None:
-        """`after`: the first function is given what was added before it, not None."""
+        """Begin to trace. With `after`, the first function receives what was added before it instead of None."""
         self._program = native.module.Program()
         self._residual = Symbol.of(self._program, width)
         slot_mapping = tuple(Symbol.input(torch.int64, table) for table in range(num_tables))
@@ -78,8 +78,8 @@ class CompiledStack:
         self, x: Tensor | None, residual: Tensor, positions: Tensor, slot_mapping: Sequence[Tensor],
         attn_metadata: Sequence[AttentionMeta], adapters: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """What the traced functions do, one after the other, to x and residual [T, width]. `adapters` [T] int32: the slot of
-        each token's, -1 for none; None: no token has one."""
+        """Apply the traced functions in order to x and residual [T, width]. `adapters` [T] int32: adapter slot of each
+        token, -1 for none; None if no token has one."""
         out = torch.empty_like(residual)
         tables = [
             (slots, meta.query_start_loc, meta.seq_lens, meta.block_tables)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def is_remote(device: torch.device) -> bool:
-    """Whether tensors there are not the host's memory."""
+    """Return whether the device's tensors are outside host memory."""
     return device.type != "cpu"
 
 

@@ -28,7 +28,7 @@ def _on_cpu(case: ShapeClass) -> str | None:
 
 
 def _reads_cache(case: ShapeClass) -> str | None:
-    """What Triton needs of a cache of eight bits."""
+    """Return why Triton cannot read an 8-bit cache here, or None if it can."""
     if case.kv_dtype == FP8 and case.capability is not None and case.capability < (8, 9):
         return "numbers of fp8 want compute capability 8.9 or more"
     if case.kv_dtype == torch.int8 and case.head_size % 4:
@@ -102,7 +102,7 @@ def attend_blocks(
     qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta, blocks: Sequence[TokenBlock],
 ) -> Tensor:  # fmt: skip
-    """`attend`, but that tokens of a block see each other all, whatever the mask says."""
+    """Attend as `attend` does, but let all tokens of a block see each other, whatever the mask says."""
     q, k, v = _turned(qkv, heads, positions)
     store_kv(k, v, k_cache, v_cache, slot_mapping, heads.kv_scales)
     k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
@@ -136,8 +136,8 @@ def _turned(qkv: Tensor, heads: AttentionHeads, positions: Tensor) -> tuple[Tens
 
 
 def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
-    """`attend` without a cache: a query sees keys of its own step and row, those that `heads.mask` shows it. The rows of `meta`
-    begin with their step; its context lengths and block tables are not read.
+    """Attend without a cache: a query sees the keys of its own step and row that `heads.mask` allows. The rows of `meta` begin
+    with their step; its context lengths and block tables are not read.
 
     qkv [T, (Hq + 2 Hkv) * D], which is overwritten; returns [T, Hq * D]."""
     run = _attend_packed.runs[qkv.device, qkv.dtype, None, heads.head_size, (), heads.mask]

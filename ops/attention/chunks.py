@@ -58,8 +58,8 @@ def in_chunks(
 
 
 def _cut(meta: AttentionMeta, positions: Tensor, chunk: int, num_pieces: int) -> tuple[Tensor, Tensor]:
-    """Where pieces begin and the last ends, [num_pieces + 1] int32; and the request of each token, [T]. Positions that make more
-    pieces than that come where kernels are still compiled, and nothing has been written: those behind begin nowhere."""
+    """Return the boundaries of the pieces [num_pieces + 1] int32 and the request of each token [T]. If positions make more
+    pieces than `num_pieces` (uninitialised positions while kernels are compiled), the excess pieces are empty."""
     starts, tokens = meta.query_start_loc, torch.arange(len(positions), dtype=torch.int32, device=positions.device)
     end = starts[-1]
     request_of_token = (torch.searchsorted(starts, tokens, right=True) - 1).clamp(max=len(starts) - 2)

@@ -81,7 +81,7 @@ def _min_prefill_queries(qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, me
 def _widened(
     qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta
 ) -> triton_widened.Widened | None:
-    """What long rows see of a cache of fp8, widened before attention; None where there can be none, or where not all is seen."""
+    """Return the fp8 cache of long rows widened to 16 bits, or None if there is none, or if a window hides part of it."""
     max_pages = _max_widened_pages(qkv, k_cache, meta)
     if k_cache.dtype != FP8 or heads.window is not None or not max_pages:
         return None

@@ -27,7 +27,7 @@ _WORTH_SHARING = (
 
 
 def computes(heads: AttentionHeads) -> bool:
-    """Whether `packed_attention` knows all that these heads do."""
+    """Return whether `packed_attention` supports everything that these heads need."""
     return heads.softcap is None and heads.sinks is None and heads.alibi is None
 
 
@@ -98,7 +98,7 @@ def _runs(starts: list[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _mask(heads: AttentionHeads, length: int, like: Tensor) -> Tensor | None:
-    """What scores of a row gain, None for nothing."""
+    """Return the additive mask of a row's scores, or None."""
     bias = heads.relative_bias
     if bias is None and (heads.window is None or heads.window >= length):
         return None

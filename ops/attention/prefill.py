@@ -113,7 +113,7 @@ _PROGRAM = _program(TILES, listed=True)
 
 @functools.cache
 def coded_program() -> Program:
-    """For caches of fp8: no start compiles it ahead."""
+    """Return the program for fp8 caches, which no start compiles ahead."""
     return _program(CODED_TILES, listed=False)
 
 

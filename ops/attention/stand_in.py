@@ -13,7 +13,7 @@ _times: ContextVar[float] = ContextVar("times", default=1.0)
 
 @contextmanager
 def caches_stand_for(times: float) -> Iterator[None]:
-    """On this thread, kernels inside are those for caches so many times as large."""
+    """On this thread, choose kernels as for caches `times` as large."""
     before = _times.set(times)
     try:
         yield
@@ -22,5 +22,5 @@ def caches_stand_for(times: float) -> Iterator[None]:
 
 
 def num_elements(cache: Tensor) -> float:
-    """Of what it stands for."""
+    """Return the number of elements of the cache that `cache` stands for."""
     return cache.numel() * _times.get()

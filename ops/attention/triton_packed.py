@@ -149,8 +149,8 @@ def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: A
 
 
 def _one_length(qkv: Tensor, heads: AttentionHeads, meta: AttentionMeta, lanes: int) -> int | None:
-    """Of all requests, where the host knows it and torch's kernel is the faster: on an H200 it takes 0.24 ms for 4,096 patches of
-    SigLIP (16 heads of 72) and ours, which fills lanes up to 128, 0.52. None elsewhere."""
+    """Return the common length of all requests if the host knows it and torch's kernel is faster, else None. On an H200
+    torch takes 0.24 ms for 4,096 patches of SigLIP (16 heads of 72) and our kernel, which pads heads to 128, 0.52 ms."""
     if not meta.spans or qkv.dtype == torch.float32 or lanes == heads.head_size or heads.head_size < 64:
         return None
     if heads.window or heads.softcap or heads.sinks is not None or heads.relative_bias is not None:

@@ -40,7 +40,7 @@ NEVER = 2**31 - 1
 
 
 class Limits(TypedDict):
-    """What a query sees, as the kernels' constants: 0 for no limit, so that plain heads compile to code without any."""
+    """Limits of what a query sees, as the kernels' constants. 0 means no limit, so plain heads compile to code without any."""
 
     WINDOW: int
     SOFTCAP: float

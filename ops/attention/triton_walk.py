@@ -1,4 +1,4 @@
-"""What kernels over a paged cache have in common: where keys lie, the running softmax, and a context split over programs."""
+"""Common parts of kernels over a paged cache: addresses of keys, the running softmax, a context split over programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What long prompts see of a cache of fp8, in 16 bits side by side, for the length of one layer: each page is widened once, where
-prefill.cu widens it again for every tile of queries and every head.
+"""Widening of an fp8 cache to 16 bits for long prompts, for the duration of one layer. Each page is widened once; prefill.cu
+would widen it again for every tile of queries and every head.
 
-Whose pages those are, and whether there is room for them, is decided on the device: a captured graph may hold it."""
+The device decides which pages are widened and whether they fit, so a captured graph can contain it."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def widen(
     k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, dtype: torch.dtype, min_queries: int, max_pages: int,
     num_programs: int,
 ) -> Widened:  # fmt: skip
-    """What requests of at least `min_queries` queries see of caches of fp8 [num_blocks, Hkv, 16, D], in a type of 16 bits, both of
-    which hold all numbers of fp8: of the first of these requests, as many as have `max_pages` pages. Up to 2048 requests in all."""
+    """Widen the fp8 caches [num_blocks, Hkv, 16, D] of requests with at least `min_queries` queries to a 16-bit type that
+    holds all fp8 numbers: for as many of these requests as fit into `max_pages` pages. At most 2048 requests in all."""
     shape, device, num_requests = k_cache.shape[1:], k_cache.device, meta.seq_lens.shape[0]
     keys, values = (torch.empty((max_pages, *shape), dtype=dtype, device=device) for _ in "kv")
     first_pages = torch.empty(num_requests, dtype=torch.int32, device=device)

@@ -40,7 +40,7 @@ class _Memory(ctypes.Structure):
 
 
 class PeerMemory:
-    """Of rank `number` of `size`. Usable once `meet` has been told where the others' is."""
+    """Memory of rank `number` of `size` ranks that the other ranks access. Usable after `meet`."""
 
     def __init__(self, number: int, size: int, device: torch.device) -> None:
         self.number, self.size = number, size
@@ -53,13 +53,13 @@ class PeerMemory:
 
     @property
     def addresses(self) -> list[int]:
-        """Where its parts lie, for the others."""
+        """Return the addresses of the parts, for the other ranks."""
         return [part.data_ptr() for part in self._parts]
 
     def meet(self, addresses: Sequence[Sequence[int]], devices: Sequence[int]) -> None:
-        """`addresses` of every rank, in their order, on these devices.
+        """Connect to the other ranks. `addresses` and `devices` are in the order of ranks.
 
-        Raises RuntimeError where this device does not reach another's memory."""
+        Raises RuntimeError if this device cannot access another's memory."""
         for rank, (parts, device) in enumerate(zip(addresses, devices, strict=True)):
             if rank != self.number:
                 _reach(self._calls.device.index, device)
@@ -89,7 +89,7 @@ class PeerMemory:
         return out
 
     def can_norm(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether `add_rms_norm` takes them."""
+        """Return whether `add_rms_norm` supports these tensors."""
         return x.element_size() == 2 and weight.dtype == x.dtype and x.shape[1] <= _MAX_NORMED and not x.shape[1] % 8
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -48,7 +48,7 @@ def missing() -> str | None:
 
 @functools.cache
 def missing_for_hopper() -> str | None:
-    """As `missing`, for kernels with Hopper's own matrix instructions."""
+    """Return what is missing for kernels with Hopper's matrix instructions, or None; see `missing`."""
     if (reason := missing()) is not None:
         return reason
     return None if torch.cuda.get_device_capability() == (9, 0) else "its matrix instructions are Hopper's"
@@ -80,8 +80,8 @@ class CompiledKernel:
         self, grid: tuple[int, int, int], num_threads: int, shared_bytes: int, *arguments: Any, cluster: int = 1,
         early: bool = True,
     ) -> None:  # fmt: skip
-        """`cluster`: so many blocks along x share a barrier and their shared memory. `early`: it may start while those before it
-        still run."""
+        """Launch the kernel. `cluster` blocks along x share a barrier and their shared memory. `early`: it may start while
+        the kernels before it still run."""
         from cuda.bindings import driver
 
         config = _launch_config(cluster, early, threading.get_ident())
@@ -152,7 +152,7 @@ class Program:
         return module
 
     def source(self, name: str) -> str:
-        """What is compiled for this kernel."""
+        """Return the source that is compiled for kernel `name`."""
         sources = (path.read_text() for path in (_COMMON, *self._sources))
         return "\n".join([*sources, self._prelude, self.instances[name]])
 

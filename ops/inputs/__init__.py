@@ -59,8 +59,8 @@ def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, unifo
 
 
 def place_behind(to: StepTensors, rows: Tensor, offset: Tensor) -> Behind:
-    """Where a token more of each of `rows` [B] int64 stands, `offset` [1] int64 behind the first that is not computed. Rows of -1
-    are none, and the last ones: their slots are -1, and they have no length."""
+    """Return the position and slot of one more token for each of `rows` [B] int64, `offset` [1] int64 after the first token
+    that is not computed. Rows of -1 come last and are padding: their slots are -1 and their lengths 0."""
     run = _behind.runs[rows.device, rows.dtype]
     placed: Behind = run(to, rows, offset)
     return placed

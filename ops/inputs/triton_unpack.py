@@ -1,10 +1,9 @@
-"""What a step needs, from one packed upload to the fixed addresses that captured graphs read.
+"""Inputs of a step: from one packed upload to the fixed addresses that captured graphs read.
 
-Two kernels, and a third for guesses behind it. `_unpack` runs before the step: it enters what is new into the tables by row,
-advances their counts, and widens, pads and completes what is told by batch index; an id that an earlier step sampled is looked up
-here. `_place` is the step's own first kernel: positions and slots of its tokens, from the counts and block tables that the device
-alone knows exactly. They are two since no program may read a table that another one writes. `_place_behind` does for a round of
-guesses what `_place` does for a step."""
+`_unpack` runs before the step: it writes new values into the tables by row, advances their counts, widens and pads what
+comes by batch index, and looks up ids that an earlier step sampled. `_place` is the step's own first kernel: positions and
+slots of its tokens, from counts and block tables that only the device knows exactly. They are two kernels because no program
+may read a table that another one writes. `_place_behind` does the same for a round of draft tokens."""
 
 from __future__ import annotations
 

@@ -29,5 +29,5 @@ def store_kv(
 
 
 def read_scales(cache: Tensor, kv_scales: tuple[float, float]) -> tuple[float, float]:
-    """What scores against the cache's keys, and what is mixed of its values, is to be multiplied by."""
+    """Return the factors of scores against the cache's keys, and of sums of its values."""
     return kv_scales if cache.dtype == FP8 else UNSCALED

@@ -23,7 +23,7 @@ def to_int8_entries(x: Tensor) -> Tensor:
 
 
 def from_int8_entries(entries: Tensor) -> Tensor:
-    """[..., D + SCALE_BYTES] int8 -> [..., D] float32."""
+    """Decode entries [..., D + SCALE_BYTES] int8 to [..., D] float32."""
     numbers, scale = entries[..., :-SCALE_BYTES], entries[..., -SCALE_BYTES:]
     aligned = scale.clone(memory_format=torch.contiguous_format)  # of a single entry `contiguous` is no copy
     return numbers.float() * aligned.view(torch.float32)

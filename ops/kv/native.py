@@ -10,5 +10,5 @@ from ops.native import module as native
 def store_kv(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_scales: tuple[float, float]
 ) -> None:
-    """`kv_scales`: of fp8 caches, which it does not write."""
+    """Store keys and values. `kv_scales` belong to fp8 caches, which this kernel does not write."""
     native.store_kv(k, v, k_cache, v_cache, slot_mapping)

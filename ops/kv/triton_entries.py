@@ -1,4 +1,4 @@
-"""What kernels in Triton write into the KV cache: plain numbers, those of an fp8 cache, entries of an int8 cache."""
+"""Formats that Triton kernels write into the KV cache: plain numbers, fp8, and int8 entries with a scale."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What adapters add to rows of an embedding: A has a column for each id, so x A^T is a row of A's transpose, which is looked up;
-the rest is another layer's adapter, whose own A is the identity."""
+"""Adapters of an embedding: A has a column for each id, so x A^T is a row of A's transpose, which is looked up. The rest is
+another layer's adapter, whose own A is the identity."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LEAST_COLUMNS = 8  # of a table: rows are a multiple of 16 bytes
 
 
 class EmbeddingSlots(LoraSlots):
-    """`shape`: of the transpose, [H, V], as A and B have it: a share's a is [r, V], b [H, r]. `expands`: of a layer with H outputs
-    and `columns` inputs."""
+    """Slots of an embedding's adapters. `shape`: of the transpose [H, V]; a share's a is [r, V], b [H, r]. `expands`: slots
+    of a layer with H outputs and `columns` inputs."""
 
     def __init__(self, shape: LoraShape, expands: LoraSlots) -> None:
         super().__init__(shape)
@@ -29,16 +29,16 @@ class EmbeddingSlots(LoraSlots):
         self._expands.add(self._looked_up(x, adapters), adapters, out)
 
     def _looked_up(self, ids: Tensor, adapters: TokenAdapters) -> Tensor:
-        """[T, columns]: zeros, or anything, of a token without an adapter."""
+        """Return the rows of A's transpose [T, columns]; any value for a token without an adapter."""
         raise NotImplementedError
 
     def _behind(self, part: LoraPart) -> LoraPart:
-        """What is left to be done with rows that have been looked up."""
+        """Return the part that is applied to rows after the lookup."""
         return LoraPart(0, torch.eye(part.rank, self._columns, dtype=part.b.dtype), part.b, part.scale)
 
 
 def columns(max_rank: int) -> int:
-    """Of a table for adapters of this rank or less."""
+    """Return the number of columns of a table for adapters of at most this rank."""
     return -(-max_rank // _LEAST_COLUMNS) * _LEAST_COLUMNS
 
 
@@ -84,7 +84,7 @@ class DeviceTables(EmbeddingSlots):
 
     @property
     def _place(self) -> int:
-        """Where what `expands` keeps begins."""
+        """Offset of the memory of `expands`."""
         return -(-self._table_bytes // _ALIGNMENT) * _ALIGNMENT
 
     def _table(self, memory: Tensor) -> Tensor:

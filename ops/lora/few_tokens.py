@@ -69,7 +69,7 @@ _PROGRAM = Program(
 
 
 def fits(shape: LoraShape, rank: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """`rank`: that slots have room for."""
+    """Return whether these kernels support the layer. `rank`: the rank that slots have memory for."""
     return (
         device.type == "cuda"
         and missing() is None
@@ -88,13 +88,13 @@ def compile_ahead(rank: int, dtype: torch.dtype, device: torch.device) -> None:
 
 
 def columns(rank: int, num_tokens: int) -> int:
-    """Of B, that one program takes."""
+    """Return the number of B's columns that one program computes."""
     return _expand("EXPAND", rank, num_tokens).columns
 
 
 def begin(x: Tensor, slots: Slots, tokens: Sorted) -> Shrunk | None:
-    """As `shrunk`, on a stream beside the weight's own product; None where that is slower than behind it. What expands must come,
-    and x live until it is enqueued."""
+    """Shrink x on a stream beside the weight's own product; None if that is slower than afterwards. The caller must expand,
+    and keep x alive until then."""
     if len(x) > MAX_BESIDE:
         return None
     ready, done, beside = torch.cuda.Event(), torch.cuda.Event(), _beside(x.device)
@@ -123,7 +123,7 @@ def shrunk(x: Tensor, slots: Slots, tokens: Sorted, beside: torch.cuda.Stream | 
 
 
 def _waited_for(shrunk: Shrunk) -> Tensor:
-    """Its h, which the next kernel may read once it has waited: for that of the other stream, too."""
+    """Return h, after making the current stream wait for it."""
     if shrunk.done is not None:
         shrunk.done.wait()
     return shrunk.h
@@ -155,7 +155,7 @@ def expand_gated(shrunk: Shrunk, slots: Slots, tokens: Sorted, gate_up: Tensor, 
 
 
 def _most_blocks(rank: int) -> int:
-    """That leave registers for several programs."""
+    """Return the maximum number of blocks that leaves registers for several programs."""
     return 2 if rank == 16 else 1
 
 

@@ -22,7 +22,7 @@ _PINNED_AT_ONCE = 1 << 30  # bytes: torch rounds what it pins up to a power of t
 
 @dataclass(slots=True, eq=False)
 class _Stretch:
-    """`copied`: behind the last copy out of it."""
+    """Piece of pinned memory. `copied`: event after the last copy out of it."""
 
     memory: Tensor
     copied: torch.cuda.Event | None = None
@@ -37,8 +37,8 @@ class PreparedLora:
 
 
 class LoraLayers:
-    """`slots`: of each layer, by name. `num_ready`: for so many adapters memory is pinned at once; further ones find their own.
-    `changed`: of the layers that keep their slots themselves, in how many each is changed."""
+    """Adapters of all layers. `slots`: of each layer, by name. Memory for `num_ready` adapters is pinned at once; further
+    ones allocate their own. `changed`: number of slots that change each layer that keeps its slots itself."""
 
     def __init__(
         self, slots: Mapping[str, LoraSlots], num_slots: int, device: torch.device, num_ready: int = 0
@@ -69,12 +69,12 @@ class LoraLayers:
         return PreparedLora(shares, stretch)
 
     def release(self, adapter: PreparedLora) -> None:
-        """It will not be put any more; slots that have it keep it."""
+        """Release the memory of an adapter that will not be put again. Slots that hold it keep it."""
         if adapter.stretch is not None:
             self._host.give(adapter.stretch)
 
     def put(self, slot: int, adapter: PreparedLora) -> None:
-        """From the next step on `slot` has this adapter. In the order of steps."""
+        """Put an adapter into `slot` from the next step on. Call in the order of steps."""
         for name in self._taken[slot] - adapter.shares.keys():
             self._slots[name].put(slot, None)
         for name, share in adapter.shares.items():

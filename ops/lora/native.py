@@ -26,7 +26,7 @@ class NativeLoraSlots(LoraSlots):
         self._slots: Any = native.LoraSlots(shape.out_features, shape.in_features, shape.num_slots)
 
     def prepared(self, parts: Sequence[LoraPart]) -> Any:
-        """What all parts shrink by is one matrix, so that x is read once."""
+        """Return the parts in the kernel's form. Their A matrices are joined into one, so that x is read once."""
         if self.shape.bits == 8 and built.lacks("lora_int8") is None:
             a, of_a = _rounded(torch.cat([part.a.float() for part in parts]))
             b, of_b = zip(*(_rounded(part.b.float().T) for part in parts), strict=True)

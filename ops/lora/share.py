@@ -1,7 +1,7 @@
-"""What an adapter does to one linear layer, and the places where a layer keeps what several do.
+"""Changes of an adapter to one linear layer, and the slots in which a layer keeps those of several adapters.
 
-A layer's outputs are parts (q, k and v; gate and up), of which an adapter changes some: out[start ...] += scale * (x A^T) B^T
-(Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021). Which token is whose comes with every step."""
+A layer's outputs are parts (q, k and v; gate and up), of which an adapter changes some: out[start ...] += scale * (x A^T)
+B^T (Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021). Each step says which token uses which slot."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class LoraSlots(ABC):
 
     @abstractmethod
     def put(self, slot: int, share: Any | None) -> None:
-        """From the next step on `slot` has this share; None: an adapter that leaves this layer as it is. In the order of steps."""
+        """Put a share into `slot` from the next step on; None for an adapter that does not change this layer. Call in the
+        order of steps."""
 
     def bind(self, memory: Tensor) -> None:
         """Have the slots in memory [num_slots, slot_bytes] uint8 of zeros, whose rows may be far from each other."""

@@ -24,12 +24,12 @@ class Slots(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """From one slot to the next, in units of 16 bytes."""
+        """Distance between two slots, in units of 16 bytes."""
         return self.a.stride(0) * self.a.itemsize // 16
 
 
 class SlotMemory(LoraSlots):
-    """`dtype`: of activations, and of what is kept."""
+    """Slots in one block of device memory. `dtype`: of activations and of the stored numbers."""
 
     def __init__(self, shape: LoraShape, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(shape)
@@ -56,7 +56,7 @@ class SlotMemory(LoraSlots):
 
     @property
     def slots(self) -> Slots:
-        """Of all adapters."""
+        """Slots of all adapters."""
         if self._bound is None:  # nobody has given it memory
             size = self.shape.num_slots, self.slot_bytes
             self.bind(torch.zeros(size, dtype=torch.uint8, device=self._device))
@@ -69,7 +69,7 @@ class SlotMemory(LoraSlots):
         return memory
 
     def write(self, parts: Sequence[LoraPart], memory: Tensor) -> None:
-        """What lies in a slot whole, padding included, so that nothing is left of the adapter before."""
+        """Write a whole slot, padding included, so that nothing of the adapter before remains."""
         a, b, scale = self._views(memory)
         for part in parts:
             stop = part.start + len(part.b)

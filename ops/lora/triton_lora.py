@@ -195,7 +195,7 @@ class TritonLoraSlots(SlotMemory):
         return torch.tensor(blocks, dtype=torch.int32, device=self._device).T.contiguous()
 
     def begin(self, x: Tensor, adapters: TokenAdapters) -> few_tokens.Shrunk | None:
-        """What the weight gives must be as x is, which it is in models: of the same type, in memory of its own."""
+        """Begin to shrink x. The weight's result must have x's type and memory of its own, as in all models."""
         return few_tokens.begin(x, self.slots, _known(adapters)) if self._takes_few(x) else None
 
     def low_rank(self, x: Tensor, adapters: TokenAdapters, *, gated: bool) -> low_rank.LowRank | None:

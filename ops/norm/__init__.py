@@ -48,8 +48,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight [H] + bias [H], x [..., H], same shape (Ba et al. 2016). Without a weight
-    it multiplies by ones, without a bias it adds zeros."""
+    """Return (x - mean(x)) / sqrt(var(x) + eps) * weight [H] + bias [H] for x [..., H], same shape (Ba et al. 2016). A
+    missing weight counts as ones, a missing bias as zeros."""
     return _layer_norm.runs[x.device, x.dtype](x, weight, bias, eps)
 
 

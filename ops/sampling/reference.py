@@ -57,7 +57,7 @@ def draw(
 
 
 def note(ids: Tensor, sample_rows: Tensor, last_ids: Tensor) -> None:
-    """What each row sampled, one id a row, is its next input."""
+    """Store the id that each row sampled as its next input."""
     row_index, inputs = sample_rows.long(), ids.clamp(min=0)  # NOT_FINITE is no input
     sampling = row_index >= 0
     if not sampling.all():
@@ -168,8 +168,8 @@ def threshold(scores: Tensor, record: _Record, largest: float) -> float:
 
 
 def _likeliest(masses: Tensor, wanted: float) -> Tensor:
-    """Which of masses [V], the largest of which is 1, have `wanted` together, bool [V]: where few are likely only these have to
-    be sorted."""
+    """Return the smallest-threshold set of masses [V] (largest is 1) that together exceed `wanted`, bool [V], so that only
+    these are sorted."""
     for least in _LEAST_MASSES:
         likely = masses >= least
         if float((masses * likely).sum(dtype=torch.float64)) > wanted:
@@ -178,7 +178,7 @@ def _likeliest(masses: Tensor, wanted: float) -> Tensor:
 
 
 def _kth_largest(scores: Tensor, k: int) -> float:
-    """Of scores [V], or the least where there are fewer."""
+    """Return the k-th largest of scores [V], or the smallest if there are fewer."""
     k = min(k, len(scores))
     if scores.is_cuda:
         return float(scores.topk(k).values[-1])

@@ -9,11 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ScanHeads:
-    """`num_heads` heads of `head_size` dims share `num_groups` pairs of input and output vectors B, C of `state_size` dims,
-    head h those of group h // (num_heads // num_groups).
+    """Heads of a selective scan: `num_heads` heads of `head_size` dims share `num_groups` pairs of input and output vectors B,
+    C of `state_size` dims; head h uses group h // (num_heads // num_groups).
 
-    a (below 0), d and dt_bias [num_heads] float32: how fast a head forgets, what of its input passes by the state, and what is
-    added to dt."""
+    a (below 0), d and dt_bias [num_heads] float32: decay, skip connection, and offset of dt."""
 
     num_heads: int
     head_size: int

@@ -1,6 +1,6 @@
-"""What Triton kernels of recurrent layers have in common: which tokens are a request's, how exact products are, a softplus.
+"""Common parts of Triton kernels of recurrent layers: tokens of a request, exactness of products, softplus.
 
-Everything about the step is read on the device, so that captured graphs serve any step of their size."""
+Everything about the step is read on the device, so captured graphs serve any step of their size."""
 
 from __future__ import annotations
 

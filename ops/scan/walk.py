@@ -1,6 +1,6 @@
-"""How references walk the requests of a step on the host: those of one token all at once, longer ones one by one.
+"""Loop of reference implementations over the requests of a step: requests of one token together, longer ones one by one.
 
-A request that begins its sequence finds zeros, never what its entry of the states holds."""
+A request that begins its sequence starts from zeros, never from its entry of the states."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ _GROUPS = {name: kind for name, kind in get_type_hints(Tuning).items() if name !
 
 @dataclass(frozen=True, slots=True)
 class TuningFile:
-    """`groups`: by name of a field of `Tuning`; `multiprocessors` None where the file is for any number of them."""
+    """Contents of a tuning file. `groups`: by name of a field of `Tuning`. `multiprocessors`: None if the file is for any
+    number of them."""
 
     name: str
     devices: tuple[str, ...]
@@ -32,7 +33,8 @@ class TuningFile:
     groups: Mapping[str, Any]
 
     def is_for(self, device: str, multiprocessors: int) -> bool:
-        """Whether it holds the numbers of a device of this name, with as many multiprocessors: a part of one has fewer."""
+        """Return whether the file is for a device of this name with this number of multiprocessors. A part of a device has
+        fewer."""
         named = any(f"{device} ".startswith(f"{name} ") for name in self.devices)
         return named and multiprocessors == self.multiprocessors
 
@@ -53,7 +55,7 @@ def read(name: str) -> TuningFile:
 
 
 def parse(name: str, content: dict[str, Any]) -> TuningFile:
-    """What `read` makes of the file's content."""
+    """Return the tuning file with this content."""
     where = f"{name}.json"
     rest = dict(content)
     own: dict[str, Any] = {}
@@ -78,8 +80,8 @@ def parse(name: str, content: dict[str, Any]) -> TuningFile:
 
 
 def _checked(kind: Any, value: Any, where: str) -> Any:
-    """`value`, as JSON has it, made the type `kind`: a dataclass, tuple[X, ...], dict[int, X], X | None, str, bool, or a number
-    above zero."""
+    """Convert a JSON value to type `kind`: a dataclass, tuple[X, ...], dict[int, X], X | None, str, bool, or a number above
+    zero."""
     origin, inner = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type):
         return _object(kind, value, where)

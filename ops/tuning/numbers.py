@@ -1,7 +1,7 @@
-"""What is measured of a device and then chosen by: each number with its meaning, its unit, and how it was measured.
+"""Numbers that are measured on a device and decide which kernel runs: meaning, unit, and how each was measured.
 
-The values are in *.json beside this file. Here are the types only; what no measurement decides (what a kernel can do at all, how
-its source is cut) is not a tuning and stays with the kernel. Nothing here changes a result beyond the order of a sum."""
+The values are in *.json beside this file; here are the types. What no measurement decides stays with its kernel. No number
+changes a result beyond the order of a sum."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PaddedProduct:
 
 @dataclass(frozen=True, slots=True)
 class LinearTuning:
-    """Which kernel takes a linear layer [out_features, in_features], by its rows of x. Measured in a captured graph over whole
-    layers of the 0.6B, 1.7B and 8B shapes (tests/benches/ops/cuda.py): where cuBLAS cannot fill the device with its tiles, and
-    where it needs a second launch for the activation."""
+    """Thresholds that choose the kernel of a linear layer [out_features, in_features] by rows of x. Measured in a captured
+    graph over whole layers of the 0.6B, 1.7B and 8B shapes (tests/benches/ops/cuda.py): where cuBLAS cannot fill the device
+    with its tiles, and where it needs a second launch for the activation."""
 
     max_streamed_rows: int  # rows up to which few_rows.cu, a stream of the weight, wins at every size
     small_weight: int  # elements up to which a weight is streamed at as many rows as few_rows.cu takes

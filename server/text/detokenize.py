@@ -43,14 +43,14 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """What was still held back, broken characters as U+FFFD. Nothing may be fed afterwards."""
+        """Return the text still held back, with U+FFFD for broken characters. Feed nothing afterwards."""
         ...
 
 
 class TokenTable:
-    """What each token of one tokenizer contributes to the text, learned as tokens are met.
+    """Text of each token of one tokenizer, learned as tokens appear.
 
-    Threads may share it without a lock: what is learned of a token is the same whoever learns it."""
+    Threads share it without a lock, because each learns the same text for a token."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
@@ -68,10 +68,11 @@ class TokenTable:
     def detokenizer(
         self, *, skip_special_tokens: bool = True, keep_ids: frozenset[int] = frozenset(), continues: bool = False
     ) -> Detokenizer:
-        """`keep_ids`: special tokens that are text all the same; few different sets of them, since each has its own table.
+        """Return a detokenizer. `keep_ids`: special tokens that become text all the same; each distinct set has its own table,
+        so use few.
 
-        `continues`: the ids follow a prompt whose text stands before theirs, so nothing is done that a decoder does
-        only at the start of a text, such as dropping the leading space of the first word."""
+        `continues`: the ids follow a prompt, so nothing is done that a decoder does only at the start of a text, such as
+        dropping the leading space of the first word."""
         tokens = self._skipping(self._special_ids - keep_ids if skip_special_tokens else frozenset())
         if isinstance(tokens, _ByteTokens):
             return tokens.detokenizer()
@@ -108,8 +109,8 @@ class TokenTable:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """`pieces`: stages that see one token. `bytes`: what joins them. Then at most `strip_count` leading `strip_char`
-    are cut from the whole text."""
+    """Plan of detokenising. `pieces`: stages that see one token. `bytes`: how tokens are joined. Then up to `strip_count`
+    leading `strip_char` are removed from the text."""
 
     pieces: list[Stage]
     bytes: Literal["level", "fallback"] | None
@@ -146,7 +147,7 @@ def _sees_one_token(stage: Stage) -> bool:
 
 
 def _plan(stages: list[Stage]) -> _Plan | None:
-    """None where the stages stand in an order that cannot be followed token by token."""
+    """Return the plan for the stages, or None if their order cannot be followed token by token."""
     rest = list(stages)
     pieces: list[Stage] = []
     while rest and _sees_one_token(rest[0]):
@@ -382,7 +383,7 @@ class _TextDetokenizer:
             return "\ufffd" * len(run)
 
     def _cut(self, text: str) -> str:
-        """`text` without what Strip takes from the beginning of the whole."""
+        """Return `text` without the characters that Strip removes at the start of the whole text."""
         if not self._strip or not text:
             return text
         cut = 0

@@ -63,15 +63,15 @@ Event = Text | Reasoning | ToolCall | ToolArguments | Malformed
 class Codec(Protocol):
     @property
     def reasoning(self) -> bool:
-        """Whether the text stands within reasoning just now."""
+        """True while the text is inside reasoning."""
         ...
 
     def feed(self, text: str) -> list[Event]:
-        """What became certain with this text."""
+        """Return the events that this text made certain."""
         ...
 
     def flush(self) -> list[Event]:
-        """What was still held back, now that nothing follows. Nothing may be fed afterwards."""
+        """Return the events still held back at the end of the text. Feed nothing afterwards."""
         ...
 
 

@@ -23,7 +23,7 @@ class TokenizerError(ValueError):
 
 
 class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`, sentencepiece's numbers."""
+    """Token types of `tokenizer.ggml.token_type`, with sentencepiece's numbers."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -70,9 +70,9 @@ GPT2: Final = object()  # the expression built into the library's ByteLevel
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """`splits`: applied in order, each to the parts the former left; what matches stands alone. `whole_words`: a part
-    that is a token is not merged from bytes. `nfc`: text is brought into that Unicode form first. `bos`: begin with BOS
-    unless the file says otherwise."""
+    """Pre-tokenizer of a GGUF file. `splits`: applied in order, each to the parts that the previous one left; matches stand
+    alone. `whole_words`: a part that is a token is not merged from bytes. `nfc`: normalise to NFC first. `bos`: begin with
+    BOS unless the file says otherwise."""
 
     names: tuple[str, ...]
     splits: tuple[object, ...]
@@ -174,7 +174,7 @@ class Vocabulary:
 
 
 def _list(metadata: Metadata, name: str, *kinds: type) -> list[Any] | None:
-    """None where it is missing or empty."""
+    """Return a list from the metadata, or None if it is missing or empty."""
     values = metadata.get(f"tokenizer.ggml.{name}")
     if values is not None and not (isinstance(values, list) and all(isinstance(value, kinds) for value in values)):
         raise TokenizerError(f"tokenizer.ggml.{name} is no list of {kinds[0].__name__}")

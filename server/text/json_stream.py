@@ -195,7 +195,7 @@ def json_string(source: Source) -> Parse[str | None]:
 
 
 def whole_json(text: str) -> str | None:
-    """This text as one valid JSON value; None where it is none."""
+    """Return `text` as one valid JSON value, or None if it is not valid."""
     pieces: list[str] = []
     scanner = JsonScanner(pieces.append)
     at = scanner.scan(text, 0)

@@ -34,7 +34,7 @@ class Markers:
         return self._pattern.search(text, at)
 
     def beginning(self, text: str, at: int) -> int:
-        """Where the end of `text` may be the beginning of a marker; len(text) if nowhere."""
+        """Return where the end of `text` may be the beginning of a marker; len(text) if nowhere."""
         for start in range(max(at, len(text) - self._longest + 1), len(text)):
             if text[start] in self._beginnings:
                 tail = text[start:]
@@ -105,7 +105,7 @@ class Source:
             yield
 
     def literal(self, string: str) -> Parse[bool]:
-        """Whether this string comes next; takes it if so, and nothing if not."""
+        """Consume `string` if it comes next, and return whether it did."""
         while True:
             if self._text.startswith(string, self._at):
                 self.take(len(string))

@@ -20,18 +20,18 @@ from server.text.parsing import ParsingCodec
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """`answer`: tags around the answer, for families that mark it too."""
+    """Tags around reasoning. `answer`: tags around the answer, for families that mark it too."""
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     answer: tuple[str, str] | None = None
 
     def opened_by(self, prompt: str) -> bool:
-        """Whether the template opened the block already: then the model writes only its end."""
+        """Return whether the prompt already opened the block, so the model writes only its end."""
         return prompt.rstrip().endswith(self.opens)
 
     def opened_in(self, answer: str) -> bool:
-        """Whether the beginning of an answer ends inside the block."""
+        """Return whether the beginning of an answer ends inside the block."""
         opened = answer.lstrip().startswith(self.opens)
         return opened and not any(close in answer for close in self.closes)
 
@@ -64,7 +64,7 @@ def detect_reasoning(template: str) -> str | None:
 
 
 class ReasoningCodec(ParsingCodec):
-    """`reasoning_open`: the prompt ends inside a block (`ReasoningTags.opened_by`)."""
+    """Split text into reasoning and answer. `reasoning_open`: the prompt ends inside a block (`ReasoningTags.opened_by`)."""
 
     def __init__(self, tags: ReasoningTags, *, reasoning_open: bool = False) -> None:
         self._tags = tags
@@ -115,7 +115,7 @@ class ReasoningCodec(ParsingCodec):
         self._space.append(text[len(thought) :])
 
     def _think_aloud(self) -> None:
-        """What was held back for the sake of an end that did not come."""
+        """Emit white space held back for an end tag that did not come."""
         space = "".join(self._space)
         if space:
             self._events.append(Reasoning(space))

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """`stops`: non-empty strings. `include`: the stop string itself belongs to the text.
+    """Cut a text at the first of `stops` (non-empty strings). `include`: the stop string belongs to the text.
 
-    Each string is followed by the Knuth-Morris-Pratt automaton: linear in the text, whatever a client chose to stop at."""
+    Each string has a Knuth-Morris-Pratt automaton, so the cost is linear in the text for any stop strings."""
 
     __slots__ = ("_beginnings", "_fallbacks", "_include", "_num_matched", "_pending", "_stops", "stopped")
 
@@ -40,7 +40,7 @@ class StopStrings:
         return self._scan(text, armed)
 
     def flush(self) -> str:
-        """What was held back, now that nothing follows it."""
+        """Return the text still held back at the end."""
         text, self._pending = self._pending, ""
         self._num_matched = [0] * len(self._stops)
         return text

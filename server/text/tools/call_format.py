@@ -1,6 +1,6 @@
-"""How a model writes calls, as data: for whoever holds a model to its format.
+"""Formats of tool calls as data, to constrain a model to its own format.
 
-The whole is an expression in Lark's syntax, put together by a Writer, which alone knows tokens and what a JSON schema allows."""
+A format is an expression in Lark's syntax, assembled by a Writer, which alone knows tokens and JSON schemas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ JSON_CALL = '{"name": "NAME", "arguments": '
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """For formats in which an answer is several messages: how they begin, what ends all but the last, and what follows that."""
+    """Channels of formats in which an answer is several messages: how they begin, what ends all but the last, and what
+    follows that."""
 
     begin: str  # every one of them
     reasoning: str
@@ -52,8 +53,8 @@ class Writer(Protocol):
         ...
 
     def kinds(self, schema: Schema) -> Sequence[Schema]:
-        """What the schema allows, taken apart: each has a `type` that is one word, or an `enum`, or neither if it cannot be
-        taken apart."""
+        """Return the alternatives of a schema. Each has a `type` that is one word, or an `enum`, or neither if it cannot be
+        split."""
         ...
 
     def raw(self, schema: Schema, end: str, marker: str) -> str:

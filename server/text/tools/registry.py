@@ -78,7 +78,7 @@ def detect(template: str | Mapping[str, str] | None, special_tokens: Collection[
 
 
 class _Marks:
-    """`in` asks for a mark in the template, `has` in the special tokens too."""
+    """Marks in a model's files: `in` looks in the template, `has` also in the special tokens."""
 
     def __init__(self, template: str, special_tokens: frozenset[str]) -> None:
         self._template = template

@@ -14,7 +14,7 @@ _MAX_PARTS = 256  # of anyOf and oneOf, all told
 
 
 def as_schema(found: object) -> Schema:
-    """true is a schema as well, and says nothing."""
+    """Return `found` if it is a mapping, else {}: `true` is a valid schema without constraints."""
     return found if isinstance(found, Mapping) else {}
 
 
@@ -42,7 +42,7 @@ def dereferenced(schema: Schema, root: Schema) -> Schema:
 
 
 def referred(reference: str, root: Schema) -> Schema | None:
-    """What "#/$defs/name" stands for in `root`; None where it leads nowhere, or out of it."""
+    """Return the schema that "#/$defs/name" refers to in `root`; None if it does not exist or is outside `root`."""
     found: Any = root
     head, *path = reference.split("/")
     for part in path:

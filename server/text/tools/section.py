@@ -9,7 +9,8 @@ from server.text.tools.tool_parser import ToolParser
 
 
 class Section(ToolParser):
-    """`starts` are the section's and the call's begin markers: models forget the former."""
+    """Tool parser for calls within a section. `starts` are the markers of the section and of a call, since models forget the
+    former."""
 
     section_begin: ClassVar[str]
     section_end: ClassVar[str]

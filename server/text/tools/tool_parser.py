@@ -1,10 +1,10 @@
-"""What all tool parsers share: text passes until a marker, a call is announced, its arguments stream.
+"""Base of all tool parsers: text passes until a marker, a call is announced, its arguments stream.
 
 - A call is announced (ToolCall) once its name is certain and its arguments begin. What breaks before that was no call: it
   comes out as Text, every character of it. What breaks later, or is cut off, ends in Malformed with all that was written.
 - White space between text and a call, between calls and after the last one belongs to the format and is dropped; without
   a call, the text comes out unchanged.
-- Nothing is looked at twice, and what waits undecided is a beginning of a marker or of a call.
+- Nothing is read twice. Undecided text is a beginning of a marker or of a call.
 
 Most markers are special tokens: the text must be decoded with them."""
 
@@ -25,7 +25,8 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class ToolParser(ParsingCodec):
-    """`tools`: the request's, as in OpenAI's API: names, and the types of arguments for formats that write none."""
+    """Parser of one format of tool calls. `tools`: the request's, as in OpenAI's API: names, and the types of arguments for
+    formats that write none."""
 
     starts: ClassVar[Markers]  # what begins a call, or a list of them
     ends: ClassVar[Markers]  # what ends one that is broken
@@ -91,7 +92,7 @@ class ToolParser(ParsingCodec):
             self._space.append(text[len(shown) :])
 
     def _is_tool(self, name: str) -> bool:
-        """Whether this is a tool's name, so that what looks like a call is one, in a format without a marker."""
+        """Return whether `name` is a tool's name, so that text in a format without a marker is a call."""
         return name in self._parameters
 
     def _begin(self, name: str, id: str | None = None) -> None:
@@ -109,7 +110,7 @@ class ToolParser(ParsingCodec):
         self.source.record()
 
     def _fail(self) -> Parse[None]:
-        """This is no call, or a broken one: then it goes up to an end marker."""
+        """Fail to parse a call: it is text, or if announced, malformed up to an end marker."""
         if self._open:
             yield from self.source.until(self.ends, _ignore)
         self._break_off()
