@@ -42,7 +42,7 @@ def blocks(text: str) -> list[Block]:
 
 def doors() -> dict[str, list[Block]]:
     """The examples by their headings."""
-    titles_and_texts = re.split(r"^### (.+)\n", PAGE.partition("## Six doors")[2], flags=re.MULTILINE)[1:]
+    titles_and_texts = re.split(r"^### (.+)\n", PAGE.partition("## Seven doors")[2], flags=re.MULTILINE)[1:]
     return dict(zip(titles_and_texts[::2], map(blocks, titles_and_texts[1::2]), strict=True))
 
 
@@ -109,9 +109,9 @@ def write(found: list[Block], tree: Path) -> list[str]:
     return arguments
 
 
-def test_there_are_six():
+def test_there_are_seven():
     assert [title.split()[1:] for title in doors()] == [
-        ["model", "family"], ["op,", "or", "a", "kernel", "of", "one"], ["weight", "format"], ["tool", "parser"],
+        ["model", "family"], ["op,", "or", "a", "kernel", "of", "one"], ["weight", "format"], ["GGUF", "type"], ["tool", "parser"],
         ["proposer", "of", "drafts"], ["endpoint"],
     ]  # fmt: skip
 
