@@ -1,4 +1,4 @@
-"""`python -m loadtests COMMAND`, also `oneloop bench COMMAND`: the outside client's front door. A command is a module with SUMMARY,
+"""Command line: `python -m loadtests COMMAND`, also `oneloop bench COMMAND`. A command is a module with SUMMARY,
 add_arguments, main."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where load may be sent: to this machine, unless somebody says that another may be loaded.
+"""Address that load is sent to: this machine, unless the user allows another.
 
-An `Address` that exists has been checked. Names other than localhost are refused without being looked up, until then."""
+An `Address` that exists has been checked. Names other than localhost are refused without a lookup, until then."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class AddressRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`host` is a literal IP, `name` what the URL called it where it said a name; `path` is what stands before `/v1`, without a
-    final slash. `uds`: a Unix socket in place of host and port. `api_key` goes with every request."""
+    """Address of a server. `host` is a literal IP, `name` the host name of the URL; `path` is what precedes `/v1`, without a
+    final slash. `uds`: a Unix socket instead of host and port. `api_key` is sent with every request."""
 
     host: str
     port: int
@@ -80,7 +80,7 @@ class Address:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request to it says beside what it asks."""
+        """Headers of every request."""
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
 

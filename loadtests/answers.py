@@ -1,6 +1,6 @@
-"""From recorded bytes to an Answer: HTTP framing, server-sent events, OpenAI chunks, token counts.
+"""Readers from recorded bytes to an Answer: HTTP framing, server-sent events, OpenAI chunks, token counts.
 
-Pure and timeless: every moment comes from the recording. The three readers are codecs: `feed` what came, get what is whole."""
+Pure: every time comes from the recording. The three readers are codecs: `feed` bytes, get what is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXCERPT = 200
 
 
 class BadAnswer(Exception):
-    """What the server sent is not a whole, successful answer."""
+    """Error: the server did not send a complete, successful answer."""
 
 
 class ChunkedBody:
@@ -126,7 +126,7 @@ class Answer:
 
     @property
     def tpot_s(self) -> float | None:
-        """None where it has no meaning: one token, or everything in one event."""
+        """Time per output token in seconds; None for one token, or if everything came in one event."""
         if self.num_output_tokens < 2 or len(self.content_s) < 2:
             return None
         return (self.content_s[-1] - self.content_s[0]) / (self.num_output_tokens - 1)
@@ -143,7 +143,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _Stream:
-    """What the events of one answer add up to so far."""
+    """State of one answer's events."""
 
     endpoint: Endpoint
     content_s: list[float] = field(default_factory=list)
@@ -186,7 +186,7 @@ def _text(choice: dict[str, Any], endpoint: Endpoint) -> str:
 
 
 def answer_text(recording: Recording, endpoint: Endpoint) -> str:
-    """What was answered, without reasoning and tool calls; of a broken answer, what came of it."""
+    """Return the answer's text, without reasoning and tool calls; of a broken answer, the text received."""
     stream = _Stream(endpoint)
     with contextlib.suppress(BadAnswer):
         _replay(recording, stream)

@@ -1,5 +1,5 @@
-"""What applications send: chats of several turns, questions on documents that were found, agents with tools, answers of a given
-form, texts to embed, and what a trace recorded. Each knows the endpoint it is for, and makes its requests from a seed."""
+"""Workloads of applications: chats of several turns, questions on retrieved documents, agents with tools, structured
+answers, texts to embed, recorded traces. Each defines its endpoint and makes its requests from a seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _SHARED_SEED = 15_485_863  # what requests have in common is drawn apart from wh
 
 
 class Application(Protocol):
-    """`endpoints`: where it may be sent. `num_turns`: requests of one arrival. `withholds`: common fields that it does not send."""
+    """Workload of an application. `endpoints`: where it may be sent. `num_turns`: requests of one arrival. `withholds`:
+    common fields that it does not send."""
 
     endpoints: ClassVar[tuple[Endpoint, ...]]
     withholds: ClassVar[frozenset[str]]

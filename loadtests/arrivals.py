@@ -1,6 +1,6 @@
-"""When requests arrive in an open loop: a Poisson process, bursts, a ramp, or the moments of a trace.
+"""Arrival times of requests in an open loop: a Poisson process, bursts, a ramp, or a trace.
 
-Pure: moments are seconds after the first arrival, and the same random source gives the same ones."""
+Pure: times are seconds after the first arrival, and equal random sources give equal times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = "poisson:RATE, poisson:RATE:BURSTINESS, bursts:SIZE:SECONDS or ramp:FROM
 class Arrivals(Protocol):
     @property
     def rate_per_s(self) -> float | None:
-        """On the average; None where it depends on how many come."""
+        """Mean rate; None if it depends on the number of arrivals."""
         ...
 
     def moments_s(self, count: int, rng: random.Random) -> list[float]:
@@ -54,7 +54,7 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """`size` requests at once, every `period_s` seconds."""
+    """Bursts of `size` requests, every `period_s` seconds."""
 
     size: int
     period_s: float
@@ -90,7 +90,7 @@ class Ramp:
         return (self.first_per_s + self.last_per_s) / 2
 
     def moments_s(self, count: int, rng: random.Random) -> list[float]:
-        """Those of a process of rate 1, through the inverse of how many are expected until a moment."""
+        """Return the arrival times: those of a process of rate 1, through the inverse of the expected count."""
         unit = Poisson(1.0).moments_s(count, rng)
         return [self._moment_s(expected, count) for expected in unit]
 

@@ -1,4 +1,4 @@
-"""What the commands that measure a running server ask of their user: the server, the workloads, the requests, the limits.
+"""Arguments of the commands that measure a running server: the server, the workloads, the requests, the limits.
 
 Options that vLLM's `bench serve` has too are also known by its names."""
 
@@ -86,7 +86,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def add_shape(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """What changes every workload named, however many arrive at a time."""
+    """Add arguments that change every named workload, however requests arrive."""
     shape = parser.add_argument_group("changes to every workload named")
     shape.add_argument("--output-tokens", type=Lengths.parse, metavar="N", help="or LOW-HIGH, or ~MEDIAN")
     shape.add_argument("--endpoint", choices=["chat", "completions"])
@@ -101,7 +101,7 @@ def add_shape(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def shape_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What `add_shape` was told, as fields of a Workload."""
+    """Return the arguments of `add_shape` as fields of a Workload."""
     return _given(num_output_tokens=args.output_tokens, endpoint=args.endpoint, num_warmup=args.warmup, seed=args.seed)
 
 

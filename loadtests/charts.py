@@ -190,7 +190,7 @@ def _point(axes: Axes, record: Record, **line: str) -> None:
 
 
 def _known(value: float | None) -> float:
-    """What nobody measured is a gap in the line."""
+    """Return NaN for a missing value, which leaves a gap in the line."""
     return math.nan if value is None else value
 
 

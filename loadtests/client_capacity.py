@@ -1,8 +1,8 @@
-"""What the client itself can take: its CPU per event and per request, against a server that only sends prepared bytes.
+"""Capacity of the client itself: CPU per event and per request, against a server that sends prepared bytes.
 
-The server gives all streams one event per round, like an engine does, a round every --period-ms (7: 256 streams make 36,500
-events a second). As long as the busiest client stays far below a whole core, the client is not what is measured. TTFT here holds
-the wait for the next round and what accepting 256 connections at once costs both sides.
+The server gives all streams one event per round, as an engine does, a round every --period-ms (7: 256 streams make 36,500
+events a second). As long as the busiest client stays far below a whole core, the client is not what is measured. TTFT here
+includes the wait for the next round and the cost of accepting 256 connections at once.
 
     python -m loadtests.client_capacity [--clients 1 2 4] [--period-ms 7] [--workload c256_256_256]"""
 

@@ -35,7 +35,7 @@ def num_clients(concurrency: int, requested: int | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one client does."""
+    """Part of the load that one client process sends."""
 
     address: Address
     scripts: Sequence[Script]
@@ -82,7 +82,7 @@ def measure_with_clients(
     clients: int,
     server_cpu_s: Callable[[], float] | None = None,
 ) -> Run:
-    """`load.measure` by that many processes; with one, by this process."""
+    """Run `load.measure` in `clients` processes; with one, in this process."""
     if clients == 1:
         return asyncio.run(measure(address, workload, request_options, limits, server_cpu_s=server_cpu_s))
     if warmup := workload.warmup():

@@ -1,8 +1,9 @@
-"""`python -m loadtests compare`: the same workloads against several servers, one server alive at a time, rounds interleaved.
+"""Command `python -m loadtests compare`: the same workloads against several servers, one server alive at a time, rounds
+interleaved.
 
 Each visit to a server: start, time to healthy and to the first completion, memory and CPU while idle, the workloads, stop.
-Every second round goes through the servers backwards, so a machine that slows down over the hour favours nobody. Each figure
-is written to --out as it is taken; a server that fails is a record and a note under the table, and the others go on."""
+Every second round visits the servers in reverse, so a machine that slows down favours none. Each figure is written to --out
+as it is taken. A server that fails becomes a record and a note under the table, and the others go on."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _POLL_S = 0.02
 
 
 class ServerFailed(Exception):
-    """It did not start, did not become healthy, or gave no first completion."""
+    """Error: a server did not start, did not become healthy, or gave no first completion."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What is done at each server, and where it is written down."""
+    """Steps at each server, and where results are written."""
 
     workloads: Sequence[Workload]
     limits: Limits

@@ -1,4 +1,4 @@
-"""What a server counts of itself at `/metrics`, as far as a sweep asks: oneloop's names, and vLLM's where they are the same."""
+"""Counters of a server's `/metrics` that a sweep uses: oneloop's names, and vLLM's where they are the same."""
 
 from __future__ import annotations
 

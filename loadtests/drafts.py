@@ -1,7 +1,8 @@
-"""`python -m loadtests drafts`: what guessed tokens cost and bring, beside the same engine without: time per step, tokens a second.
+"""Command `python -m loadtests drafts`: cost and gain of draft tokens, beside the same engine without: time per step, tokens a
+second.
 
-The measuring is done by `python -m loadtests.engine --steps`, one process for each configuration, weights drawn at random: so what
-is guessed has to be right by chance (`synthetic_acceptance`), or by a model that is the other one. Options after `--` go to all."""
+`python -m loadtests.engine --steps` measures, one process for each configuration, with random weights. So drafts are
+accepted by chance (`synthetic_acceptance`), or by a draft model equal to the model. Options after `--` go to all."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def configs_of(method: str, drafts_by: Path | None) -> list[str]:
 
 
 def measured(args: argparse.Namespace, config: str | None) -> tuple[dict[str, Any], Records, bool]:
-    """What the start told, the figures, and whether all were taken."""
+    """Return the facts of the start, the figures, and whether all were taken."""
     command = [sys.executable, "-m", "loadtests.engine", "--model", str(args.model), "--steps", *map(str, args.batch)]
     command += [] if config is None else ["--speculative-config", config]
     start: dict[str, Any] = {}

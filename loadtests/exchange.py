@@ -15,7 +15,8 @@ from loadtests.clock import Clock
 
 @dataclass(slots=True)
 class Recording:
-    """`times[i]` (seconds) is when `pieces[i]` arrived. `failure` says why the exchange broke, None when the server closed."""
+    """Recorded exchange: `times[i]` (seconds) is when `pieces[i]` arrived. `failure`: why it broke, None if the server
+    closed."""
 
     sent_s: float
     # Two flat lists of atoms: the garbage collector has nothing to walk in the middle of a measurement.

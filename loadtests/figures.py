@@ -36,7 +36,7 @@ class Slo:
 
     @classmethod
     def parse(cls, terms: Iterable[str]) -> Slo:
-        """`["ttft:500", "tpot:50"]`. Raises ValueError."""
+        """Parse `["ttft:500", "tpot:50"]`. Raises ValueError."""
         limits: dict[str, float] = {}
         for term in terms:
             name, _, value = term.partition(":")
@@ -62,9 +62,9 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What happened: the answers to `num_requested` requests within `wall_s`, and what it cost. None where nobody measured.
+    """Result of a load: the answers to `num_requested` requests within `wall_s`, and their cost. None: not measured.
 
-    `client_cpu_s` is of all client processes together, `busiest_client_cpu_s` of the one that used most."""
+    `client_cpu_s` is the total of all client processes, `busiest_client_cpu_s` that of the busiest."""
 
     answers: Sequence[Answer]
     num_requested: int

@@ -1,8 +1,7 @@
-"""`oneloop bench flat`: thousands of requests, no two of the same lengths, and whether the server's memory stays what it was.
+"""Command `oneloop bench flat`: thousands of requests with different lengths, to see whether the server's memory stays flat.
 
-What a server keeps by length (buffers, graphs, traces, plans of a step) grows with every new one until all have come; what it never
-gives back grows for ever. Memory is looked at after each of a hundred parts; the first third may fill caches, the line through the
-rest is the verdict."""
+Data that a server keeps by length (buffers, graphs, traces, plans) grows until all lengths have come; a leak grows for ever.
+Memory is read after each of a hundred parts. The first third may fill caches; a line through the rest is the verdict."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""`python -m loadtests gpu`: every HTTP row and cost that `targets.py` names, from one start of our server to the table.
+"""Command `python -m loadtests gpu`: every HTTP row and cost of `targets.py`, from one start of our server to the table.
 
-A model folder is written from a shape (its config.json with the vocabulary cut to the tokenizer's; weights are drawn). The server
-starts twice: with kernel caches empty (the variables of --cache-env point to new folders), then again with what that start left
-there; the second one is measured: idle CPU, memory, the workloads, and then, where asked for, a ladder: Poisson arrivals at shares
-of the requests a second that one of the workloads was answered. `--starts N` then starts the server N more times and asks each
-one the same. Options after `--` go to the server and win over ours."""
+A model folder is written from a shape (its config.json with the tokenizer's vocabulary; random weights). The server starts
+twice: with empty kernel caches (the variables of --cache-env point to new folders), then with the caches of the first start.
+The second is measured: idle CPU, memory, the workloads, and with --ladder Poisson arrivals at shares of a workload's rate.
+`--starts N` then starts the server N more times and sends each the same request. Options after `--` go to the server and
+override ours."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Session:
         self.facts["peak_host_memory_gib"] = round(processes.peak_resident_mib(pid) / 1024, 3)
 
     def _all_workloads(self) -> Iterator[tuple[str, Workload]]:
-        """Those that were asked for, then the steps of the ladder, once it is known what its workload comes to."""
+        """Yield the requested workloads, then the steps of the ladder, once its workload's rate is known."""
         yield from ((workload.name, workload) for workload in self._workloads)
         for workload in self._workloads:
             rate = self.figures.get(f"{workload.name}.req_per_s")

@@ -18,7 +18,8 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """`bodies`: sent at once, each on a connection of its own. `leaves_after_s`: when their clients go; None: they wait."""
+    """Attack on a server. `bodies`: sent at once, each on its own connection. `leaves_after_s`: when the clients leave;
+    None: they wait."""
 
     path: str
     bodies: Callable[[], Iterator[bytes]]

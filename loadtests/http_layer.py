@@ -1,11 +1,11 @@
-"""What the HTTP layer costs: CPU microseconds per streamed token, beside a bare Starlette StreamingResponse.
+"""Cost of the HTTP layer: CPU microseconds per streamed token, beside a bare Starlette StreamingResponse.
 
-Both servers run as processes and are asked for the same 64 streams of 64 tokens, in turns, five times; the medians count.
-Both give every stream one token per round of the event loop. Ours does all it does for a real engine: checks the request, one
-wake-up per token, detokenises, looks for stop strings, watches for disconnects, frames. Rows: completions of a prompt of ids;
-with stop strings; with one reader among the 64 that does not read until the others are done; and chat, which adds the chat
-template and the tokenising of the prompt. The bare server reads JSON and formats chunks, no more. The last row has the real engine
-behind it, over steps that compute nothing, so that the scheduler's part counts, too.
+Both servers run as processes and serve the same 64 streams of 64 tokens, in turns, five times; medians count. Both give every
+stream one token per round of the event loop. Ours does everything it does for a real engine: it checks the request,
+detokenises, looks for stop strings, watches for disconnects, frames. Rows: completions of a prompt of ids; with stop strings;
+with one reader among the 64 that does not read until the others are done; and chat, which adds the template and tokenising the
+prompt. The bare server only reads JSON and formats chunks. The last row has the real engine behind it, with steps that compute
+nothing, so the scheduler counts too.
 
     python loadtests/http_layer.py [--streams 64] [--tokens 64] [--rounds 5]
 

@@ -1,7 +1,7 @@
-"""Where a server's load is best: from the levels of a sweep to the knee, and to the options that would move it. Pure.
+"""Knee of a server's load: from the levels of a sweep to the best level, and to the options that would move it. Pure.
 
-The knee is the level of the greatest generalised power (Kleinrock 1979), throughput squared over latency. Of streams, the next
-doubling brings less than 26 % more throughput then. Where goodput was asked for, the knee is the level of the greatest goodput."""
+The knee is the level with the greatest generalised power (Kleinrock 1979), throughput squared over latency. Beyond it, twice
+the streams bring less than 26 % more throughput. With goodput, the knee is the level with the greatest goodput."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOOD_SHARE = 0.9  # of requests within the objectives, below which more load ser
 
 
 def knee_of(levels: Sequence[Level]) -> Level | None:
-    """None where no level was answered."""
+    """Return the knee, or None if no level was answered."""
     answered = [level for level in levels if level["ok"] and level["e2e_ms_mean"]]
     if not answered:
         return None

@@ -1,4 +1,4 @@
-"""How long the prompts or the answers of a workload are, in tokens: all alike, uniform between bounds, or log-normal."""
+"""Lengths of a workload's prompts or answers in tokens: constant, uniform between bounds, or log-normal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPREAD = 16  # a log-normal length stays between the median over this and the me
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """From `low` to `high`, both included; uniform, or log-normal around `median` where there is one."""
+    """Lengths from `low` to `high`, both included: uniform, or log-normal around `median` if given."""
 
     low: int
     high: int
@@ -26,7 +26,7 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str) -> Lengths:
-        """`512`; `1000-4000`, uniform; `~200`, log-normal with that median. Raises ValueError."""
+        """Parse `512`, `1000-4000` (uniform) or `~200` (log-normal with that median). Raises ValueError."""
         match = _PATTERN.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is no length: N, LOW-HIGH or ~MEDIAN")

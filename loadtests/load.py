@@ -22,7 +22,7 @@ Script = bytes | Dialogue  # a request; or requests that hang on the answers bef
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """How to talk to one server: the model's name there, and what its requests need beyond the common fields."""
+    """Options of requests to one server: the model's name there, and fields beyond the common ones."""
 
     model: str
     ignore_eos: bool = True

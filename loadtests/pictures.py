@@ -1,5 +1,5 @@
-"""Which picture becomes of which records, and whether it can be drawn at all. Knows no matplotlib: `charts.py` does, once it is
-asked for."""
+"""Choice of the picture for given records, and whether it can be drawn. Without matplotlib, which `charts.py` imports on
+demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CannotDraw(ValueError):
 
 
 def check_pictures(paths: Iterable[Path]) -> None:
-    """Before hours of measuring. Raises CannotDraw, OSError."""
+    """Check that pictures can be written, before hours of measuring. Raises CannotDraw, OSError."""
     for path in paths:
         if path.suffix not in SUFFIXES:
             raise CannotDraw(f"{path}: a picture is {' or '.join(SUFFIXES)}")

@@ -1,4 +1,4 @@
-"""`oneloop bench plot`: a picture of runs that `serve --out` or `sweep --out` kept, of as many servers as the files have."""
+"""Command `oneloop bench plot`: a picture of runs that `serve --out` or `sweep --out` saved, of any number of servers."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class ProcessStat:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """None when there is no such process, or it has ended and only awaits its parent."""
+    """Return the process's status; None if there is no such process, or it is a zombie."""
     try:
         text = (PROC / str(pid) / "stat").read_text()
     except OSError:
@@ -49,7 +49,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def family(root: int) -> list[ProcessStat]:
-    """`root`, its descendants, and the members of its session, without zombies."""
+    """Return `root`, its descendants, and the members of its session, without zombies."""
     everyone = [stat for name in os.listdir(PROC) if name.isdigit() and (stat := read_stat(int(name)))]
     members = {root}
     while found := {stat.pid for stat in everyone if stat.parent in members or stat.session == root} - members:
@@ -63,7 +63,7 @@ def cpu_s(root: int) -> float:
 
 
 def cpu_percent(root: int, seconds: float) -> float:
-    """What the family uses of one core while we watch for that long."""
+    """Return the family's CPU use over `seconds`, in percent of one core."""
     before_cpu_s, before_s = cpu_s(root), time.perf_counter()
     time.sleep(seconds)
     return round(100 * (cpu_s(root) - before_cpu_s) / (time.perf_counter() - before_s), 1)
@@ -125,7 +125,7 @@ def stop_signals_as_interrupt() -> Iterator[None]:
 
 
 class CannotStart(Exception):
-    """There is no such program, or it may not be run."""
+    """Error: there is no such program, or it may not be executed."""
 
 
 class ServerProcess:
@@ -190,7 +190,7 @@ class ServerProcess:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def end(self, number: signal.Signals, limit_s: float) -> int | None:
-        """Its exit code after that signal, to the process itself; None where it did not end within the limit."""
+        """Send a signal to the process itself and return its exit code; None if it did not end within the limit."""
         assert self._process is not None
         self._process.send_signal(number)
         try:

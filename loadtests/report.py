@@ -195,7 +195,7 @@ def _format(template: str, run: Record) -> str:
 
 
 def serve_remarks(runs: Iterable[Record]) -> list[str]:
-    """What a reader must know before believing the table."""
+    """Return remarks that a reader needs before believing the table."""
     remarks: list[str] = []
     for run in runs:
         name = run["workload"]

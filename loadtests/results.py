@@ -1,8 +1,7 @@
-"""`python -m loadtests results`: RESULTS.md out of the records of `steps` and `gpu`, so that no figure is copied by hand.
+"""Command `python -m loadtests results`: RESULTS.md from the records of `steps` and `gpu`, so that no figure is copied by hand.
 
-A record is one JSON object: command, model, date, machine, command line, and `figures` by the keys of `targets.ROWS`. Of several
-records with the same figure of the same model the last one in the files counts. What stands under "Notes" is written by hand and
-kept."""
+A record is one JSON object: command, model, date, machine, command line, and `figures` by the keys of `targets.ROWS`. If
+several records have the same figure of a model, the last one counts. "Notes" are written by hand and kept."""
 
 from __future__ import annotations
 
@@ -104,7 +103,7 @@ def latest(records: Iterable[Record], model: str) -> tuple[dict[str, float], lis
 
 
 def notes_of(page: str) -> str:
-    """What people wrote at the end of a page."""
+    """Return the hand-written notes at the end of a page."""
     return page.partition(NOTES)[2].strip() or "None yet."
 
 

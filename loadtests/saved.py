@@ -1,5 +1,5 @@
-"""What is kept of a run beside its figures, so that pictures can be drawn of it later, and of two servers' together: distributions
-as quantiles, and the run over time. Small, whatever the number of requests."""
+"""Data saved of a run besides its figures, to draw pictures later, also of several servers: distributions as quantiles, and
+the run over time. Small for any number of requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Record = Mapping[str, Any]
 
 
 def shape_of_run(run: Run) -> dict[str, Any]:
-    """`cdf`: by metric the quantiles 0, 1, … 100 %, in milliseconds. `timeline`: see there."""
+    """Return the run's distributions. `cdf`: quantiles 0, 1, … 100 % by metric, in milliseconds. `timeline`: see there."""
     whole = [answer for answer in run.answers if answer.error is None]
     quantiles = {
         name: [round(1000 * (percentile(values, percent) or 0.0), 3) for percent in range(NUM_QUANTILES)]
@@ -30,8 +30,8 @@ def shape_of_run(run: Run) -> dict[str, Any]:
 
 
 def timeline(answers: Sequence[Answer]) -> dict[str, Any]:
-    """From the first request sent to the last byte, in NUM_BINS bins of `bin_s`: events with content a second, and requests in
-    flight at the end of each bin."""
+    """Return NUM_BINS bins of `bin_s` seconds from the first request to the last byte: events with content a second, and
+    requests in flight at the end of each bin."""
     if not answers:
         return {"bin_s": 0.0, "events_per_s": [], "in_flight": []}
     begun_s = min(answer.sent_s for answer in answers)

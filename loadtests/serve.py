@@ -1,4 +1,5 @@
-"""`oneloop bench serve`: workloads against one running server; a table, remarks, a last JSON line; pictures, records."""
+"""Command `oneloop bench serve`: workloads against one running server; a table, remarks, a last JSON line; pictures,
+records."""
 
 from __future__ import annotations
 

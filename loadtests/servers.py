@@ -27,7 +27,8 @@ class BadServersFile(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`share` of each workload's requests is sent; `workloads` limits which (empty: all). `model` None: ask /v1/models."""
+    """Server of a comparison. `share`: part of each workload's requests that is sent. `workloads`: which ones (empty: all).
+    `model` None: from /v1/models."""
 
     name: str
     base_url: str = ""

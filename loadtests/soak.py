@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class Tally:
-    """What was sent and what came of it."""
+    """Counts of requests sent and of their results."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -152,7 +152,7 @@ def until_idle(address: Address) -> dict[str, float]:
 
 
 def slope_mib_per_minute(seen: list[Seen]) -> float:
-    """Of memory after the warm-up: a line through all moments."""
+    """Return the slope of memory after the warm-up, in MiB a minute: a line through all samples."""
     settled = seen[int(WARM_UP * len(seen)) :]
     if len(settled) < 3:
         return 0.0

@@ -1,5 +1,5 @@
-"""What a soak sends: from a seed an endless mixture of APIs, lengths, forms, clients that leave, and bodies that are wrong; and
-whether an answer is what it should be. Sends nothing itself."""
+"""Requests of a soak: from a seed an endless mixture of APIs, lengths, formats, leaving clients and wrong bodies; and a
+check of each answer. Sends nothing itself."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ LAST_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class SoakRequest:
-    """`kind`: for the report. `num_choices`: sequences that it makes. `leaves_after`: bytes of the answer after which the client
-    is gone, None for one that stays. `is_bad`: to be refused."""
+    """Request of a soak. `kind`: for the report. `num_choices`: sequences that it makes. `leaves_after`: bytes of the answer
+    after which the client leaves, or None. `is_bad`: the server must refuse it."""
 
     kind: str
     path: str
@@ -127,7 +127,7 @@ def _body(draw: random.Random, path: str, model: str, max_words: int) -> tuple[d
 
 
 def fault_of(request: SoakRequest, status: int, body: bytes) -> str | None:
-    """What is wrong with a whole answer; None where it is as it should be. Too many requests at once (429) is right, too."""
+    """Return what is wrong with a complete answer, or None. Status 429 is correct at any time."""
     if status == 429:
         return None
     if request.is_bad:

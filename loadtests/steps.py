@@ -1,8 +1,9 @@
-"""`python -m loadtests steps`: step times, prefill rates and start-up of the engine in one process, beside vLLM and the targets.
+"""Command `python -m loadtests steps`: step times, prefill rates and start-up of the engine in one process, beside vLLM and the
+targets.
 
-The measuring is done by `python -m loadtests.engine` in a process of its own, which says what each figure means; its lines become a
-table and one record here. What is named is measured, without a name every row of `targets.py`. Options after `--` go to the
-engine: the fields of EngineConfig, such as `-- --max-num-seqs 512`."""
+`python -m loadtests.engine` measures in a process of its own; its lines become a table and one record. The named figures are
+measured, or every row of `targets.py`. Options after `--` go to the engine: the fields of EngineConfig, such as `--
+--max-num-seqs 512`."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command_of(args: argparse.Namespace) -> list[str]:
-    """What runs in the other process."""
+    """Return the command of the other process."""
     wished = {"--batch": args.batch, "--prefill": args.prefill, "--ttft": args.ttft}
     everything = not args.throughput and args.profile is None and all(values is None for values in wished.values())
     command = [sys.executable, "-m", "loadtests.engine", "--model", str(args.model)]

@@ -1,9 +1,9 @@
-"""`oneloop bench swaps`: what it costs that several models take turns on one device, and whether anybody notices.
+"""Command `oneloop bench swaps`: cost of several models on one device that are loaded one at a time.
 
-Against a running server that has several `--model`, of which one is loaded at a time. Each is asked in turn, twice: the first
-request has to wait for its model, the second has not, and what lies between them is the pause. Every answer of a model has to be
-the same text. Then streams are opened at one model and another one is asked for beside them: no stream may end early. A model that
-cannot be loaded is told, and costs the others nothing. Beside it: memory of the device (nvidia-smi) and of the server (--pid)."""
+Measures a running server with several `--model`. Each model gets two requests in turn: the first waits for the model, the
+second does not; the difference is the pause. All answers of a model must be equal. Then streams run on one model while
+another is requested: no stream may end early. A model that cannot be loaded is reported and must not affect the others.
+Also: memory of the device (nvidia-smi) and of the server (--pid)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class Answer:
-    """`failure`: the server's words, where it gave no answer."""
+    """Answer of a model. `failure`: the server's message if there was no answer."""
 
     text: str
     num_tokens: int
@@ -49,8 +49,8 @@ class Answer:
 
 @dataclass(slots=True)
 class Turns:
-    """What was seen of one model. `first_s`: its first answer, loading and all; `waited_s` of each later one that had to wait for
-    the model, `alone_s` of those that had not."""
+    """Observations of one model. `first_s`: its first answer including loading; `waited_s`: later answers that waited for
+    the model; `alone_s`: answers that did not."""
 
     first_s: float = 0.0
     texts: set[str] = field(default_factory=set)
@@ -107,7 +107,7 @@ def _streamed(content: bytes) -> tuple[str, int]:
 
 
 def device_mib() -> int | None:
-    """What is taken of the first GPU, by whomever; None where there is none."""
+    """Return the used memory of the first GPU, of all processes; None without a GPU."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30)
@@ -151,7 +151,7 @@ def take_turns(address: Address, models: list[str], rounds: int, max_tokens: int
 
 
 def beside_streams(address: Address, model: str, other: str, num: int, num_tokens: int) -> dict[str, Any]:
-    """`num` streams of `model`, and one request for `other` that comes while they run. Raises ProbeFailed."""
+    """Run `num` streams of `model`, and one request for `other` beside them. Raises ProbeFailed."""
     answers: list[Answer] = []
     failures: list[ProbeFailed] = []
     alone = complete(address, model, num_tokens)  # what they are to say; the model is loaded then

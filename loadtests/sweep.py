@@ -1,4 +1,5 @@
-"""`oneloop bench sweep`: one workload under rising load, until more of it brings nothing; the knee, and options that would move it.
+"""Command `oneloop bench sweep`: one workload under rising load, until throughput stops rising; the knee, and options that
+would move it.
 
 By default 1, 2, 4, … streams (closed loop). With --rates requests arrive at these rates, as a Poisson process."""
 
@@ -64,7 +65,7 @@ def _with_streams(workload: Workload, num: int, each: int, index: int) -> Worklo
 
 
 def at_rate(workload: Workload, rate: float, seconds: float, index: int) -> Workload:
-    """Its requests as a Poisson process at `rate` a second, for so many seconds; the `index`-th one against a server."""
+    """Return the workload with Poisson arrivals at `rate` a second for `seconds`; `index` numbers the runs against a server."""
     arrivals = max(round(rate * seconds), -(-12 // workload.num_turns))
     return replace(
         workload, concurrency=MAX_CONCURRENCY, num_requests=arrivals * workload.num_turns, arrivals=Poisson(rate)

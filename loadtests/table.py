@@ -1,4 +1,4 @@
-"""`python -m loadtests table`: the comparison's table again, from the records it left in its file."""
+"""Command `python -m loadtests table`: the comparison's table again, from its file of records."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class TracePrompt:
         return f"a trace of {len(self.recorded)} requests"
 
     def arrivals(self, speed: float = 1.0) -> Replay:
-        """When they came; `speed` 2 is in half of the time. Raises ValueError."""
+        """Return the recorded arrival times; `speed` 2 halves them. Raises ValueError."""
         if not 0 < speed < float("inf"):
             raise ValueError("the speed of a trace must be positive and finite")
         return Replay(tuple((each.at_s - self.recorded[0].at_s) / speed for each in self.recorded))

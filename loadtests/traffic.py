@@ -25,7 +25,7 @@ TRAFFIC: Mapping[str, str] = {
 
 
 class Metric(NamedTuple):
-    """`keys`: of a workload's figures, those that stand in one cell."""
+    """Column of the table. `keys`: figures of a workload that share a cell."""
 
     title: str
     keys: tuple[str, ...]
@@ -42,7 +42,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def of_workload(figures: Figures, workload: str) -> dict[str, float]:
-    """Its figures by their names alone."""
+    """Return the workload's figures by their short names."""
     prefix = f"{workload}."
     return {key.removeprefix(prefix): value for key, value in figures.items() if key.startswith(prefix)}
 
@@ -56,7 +56,7 @@ def _cells(title: str, figures: Figures) -> list[str]:
 
 
 def table(model: str, figures: Figures) -> list[list[str]]:
-    """Of the workloads whose tails were taken: our row, and vLLM's beneath it; a header first. Empty where there are none."""
+    """Return the table of workloads with measured tails: a header, our rows, and vLLM's below each. Empty without figures."""
     rows = []
     for workload, title in TRAFFIC.items():
         ours = of_workload(figures, workload)

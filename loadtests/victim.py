@@ -1,14 +1,12 @@
-"""`python -m loadtests victim`: one stream, and beside it requests that cost much: how long it waits, and what memory stays.
+"""Command `python -m loadtests victim`: one stream beside expensive requests: how long it waits, and what memory remains.
 
-For each attack of `hostile.py` a stream is opened, and another where it ends; when it flows the attack is sent, and the gaps
-between the stream's events are recorded until the attack's answers are there (or its clients have left) and some events more. The
-longer a text the longer its tokens take: what a gap is measured by is the median of those about its place in a whole stream with
-nothing beside it, whose own longest gap says what the machine does by itself. A target: the longest gap at most three times as
-long, memory within a tenth of what it was. A KV cache takes memory block by block as it is first used, which is no attack's doing:
-so prompts fill it before, until memory does not grow by them.
+For each attack of `hostile.py`, a stream is opened; when it flows, the attack is sent, and the gaps between the stream's events
+are recorded until the attack's answers have come (or its clients have left) and a few events more. Tokens of a longer text take
+longer, so a gap is compared with the median at its place in a stream with nothing beside it. Targets: the longest gap at most
+three times as long, memory within a tenth. A KV cache takes memory as its blocks are first used, so prompts fill it before.
 
-Attacks come from an address of their own where the server is on this machine's loopback: without keys a caller is an address, and
-who shares it shares his part. What sends and reads them gives way to all else, as if it were on another machine."""
+If the server is on loopback, attacks come from an address of their own, since without keys a caller is an address. The
+attacker's threads have low priority, as if it were another machine."""
 
 from __future__ import annotations
 
@@ -76,20 +74,20 @@ def gaps_ms(times_s: Sequence[float], since_s: float = float("-inf")) -> dict[in
 
 
 class Usual:
-    """What a stream's gaps take with nothing beside it, ms: by their place, the median of those about it."""
+    """Usual gaps of a stream with nothing beside it, in ms: for each place the median of its neighbourhood."""
 
     def __init__(self, gaps: Sequence[float]) -> None:
         places = range(len(gaps))
         self.by_place = [statistics.median(gaps[max(0, place - NEAR) : place + NEAR + 1]) for place in places]
 
     def ratios(self, gaps: Mapping[int, float]) -> list[float]:
-        """How many times as long each takes; one beyond the last place is measured by that."""
+        """Return the ratio of each gap to the usual one at its place; places beyond the last use the last."""
         last = len(self.by_place) - 1
         return [gap / self.by_place[min(place, last)] for place, gap in gaps.items()]
 
 
 def send_all(address: Address, requests: Sequence[bytes], leaves_after_s: float | None, timeout_s: float) -> list[str]:
-    """What each request was answered: a status, or why there is none. Blocks, on a thread of its own: the victim's clock runs in
+    """Send the requests and return a status or an error for each. Blocks, on a thread of its own: the victim's clock runs in
     another."""
     _give_way()
     open_ones: list[socket.socket] = []
@@ -161,7 +159,7 @@ class Streams:
         return self._task.done()
 
     async def flow(self, num_events: int) -> None:
-        """Until so many pieces more have come, or a stream broke."""
+        """Wait for `num_events` more events, or until a stream broke."""
         wanted = self._num_events + num_events
         while self._num_events < wanted and not self.broke:  # noqa: ASYNC110 (the recording of a load tells nobody)
             await asyncio.sleep(0.01)
@@ -254,7 +252,7 @@ def row(name: str, result: Mapping[str, Any]) -> str:
 
 
 def attacked(args: argparse.Namespace, address: Address, pid: int | None) -> dict[str, dict[str, Any]]:
-    """What each attack did to a stream of the server at `address`, printed as it comes."""
+    """Return the effect of each attack on a stream of the server at `address`, and print it as it comes."""
     results: dict[str, dict[str, Any]] = {}
     if pid is not None:
         num = asyncio.run(fill_cache(address, partial(resident_mib, pid), timeout_s=args.timeout))

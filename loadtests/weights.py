@@ -1,8 +1,8 @@
-"""`python -m loadtests weights`: how long a large checkpoint takes to load, and how much host memory at its peak.
+"""Command `python -m loadtests weights`: time and peak host memory of loading a large checkpoint.
 
 A checkpoint of Llama's layout is written from a shape (its config.json), in shards of bfloat16, with as many layers as fit
---gigabytes; our server loads it, once with its files out of the page cache and once with what the first run left there. Options
-after `--` go to the server."""
+--gigabytes. Our server loads it twice: with its files outside the page cache, and with what the first run left there.
+Options after `--` go to the server."""
 
 from __future__ import annotations
 

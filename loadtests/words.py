@@ -25,7 +25,7 @@ def drawn(rng: random.Random, num_words: int) -> str:
 
 
 def number(rng: random.Random) -> str:
-    """What a prompt begins with, so that prompts part at once and a prefix cache finds nothing to share."""
+    """Return the first word of a prompt: a random number, so that prompts differ at once and a prefix cache finds nothing."""
     return f"({rng.randrange(100_000, 1_000_000)})"
 
 

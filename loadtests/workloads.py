@@ -83,9 +83,9 @@ class EditPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`arrivals` None: `concurrency` streams, each sending its next request when the last ended (closed loop). Otherwise requests
-    go out when they arrive, with at most `concurrency` in flight (open loop). Warm-up requests go before, one by one. What
-    arrives, and what a stream does at a time, is a request, or a dialogue, whose turns are `num_requests` together."""
+    """Workload of a run. `arrivals` None: `concurrency` streams, each sending its next request when the last ended (closed
+    loop). Otherwise requests are sent when they arrive, with at most `concurrency` in flight (open loop). Warm-up requests
+    come first, one by one. A dialogue counts as its turns: `num_requests` is their total."""
 
     name: str
     prompt: WordPrompt | TokenPrompt | EditPrompt | TracePrompt | Application
@@ -126,7 +126,7 @@ class Workload:
         return replace(self, seed=self.seed + index * _REPEAT_STRIDE)
 
     def warmup(self) -> Workload | None:
-        """What goes before the clock starts: other prompts, one by one."""
+        """Return the warm-up before the measured run: other prompts, one by one; or None."""
         if not self.num_warmup:
             return None
         return replace(
@@ -153,7 +153,7 @@ class Workload:
 
     @property
     def ends_by_itself(self) -> bool:
-        """Whether answers end where they do, and not at the length that was asked for."""
+        """True if answers end by themselves instead of at the requested length."""
         return "ignore_eos" in self._withheld
 
     @property
@@ -202,7 +202,7 @@ class Workload:
         return {"messages": [{"role": "system", "content": system}, *messages] if system else messages}
 
     def prompts(self) -> Sequence[tuple[str, str] | list[int]]:
-        """(system or "", user) pairs, or lists of token ids; what applications send has its own way."""
+        """Return (system or "", user) pairs, or lists of token ids. Applications make their own requests."""
         rng, prefix_rng = random.Random(self.seed), random.Random(self.seed + _PREFIX_SEED)
         shape = self.prompt
         assert isinstance(shape, WordPrompt | TokenPrompt | EditPrompt)

@@ -1,4 +1,5 @@
-"""`python -m loadtests.engine`: start the engine, take the figures that were asked for, say what could not be taken."""
+"""Command `python -m loadtests.engine`: start the engine, take the requested figures, and report those that could not be
+taken."""
 
 from __future__ import annotations
 
@@ -106,7 +107,7 @@ async def measure(args: argparse.Namespace) -> int:
 
 
 async def run_jobs(jobs: Sequence[Job]) -> int:
-    """How many of them could not be done; the reason is their line."""
+    """Return the number of jobs that failed; each reason is printed."""
     num_failed = 0
     for name, facts, job in jobs:
         try:

@@ -17,7 +17,7 @@ DEFAULT_MODEL_LEN, DEFAULT_SEQS = 16_384, 512  # as vLLM was measured
 
 
 def pair(text: str) -> tuple[int, int]:
-    """`8x8192`: requests and tokens of each."""
+    """Parse `8x8192`: requests, and tokens of each."""
     requests, _, tokens = text.partition("x")
     return int(requests), int(tokens)
 
@@ -82,8 +82,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def engine_config(given: Mapping[str, Any], model_config: Mapping[str, Any]) -> EngineConfig:
-    """What was asked over the defaults of a measurement: no prefix cache, lengths and rows as vLLM had, and all prompts in before
-    any decodes for long, since otherwise the time of a decode would be that of other rows' prompts."""
+    """Return the given options over the defaults of a measurement: no prefix cache, lengths and rows as vLLM had, and all
+    prompts computed before decodes, since otherwise the time of a decode would include other rows' prompts."""
     explicit = {option.name: given[option.name] for option in fields(EngineConfig) if option.name in given}
     longest = int(model_config.get("max_position_embeddings", DEFAULT_MODEL_LEN))
     defaults = EngineConfig(

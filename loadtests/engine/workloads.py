@@ -64,7 +64,7 @@ async def generate(engine: Engine, prompts: Prompts, lengths: Sequence[int] | in
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """What came while all requests decoded together: from when the last had begun to when the first ended."""
+    """Phase in which all requests decoded together: from the start of the last to the end of the first."""
 
     seconds: float
     num_tokens: int
