@@ -53,7 +53,7 @@ class ServedIngress:
 
 
 def build(options: RayOptions, config: ServerConfig) -> Application:
-    """For `serve.run`. Where `options` do not say how many GPUs each has, it looks at the cluster's."""
+    """Build the application for `serve.run`. If `options` do not give the GPUs of a replica, the cluster's are looked up."""
     gpus = num_gpus(options, config)
     own = dataclasses.replace(config, cors_origin=(), access_log=False)  # the ingress sees to both
     if not gpus and own.num_threads is None:
@@ -91,8 +91,7 @@ def build(options: RayOptions, config: ServerConfig) -> Application:
 
 
 def without_repeats(app: ASGIApp) -> ASGIApp:
-    """`app` without the headers that Serve's proxy adds to whatever it sends: the date, and the id, which it has put into the
-    request before."""
+    """Return `app` without the headers that Serve's proxy adds itself: the date, and the request id."""
 
     async def surrounded(scope: Scope, receive: Receive, send: Send) -> None:
         async def once(message: Message) -> None:
@@ -130,7 +129,8 @@ def _placement(config: ServerConfig, num_cpus: int, num_gpus: int) -> dict[str, 
 
 
 def num_gpus(options: RayOptions, config: ServerConfig) -> int:
-    """Of each replica: all on one machine, since it is one process. Of a model whose stages are apart: of each stage."""
+    """Return the GPUs of each replica, all on one machine since it is one process; with stages in processes, those of each
+    stage."""
     if options.gpus_per_replica is not None:
         return options.gpus_per_replica
     if config.device == "cpu":

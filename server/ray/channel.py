@@ -35,7 +35,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplyTo:
-    """Where the pieces of an answer go."""
+    """Address that the pieces of an answer are sent to."""
 
     host: str
     port: int
@@ -47,7 +47,7 @@ class ReplyTo:
 
 
 class Letterbox:
-    """What came for one request, in order. Iterating raises what it fails with."""
+    """Pieces received for one request, in order. Iterating raises the error of a failed request."""
 
     def __init__(self, reply_to: ReplyTo, close: Callable[[int], None]) -> None:
         self.reply_to = reply_to
@@ -59,7 +59,7 @@ class Letterbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, kind: int, payload: bytes) -> None:
-        """What comes while nobody reads is one piece."""
+        """Add a piece. Pieces that arrive before they are read are joined."""
         if kind == Kind.BODY:
             last = self._pieces[-1] if self._pieces else None
             if isinstance(last, bytes):
@@ -76,7 +76,7 @@ class Letterbox:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Behind what has come: nothing more will."""
+        """End the pieces with `error`, after those that have arrived."""
         if self._error is None:
             self._error = error
             self._wake()
@@ -107,7 +107,7 @@ class Letterbox:
 
 
 class Mailbox:
-    """`host`: an address of this machine that replicas reach."""
+    """Receiver of the pieces of all requests. `host`: an address of this machine that replicas can connect to."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -119,7 +119,7 @@ class Mailbox:
         self._boxes: dict[int, Letterbox] = {}
 
     async def open(self) -> Letterbox:
-        """For one request; to be closed. Raises OSError where nobody may listen."""
+        """Return a letterbox for one request; close it afterwards. Raises OSError if listening fails."""
         async with self._opening:
             if self._server is None:
                 loop = asyncio.get_running_loop()
@@ -138,7 +138,7 @@ class Mailbox:
         return hmac.compare_digest(secret, self._secret)
 
     def put(self, number: int, kind: int, payload: bytes, line: asyncio.Transport) -> None:
-        """What comes for a request that is over is dropped."""
+        """Deliver a piece. Pieces for a request that is over are dropped."""
         box = self._boxes.get(number)
         if box is not None:
             box.line = line

@@ -1,6 +1,6 @@
-"""`oneloop ray`: deploys the application on Ray Serve, and ends it in order when a signal comes.
+"""Command `oneloop ray`: deploys the application on Ray Serve, and ends it in order on a signal.
 
-Without a cluster, one is begun on this machine, and ends with this process."""
+Without a cluster, one is started on this machine, and ends with this process."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run(options: RayOptions, config: ServerConfig) -> int:
 
 
 def reasons(messages: Mapping[str, str]) -> str:
-    """What the tracebacks that Serve has of deployments end with."""
+    """Return the last lines of the tracebacks that Serve reports for deployments."""
     ends = []
     for name, message in messages.items():
         found = [line for line in message.splitlines() if _ERROR.match(line)]
@@ -94,7 +94,7 @@ def _quiet(is_ours: bool) -> dict[str, Any]:
 
 
 def http_options(config: ServerConfig) -> dict[str, Any]:
-    """Of Serve's proxies."""
+    """Return the options of Serve's proxies."""
     return {
         "host": config.host,
         "port": config.listen_port,

@@ -68,6 +68,6 @@ class Exchange:
         self._left.set()
 
     def when_over(self, call: Callable[[asyncio.Task[None]], object]) -> asyncio.Task[None]:
-        """`call` is made at the end of the application's task, which is returned."""
+        """Call `call` at the end of the application's task, and return the task."""
         self._task.add_done_callback(call)
         return self._task

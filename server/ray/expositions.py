@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 
 def joined(pages: Mapping[str, bytes]) -> bytes:
-    """`pages`: by the replica's name. Lines that are no samples of a family with a TYPE keep their place under the last one."""
+    """Join the metrics of several replicas. `pages`: by the replica's name. Lines outside a family with a TYPE stay below
+    the last family."""
     families: dict[str, tuple[list[str], list[str]]] = {}  # by name: what describes it, and its samples
     for replica, page in pages.items():
         name = ""

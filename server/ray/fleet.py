@@ -15,7 +15,7 @@ BROADCAST_LIMIT_S = 30.0
 
 
 class ServeFleet:
-    """`host`: an address of this machine, as replicas reach it."""
+    """Replicas of Serve as a fleet. `host`: an address of this machine that replicas can connect to."""
 
     def __init__(self, replicas: DeploymentHandle, host: str) -> None:
         """Needs the running loop."""

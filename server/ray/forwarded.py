@@ -1,6 +1,6 @@
-"""What crosses between ingress and replica: a request as plain data, and the pieces of its answer.
+"""Messages between ingress and replica: a request as plain data, and the pieces of its answer.
 
-A piece is ACCEPTED first, then a Head, then the bytes of the body as they come."""
+The first piece is ACCEPTED, then a Head, then the bytes of the body as they come."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACCEPTED: Final = None  # a replica has the request
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How an answer begins."""
+    """Status and headers of an answer."""
 
     status: int
     headers: Headers
@@ -46,7 +46,7 @@ class Forwarded:
         return replace(self, headers=[(name, value) for name, value in self.headers if name.lower() != header])
 
     def scope(self) -> Scope:
-        """As an ASGI server would have it."""
+        """Return the ASGI scope of the request."""
         asgi = {"version": "3.0", "spec_version": "2.3"}
         return {"type": "http", "asgi": asgi, "client": None, **self.head, "headers": list(self.headers)}
 

@@ -53,11 +53,11 @@ class Fleet(Protocol):
     """The replicas."""
 
     async def answer(self, request: Forwarded) -> Stream:
-        """Of the one that is chosen for it, to be entered."""
+        """Return the answer's stream of the replica that is chosen for the request; enter it."""
         ...
 
     async def answer_all(self, request: Forwarded) -> Sequence[Answer]:
-        """Of each that is there. Raises ApiError."""
+        """Return the answers of all running replicas. Raises ApiError."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""What a stream ends with when the replica that wrote it is gone: an error where its client expects one, in the shape of its API.
+"""End of a stream whose replica is gone: an error where the client expects one, in the shape of its API.
 
-Only what is a sequence of events can still say something; an answer of one piece is cut off."""
+Only a sequence of events can end with an error; an answer of one piece is cut off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _NUMBER = re.compile(rb'"sequence_number":(\d+)')
 def last_words(
     error: ApiError, path: str, shape: ErrorShape | None, headers: Headers, last: bytes, request_id: str
 ) -> bytes | None:
-    """None where the answer is no stream. `headers`: the answer's; `last`: what came last of its body."""
+    """Return the bytes that end a stream with `error`; None if the answer is no stream. `headers`: the answer's; `last`: the
+    last bytes of its body."""
     kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
     body = error.body() if shape is None else shape.body(error, request_id)
     if kind.startswith(b"application/x-ndjson"):

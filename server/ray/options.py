@@ -66,19 +66,19 @@ class RayOptions:
 
     @property
     def scales(self) -> bool:
-        """Whether their number follows the requests."""
+        """True if the number of replicas follows the load."""
         return self.min_replicas is not None or self.max_replicas is not None
 
     @property
     def replica_range(self) -> tuple[int, int]:
-        """How few replicas there may be, and how many."""
+        """Minimum and maximum number of replicas."""
         low = min(1, self.replicas) if self.min_replicas is None else self.min_replicas
         high = max(low, self.replicas) if self.max_replicas is None else self.max_replicas
         return (low, high) if self.scales else (self.replicas, self.replicas)
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Self, ServerConfig]:
-        """What `argv` asks for, and the options of each replica. Raises ConfigError."""
+        """Parse `argv` into Ray's options and the options of each replica. Raises ConfigError."""
         parser = CommandParser(
             prog="oneloop ray", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
         )
@@ -92,7 +92,7 @@ class RayOptions:
 
     @classmethod
     def of_names(cls, values: Mapping[str, Any]) -> tuple[Self, ServerConfig]:
-        """As `parse`, of `name=value` pairs, as `serve run` and Serve's configuration files have them. Raises ConfigError."""
+        """Parse `name=value` pairs, from `serve run` or Serve's configuration files. Raises ConfigError."""
         argv: list[str] = []
         for name, value in values.items():
             flag = flag_of(name)
@@ -118,7 +118,7 @@ def num_devices(config: ServerConfig) -> int:
 
 
 def replica_config(config: ServerConfig) -> ServerConfig:
-    """`config` as a replica can honour it. What a process keeps for later requests is not there: they may go to another one.
+    """Return `config` for a replica. Responses are not stored, since a later request may reach another replica.
 
     Raises ConfigError."""
     for flag, value, instead in (

@@ -1,9 +1,9 @@
-"""Which replica: the one that has the beginning of the prompt in its prefix cache, unless it is busier than others; else the better
-of two at random.
+"""Choice of a replica: the one whose prefix cache has the beginning of the prompt, unless it is busier than others; else the
+better of two at random.
 
-By the text of a body, not its ids: whoever chooses has no tokenizer. A body is cut where its prompt begins, and each CHUNK_BYTES
-from there have a name that all before them go into, so that equal names mean equal beginnings. Knows nothing of Ray, and decides
-nothing by itself: `choose` is a function of what is given."""
+Compares texts, not ids, because the ingress has no tokenizer. A body is cut where its prompt begins; each CHUNK_BYTES from
+there have a hash that includes all chunks before, so equal hashes mean equal beginnings. Knows nothing of Ray; `choose` is a
+pure function."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def prefixes_of(body: bytes, owner: bytes = b"") -> tuple[bytes, ...]:
 
 
 class Homes:
-    """Where prompts that begin so went last; the least recent are forgotten."""
+    """Map from beginnings of prompts to the replica that served them last; the least recent are forgotten."""
 
     def __init__(self, limit: int = MAX_HOMES) -> None:
         self._limit = limit

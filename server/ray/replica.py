@@ -36,7 +36,7 @@ class Unhealthy(Exception):
 
 
 class Replica:
-    """`load`: as `Process` has it. `name`: of the replica, in what is said of all together."""
+    """Server without a port. `load`: as `Process` has it. `name`: the replica's name in joined metrics."""
 
     def __init__(self, config: ServerConfig, load: Load, name: str | None = None) -> None:
         """Needs the running loop. Raises ConfigError."""
@@ -64,7 +64,7 @@ class Replica:
         logger.info("replica %s serves %s (process %d)", self.name, loaded.name, os.getpid())
 
     async def _end_with_engine(self) -> None:
-        """What has no engine any more can only be replaced."""
+        """End the process when its engine dies, so that Serve replaces it."""
         reason = await self._lifecycle.death()
         logger.critical("%s; only another replica can serve", reason)
         if self._tasks:
@@ -72,7 +72,7 @@ class Replica:
         leave_at_once(EXIT_CANNOT_SERVE, reason)
 
     async def check_health(self) -> None:
-        """As /health has it. Raises Unhealthy where another replica could do better."""
+        """Check health as /health does. Raises Unhealthy if another replica would do better."""
         if self._lifecycle.steps_fail():
             for each in self._lifecycle.require_model().resident[:1]:
                 self._service.token_probe.begin(each.engine)  # only a step that settles can tell that it is over
@@ -106,7 +106,7 @@ class Replica:
         return Answer(self.name, head.status, head.headers, body)
 
     async def stop(self) -> None:
-        """What is in flight finishes, up to the drain timeout; then the engine ends."""
+        """Finish requests in flight, up to the drain timeout, then end the engine."""
         if self._death is not None:
             self._death.cancel()
         loaded = self._lifecycle.loaded

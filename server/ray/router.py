@@ -16,7 +16,7 @@ from server.ray.prefixes import Homes, choose
 
 class PrefixRouter(RequestRouter):
     def initialize_state(self, spare: float = 8.0) -> None:
-        """`spare`: requests that a prompt's home may have at work beyond what the least busy replica has."""
+        """Set the router's parameters. `spare`: requests that a prompt's replica may have beyond the least busy replica."""
         self._homes = Homes()
         self._spare = spare
 

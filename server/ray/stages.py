@@ -32,7 +32,7 @@ PATIENCE_S = 10.0  # for a share of the cluster, before it is said that somebody
 
 
 class AnyJoin(Protocol):
-    """As `runtime.parallel.messages.Join`: to be handed on."""
+    """Message `runtime.parallel.messages.Join`, to be passed on."""
 
     @property
     def stage(self) -> int: ...
@@ -54,7 +54,7 @@ class StageActor:
             runner.run(compute_stage(join))
 
     def gpu_ids(self) -> list[int | str]:
-        """Of this share of the cluster."""
+        """Return the GPUs of this share of the cluster."""
         ids: list[int | str] = ray.get_gpu_ids()
         return ids
 
@@ -63,7 +63,7 @@ class StageActors:
     """A `runtime.parallel.processes.Launcher`."""
 
     def __init__(self, config: ServerConfig, group: PlacementGroup) -> None:
-        """`group`: has a share for each stage."""
+        """Prepare actors. `group`: has a share for each stage."""
         self.host: str = ray.util.get_node_ip_address()
         self._config, self._group = config, group
         self._actors: list[Any] = []
@@ -108,7 +108,7 @@ def actor_in(group: PlacementGroup, number: int, config: ServerConfig) -> Any:
 
 
 def shares(config: ServerConfig, num_cpus: int, num_gpus: int) -> list[dict[str, float]]:
-    """What each stage is to have of the cluster."""
+    """Return the share of the cluster that each stage needs."""
     share = {"CPU": float(num_cpus), "GPU": float(num_gpus)}
     return [{kind: number for kind, number in share.items() if number}] * config.pipeline_parallel_size
 
@@ -127,7 +127,8 @@ class StageCluster:
         self._group: PlacementGroup | None = None
 
     def __enter__(self) -> Self:
-        """On the main thread, before there is a loop. Waits until there is room. Raises ConfigError where there is no cluster."""
+        """Connect to the cluster on the main thread, before there is a loop, and wait until there is room. Raises
+        ConfigError without a cluster."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of what is served here
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         where: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"address": "local", "include_dashboard": False}
