@@ -31,8 +31,10 @@ API_ROOMS = (
     ("pooling",),
     ("openai",),
     ("openapi",),
+    ("routes",),
     ("route",),
     ("service",),
+    ("response_store",),
 )
 # The files of runtime's root, which are the spine, and no more than twelve.
 SPINE = (

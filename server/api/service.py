@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
 
+from server.api.response_store import ResponseStore
+from server.batches.folder import BatchFolder
+from server.batches.runner import BatchRunner
 from server.config.server_config import ServerConfig
 from server.http.metrics import HttpStats
 from server.http.offload import Offload
+from server.models.feed import Feed
 from server.models.lifecycle import Lifecycle
 from server.models.probe import TokenProbe
+from server.models.texts import Texts
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Service:
+    """`batch_folder`, `batches`: None without --batch-dir. `texts`: None without --log-requests. `feed`: None where no routes are
+    served."""
+
     config: ServerConfig
     lifecycle: Lifecycle
     offload: Offload = field(default_factory=Offload)
     http_stats: HttpStats = field(default_factory=HttpStats)
     token_probe: TokenProbe = field(default_factory=TokenProbe)
-    _parts: dict[Callable[..., Any], Any] = field(default_factory=dict)
+    batch_folder: BatchFolder | None = None
+    batches: BatchRunner | None = None
+    texts: Texts | None = None
+    feed: Feed | None = None
+    responses: ResponseStore = field(init=False)
 
-    def part(self, make: Callable[[ServerConfig], T]) -> T:
-        """What `make` makes of the configuration: once, the first time an endpoint needs it."""
-        if make not in self._parts:
-            self._parts[make] = make(self.config)
-        return cast("T", self._parts[make])
-
-    def add_part(self, kind: type[T], part: T) -> None:
-        """`part` needs more than the configuration, and is made by who builds the application."""
-        self._parts[kind] = part
-
-    def added_part(self, kind: type[T]) -> T | None:
-        return self._parts.get(kind)
+    def __post_init__(self) -> None:
+        self.responses = ResponseStore(self.config.max_stored_responses, self.config.max_stored_bytes)

@@ -10,7 +10,7 @@ import codecs
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,6 +19,8 @@ from server.http.errors import ApiError, BodyTooLarge, InvalidRequest, RouteNotF
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
+
+    from server.http.call import Call
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank")
 LINE_EXTRA_BYTES = 64 * 1024  # of a line around its body
@@ -124,9 +126,9 @@ class LineAnswer:
 
 
 async def call(
-    app: ASGIApp, request: LineRequest, gone: asyncio.Event | None = None, scope: Mapping[str, Any] | None = None
+    app: ASGIApp, request: LineRequest, gone: asyncio.Event | None = None, make_call: Callable[[], Call] | None = None
 ) -> LineAnswer:
-    """The answer of `app`, as a client gets it who waits for it to the end, or until `gone` is set. `scope`: more of it.
+    """Return the answer of `app` to a client that waits for its end, or until `gone` is set.
 
     Raises CancelledError where there is none."""
     answer = LineAnswer()
@@ -146,8 +148,16 @@ async def call(
             answer.body += message.get("body", b"")
 
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(request.body))]
-    own = {"type": "http", "method": "POST", "path": request.url, "query_string": b"", "headers": headers}
-    await app({**own, **(scope or {})}, receive, send)
+    own: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": request.url,
+        "query_string": b"",
+        "headers": headers,
+    }
+    if make_call is not None:
+        own["call"] = make_call()
+    await app(own, receive, send)
     if not answer.status:
         raise asyncio.CancelledError  # which ends at the outermost layer of the application
     return answer
@@ -163,13 +173,13 @@ class LineCalls:
         self._one_ended = asyncio.Event()
 
     async def answer(
-        self, request: LineRequest, gone: asyncio.Event | None = None, scope: Mapping[str, Any] | None = None
+        self, request: LineRequest, gone: asyncio.Event | None = None, make_call: Callable[[], Call] | None = None
     ) -> LineAnswer:
         """429 only where there is no other line to wait for. Otherwise as `call`."""
         while True:
             self._num_active += 1
             try:
-                answer = await call(self._apps[request.url], request, gone, scope)
+                answer = await call(self._apps[request.url], request, gone, make_call)
             except BaseException:
                 self._num_active -= 1
                 self._wake()

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 from starlette.types import ASGIApp
@@ -37,6 +38,7 @@ from server.batches.lines import (
 from server.batches.priority import behind_others
 from server.batches.store import BatchStore, Done, StoredBatch
 from server.batches.usage import Usage
+from server.http.call import Call
 from server.http.errors import ApiError, BatchOver, InvalidRequest, StorageFull, TooManyRequests, clip
 from server.models.lifecycle import Lifecycle, Phase
 
@@ -324,18 +326,18 @@ class BatchRunner:
             if isinstance(line.request, ApiError):
                 await self._record(id, run, error_record_of(line.custom_id, line.number, line.request), answered=False)
                 return
-            answer = await self._answered(run, line.request, _scope(self._store.now(id).owner))
+            answer = await self._answered(run, line.request, partial(_call_of, self._store.now(id).owner))
             if answer is not None:
                 record, used = record_of(line.custom_id, answer), usage_of(answer)
                 await self._record(id, run, record, answered=answer.status == 200, used=used)
         finally:
             self._places.release()
 
-    async def _answered(self, run: _Run, request: LineRequest, scope: Mapping[str, Any]) -> LineAnswer | None:
+    async def _answered(self, run: _Run, request: LineRequest, make_call: Callable[[], Call]) -> LineAnswer | None:
         """None where there is no answer, and none will be in this process or for this batch."""
         while await self._there_is_room(run):
             try:
-                answer = await self._calls.answer(request, run.gone, scope)
+                answer = await self._calls.answer(request, run.gone, make_call)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if run.gone.is_set() and task is not None and not task.cancelling():
@@ -361,13 +363,11 @@ class BatchRunner:
         self._store.set(replace(batch, completed=num_completed, failed=num_failed, usage=batch.usage + used))
 
 
-def _scope(owner: str | None) -> Mapping[str, Any]:
-    """What a line's request has of its owner: the parts of the prefix cache that are theirs. What is shared among callers, all
-    batches share as one."""
-    if owner is None:
-        return {"caller": CALLER_KEY}
-    own = {"is_admin": True} if owner == ADMINISTRATOR else {"caller_key": bytes.fromhex(owner)}
-    return {"caller": CALLER_KEY, **own}
+def _call_of(owner: str | None) -> Call:
+    """Return the call of a line: its owner's parts of the prefix cache, but what callers share, all batches share as one."""
+    is_admin = owner == ADMINISTRATOR
+    key = None if owner is None or is_admin else bytes.fromhex(owner)
+    return Call(key=key, is_admin=is_admin, shares_as=CALLER_KEY)
 
 
 def _error(code: str, message: str) -> dict[str, Any]:

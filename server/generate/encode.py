@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 from runtime.api import MediaItem
 from server.config.server_config import ServerConfig
 from server.generate.request import MESSAGES, TOOLS, Chat, Function, GenerateRequest, Message, PastCall, Prompt
+from server.http.call import Call
 from server.http.errors import ContextLengthExceeded, Field, InvalidRequest, clip
-from server.http.offload import LONG_CHARS, SHORT_CHARS, Offload, Pieces, to_the_end
+from server.http.offload import LONG_CHARS, SHORT_CHARS, Pieces, to_the_end
 from server.http.schema import Json
 from server.media.part import MediaPart
 from server.media.placeholders import PlaceholderError, PromptMedia, ReadMedia
@@ -63,7 +64,7 @@ class Encoded:
 
 @singledispatch
 async def encode_prompt(
-    prompt: Prompt, request: GenerateRequest, loaded: LoadedModel, offload: Offload, config: ServerConfig
+    prompt: Prompt, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> Encoded:
     """Return the ids of the prompt of `request`; each kind of Prompt has a function of its own. Raises InvalidRequest."""
     raise NotImplementedError(type(prompt).__name__)
@@ -74,7 +75,7 @@ async def encode_prompt(
 
 async def text_ids(
     loaded: LoadedModel,
-    offload: Offload,
+    call: Call,
     text: str,
     *,
     add_special_tokens: bool,
@@ -84,7 +85,7 @@ async def text_ids(
 ) -> list[int]:
     """The ids of `text`. One that is too long raises ContextLengthExceeded if it has to fit, else InvalidRequest, at the cost of
     its beginning only; one that is a little too long comes back whole."""
-    return await offload.run_pieces(
+    return await call.run_pieces(
         len(text),
         encode_pieces(loaded, text, add_special_tokens=add_special_tokens, param=param, fits=fits, plain=plain),
     )
@@ -134,15 +135,15 @@ def max_tokens_of_text(max_model_len: int) -> int:
 
 @encode_prompt.register
 async def _encode_chat(
-    chat: Chat, request: GenerateRequest, loaded: LoadedModel, offload: Offload, config: ServerConfig
+    chat: Chat, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> Encoded:
     return await chat_prompt(
-        loaded, offload, chat, show_reasoning=request.shown.reasoning, fits=request.truncation is None
+        loaded, call, chat, show_reasoning=request.shown.reasoning, fits=request.truncation is None
     )
 
 
 async def chat_prompt(
-    loaded: LoadedModel, offload: Offload, chat: Chat, *, show_reasoning: bool = True, fits: bool = True
+    loaded: LoadedModel, call: Call, chat: Chat, *, show_reasoning: bool = True, fits: bool = True
 ) -> Encoded:
     """Return the ids of a conversation, and how answers to it are read. With `fits`, a conversation far too long for the context
     is refused at the cost of its beginning.
@@ -155,7 +156,7 @@ async def chat_prompt(
             "this server does not know how the model writes tool calls, so it takes no ", TOOLS,
             ": start it with --tool-parser NAME", param=TOOLS,
         )  # fmt: skip
-    rendered, ignored = await _render(loaded, offload, chat, tools, fits=fits)
+    rendered, ignored = await _render(loaded, call, chat, tools, fits=fits)
     output_parser = loaded.chat_format.output_parser(
         tools,
         reasoning_open=_is_reasoning_open(loaded.chat_format, rendered.text, chat),
@@ -171,9 +172,9 @@ def check_template(loaded: LoadedModel) -> None:
         raise InvalidRequest(NO_TEMPLATE, param=MESSAGES)
 
 
-async def chat_ids(loaded: LoadedModel, offload: Offload, chat: Chat) -> list[int]:
+async def chat_ids(loaded: LoadedModel, call: Call, chat: Chat) -> list[int]:
     """The ids alone: what /tokenize counts is what a chat is charged. Raises InvalidRequest."""
-    rendered, _ = await _render(loaded, offload, chat, tools_json(chat.shown_tools), fits=True)
+    rendered, _ = await _render(loaded, call, chat, tools_json(chat.shown_tools), fits=True)
     return rendered.ids
 
 
@@ -186,7 +187,7 @@ class _Rendered(NamedTuple):
 
 
 async def _render(
-    loaded: LoadedModel, offload: Offload, chat: Chat, tools: Sequence[Json], *, fits: bool
+    loaded: LoadedModel, call: Call, chat: Chat, tools: Sequence[Json], *, fits: bool
 ) -> tuple[_Rendered, tuple[Field, ...]]:
     template, messages, kwargs = loaded.chat_template, chat.messages, chat.template_kwargs
     _check_count(loaded, chat, fits=fits)
@@ -203,7 +204,7 @@ async def _render(
 
     _check_results(loaded, messages)
     parts = chat.media
-    media = await loaded.media.read(parts, chat.processor_kwargs) if parts else None
+    media = await loaded.media.read(parts, chat.processor_kwargs, call.tenant) if parts else None
 
     def render(limit_s: float) -> Pieces[_Rendered]:
         seen = messages_json(messages)
@@ -235,7 +236,7 @@ async def _render(
         return _Rendered(text, ids, ()) if media is None else _Rendered(text, *media.placed(ids, ordered))
 
     try:
-        rendered = await _within_bounds(template, offload, _cost(messages, tools, chat.documents, kwargs), render)
+        rendered = await _within_bounds(template, call, _cost(messages, tools, chat.documents, kwargs), render)
     except (PromptError, PlaceholderError) as error:
         raise InvalidRequest(clip(error), param=MESSAGES) from None
     return rendered, ignored
@@ -270,15 +271,15 @@ def _check_results(loaded: LoadedModel, messages: Sequence[Message]) -> None:
                 )
 
 
-async def _within_bounds(template: ChatTemplate, offload: Offload, cost: int, work: Callable[[float], Pieces[T]]) -> T:
+async def _within_bounds(template: ChatTemplate, call: Call, cost: int, work: Callable[[float], Pieces[T]]) -> T:
     """The result of `work`, which is given the seconds that the template may take, and costs so much if `template` is like others.
     One that was seen to take long, however short the conversation, never does so on the event loop again."""
     if cost <= SHORT_CHARS and not template.is_slow:
         try:
-            return await offload.run_pieces(cost, work(SHORT_RENDER_S))
+            return await call.run_pieces(cost, work(SHORT_RENDER_S))
         except EndlessTemplate:
             template.is_slow = True
-    return await offload.run_pieces(max(cost, SHORT_CHARS + 1), work(MAX_RENDER_S))
+    return await call.run_pieces(max(cost, SHORT_CHARS + 1), work(MAX_RENDER_S))
 
 
 def _check_count(loaded: LoadedModel, chat: Chat, *, fits: bool) -> None:

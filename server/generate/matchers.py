@@ -14,6 +14,7 @@ from server.generate.structured.after_reasoning import after_reasoning
 from server.generate.structured.budget import ReasoningMarkers, thinking_budget
 from server.generate.structured.chats import ChatGrammar, Function
 from server.generate.structured.grammar import GrammarError
+from server.http.call import Call
 from server.http.errors import Field, InvalidRequest
 from server.models.chat_format import OutputParser
 from server.models.model import LoadedModel
@@ -28,7 +29,7 @@ class Matchers(NamedTuple):
 
 
 async def matchers_for(
-    loaded: LoadedModel, request: GenerateRequest, output_parser: OutputParser | None = None
+    loaded: LoadedModel, call: Call, request: GenerateRequest, output_parser: OutputParser | None = None
 ) -> Matchers:
     """What holds an answer to what `request` wants of it, none where it leaves that open. `output_parser`: how it will be
     read, where it is more than text.
@@ -40,7 +41,8 @@ async def matchers_for(
     found: list[MatcherFactory] = []
     if constraint is not None:
         try:
-            found.append(_after_reasoning(await loaded.grammars.factory(constraint.grammar), loaded, output_parser))
+            make = await loaded.grammars.factory(constraint.grammar, call.caller)
+            found.append(_after_reasoning(make, loaded, output_parser))
         except GrammarError as error:
             raise InvalidRequest(constraint.param, f": {error}", param=constraint.param) from None
     budget = request.thinking_token_budget

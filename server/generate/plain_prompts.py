@@ -12,8 +12,9 @@ from server.generate.encode import Encoded, encode, encode_pieces, encode_prompt
 from server.generate.logprobs import Echo
 from server.generate.request import PROMPT, Embeds, GenerateRequest, Infill, Texts, TextWithMedia, Truncation
 from server.generate.sampling import check_token_ids
+from server.http.call import Call
 from server.http.errors import Field, InvalidRequest
-from server.http.offload import SHORT_CHARS, Offload, Pieces
+from server.http.offload import SHORT_CHARS, Pieces
 from server.media.embeds import prompt_item
 from server.media.part import Base64
 from server.media.placeholders import PlaceholderError
@@ -29,23 +30,23 @@ PIECE_TOKENS = 16 * LONG_PROMPT  # of short prompts, behind which other callers 
 SUFFIX, TRUNCATE = Field("suffix"), Field("truncate_prompt_tokens")
 
 
-async def predicted_ids(loaded: LoadedModel, offload: Offload, text: str, param: Field) -> list[int]:
+async def predicted_ids(loaded: LoadedModel, call: Call, text: str, param: Field) -> list[int]:
     """The ids of what an answer may be like, as far as an answer can be: special tokens in it are text."""
-    ids = await text_ids(loaded, offload, text, add_special_tokens=False, param=param, fits=False, plain=True)
+    ids = await text_ids(loaded, call, text, add_special_tokens=False, param=param, fits=False, plain=True)
     return ids[: loaded.engine.model.max_model_len]
 
 
 @encode_prompt.register
 async def _encode_texts(
-    given: Texts, request: GenerateRequest, loaded: LoadedModel, offload: Offload, config: ServerConfig
+    given: Texts, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> Encoded:
-    return Encoded(await prompt_ids(loaded, offload, given, fits=request.truncation is None))
+    return Encoded(await prompt_ids(loaded, call, given, fits=request.truncation is None))
 
 
-async def prompt_ids(loaded: LoadedModel, offload: Offload, given: Texts, *, fits: bool) -> list[list[int]]:
+async def prompt_ids(loaded: LoadedModel, call: Call, given: Texts, *, fits: bool) -> list[list[int]]:
     """Return the ids of every prompt, in order. `fits`: see `text_ids`. Raises InvalidRequest for ids outside the vocabulary."""
     cost = sum(CHARS_PER_PROMPT + len(prompt) for prompt in given.prompts) - CHARS_PER_PROMPT
-    return await offload.run_pieces(cost, _prompt_ids(loaded, given, fits))
+    return await call.run_pieces(cost, _prompt_ids(loaded, given, fits))
 
 
 def _prompt_ids(loaded: LoadedModel, given: Texts, fits: bool) -> Pieces[list[list[int]]]:
@@ -73,15 +74,15 @@ def _prompt_ids(loaded: LoadedModel, given: Texts, fits: bool) -> Pieces[list[li
 
 @encode_prompt.register
 async def _encode_with_media(
-    given: TextWithMedia, request: GenerateRequest, loaded: LoadedModel, offload: Offload, config: ServerConfig
+    given: TextWithMedia, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> Encoded:
     """Raises InvalidRequest where there are not as many placeholders as media."""
     text, fits = given.text, request.truncation is None
-    media = await loaded.media.read(given.media, given.processor_kwargs)
+    media = await loaded.media.read(given.media, given.processor_kwargs, call.tenant)
     try:
         special = given.add_special_tokens and media.layout is None
         text, ordered = media.written(text if media.layout is None else media.layout(text))
-        ids = await text_ids(loaded, offload, text, add_special_tokens=special, param=PROMPT, fits=fits)
+        ids = await text_ids(loaded, call, text, add_special_tokens=special, param=PROMPT, fits=fits)
         ids, items = media.placed(ids, ordered)
     except PlaceholderError as error:
         raise InvalidRequest(str(error), param=PROMPT) from None
@@ -90,7 +91,7 @@ async def _encode_with_media(
 
 @encode_prompt.register
 async def _encode_embeds(
-    given: Embeds, request: GenerateRequest, loaded: LoadedModel, offload: Offload, config: ServerConfig
+    given: Embeds, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> Encoded:
     """An id stands for each vector. Raises InvalidRequest."""
     part = given.part
@@ -107,13 +108,13 @@ async def _encode_embeds(
         yield
         return prompt_item(data, part.where)
 
-    item = await offload.run_pieces(len(text), read())
+    item = await call.run_pieces(len(text), read())
     return Encoded([[0] * len(item.positions)], (item,))
 
 
 @encode_prompt.register
 async def _encode_infill(
-    given: Infill, request: GenerateRequest, loaded: LoadedModel, offload: Offload, config: ServerConfig
+    given: Infill, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> Encoded:
     """The prompt between each prefix and the suffix. Special tokens in the texts are text: what is written may be about them. An
     answer also ends where the model goes on with another file, or with what surrounds the middle.
@@ -127,7 +128,7 @@ async def _encode_infill(
             param=SUFFIX,
         )  # fmt: skip
     plain = Texts(given.prefixes, add_special_tokens=False, allow_special_tokens=False)
-    prefixes = await prompt_ids(loaded, offload, plain, fits=fits)
+    prefixes = await prompt_ids(loaded, call, plain, fits=fits)
     num_chars = len(given.suffix) + len(given.middle) + sum(len(name) + len(text) for name, text in given.extra)
 
     def ids() -> list[list[int]]:
@@ -140,7 +141,7 @@ async def _encode_infill(
             for prefix in prefixes
         ]
 
-    return Encoded(await offload.run(num_chars, ids), stop_ids=infill.stop_ids)
+    return Encoded(await call.run(num_chars, ids), stop_ids=infill.stop_ids)
 
 
 def _plain(loaded: LoadedModel, fits: bool, text: str) -> list[int]:
@@ -180,20 +181,20 @@ def echoed(tokenizer: Tokenizer, request: GenerateRequest, number: int, ids: Seq
 
 async def prepared(
     loaded: LoadedModel,
-    offload: Offload,
+    call: Call,
     ids: Sequence[int],
     salt: str | None,
     media: tuple[MediaItem, ...] = (),
     adapter: Adapter | None = None,
 ) -> PreparedPrompt | None:
     """Check and hash a long prompt on a thread, so that to submit it costs the loop next to nothing; None for a short one."""
-    (made,) = await all_prepared(loaded, offload, [ids], salt, media, adapter)
+    (made,) = await all_prepared(loaded, call, [ids], salt, media, adapter)
     return made
 
 
 async def all_prepared(
     loaded: LoadedModel,
-    offload: Offload,
+    call: Call,
     prompts: Sequence[Sequence[int]],
     salt: str | None,
     media: tuple[MediaItem, ...] = (),
@@ -216,4 +217,4 @@ async def all_prepared(
             made.append(prepare(ids))
         return made
 
-    return await offload.run_pieces(num_tokens, pieces())
+    return await call.run_pieces(num_tokens, pieces())

@@ -13,8 +13,8 @@ from typing import Final, TypeVar
 
 from runtime.api import MatcherFactory, ModelInfo, SamplingParams
 from server.generate.request import GenerateRequest
+from server.http.call import Call
 from server.http.errors import ContextLengthExceeded, Field, InvalidRequest, clip
-from server.http.offload import Offload
 from server.http.wire_fields import Sampling
 
 # Below the first, dividing by the temperature says no more than argmax; below the second it overflows float32 logits.
@@ -105,7 +105,7 @@ def for_choice(params: SamplingParams, choice: int, *, with_prompt_logprobs: boo
     return dataclasses.replace(params, seed=(params.seed + choice + 2**63) % 2**64 - 2**63)
 
 
-async def allowed_token_ids(ids: Sequence[int], offload: Offload, vocab_size: int) -> frozenset[int]:
+async def allowed_token_ids(ids: Sequence[int], call: Call, vocab_size: int) -> frozenset[int]:
     """Return the ids that alone may be drawn. They are checked off the event loop, and once for all prompts of a request: there may
     be as many as the vocabulary has.
 
@@ -117,7 +117,7 @@ async def allowed_token_ids(ids: Sequence[int], offload: Offload, vocab_size: in
         check_token_ids(ids, vocab_size, ALLOWED)
         return frozenset(ids)
 
-    return await offload.run(len(ids) // IDS_PER_CHAR, checked)
+    return await call.run(len(ids) // IDS_PER_CHAR, checked)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: Field) -> None:

@@ -21,9 +21,8 @@ from server.generate.matchers import matchers_for
 from server.generate.plain_prompts import TRUNCATE, all_prepared, echoed, predicted_ids, truncated
 from server.generate.request import Chat, GenerateRequest
 from server.generate.sampling import allowed_token_ids, sampling_params
-from server.http.call import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
+from server.http.call import Call
 from server.http.errors import Field, InvalidRequest
-from server.http.offload import Offload
 from server.models.model import LoadedModel
 
 logger = logging.getLogger("oneloop.http")
@@ -42,21 +41,21 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(
-        cls, config: ServerConfig, arrival: Arrival, *, priority: int, timeout_s: float | None, cache_salt: str | None
+        cls, config: ServerConfig, call: Call, *, priority: int, timeout_s: float | None, cache_salt: str | None
     ) -> Self:
-        """Return the terms of a request that came as `arrival` says. `timeout_s`: the body's. `cache_salt`: the client's;
+        """Return the terms of a request that came by `call`. `timeout_s`: the body's. `cache_salt`: the client's;
         clients divide what is theirs by their own salts, in which there is no slash.
 
         Raises InvalidRequest where the scheduler knows no priorities."""
         if priority and config.scheduling_policy != "priority":
             raise InvalidRequest(PRIORITY, " needs a server started with --scheduling-policy priority", param=PRIORITY)
-        is_shared = arrival.tenant is None or config.shared_prefix_cache
-        salt = cache_salt if is_shared else f"{arrival.tenant}/{cache_salt or ''}"
-        return cls(priority, arrival.deadline_s(timeout_s, config.request_timeout), salt)
+        is_shared = call.tenant is None or config.shared_prefix_cache
+        salt = cache_salt if is_shared else f"{call.tenant}/{cache_salt or ''}"
+        return cls(priority, call.deadline_s(timeout_s), salt)
 
 
 async def start(
-    config: ServerConfig, offload: Offload, loaded: LoadedModel, request: GenerateRequest, *, id: str, arrival: Arrival
+    config: ServerConfig, call: Call, loaded: LoadedModel, request: GenerateRequest, *, id: str
 ) -> tuple[Generation, tuple[Field, ...]]:
     """Return a Generation that is not opened yet, and the fields of `request` that mean nothing to this model's template or engine,
     which the client has to learn. Of each choice, Outputs become text by `Choice.feed` or events by `Choice.events`, with their
@@ -65,12 +64,12 @@ async def start(
     Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""
     _check(config, loaded, request)
     terms = Terms.of(
-        config, arrival, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
+        config, call, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
     )
     if isinstance(request.prompt, Chat) and not loaded.is_resident:
         check_template(loaded)  # before another model is unloaded for it
-    await loaded.enter_to_generate(terms.deadline_s)
-    encoded = await encode_prompt(request.prompt, request, loaded, offload, config)
+    await loaded.enter_to_generate(call, terms.deadline_s)
+    encoded = await encode_prompt(request.prompt, request, loaded, call, config)
     if encoded.stop_ids:
         stop_token_ids = [*(request.sampling.stop_token_ids or ()), *sorted(encoded.stop_ids)]
         request = replace(request, sampling=replace(request.sampling, stop_token_ids=stop_token_ids))
@@ -78,14 +77,14 @@ async def start(
     prediction: Sequence[int] = ()
     if request.prediction is not None:
         if loaded.engine.model.reads_predictions and request.speculative:
-            prediction = await predicted_ids(loaded, offload, request.prediction, PREDICTION)
+            prediction = await predicted_ids(loaded, call, request.prediction, PREDICTION)
         else:
             ignored = (*ignored, PREDICTION)
-    matchers = await matchers_for(loaded, request, encoded.output_parser)
+    matchers = await matchers_for(loaded, call, request, encoded.output_parser)
     beams = _beams(request, loaded.engine.model)
     fitted = [_fitted(loaded, request, encoded, given) for given in encoded.prompts]
     requests = await _requests(
-        offload, loaded, request, fitted, matchers.factories, terms, id=id, arrival_s=arrival.time_s, media=encoded.media,
+        call, loaded, request, fitted, matchers.factories, terms, id=id, media=encoded.media,
         prediction=prediction,
     )  # fmt: skip
     echoes = [
@@ -106,7 +105,7 @@ async def start(
 
 
 async def _requests(
-    offload: Offload,
+    call: Call,
     loaded: LoadedModel,
     request: GenerateRequest,
     prompts: Sequence[Sequence[int]],
@@ -114,16 +113,15 @@ async def _requests(
     terms: Terms,
     *,
     id: str,
-    arrival_s: float,
     media: tuple[api.MediaItem, ...],
     prediction: Sequence[int],
 ) -> list[api.Request]:
     """Return the engine's requests: one for each answer to each of `prompts`."""
     allowed = None
     if request.sampling.allowed_token_ids is not None:
-        allowed = await allowed_token_ids(request.sampling.allowed_token_ids, offload, loaded.engine.model.vocab_size)
+        allowed = await allowed_token_ids(request.sampling.allowed_token_ids, call, loaded.engine.model.vocab_size)
     adapter = loaded.adapter_for(media) if media else loaded.adapter
-    prepared = await all_prepared(loaded, offload, prompts, terms.cache_salt, media, adapter)
+    prepared = await all_prepared(loaded, call, prompts, terms.cache_salt, media, adapter)
     requests: list[api.Request] = []
     for ids, made in zip(prompts, prepared, strict=True):
         if requests:
@@ -136,10 +134,10 @@ async def _requests(
                 params=params,
                 priority=terms.priority,
                 cache_salt=terms.cache_salt,
-                arrival_s=arrival_s,
-                caller=CALLER.get(),
-                parent_id=CURRENT_ID.get(),
-                trace_headers=TRACE_HEADERS.get(),
+                arrival_s=call.arrival_s,
+                caller=call.caller,
+                parent_id=call.id or None,
+                trace_headers=call.trace_headers,
                 deadline_s=terms.deadline_s,
                 prepared=made,
                 speculative=request.speculative,

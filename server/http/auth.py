@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.http.call import call_in
 from server.http.errors import AdminOnly, InvalidApiKey, MissingApiKey
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/generate", "/ping"})
@@ -131,7 +132,7 @@ class RequireKey:
         path = scope["path"]
         if not is_open(path):
             if path in self._paths:
-                scope["route_path"] = path
+                call_in(scope).route = path
             self._check(scope)
         await self._app(scope, receive, send)
 
@@ -139,7 +140,8 @@ class RequireKey:
         """Raises MissingApiKey, InvalidApiKey or AdminOnly."""
         keys, path, given = self._keys, scope["path"], presented(scope)
         is_admin, user = keys.is_admin(given), keys.user(given)
-        scope["caller_key"], scope["is_admin"] = user, is_admin
+        call = call_in(scope)
+        call.key, call.is_admin = user, is_admin
         admin_only = needs_admin(path, user_key=keys.has_user, admin_key=keys.has_admin)
         if not keys and path in OPERATOR_PATHS and not self._is_private:
             raise AdminOnly(path, has_key=False)

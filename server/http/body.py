@@ -15,10 +15,9 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from server.config.server_config import ServerConfig
-from server.http.call import CURRENT_ID, IGNORED_FIELDS, note_ignored
+from server.http.call import call_of, note_ignored
 from server.http.errors import BodyTooLarge, NameTooLong, TooManyValues, WrongContentType
-from server.http.offload import Offload, touch_heap
-from server.http.protocol import INCOMING_BODY, IncomingBody
+from server.http.offload import touch_heap
 from server.http.schema import T, Wire, refusal_of
 
 R = TypeVar("R")
@@ -61,8 +60,7 @@ async def _chunks(request: Request, limit_bytes: int) -> list[bytes]:
         if size > limit_bytes:
             raise BodyTooLarge(limit_bytes)
         chunks.append(chunk)
-    incoming: IncomingBody | None = request.scope.get(INCOMING_BODY)
-    if incoming is not None and incoming.has_failed:
+    if (incoming := call_of(request).body) is not None:
         incoming.check()
     return chunks
 
@@ -87,53 +85,39 @@ def joined(chunks: list[bytes]) -> bytes:
 
 
 async def read_as(
-    request: Request,
-    wire: Wire[T],
-    make: Callable[[T], R],
-    config: ServerConfig,
-    offload: Offload,
-    *,
-    from_any_program: bool = False,
+    request: Request, wire: Wire[T], make: Callable[[T], R], config: ServerConfig, *, from_any_program: bool = False
 ) -> tuple[T, R]:
     """Return the decoded body and the result of `make`, in one trip off the loop. Unknown fields are noted as ignored, or refused
     with --strict-fields.
 
     Raises ApiError."""
     ignored: list[str] = []
-    incoming: IncomingBody | None = request.scope.get(INCOMING_BODY)
+    call = call_of(request)
+    incoming = call.body
     try:
         chunks = await read_chunks(request, config.max_body_size, from_any_program=from_any_program)
-        request.scope["body_cost"] = cost = sum(map(len, chunks)) // BYTES_PER_CHAR
+        call.body_cost = sum(map(len, chunks)) // BYTES_PER_CHAR
 
         def made() -> tuple[T, R]:
             body = joined(chunks)
             given = wire.decode(body, None if config.strict_fields else ignored)
             return given, make(given)
 
-        found = await offload.run(cost, made)
+        found = await call.run(call.body_cost, made)
     finally:
         if incoming is not None:
             incoming.release()
     named: str | None = getattr(found[0], "request_id", None)  # of APIs whose bodies have it
     if named and "x-request-id" not in request.headers:
-        request.scope["request_id"] = named
-        CURRENT_ID.set(named)
-    request.scope[IGNORED_FIELDS] += ignored
+        call.rename(named)
+    call.ignored += ignored
     return found
 
 
-async def read_request(
-    request: Request, wire: Wire[T], config: ServerConfig, offload: Offload, *, from_any_program: bool = False
-) -> T:
+async def read_request(request: Request, wire: Wire[T], config: ServerConfig, *, from_any_program: bool = False) -> T:
     """Return the decoded body; see `read_as`."""
-    given, _ = await read_as(request, wire, lambda given: None, config, offload, from_any_program=from_any_program)
+    given, _ = await read_as(request, wire, lambda given: None, config, from_any_program=from_any_program)
     return given
-
-
-def body_cost(request: Request) -> int:
-    """Return the cost of processing the request's body, in characters of tokenising (see `Offload`)."""
-    found: int = request.scope["body_cost"]
-    return found
 
 
 # --- counting values --------------------------------------------------------------------------------------------

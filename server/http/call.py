@@ -1,90 +1,217 @@
-"""What is known of a request: when it came, how long its client waits, who sent it, and which of its fields had no effect."""
+"""Call: one request as every layer knows it: its id, who sent it, its deadline, trace and body, and the way back to its client.
+
+The outermost layer makes it: the connection, or whatever sends a request in the connection's place. It crosses ASGI as
+scope["call"] and is passed as an argument from the routes on. Only the log reads a ContextVar, the request's id."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-
-from starlette.requests import Request
-from starlette.types import Scope
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from server.config.server_config import ServerConfig
-from server.http.errors import InvalidRequest, UnsupportedParameter
+from server.http.errors import ApiError, ErrorShape, InvalidRequest, UnsupportedParameter
+from server.http.offload import Offload, Pieces, to_the_end
 from server.http.schema import MAX_TIMEOUT_S, REQUEST_ID
+from server.http.watch import while_waited_for
 
-# Who asks, for all that is shared among callers: the engine's queue, threads for text and for grammars. Opaque; None where
-# nobody is told from others. It goes with the context, since much work on a request's way is done by what knows no requests.
-CALLER: ContextVar[bytes | None] = ContextVar("caller", default=None)
-
-# Whose key it came with, where what is kept of one's requests may tell nothing to another; None where that is everybody.
-TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
-
-# Of which trace the request is a part, by the W3C's headers; none where nobody traces. The same way.
-TRACE_HEADERS: ContextVar[Sequence[tuple[str, str]]] = ContextVar("trace_headers", default=())
-
-# The id of the request that is worked on, as its client and the log have it; None where there is none. The same way.
+# The id of the request in work, for the log alone; None where there is none.
 CURRENT_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 
+if TYPE_CHECKING:  # models know calls, and `--help` knows models
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """`time_s`: by `time.monotonic()`. `tenant`: whose prefixes it may reuse and nobody else's; None where that is everybody.
-    `timeout_s`: from `time_s` on, for the whole answer, if the client said so in a header. `request_id`: by which client and log
-    know it; empty where it came by no connection."""
+T = TypeVar("T")
 
-    time_s: float
-    timeout_s: float | None = None
-    tenant: str | None = None
-    request_id: str = ""
-
-    def deadline_s(self, body_s: float | None, otherwise_s: float | None) -> float | None:
-        """Until when an answer has to be complete, by `time.monotonic()`. `body_s`: what the body says; of body and head the
-        shorter counts, `otherwise_s` only where neither says anything. None: there is no limit."""
-        given = [each for each in (body_s, self.timeout_s) if each is not None]
-        shortest = min(given, default=otherwise_s)
-        return None if shortest is None else self.time_s + shortest
-
-
+ADMINISTRATOR = "administrator"
 UNIX_SOCKET = b"unix"
 _REQUEST_ID = re.compile(REQUEST_ID)
 _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
 
 
-def caller_key(scope: Scope) -> bytes | None:
-    """What stands for the user's key a request came with; None where there are none."""
-    found: bytes | None = scope.get("caller_key")
+class ChunkWriter(Protocol):
+    """Writes the next piece of an answer that has begun, as its `send` would. Returns False, and writes nothing, where that would
+    wait or would not be a chunk. `chunk_writer`: takes one chunk with its size; None where that would wait."""
+
+    def __call__(self, body: bytes) -> bool: ...
+
+    @property
+    def chunk_writer(self) -> Callable[[bytes], None] | None: ...
+
+
+class IncomingBody:
+    """A request's body as its connection sees it. `account`: called when the number of its bytes that count has changed."""
+
+    __slots__ = ("_account", "_error", "num_bytes")
+
+    def __init__(self, account: Callable[[], None]) -> None:
+        self._error: ApiError | None = None
+        self.num_bytes = 0
+        self._account = account
+
+    def fail(self, error: ApiError) -> None:
+        """End the body early; its reader gets `error`."""
+        self._error, self.num_bytes = error, 0
+
+    def check(self) -> None:
+        """Raise the error that ended the body early, if any. It is not kept: its traceback holds frames that hold this object."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback holds this frame
+
+    def release(self) -> None:
+        """Stop counting the body in what all connections hold together."""
+        self.num_bytes = 0
+        self._account()
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """`id`: X-Request-Id where it is valid, else the body's, else a fresh one; empty without a connection. `arrival_s`: by
+    `time.monotonic()`. `address`: the client's; "" over a Unix socket, None for a request of this process. `key`: stands for the
+    user's key; None where there are no keys. `shares_as`: overrides `caller`. `trace_headers`: the W3C's, where requests are
+    traced. `default_timeout_s`: where the client sets none. `body_cost`: of processing the decoded body, in characters of
+    tokenising. `ignored`: names of fields that had no effect.
+    `offload`: runs its long work; None does it in place. `send_body`: the connection's own `send`, past layers that only look at
+    the start of an answer. `writer`: makes a ChunkWriter, where the connection has one."""
+
+    id: str = ""
+    arrival_s: float = field(default_factory=time.monotonic)
+    address: str | None = None
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    route: str = "unknown"
+    error_shape: ErrorShape | None = None
+    key: bytes | None = None
+    is_admin: bool = False
+    shares_as: bytes | None = None
+    trace_headers: Sequence[tuple[str, str]] = ()
+    default_timeout_s: float | None = None
+    offload: Offload | None = None
+    body: IncomingBody | None = None
+    body_cost: int = 0
+    ignored: list[str] = field(default_factory=list)
+    receive: Receive | None = None
+    send_body: Send | None = None
+    writer: Callable[[], ChunkWriter] | None = None
+    _held: dict[Hashable, Callable[[], None]] = field(default_factory=dict)
+
+    def begin(self, scope: Scope) -> None:
+        """Take over what the head of the request says."""
+        self.headers = scope["headers"]
+        self.address = (scope["client"] or ("",))[0] if "client" in scope else None
+        self.arrival_s = time.monotonic()
+        given = self._header(b"x-request-id") or ""
+        self.rename(given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
+
+    def rename(self, id: str) -> None:
+        """Make `id` the request's id, in the log too."""
+        self.id = id
+        CURRENT_ID.set(id)
+
+    def end(self) -> None:
+        """Release what the call holds, and break its reference cycles with the connection."""
+        held, self._held = self._held, {}
+        for release in held.values():
+            release()
+        self.receive = self.send_body = self.writer = self.body = None
+
+    @property
+    def caller(self) -> bytes | None:
+        """Whoever sent it, for what callers share: the key; without keys the address, of IPv6 the network of 64 bits. All clients
+        of a Unix socket are one. None for a request of this process."""
+        if self.shares_as is not None:
+            return self.shares_as
+        if self.is_admin:
+            return ADMINISTRATOR.encode()
+        if self.key is not None or self.address is None:
+            return self.key
+        return _network(self.address)
+
+    @property
+    def tenant(self) -> str | None:
+        """The owner of the key, to whom alone its caches belong; None where there are no keys."""
+        if self.is_admin:
+            return ADMINISTRATOR
+        return None if self.key is None else self.key.hex()
+
+    def deadline_s(self, body_s: float | None = None) -> float | None:
+        """Return the time by which the answer has to be complete, by `time.monotonic()`; None without a limit. `body_s`: the
+        body's timeout; the shorter of it and X-Request-Timeout counts. Raises InvalidRequest for a malformed header."""
+        given = [each for each in (body_s, self._timeout_s()) if each is not None]
+        shortest = min(given, default=self.default_timeout_s)
+        return None if shortest is None else self.arrival_s + shortest
+
+    def _timeout_s(self) -> float | None:
+        text = self._header(b"x-request-timeout")
+        if text is None:
+            return None
+        if not _SECONDS.fullmatch(text.strip()) or not 0 < float(text) <= MAX_TIMEOUT_S:
+            raise InvalidRequest(
+                f"X-Request-Timeout is seconds, more than 0 and at most {MAX_TIMEOUT_S}", param="X-Request-Timeout"
+            )
+        return float(text)
+
+    def _header(self, wanted: bytes) -> str | None:
+        return next((value.decode("latin-1") for name, value in self.headers if name == wanted), None)
+
+    async def while_waited_for(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, which is cancelled when the client leaves. Raises ClientLeft."""
+        if self.receive is None:
+            await work
+        else:
+            await while_waited_for(self.receive, work)
+
+    async def run(self, cost: int, work: Callable[[], T]) -> T:
+        """Return the result of `work`, off the loop where it is long. `cost`: see `Offload`. Raises TooManyRequests."""
+        return work() if self.offload is None else await self.offload.run(cost, work, self.caller)
+
+    async def run_pieces(self, cost: int, work: Pieces[T]) -> T:
+        """Return the result of `work`, done piece by piece. Raises TooManyRequests."""
+        return to_the_end(work) if self.offload is None else await self.offload.run_pieces(cost, work, self.caller)
+
+    def holds(self, what: Hashable) -> bool:
+        return what in self._held
+
+    def hold(self, what: Hashable, release: Callable[[], None]) -> None:
+        """Keep `what` until the answer has been sent; `release` is called then."""
+        self._held[what] = release
+
+
+def call_of(request: Request) -> Call:
+    """Return the call that a request of a route belongs to."""
+    found: Call = request.scope["call"]
     return found
 
 
-def is_admin(scope: Scope) -> bool:
-    """Whether a request came with the administrator's key."""
-    return bool(scope.get("is_admin"))
-
-
-def caller(scope: Scope) -> bytes | None:
-    """Who asks, for whatever is shared among callers: the key; where there are none the client's address, of IPv6 its network of 64
-    bits; over a Unix socket all are one. scope["caller"], where what makes the request says so; None where that says nothing."""
-    if (found := scope.get("caller")) is not None:
-        return bytes(found)
-    if is_admin(scope):
-        return b"administrator"
-    if (key := caller_key(scope)) is not None:
-        return key
-    if "client" not in scope:
-        return None  # a program of ours asks
-    return _network((scope["client"] or ("",))[0])
-
-
-def note_caller(scope: Scope) -> bytes | None:
-    """`caller`, which whatever is done for this request from here on knows too, as it does whose key it came with."""
-    TENANT.set(tenant(scope))
-    CALLER.set(found := caller(scope))
+def call_in(scope: Scope) -> Call:
+    """Return the call of `scope`, made here if no outer layer has."""
+    if "call" not in scope:
+        scope["call"] = Call()
+    found: Call = scope["call"]
     return found
+
+
+async def off_loop(request: Request, work: Callable[[], T]) -> T:
+    """Return the result of `work`, which goes through the request's decoded body. Raises TooManyRequests."""
+    call = call_of(request)
+    return await call.run(call.body_cost, work)
+
+
+def note_ignored(request: Request, names: Sequence[str], config: ServerConfig) -> None:
+    """Note fields that have no effect. Raises UnsupportedParameter with --strict-fields."""
+    if names and config.strict_fields:
+        raise UnsupportedParameter(names[0])
+    call_of(request).ignored += names
 
 
 @lru_cache(1024)  # every connection has one, few are new
@@ -94,54 +221,3 @@ def _network(host: str) -> bytes:
     except ValueError:
         return UNIX_SOCKET
     return address.packed[:8] if address.version == 6 and address.ipv4_mapped is None else address.packed[-4:]
-
-
-def tenant(scope: Scope) -> str | None:
-    """Whose key a request came with, as text that means nothing to anybody; None where there are no keys."""
-    if is_admin(scope):
-        return "administrator"
-    key = caller_key(scope)
-    return None if key is None else key.hex()
-
-
-def request_id(scope: Scope) -> str:
-    """The client's X-Request-Id where it is one, else what its body says (`body`), else a fresh id."""
-    found: str = scope["request_id"]
-    return found
-
-
-def arrival(scope: Scope) -> Arrival:
-    """Of a request whose head has arrived and whose key has been checked. Raises InvalidRequest."""
-    return Arrival(scope["arrival_s"], _timeout_s(scope), tenant(scope), scope["request_id"])
-
-
-def _timeout_s(scope: Scope) -> float | None:
-    """What X-Request-Timeout says. Raises InvalidRequest where that is no number of seconds."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-timeout":
-            text = value.decode("latin-1").strip()
-            if not _SECONDS.fullmatch(text) or not 0 < float(text) <= MAX_TIMEOUT_S:
-                raise InvalidRequest(
-                    f"X-Request-Timeout is seconds, more than 0 and at most {MAX_TIMEOUT_S}", param="X-Request-Timeout"
-                )
-            return float(text)
-    return None
-
-
-def choose_id(scope: Scope) -> str:
-    """What X-Request-Id says, or a fresh one."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            text = value.decode("latin-1")
-            return text if _REQUEST_ID.fullmatch(text) else uuid.uuid4().hex
-    return uuid.uuid4().hex
-
-
-IGNORED_FIELDS = "ignored_fields"  # of a scope: their names, for `middleware`, which says them
-
-
-def note_ignored(request: Request, names: Sequence[str], config: ServerConfig) -> None:
-    """Raises UnsupportedParameter where the server is strict about fields that change nothing."""
-    if names and config.strict_fields:
-        raise UnsupportedParameter(names[0])
-    request.scope[IGNORED_FIELDS] += names

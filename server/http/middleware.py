@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import AdapterGone, Busy, ContextTooLong, EngineError, EngineStopped
-from server.http.call import CURRENT_ID, IGNORED_FIELDS, choose_id, request_id
+from server.http.call import Call, call_in
 from server.http.errors import (
     ApiError,
     ClientLeft,
@@ -81,34 +81,25 @@ class NotedOnce:
 class _Exchange:
     """One request and the beginning of its answer."""
 
-    __slots__ = ("_date", "_noted", "_scope", "_send", "started_s", "status")
+    __slots__ = ("_call", "_date", "_noted", "_send", "status")
 
-    def __init__(self, scope: Scope, send: Send, date: bytes, noted: NotedOnce) -> None:
-        scope["request_id"] = id = choose_id(scope)
-        CURRENT_ID.set(id)
-        self.started_s = scope["arrival_s"] = time.monotonic()
+    def __init__(self, call: Call, send: Send, date: bytes, noted: NotedOnce) -> None:
         self.status = 0
-        self._scope = scope
-        # For bodies that come in a thousand pieces: nothing here looks at them.
-        self._send = scope["send_body"] = send
+        self._call = call
+        self._send = send
         self._date = date
         self._noted = noted
-        scope[IGNORED_FIELDS] = []
-
-    @property
-    def id(self) -> str:
-        return request_id(self._scope)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            call = self._call
             self.status = message["status"]
-            id = self.id.encode("latin-1")
-            own = [(b"x-request-id", id), (b"date", self._date)]
-            if (shape := self._scope["error_shape"]) is not None:
-                own += shape.headers(self.id)
-            if ignored := self._scope[IGNORED_FIELDS]:
-                own.append((b"x-ignored-fields", _as_header(ignored)))
-                self._log(ignored)
+            own = [(b"x-request-id", call.id.encode("latin-1")), (b"date", self._date)]
+            if call.error_shape is not None:
+                own += call.error_shape.headers(call.id)
+            if call.ignored:
+                own.append((b"x-ignored-fields", _as_header(call.ignored)))
+                self._log(call.ignored)
             message = {**message, "headers": [*message.get("headers", ()), *own]}
         await self._send(message)
 
@@ -116,7 +107,7 @@ class _Exchange:
         if self._noted.is_new(ignored):
             names = clip(", ".join(ignored))
             logger.warning(
-                "%s: ignored fields: %s (said once; X-Ignored-Fields says it to each client)", self.id, names
+                "%s: ignored fields: %s (said once; X-Ignored-Fields says it to each client)", self._call.id, names
             )
 
 
@@ -146,9 +137,12 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # a WebSocket: uvicorn is told to refuse them before they get here
-        scope["error_shape"] = self._error_shape(scope["path"])
         scope["app"] = self  # Starlette's Router then raises what it would answer
-        exchange = _Exchange(scope, send, self._clock.date(), self._noted)
+        call = call_in(scope)
+        call.begin(scope)
+        call.error_shape = self._error_shape(scope["path"])
+        call.receive, call.send_body = receive, call.send_body or send
+        exchange = _Exchange(call, send, self._clock.date(), self._noted)
         self._stats.in_flight += 1
         try:
             await self._app(scope, receive, exchange.send)
@@ -157,15 +151,15 @@ class RequestMiddleware:
         except asyncio.CancelledError:
             # Only the end of the server does this to the outermost coroutine; uvicorn would swallow it as well, with a
             # traceback.
-            logger.warning("%s: cut off, the server has ended", exchange.id)
+            logger.warning("%s: cut off, the server has ended", call.id)
         except Exception as error:
             if exchange.status:
                 raise  # half an answer is out: the connection has to be cut
-            await send_error(_answer_to(error, scope), scope, exchange.send)
+            await send_error(_answer_to(error, scope, call.id), call, exchange.send)
         finally:
             self._stats.in_flight -= 1
-            self._note(scope, exchange)
-            del scope["send_body"]  # which has the scope: they would keep each other, and the connection
+            self._note(scope, call, exchange.status)
+            call.end()
 
     def _error_shape(self, path: str) -> ErrorShape | None:
         for prefix, shape in self._error_shapes:
@@ -173,22 +167,20 @@ class RequestMiddleware:
                 return shape
         return None
 
-    def _note(self, scope: Scope, exchange: _Exchange) -> None:
-        elapsed_s = time.monotonic() - exchange.started_s
-        route = scope.get("route_path", "unknown")
-        self._stats.observe(route, scope["method"], exchange.status, elapsed_s)
+    def _note(self, scope: Scope, call: Call, status: int) -> None:
+        elapsed_s = time.monotonic() - call.arrival_s
+        self._stats.observe(call.route, scope["method"], status, elapsed_s)
         if self._access_log:
             host, port = scope.get("client") or ("-", 0)
-            # Those who ask every few seconds would drown the others.
-            level = logging.DEBUG if route in QUIET_ROUTES and exchange.status in (200, 503) else logging.INFO
+            # Routes that are polled every few seconds would drown the others.
+            level = logging.DEBUG if call.route in QUIET_ROUTES and status in (200, 503) else logging.INFO
             access_logger.log(
                 level, '%s:%d "%s %s" %d %.1f ms %s',
-                host, port, scope["method"], _printable(scope), exchange.status,
-                elapsed_s * 1000, exchange.id,
+                host, port, scope["method"], _printable(scope), status, elapsed_s * 1000, call.id,
             )  # fmt: skip
 
 
-def _answer_to(error: Exception, scope: Scope) -> ApiError:
+def _answer_to(error: Exception, scope: Scope, id: str) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineError):
@@ -199,8 +191,8 @@ def _answer_to(error: Exception, scope: Scope) -> ApiError:
         if scope.get("path_params"):  # the name of a route there is not, taken for an id
             return RouteNotFound(scope["method"], scope["path"])
         return MethodNotAllowed(scope["method"], scope["path"], (error.headers or {}).get("Allow", ""))
-    logger.error("%s: %s %s failed", request_id(scope), scope["method"], _printable(scope), exc_info=error)
-    return InternalError(request_id(scope))
+    logger.error("%s: %s %s failed", id, scope["method"], _printable(scope), exc_info=error)
+    return InternalError(id)
 
 
 def _refusal_of(error: EngineError) -> ApiError:
@@ -225,9 +217,8 @@ def _printable(scope: Scope) -> str:
     return clip(scope["path"]).encode("unicode_escape").decode("ascii")
 
 
-async def send_error(error: ApiError, scope: Scope, send: Send) -> None:
-    shape: ErrorShape | None = scope["error_shape"]
-    body = error.body() if shape is None else shape.body(error, request_id(scope))
+async def send_error(error: ApiError, call: Call, send: Send) -> None:
+    body = error.body() if call.error_shape is None else call.error_shape.body(error, call.id)
     headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers()}
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from server.http.call import CALLER
 from server.http.errors import TooManyRequests
 
 T = TypeVar("T")
@@ -76,29 +75,29 @@ class Offload:
         self._num_waiting = 0
         self._waiting: OrderedDict[bytes | None, _Waiting] = OrderedDict()  # who is first is next
 
-    async def run(self, num_chars: int, work: Callable[[], T]) -> T:
-        """The result of `work`, whose cost grows with `num_chars`.
+    async def run(self, num_chars: int, work: Callable[[], T], caller: bytes | None = None) -> T:
+        """Return the result of `work`, whose cost grows with `num_chars`, on behalf of `caller`.
 
         Raises TooManyRequests."""
         if num_chars <= SHORT_CHARS:
             return work()
-        return await self._wait_for(num_chars, _in_one_piece(work))
+        return await self._wait_for(num_chars, _in_one_piece(work), caller)
 
-    async def run_pieces(self, num_chars: int, work: Pieces[T]) -> T:
-        """The result of `work`, done piece by piece.
+    async def run_pieces(self, num_chars: int, work: Pieces[T], caller: bytes | None = None) -> T:
+        """Return the result of `work`, done piece by piece on behalf of `caller`.
 
         Raises TooManyRequests."""
         if num_chars <= SHORT_CHARS:
             return to_the_end(work)
-        return await self._wait_for(num_chars, work)
+        return await self._wait_for(num_chars, work, caller)
 
     def close(self) -> None:
         """Work that has not begun is dropped."""
         self._give_back.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _wait_for(self, num_chars: int, work: Pieces[T]) -> T:
-        job = _Job(CALLER.get(), num_chars > LONG_CHARS, work, asyncio.get_running_loop().create_future())
+    async def _wait_for(self, num_chars: int, work: Pieces[T], caller: bytes | None) -> T:
+        job = _Job(caller, num_chars > LONG_CHARS, work, asyncio.get_running_loop().create_future())
         waiting = self._waiting.get(job.caller)
         if self._num_waiting >= 4 * self._max_waiting or (waiting is not None and len(waiting) >= self._max_waiting):
             raise TooManyRequests("The server is busy: too much is waiting to be read", retry_after_s=RETRY_AFTER_S)

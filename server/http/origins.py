@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.http.call import call_in
 from server.http.errors import BadHost, HostNotAllowed, OriginNotAllowed
 
 LOOPBACK_NAMES = ("localhost", "*.localhost")
@@ -111,11 +112,8 @@ class CrossOrigin:
                     message = {**message, "headers": [*message.get("headers", ()), *headers]}
                 await send(message)
 
-            scope["send_past_cors"] = send
-            try:
-                await app(scope, receive, send_start)
-            finally:
-                del scope["send_past_cors"]  # as with `send_body`
+            call_in(scope).send_body = send  # chunks need no headers
+            await app(scope, receive, send_start)
 
         return cross_origin
 
@@ -123,10 +121,9 @@ class CrossOrigin:
         """Answers preflights; everything else is for `app`."""
 
         async def preflight(scope: Scope, receive: Receive, send: Send) -> None:
-            scope["send_body"] = scope["send_past_cors"]
             origin = _header(scope, b"origin")
             if scope["method"] == "OPTIONS" and origin and _header(scope, b"access-control-request-method"):
-                scope["route_path"] = "preflight"
+                call_in(scope).route = "preflight"
                 if not self._allows(origin):
                     raise OriginNotAllowed(origin.decode("latin-1"))
                 await self._answer(scope, send)

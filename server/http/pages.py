@@ -16,8 +16,8 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.http.call import call_of
 from server.http.errors import RouteNotFound
-from server.http.offload import Offload
 
 _NUM_CHARS = 100_000  # of all files: 10 ms, once
 
@@ -74,15 +74,15 @@ def site() -> Site:
     return Site(version, pages, assets)
 
 
-async def page(name: str, http: Request, offload: Offload) -> Response:
+async def page(name: str, http: Request) -> Response:
     """The page `name`."""
-    found = await offload.run(_NUM_CHARS, site)
+    found = await call_of(http).run(_NUM_CHARS, site)
     return answer(found.pages[name], http, "no-cache")
 
 
-async def asset(version: str, name: str, http: Request, offload: Offload) -> Response:
+async def asset(version: str, name: str, http: Request) -> Response:
     """What pages of `version` load. Raises RouteNotFound, also where they are of another release."""
-    found = await offload.run(_NUM_CHARS, site)
+    found = await call_of(http).run(_NUM_CHARS, site)
     if version != found.version or name not in found.assets:
         raise RouteNotFound(http.method, http.url.path)
     return answer(found.assets[name], http, "public, max-age=31536000, immutable")

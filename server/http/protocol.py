@@ -7,8 +7,8 @@ cannot go on (too slow, too much together with others, no HTTP) ends for the app
 has the API's shape, its line in the log and its count; where there is no application yet, the answer is written here.
 
 A connection is in one `Phase`, and each has its span of time; `clients` has the spans and what all connections share. What reaches
-the application is unchanged, but for `scope["incoming_body"]` and `scope["body_writer"]`. A client that closes its sending half
-counts as gone, since somebody who has left looks the same."""
+the application is unchanged, except for `scope["call"]`. A client that closes its sending half counts as gone, since one that
+has left looks the same."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from server.http.call import Call, IncomingBody
 from server.http.clients import Clients, Timed
 from server.http.errors import ApiError, HeadTooLarge, MalformedHttp, RequestTimeout
 
@@ -30,9 +31,6 @@ MAX_FIELDS = 256  # of one message, trailers included
 MIN_BODY_BYTES = 16 * 1024  # of an unfinished body in each --timeout-body
 CHUNKED_PIECE_BYTES = 4096  # parsed at once of a chunked body, in which every byte may be a chunk
 CALLBACKS_A_TURN = 1000  # of the parser, about half a millisecond; then others have their turn of the loop
-INCOMING_BODY = (
-    "incoming_body"  # of a scope: an IncomingBody; none where a request came over no connection, as a line of a batch
-)
 MAX_JOINED_BYTES = 1 << 16  # of a body, copied behind its head
 LINGER_S = 2.0  # for a client to read why it is refused, while what it still sends is thrown away
 _BLANK_LINE = b"\r\n\r\n"
@@ -47,39 +45,6 @@ class Phase(Enum):
     ANSWER = auto()  # for us
     READER = auto()  # for the client to read what it was sent
     CLOSING = auto()  # for the client to read the last of it
-
-
-class IncomingBody:
-    """A request's body as its connection sees it, in the request's scope."""
-
-    __slots__ = ("_connection", "_error", "num_bytes")
-
-    def __init__(self, connection: HttpProtocol) -> None:
-        self._error: ApiError | None = None
-        self.num_bytes = 0
-        self._connection = connection
-
-    @property
-    def has_failed(self) -> bool:
-        return self._error is not None
-
-    def fail(self, error: ApiError) -> None:
-        """End the body early; its reader gets `error`."""
-        self._error, self.num_bytes = error, 0
-
-    def check(self) -> None:
-        """Raise the error that ended the body early, if any. It is not kept: its traceback holds frames that hold this object."""
-        error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # its traceback holds this frame
-
-    def release(self) -> None:
-        """Nothing of what came is needed any more: it counts no longer in what all connections hold together."""
-        self.num_bytes = 0
-        self._connection.account()
 
 
 class _Flow(FlowControl):
@@ -350,8 +315,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_reparsing:
             return
         self._prefer_host_of_target()
-        self._body = self.scope["incoming_body"] = IncomingBody(self)  # type: ignore[typeddict-unknown-key]
-        self.scope["body_writer"] = self.body_writer  # type: ignore[typeddict-unknown-key]
+        self._body = IncomingBody(self.account)
+        self.scope["call"] = Call(body=self._body, writer=self.body_writer)  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self._outlet.begin()
         self.cycle.transport = self._outlet  # type: ignore[assignment]

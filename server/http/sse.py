@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.http.call import call_in
 from server.http.watch import ClientWatch
 
 # An empty line ends an event that has no data, which is none (WHATWG HTML, 9.2.6). A comment would be as good by the book, but a
@@ -90,9 +91,7 @@ class EventStream(Generic[T]):
     Where frames have a `writer(index, connection)` and the connection writes at once, the source is given it: what it takes comes
     neither here nor to `feed`.
 
-    scope["send_body"], where an outer layer put it, is the server's own `send`: the way past layers that only look at the
-    start of an answer. scope["body_writer"], where the connection has one, gives what writes a piece at once if it can:
-    `HttpProtocol`."""
+    `Call.send_body` and `Call.writer` lead past the layers that only look at the start of an answer."""
 
     HEADERS = (
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -109,7 +108,8 @@ class EventStream(Generic[T]):
         self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        send_body: Send = scope.get("send_body", send)
+        call = call_in(scope)
+        send_body: Send = call.send_body or send
 
         writers: list[_Written] = []
         num_before = 0
@@ -123,7 +123,7 @@ class EventStream(Generic[T]):
         async with self._open_source() as source, ClientWatch(receive, ping, self._ping_interval_s) as watch:
             await send({"type": "http.response.start", "status": 200, "headers": list(self.HEADERS)})
             if isinstance(source, Pushing):
-                write = scope["body_writer"]() if "body_writer" in scope else _cannot
+                write = _cannot if call.writer is None else call.writer()
                 last = await self._hand_over(source, send_body, write, watch, writers)
             else:
                 # A task of its own: every wake-up walks down to the innermost await, and here that is two calls deep instead

@@ -9,18 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-from starlette.types import Scope
 
 from runtime.api import Finished, FinishReason, PoolingParams, Request, RequestRecord
 from server.config import __version__
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
-from server.http.call import TRACE_HEADERS
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -44,10 +41,10 @@ _PHASES = (
 )  # fmt: skip
 
 
-def note_trace(scope: Scope) -> None:
-    """Whatever is done for this request from here on is a part of the trace that its headers name, if they do."""
+def trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Return the headers that name the trace of which a request is a part."""
     names = (b"traceparent", b"tracestate")
-    TRACE_HEADERS.set([(name.decode(), value.decode("latin-1")) for name, value in scope["headers"] if name in names])
+    return [(name.decode(), value.decode("latin-1")) for name, value in headers if name in names]
 
 
 class Tracing:

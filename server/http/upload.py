@@ -12,8 +12,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from server.config.server_config import ServerConfig
+from server.http.call import call_of
 from server.http.errors import BodyTooLarge, InvalidRequest, OriginNotAllowed, WrongContentType, clip
-from server.http.protocol import INCOMING_BODY, IncomingBody
 
 FORM = "multipart/form-data"
 CHARSETS = (
@@ -86,7 +86,7 @@ async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> 
 
 async def _bounded(http: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
     """The body, of which nothing stays in memory."""
-    incoming: IncomingBody | None = http.scope.get(INCOMING_BODY)
+    incoming = call_of(http).body
     size = 0
     async for chunk in http.stream():
         size += len(chunk)
@@ -95,5 +95,5 @@ async def _bounded(http: Request, limit_bytes: int) -> AsyncGenerator[bytes, Non
         if incoming is not None:
             incoming.release()
         yield chunk
-    if incoming is not None and incoming.has_failed:
+    if incoming is not None:
         incoming.check()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Self, TypeVar
-
-from starlette.types import Receive
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from server.http.errors import ClientLeft
+
+if TYPE_CHECKING:
+    from starlette.types import Receive
 
 T = TypeVar("T")
 

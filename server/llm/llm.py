@@ -16,7 +16,6 @@ import gc
 import os
 import sys
 import threading
-import time
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -34,7 +33,7 @@ from server.generate.generation import EngineFailed
 from server.generate.request import Chat
 from server.generate.start import start
 from server.generate.transcript import Transcript
-from server.http.call import Arrival
+from server.http.call import Call
 from server.http.errors import ApiError, UnsupportedParameter
 from server.http.offload import Offload
 from server.http.watch import gather_or_cancel
@@ -132,16 +131,15 @@ class _Core:
 
     async def increments(self, ask: Prepared) -> AsyncGenerator[RequestOutput, None]:
         """Raises ValueError where the request does not fit the model, RuntimeError where the engine fails or is closed."""
-        id = uuid.uuid4().hex
+        id, call = uuid.uuid4().hex, Call(offload=self._service.offload)
         async with self._window.room_for(ask.request.num_candidates):
             try:
                 generation, ignored = await start(
                     self._service.config,
-                    self._service.offload,
-                    await self._names.model(ask.lora),
+                    call,
+                    await self._names.model(call, ask.lora),
                     ask.request,
                     id=id,
-                    arrival=Arrival(time.monotonic()),
                 )
                 if ignored:
                     raise UnsupportedParameter(ignored[0])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.api import AdapterRefused
+from server.http.call import Call
 from server.models import lookup
 from server.models.model import LoadedModel
 
@@ -44,7 +45,7 @@ class LoraNames:
         self._loaded = loaded
         self._loading = asyncio.Lock()
 
-    async def model(self, asked: LoRARequest | None) -> LoadedModel:
+    async def model(self, call: Call, asked: LoRARequest | None) -> LoadedModel:
         """The model with that adapter. Raises ValueError where there is none, ApiError as `lookup.named` does."""
         if asked is None:
             return self._loaded
@@ -62,4 +63,4 @@ class LoraNames:
                     await adapters.load(asked.lora_name, path)
                 except AdapterRefused as error:
                     raise ValueError(f"lora_request {asked.lora_name!r}: {error}") from None
-        return await lookup.named(self._loaded, asked.lora_name)
+        return await lookup.named(call, self._loaded, asked.lora_name)

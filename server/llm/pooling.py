@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from server.api.pooling.vectors import as_array
 from server.api.service import Service
 from server.config.option import did_you_mean
 from server.generate.generation import EngineFailed
-from server.http.call import Arrival
+from server.http.call import Call
 from server.http.errors import ApiError, Field
 from server.llm.prompts import Prompt, plain, several
 from server.llm.refusals import as_value_error, decoded
@@ -262,12 +261,15 @@ class Pooler:
 
         results = await self.pooled(ask, "score", note)
         (comparison,) = made
-        return await comparison.scores(self._service.offload, results), comparison.sides(results)
+        return await comparison.scores(self._call(), results), comparison.sides(results)
+
+    def _call(self) -> Call:
+        return Call(offload=self._service.offload)
 
     async def _run(self, request: PoolingRequest, note: Callable[[Pooled], object]) -> list[Pooled]:
         return await pooled(
-            self._service.config, self._service.offload, self._loaded, request, id=uuid.uuid4().hex,
-            arrival=Arrival(time.monotonic()), note=note, max_numbers=sys.maxsize, with_ids=True,
+            self._service.config, self._call(), self._loaded, request, id=uuid.uuid4().hex,
+            note=note, max_numbers=sys.maxsize, with_ids=True,
         )  # fmt: skip
 
 

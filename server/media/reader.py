@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from runtime.api import EMBEDS
-from server.http.call import TENANT
 from server.http.errors import InvalidMedia, InvalidRequest, MediaNotInstalled, TextOnly, TooManyRequests, clip
 from server.http.offload import RETRY_AFTER_S, Offload, Pieces
 from server.http.watch import gather_or_cancel
@@ -39,7 +38,9 @@ class NoMedia:
     def __init__(self, why: str | None = None) -> None:
         self._why = why
 
-    async def read(self, parts: Sequence[MediaPart], processor_kwargs: Mapping[str, Any] | None = None) -> NoReturn:
+    async def read(
+        self, parts: Sequence[MediaPart], processor_kwargs: Mapping[str, Any] | None = None, tenant: str | None = None
+    ) -> NoReturn:
         """Raises TextOnly or MediaNotInstalled."""
         part = parts[0]
         if self._why is not None:
@@ -81,8 +82,10 @@ class MediaReader:
         self._takes_embeds = takes_embeds
         self._around: dict[str, Expansion] = {}  # what stands for a sample, by modality
 
-    async def read(self, parts: Sequence[MediaPart], processor_kwargs: Mapping[str, Any] | None = None) -> PromptMedia:
-        """What the parts are. `processor_kwargs`: the request's, over the operator's.
+    async def read(
+        self, parts: Sequence[MediaPart], processor_kwargs: Mapping[str, Any] | None = None, tenant: str | None = None
+    ) -> PromptMedia:
+        """Read the parts. `processor_kwargs`: the request's, which override the operator's. `tenant`: the owner of what is cached.
 
         Raises TextOnly, InvalidMedia or another InvalidRequest that names the part's field; TooManyRequests."""
         self._check(parts)
@@ -95,7 +98,7 @@ class MediaReader:
             raise InvalidRequest(
                 f"mm_processor_kwargs: {USE_SOUND}: this model hears no videos", param="mm_processor_kwargs"
             )
-        read = await gather_or_cancel(self._read(part, options) for part in parts)
+        read = await gather_or_cancel(self._read(part, options, tenant) for part in parts)
         made = self.processor
         return PromptMedia(read, made.tokens, made.output_ids, made.layout, made.tells_apart)
 
@@ -116,10 +119,10 @@ class MediaReader:
                     f"at most {limit} of {part.modality} may be in a prompt (--limit-mm-per-prompt)", param=part.where
                 )
 
-    async def _read(self, part: MediaPart, options: Mapping[str, Any]) -> ReadMedia:
+    async def _read(self, part: MediaPart, options: Mapping[str, Any], tenant: str | None) -> ReadMedia:
         data = await self._sources.fetch(part) if self._sources.is_remote(part) else None
-        tenant = None if self._is_shared else TENANT.get()
-        return await self._workers.run_pieces(COST, self._work(part, data, options, tenant))
+        owner = None if self._is_shared else tenant
+        return await self._workers.run_pieces(COST, self._work(part, data, options, owner))
 
     def probe(self) -> dict[str, str]:
         """By modality, why the processor does not take a sample, of those for which it does not; these are not read any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from runtime.api import AdapterRefused
+from server.http.call import Call
 from server.http.errors import InvalidRequest, ModelNotFound, TaskNotSupported
 from server.models.model import LoadedModel
 from server.models.prompt import NO_TEMPLATE
@@ -11,7 +12,7 @@ from server.models.swaps import Outline
 _NAMED_AT_MOST = 20  # adapters in a message
 
 
-async def named(loaded: LoadedModel, wanted: str | None, *, to_chat: bool = False) -> LoadedModel:
+async def named(call: Call, loaded: LoadedModel, wanted: str | None, *, to_chat: bool = False) -> LoadedModel:
     """The model as a request for `wanted` has it: `loaded`, for one of its names or None; the one beside it, for one of those;
     another one, which is loaded if it has never been; or with the adapter of that name, which may have to be loaded.
     `to_chat`: for a conversation, for which no model is loaded that cannot take one.
@@ -25,7 +26,7 @@ async def named(loaded: LoadedModel, wanted: str | None, *, to_chat: bool = Fals
         if other.name == wanted:
             if to_chat and other.outline is not None:
                 _check_chats(other.name, other.outline)
-            return await other.once_loaded()
+            return await other.once_loaded(call)
     adapters = loaded.engine.adapters
     if adapters is None:
         raise ModelNotFound(wanted, loaded.all_names)
@@ -48,6 +49,6 @@ def _check_chats(name: str, outline: Outline) -> None:
         raise InvalidRequest(NO_TEMPLATE, param="model")
 
 
-async def pooled_by(loaded: LoadedModel, wanted: str | None) -> LoadedModel:
+async def pooled_by(call: Call, loaded: LoadedModel, wanted: str | None) -> LoadedModel:
     """`named`, for what is to be pooled: where None is wanted, it is the one beside `loaded` that does so, if there is one."""
-    return loaded.beside if wanted is None and loaded.beside is not None else await named(loaded, wanted)
+    return loaded.beside if wanted is None and loaded.beside is not None else await named(call, loaded, wanted)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from runtime.api import Adapter, EngineClient, MatcherFactory, MediaItem, ModelInfo, SamplingParams
 from server.config import __version__
+from server.http.call import Call
 from server.http.errors import InvalidRequest, TaskNotSupported
 from server.media.reader import MediaReader, NoMedia
 from server.models.adapters import Resolver
@@ -35,7 +36,7 @@ class Grammar(Protocol):
 class GrammarCompiler(Protocol):
     """Makes matchers, which hold a sequence to a grammar, for the tokens of the loaded model."""
 
-    async def factory(self, grammar: Grammar) -> MatcherFactory:
+    async def factory(self, grammar: Grammar, caller: bytes | None = None) -> MatcherFactory:
         """Raises GrammarError for a grammar that cannot be compiled, or costs too much."""
         ...
 
@@ -121,17 +122,17 @@ class LoadedModel:
         """It, with a place among several."""
         return replace(self, swapped=place)
 
-    async def enter(self, deadline_s: float | None = None) -> None:
+    async def enter(self, call: Call, deadline_s: float | None = None) -> None:
         """What uses the engine comes here first: it is loaded then, for as long as the request takes. `deadline_s`: by the
         monotonic clock. Raises as `SwappedModel.enter` does."""
         if self.swapped is not None:
-            await self.swapped.enter(deadline_s)
+            await self.swapped.enter(call, deadline_s)
 
-    async def enter_to_generate(self, deadline_s: float | None = None) -> None:
+    async def enter_to_generate(self, call: Call, deadline_s: float | None = None) -> None:
         """`enter`, for what is to be generated. Raises TaskNotSupported where the model is served to be pooled."""
         if self.pooling is not None:
             raise TaskNotSupported(self.engine.model.architecture, "generate", self.pooling.tasks)
-        await self.enter(deadline_s)
+        await self.enter(call, deadline_s)
 
     def knows(self, name: str) -> bool:
         """Whether it is a name of the model, of the one beside it, or of an adapter that is loaded."""

@@ -8,7 +8,7 @@ to do. Then all who wait for the new one enter together.
 What can be done before there is room is: files are downloaded and read while the others serve. A model that cannot be loaded costs
 its own requests only; who made room for it comes back, and it is not tried again for a while.
 
-Knows no HTTP: a request is a `Visit`, which the application opens around it. On the event loop."""
+A request keeps the models that it has entered until its Call ends. On the event loop."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import Context, ContextVar
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from runtime.api import EngineClient, Metric, QueueFull, SleepLevel
-from server.http.call import CALLER
+from server.http.call import Call
 from server.http.errors import DeadlineExceeded, ModelFailed, Unavailable
 
 logger = logging.getLogger("oneloop.load")
@@ -112,53 +111,23 @@ class SwappedModel(Generic[M]):
     preparing: asyncio.Task[None] | None = None
     is_prepared: bool = False
 
-    async def once_loaded(self) -> M:
-        """What it is, text side and all: loads it, if it has never been. Raises ApiError or QueueFull."""
+    async def once_loaded(self, call: Call) -> M:
+        """Return the model, which is loaded if it has never been. Raises ApiError or QueueFull."""
         if self.loaded is None:
-            await self.enter()
+            await self.enter(call)
         assert self.loaded is not None, "it was entered"
         return self.loaded
 
-    async def enter(self, deadline_s: float | None = None) -> None:
-        """Return when it is loaded, and stays so until the visit ends. `deadline_s`: by the monotonic clock.
+    async def enter(self, call: Call, deadline_s: float | None = None) -> None:
+        """Return when the model is loaded; it stays so until `call` ends. `deadline_s`: by the monotonic clock; None: the call's.
 
         Raises ModelFailed, Unavailable, DeadlineExceeded or QueueFull; ClientLeft, where nobody waits any more."""
-        visit = VISIT.get()
-        if visit is None:
-            raise RuntimeError("a model is used outside of any visit")
-        if self not in visit.models:
-            if not self.swaps.takes(self):
-                limit_s = visit.deadline_s if deadline_s is None else deadline_s
-                await visit.while_waited_for(self.swaps.wait(self, limit_s))
-            visit.models.append(self)
-
-
-@dataclass(slots=True)
-class Visit:
-    """A request on its way: what it has entered it keeps. `while_waited_for` waits for as long as its client does; `deadline_s`:
-    what is known of its time before its body is read, by the monotonic clock."""
-
-    while_waited_for: Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
-    deadline_s: float | None = None
-    models: list[SwappedModel[Any]] = field(default_factory=list)
-
-
-VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
-
-
-@contextmanager
-def visiting(
-    while_waited_for: Callable[[Coroutine[Any, Any, None]], Awaitable[None]], deadline_s: float | None = None
-) -> Iterator[None]:
-    """A request's whole life, its answer included."""
-    visit = Visit(while_waited_for, deadline_s)
-    token = VISIT.set(visit)
-    try:
-        yield
-    finally:
-        VISIT.reset(token)
-        for model in visit.models:
-            model.swaps.left(model)
+        if call.holds(self):
+            return
+        if not self.swaps.takes(self):
+            limit_s = call.deadline_s() if deadline_s is None else deadline_s
+            await call.while_waited_for(self.swaps.wait(self, call.caller, limit_s))
+        call.hold(self, lambda: self.swaps.left(self))
 
 
 class Swaps(Generic[M]):
@@ -228,10 +197,10 @@ class Swaps(Generic[M]):
         model.num_users -= 1
         self._changed.set()
 
-    async def wait(self, model: SwappedModel[M], deadline_s: float | None) -> None:
+    async def wait(self, model: SwappedModel[M], caller: bytes | None, deadline_s: float | None) -> None:
         """Return when the request has it. Raises what `SwappedModel.enter` does."""
-        self._check(model, deadline_s)
-        waiter = _Waiter(model, CALLER.get(), asyncio.get_running_loop().create_future())
+        self._check(model, caller, deadline_s)
+        waiter = _Waiter(model, caller, asyncio.get_running_loop().create_future())
         model.waiting.append(waiter)
         self._line.append(waiter)
         alarm = self._alarm(waiter, deadline_s)
@@ -252,14 +221,14 @@ class Swaps(Generic[M]):
             if alarm is not None:
                 alarm.cancel()
 
-    def _check(self, model: SwappedModel[M], deadline_s: float | None) -> None:
+    def _check(self, model: SwappedModel[M], caller: bytes | None, deadline_s: float | None) -> None:
         if self._is_closed:
             raise Unavailable("The server is shutting down")
         if model.failure is not None and (left_s := model.try_again_s - self._clock()) > 0:
             raise ModelFailed(model.name, model.failure, left_s)
         if deadline_s is not None and deadline_s <= self._clock():
             raise _late()
-        num, caller = len(self._line), CALLER.get()
+        num = len(self._line)
         if num >= self._max_waiting:
             callers = [waiter.caller for waiter in self._line]
             share = max(1, self._max_waiting // len({*callers, caller}))

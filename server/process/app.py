@@ -6,64 +6,32 @@ wrap every message of every stream."""
 from __future__ import annotations
 
 import logging
-import pkgutil
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
-from importlib import import_module
-from types import MappingProxyType
-from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.routing import Route as PathRoute
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import server.api
-from server.api.route import ErrorsBelow, Route
+from server.api.route import Route
+from server.api.routes import ERROR_SHAPES, ROUTES
 from server.api.service import Service
 from server.batches.folder import BatchFolder
 from server.batches.lines import LINE_EXTRA_BYTES, URLS
 from server.batches.runner import BatchRunner
 from server.config.server_config import ServerConfig
 from server.http.auth import Keys, RequireKey, is_loopback
-from server.http.call import arrival, note_caller
-from server.http.errors import ErrorShape
+from server.http.call import call_in
 from server.http.metrics import HttpStats
 from server.http.middleware import RequestMiddleware
 from server.http.origins import LOOPBACK_NAMES, CheckHost, CrossOrigin
-from server.http.tracing import note_trace
-from server.http.watch import while_waited_for
+from server.http.tracing import trace_headers
 from server.models import engines
 from server.models.feed import Feed, Snapshots
-from server.models.swaps import visiting
 from server.models.texts import Texts
 
-T = TypeVar("T")
-
 logger = logging.getLogger("oneloop.http")
-
-
-def _declared(kind: type[T]) -> list[T]:
-    """Every `kind` that a file of `api/` declares, each once."""
-    found = pkgutil.walk_packages(server.api.__path__, f"{server.api.__name__}.")
-    declared = [each for name in found for each in vars(import_module(name.name)).values() if isinstance(each, kind)]
-    return list({id(each): each for each in declared}.values())
-
-
-def found_routes() -> tuple[Route, ...]:
-    """Every Route; a path with a name in it behind those without, which it may match.
-
-    Raises ValueError where two answer the same."""
-    routes = _declared(Route)
-    if twice := [key for key, count in Counter((each.method, each.path) for each in routes).items() if count > 1]:
-        raise ValueError(f"more than one endpoint answers {' '.join(twice[0])}")
-    return tuple(sorted(routes, key=lambda each: "{" in each.path))
-
-
-ROUTES = found_routes()
-ERROR_SHAPES: Mapping[str, ErrorShape] = MappingProxyType({each.path: each.shape for each in _declared(ErrorsBelow)})
 
 
 class Endpoint:
@@ -74,22 +42,13 @@ class Endpoint:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["route_path"], scope["routes"] = self._route.path, ROUTES
-        asks = note_caller(scope)
+        call = call_in(scope)
+        call.route, call.offload = self._route.path, self._service.offload
+        call.default_timeout_s = self._service.config.request_timeout
         if self._service.config.otlp_traces_endpoint is not None:
-            note_trace(scope)
+            call.trace_headers = trace_headers(call.headers)
         if 429 in self._route.operation.refusals:  # before a body is read that nobody has room for
-            engines.check_room(self._service.lifecycle.require_model().engines, asks)
-        loaded = self._service.lifecycle.loaded
-        if loaded is None or loaded.swapped is None:
-            await self._answer(scope, receive, send)
-            return
-        with visiting(
-            partial(while_waited_for, receive), arrival(scope).deadline_s(None, self._service.config.request_timeout)
-        ):
-            await self._answer(scope, receive, send)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+            engines.check_room(self._service.lifecycle.require_model().engines, call.caller)
         response = await self._route.handler(self._service, Request(scope, receive, send))
         await response(scope, receive, send)
 
@@ -116,8 +75,8 @@ def line_apps(service: Service) -> dict[str, ASGIApp]:
     }
 
 
-def start_batches(service: Service, folder: BatchFolder) -> None:
-    """Goes on with the batches of `folder`, and takes others. Needs the running loop."""
+def start_batches(service: Service, folder: BatchFolder) -> BatchRunner:
+    """Resume the batches of `folder` and take others. Needs the running loop."""
     config = service.config
     runner = BatchRunner(
         folder,
@@ -129,30 +88,29 @@ def start_batches(service: Service, folder: BatchFolder) -> None:
     )
     runner.resume()
     service.lifecycle.when_draining(runner.leave)
-    service.add_part(BatchRunner, runner)
+    return runner
 
 
 async def stop_batches(service: Service) -> None:
-    """Leaves what is not finished to the next process."""
-    runner, folder = service.added_part(BatchRunner), service.part(BatchFolder.of)
-    if runner is not None and folder is not None:
-        await runner.close()
-        folder.close()
+    """Leave what is not finished to the next process."""
+    if service.batches is not None and service.batch_folder is not None:
+        await service.batches.close()
+        service.batch_folder.close()
 
 
 def create_app(service: Service) -> ASGIApp:
     """The routes, and what surrounds them (`guarded`). What is not asked for is not there."""
     config = service.config
     paths = [PathRoute(each.path, Endpoint(each, service), methods=[each.method]) for each in ROUTES]
+    lifecycle = service.lifecycle
     if config.log_requests:
-        service.add_part(Texts, texts := Texts())
-        service.lifecycle.when_loaded(texts.watch)
-    feed = Feed(Snapshots(service.lifecycle, lambda: service.http_stats.in_flight, has_texts=config.log_requests))
-    service.add_part(Feed, feed)
-    service.lifecycle.when_draining(feed.close)
-    folder = service.part(BatchFolder.of)
+        service.texts = Texts()
+        lifecycle.when_loaded(service.texts.watch)
+    service.feed = Feed(Snapshots(lifecycle, lambda: service.http_stats.in_flight, has_texts=service.texts is not None))
+    lifecycle.when_draining(service.feed.close)
+    service.batch_folder = folder = BatchFolder.of(config)
     if folder is not None:
-        start_batches(service, folder)
+        service.batches = start_batches(service, folder)
     secret = None if folder is None else folder.secret
     return guarded(Router(paths, redirect_slashes=False), config, service.http_stats, secret)
 

@@ -15,14 +15,15 @@ from orjson import JSONDecodeError, dumps, loads
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.api.routes import ROUTES
 from server.config.server_config import ServerConfig
 from server.http.auth import OPERATOR_PATHS
 from server.http.body import read_bytes
-from server.http.call import tenant
+from server.http.call import call_in
 from server.http.errors import ApiError, ClientLeft, Conflict, ReplicaLost, Unavailable, as_api_error
 from server.http.metrics import HttpStats
 from server.http.watch import ClientWatch
-from server.process.app import ROUTES, guarded
+from server.process.app import guarded
 from server.ray.expositions import joined
 from server.ray.forwarded import Answer, Forwarded, Head, Headers, Piece
 from server.ray.last_words import last_words
@@ -67,9 +68,9 @@ class Ingress:
         self._fleet = fleet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
+        path, call = scope["path"], call_in(scope)
         if path in _PATHS:
-            scope["route_path"] = path
+            call.route = path
         if path == DRAIN:
             raise Conflict(
                 "Replicas are begun and ended by Ray Serve: `serve shutdown`, or the end of `oneloop ray`, drains them"
@@ -79,7 +80,7 @@ class Ingress:
             request = Forwarded.of(scope, body).without(b"accept")  # of formats, the one that can be put together
             await self._answer_all(request, scope, send)
             return
-        owner = b"" if self._config.shared_prefix_cache else (tenant(scope) or "").encode()
+        owner = b"" if self._config.shared_prefix_cache else (call.tenant or "").encode()
         request = Forwarded.of(scope, body, prefixes_of(body, owner))
         async with ClientWatch(receive) as watch, await self._fleet.answer(request) as stream:
             await self._relay(stream, scope, send)
@@ -108,8 +109,9 @@ class Ingress:
         except Exception as error:
             if head is None:
                 raise
-            answer = as_api_error(error, scope["request_id"])
-            words = last_words(answer, scope["path"], scope["error_shape"], head.headers, last, scope["request_id"])
+            call = call_in(scope)
+            answer = as_api_error(error, call.id)
+            words = last_words(answer, scope["path"], call.error_shape, head.headers, last, call.id)
             if words is None:
                 raise
             _log_loss(answer, scope)
@@ -160,11 +162,11 @@ def _start(head: Head, scope: Scope) -> Message:
     """The replica's headers; the request has the id under which its log knows it."""
     for name, value in head.headers:
         if name.lower() == b"x-request-id":
-            scope["request_id"] = value.decode("latin-1")
+            call_in(scope).id = value.decode("latin-1")
     headers = [(name, value) for name, value in head.headers if name.lower() not in _OURS]
     return {"type": "http.response.start", "status": head.status, "headers": headers}
 
 
 def _log_loss(error: ApiError, scope: Scope) -> None:
     if isinstance(error, ReplicaLost):
-        logger.warning("%s: its replica has ended in the middle of the answer", scope["request_id"])
+        logger.warning("%s: its replica has ended in the middle of the answer", call_in(scope).id)

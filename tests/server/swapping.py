@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from server.http.call import CURRENT_ID
+from server.http.call import CURRENT_ID, Call
 from server.models.defaults import sampling_defaults
 from server.models.lifecycle import LoadError
 from server.models.model import LoadedModel
 from server.models.prompt import ChatTemplate
-from server.models.swaps import Outline, SwappedModel, Swaps, visiting
+from server.models.swaps import Outline, SwappedModel, Swaps
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, chatml, loaded_model, tiny_tokenizer
 
@@ -119,8 +119,8 @@ class Turns:
         assert found is not None
         return found
 
-    def ask(self, letter: str, deadline_s: float | None = None) -> Caller:
-        return Caller(self[letter], deadline_s)
+    def ask(self, letter: str, deadline_s: float | None = None, call: Call | None = None) -> Caller:
+        return Caller(self[letter], deadline_s, call or Call())
 
     @property
     def states(self) -> str:
@@ -137,16 +137,18 @@ class Turns:
 class Caller:
     """A request: it enters, and stays until `leave`."""
 
-    def __init__(self, model: SwappedModel, deadline_s: float | None) -> None:
+    def __init__(self, model: SwappedModel, deadline_s: float | None, call: Call) -> None:
         self.is_inside = False
         self._may_leave = asyncio.Event()
-        self.task = asyncio.create_task(self._live(model, deadline_s))
+        self.task = asyncio.create_task(self._live(model, deadline_s, call))
 
-    async def _live(self, model: SwappedModel, deadline_s: float | None) -> None:
-        with visiting(lambda work: work):
-            await model.enter(deadline_s)
+    async def _live(self, model: SwappedModel, deadline_s: float | None, call: Call) -> None:
+        try:
+            await model.enter(call, deadline_s)
             self.is_inside = True
             await self._may_leave.wait()
+        finally:
+            call.end()
 
     async def enters(self) -> None:
         await until(lambda: self.is_inside or self.task.done())

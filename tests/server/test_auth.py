@@ -11,6 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from server.api.routes import ROUTES
 from server.api.service import Service
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
@@ -18,7 +19,7 @@ from server.config.server_options import ConfigError
 from server.http import auth
 from server.http.auth import InvalidApiKey, Keys, MissingApiKey, RequireKey, is_loopback, is_open
 from server.models.lifecycle import Lifecycle
-from server.process.app import ROUTES, create_app
+from server.process.app import create_app
 from tests.server.conftest import MESSAGES
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.http.call import caller
+from server.http.call import Call
 
 KEY, OTHER, ADMIN = "sk-one", "sk-other", "sk-admin"
 
@@ -46,13 +46,17 @@ async def test_without_keys_an_address_is_a_caller(serve):
     ],
 )
 def test_an_ipv6_caller_is_a_network_since_one_client_has_all_of_it(one, other, same):
-    assert (caller({"client": (one, 1)}) == caller({"client": (other, 2)})) == same
+    assert (Call(address=one).caller == Call(address=other).caller) == same
 
 
 @pytest.mark.parametrize("client", [None, ("", 0)])
-def test_over_a_unix_socket_all_are_one_caller(client):
-    assert caller({"client": client}) == b"unix"
+async def test_over_a_unix_socket_all_are_one_caller(client):
+    call = Call()
+    call.begin({"client": client, "headers": []})
+    assert call.caller == b"unix"
 
 
-def test_a_program_of_ours_is_no_caller():
-    assert caller({}) is None
+async def test_a_program_of_ours_is_no_caller():
+    call = Call()
+    call.begin({"headers": []})
+    assert call.caller is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from server.http.metrics import HttpStats
+from server.http.middleware import RequestMiddleware
 from server.http.origins import CrossOrigin
 from tests.server.conftest import MESSAGES
 
@@ -138,22 +140,17 @@ async def test_bodies_of_streams_go_past():
     found = {}
 
     async def stream(scope, receive, send):
-        found["send_body"] = scope["send_body"]
+        found["send_body"] = scope["call"].send_body
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     cors = CrossOrigin([PAGE], credentials=False, methods=["GET"])
-    inner = cors.preflights(stream)
-
-    async def errors_layer(scope, receive, send):
-        scope["send_body"] = send
-        await inner(scope, receive, send)
-
+    errors_layer = RequestMiddleware(cors.preflights(stream), HttpStats(), access_log=False)
     sent = []
 
     async def server_send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "GET", "headers": [(b"origin", PAGE.encode())]}
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"origin", PAGE.encode())]}
     await cors.around(errors_layer)(scope, None, server_send)
     assert found["send_body"] is server_send
     assert (b"access-control-allow-origin", PAGE.encode()) in sent[0]["headers"]

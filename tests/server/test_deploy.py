@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import yaml
 
+from server.api.routes import ROUTES
 from server.config.command_line import COMMANDS, command_of
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
 from server.http.auth import needs_admin
-from server.process.app import ROUTES
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "server" / "deploy"

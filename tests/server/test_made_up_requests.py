@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
 from server.api import openapi
-from server.process.app import ROUTES
+from server.api.routes import ROUTES
 from tests.server.conftest import lasting_server
 from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER
 from tests.server.test_costly_bodies import POOLED

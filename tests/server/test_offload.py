@@ -16,7 +16,6 @@ from server.generate import encode as encoding
 from server.generate import plain_prompts, sampling
 from server.generate.sampling import check_token_ids
 from server.http import offload as module
-from server.http.call import CALLER
 from server.http.errors import TooManyRequests
 from server.http.offload import LONG_CHARS, SHORT_CHARS, GiveBack, Offload
 from server.models import text_pieces
@@ -87,14 +86,6 @@ def noted(log: list[str], name: str, num_pieces: int):
     log.append(name)
 
 
-def of_caller(caller, coroutine) -> asyncio.Task:
-    async def run():
-        CALLER.set(caller.encode())
-        return await coroutine
-
-    return asyncio.create_task(run())
-
-
 async def settled(*tasks) -> None:
     """Until the tasks have come to where they wait."""
     for _ in range(2 * len(tasks)):
@@ -105,7 +96,7 @@ async def test_callers_take_turns_after_every_piece(one_thread):
     gate, log = Gate(), []
     first = await gate.closes(one_thread)
     works = [
-        of_caller(name[0], one_thread.run_pieces(LONG, noted(log, name, pieces)))
+        asyncio.create_task(one_thread.run_pieces(LONG, noted(log, name, pieces), name[0].encode()))
         for name, pieces in (("a1", 3), ("a2", 1), ("b1", 2), ("c1", 1))
     ]
     await settled(*works)
@@ -163,13 +154,13 @@ async def test_work_that_is_left_ends_after_its_piece(one_thread):
 async def test_what_one_caller_has_waiting_is_bounded_and_another_is_served(one_thread):
     gate = Gate()
     first = await gate.closes(one_thread)
-    greedy = [of_caller("a", one_thread.run(LONG, lambda: None)) for _ in range(4)]
+    greedy = [asyncio.create_task(one_thread.run(LONG, lambda: None, b"a")) for _ in range(4)]
     await settled(*greedy)
     with pytest.raises(TooManyRequests):
         await greedy.pop()
     assert not any(task.done() for task in greedy)
-    other = of_caller("b", one_thread.run(LONG, lambda: "served"))
-    crowd = [of_caller(name, one_thread.run(LONG, lambda: None)) for name in "cdefghijkl"]
+    other = asyncio.create_task(one_thread.run(LONG, lambda: "served", b"b"))
+    crowd = [asyncio.create_task(one_thread.run(LONG, lambda: None, name.encode())) for name in "cdefghijkl"]
     await settled(*crowd)
     gate.opened.set()
     refused = [error for error in await asyncio.gather(*crowd, return_exceptions=True) if error is not None]
@@ -414,9 +405,9 @@ async def test_callers_are_told_apart_by_key_else_by_address(serve, monkeypatch)
     callers = []
     run = module.Offload.run_pieces
 
-    async def noted(self, num_chars, work):
-        callers.append(CALLER.get())
-        return await run(self, num_chars, work)
+    async def noted(self, num_chars, work, caller=None):
+        callers.append(caller)
+        return await run(self, num_chars, work, caller)
 
     monkeypatch.setattr(module.Offload, "run_pieces", noted)
     open_to_all, with_keys = await serve(), await serve(api_key=("one", "other"))

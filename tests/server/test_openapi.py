@@ -13,8 +13,8 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from server.api import openapi
 from server.api.operations import health
 from server.api.operations import pages as endpoint
+from server.api.routes import ROUTES
 from server.models.lifecycle import Phase
-from server.process.app import ROUTES
 from tests.server.conftest import MESSAGES
 from tests.server.test_tool_calls import TWO
 from tests.server.text.tool_samples import TOOLS

@@ -16,9 +16,9 @@ import pytest
 
 import server
 from server.api.route import FORM, JSON
+from server.api.routes import ROUTES
 from server.generate.structured.grammar import GrammarError
 from server.http.errors import ApiError
-from server.process.app import ROUTES
 from tests.server.conftest import RawClient, Running
 from tests.server.http.test_connections import Phase, chunk, connections, uncollected, until
 from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER

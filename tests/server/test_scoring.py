@@ -53,7 +53,7 @@ async def test_what_was_written_of_a_prompts_scores_is_let_go_of_in_pieces(serve
     server = await serve("x")
     found: list[object] = []
     monkeypatch.setattr(generation, "release", lambda values: found.append(len(values)))
-    monkeypatch.setattr(answers, "let_go", lambda written: found.append(len(written["choices"][0]["prompt_logprobs"])))
+    monkeypatch.setattr(answers, "let_go", lambda body: found.append(len(body.choices[0].prompt_logprobs)))
     assert (await server.complete(prompt="abcd", prompt_logprobs=1)).status_code == 200
     assert found == [3, 4]
 

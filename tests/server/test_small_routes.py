@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from runtime.api import LoadProgress
+from server.api.routes import ROUTES
 from server.config import __version__
 from server.models.lifecycle import Phase
-from server.process.app import ROUTES
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS, START, VOCAB_SIZE
 

@@ -7,6 +7,7 @@ import contextlib
 
 import pytest
 
+from server.http.call import Call
 from server.http.sse import DONE, PING, EventStream
 from server.http.watch import ClientWatch
 
@@ -119,7 +120,7 @@ async def rounds(num: int = 10) -> None:
 async def test_events_leave_one_by_one_and_done_is_last(client):
     source = ManualSource("a", "", "b")
     source.end()
-    await stream_of(source)(SCOPE, client.receive, client.send)
+    await stream_of(source)({**SCOPE}, client.receive, client.send)
     assert client.bodies == [b"data: A\n\n", b"data: B\n\n", b"data: usage\n\n" + DONE]
     assert [message.get("more_body") for message in client.messages] == [None, True, True, False]
     assert source.left
@@ -128,7 +129,7 @@ async def test_events_leave_one_by_one_and_done_is_last(client):
 async def test_headers_forbid_caching_and_buffering(client):
     source = ManualSource()
     source.end()
-    await stream_of(source)(SCOPE, client.receive, client.send)
+    await stream_of(source)({**SCOPE}, client.receive, client.send)
     start = client.messages[0]
     assert start["status"] == 200
     headers = dict(start["headers"])
@@ -141,7 +142,7 @@ async def test_headers_forbid_caching_and_buffering(client):
 async def test_an_error_on_the_way_becomes_an_event_and_done(client, broken):
     source = ManualSource("a")
     source.queue.put_nowait(broken)
-    await stream_of(source)(SCOPE, client.receive, client.send)
+    await stream_of(source)({**SCOPE}, client.receive, client.send)
     assert client.bodies == [b"data: A\n\n", b"data: error no such thing\n\n" + DONE]
     assert source.left
 
@@ -151,13 +152,13 @@ async def test_a_source_that_refuses_leaves_the_answer_to_others(client):
         raise RuntimeError("full")
 
     with pytest.raises(RuntimeError, match="full"):
-        await EventStream(refuse, UpperFrames(), ping_interval_s=0)(SCOPE, client.receive, client.send)
+        await EventStream(refuse, UpperFrames(), ping_interval_s=0)({**SCOPE}, client.receive, client.send)
     assert client.messages == []
 
 
 async def test_a_client_that_leaves_while_no_token_flows_ends_the_stream_at_once(client):
     source = ManualSource("a")
-    response = asyncio.create_task(stream_of(source)(SCOPE, client.receive, client.send))
+    response = asyncio.create_task(stream_of(source)({**SCOPE}, client.receive, client.send))
     await source.waiting.wait()
     assert not source.left
     client.gone.set()
@@ -169,7 +170,7 @@ async def test_a_client_that_leaves_while_no_token_flows_ends_the_stream_at_once
 async def test_a_client_that_leaves_while_send_is_blocked_ends_the_stream_at_once(client):
     source = ManualSource("a", "b")
     client.reading.clear()
-    response = asyncio.create_task(stream_of(source)(SCOPE, client.receive, client.send))
+    response = asyncio.create_task(stream_of(source)({**SCOPE}, client.receive, client.send))
     await client.blocked.wait()
     client.gone.set()
     await response
@@ -178,7 +179,7 @@ async def test_a_client_that_leaves_while_send_is_blocked_ends_the_stream_at_onc
 
 async def test_cancellation_from_outside_frees_the_source_and_goes_on(client):
     source = ManualSource("a")
-    response = asyncio.create_task(stream_of(source)(SCOPE, client.receive, client.send))
+    response = asyncio.create_task(stream_of(source)({**SCOPE}, client.receive, client.send))
     await source.waiting.wait()
     response.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -188,7 +189,7 @@ async def test_cancellation_from_outside_frees_the_source_and_goes_on(client):
 
 async def test_cancellation_that_meets_a_departure_still_goes_on(client):
     source = ManualSource("a")
-    response = asyncio.create_task(stream_of(source)(SCOPE, client.receive, client.send))
+    response = asyncio.create_task(stream_of(source)({**SCOPE}, client.receive, client.send))
     await source.waiting.wait()
     client.gone.set()
     response.cancel()
@@ -203,7 +204,7 @@ async def test_a_slow_reader_blocks_only_itself(client):
     slow.reading.clear()
     sources = [ManualSource("a", "b"), ManualSource("a", "b")]
     responses = [
-        asyncio.create_task(stream_of(source)(SCOPE, reader.receive, reader.send))
+        asyncio.create_task(stream_of(source)({**SCOPE}, reader.receive, reader.send))
         for source, reader in zip(sources, (slow, quick), strict=True)
     ]
     await slow.blocked.wait()
@@ -230,7 +231,7 @@ class ManualClock:
 async def test_silence_is_broken_by_a_ping_also_before_the_first_token(client, monkeypatch):
     clock = ManualClock(monkeypatch)
     source = ManualSource()
-    response = asyncio.create_task(stream_of(source, 15)(SCOPE, client.receive, client.send))
+    response = asyncio.create_task(stream_of(source, 15)({**SCOPE}, client.receive, client.send))
     await source.waiting.wait()
     await clock.advance(14)
     assert client.bodies == []
@@ -259,7 +260,7 @@ def test_a_ping_is_lost_on_clients_that_strip_what_they_read_and_nothing_else_is
 async def test_a_stream_that_flows_gets_no_ping(client, monkeypatch):
     clock = ManualClock(monkeypatch)
     source = ManualSource()
-    response = asyncio.create_task(stream_of(source, 15)(SCOPE, client.receive, client.send))
+    response = asyncio.create_task(stream_of(source, 15)({**SCOPE}, client.receive, client.send))
     for text in "abcdef":
         source.queue.put_nowait(text)
         await clock.advance(10)
@@ -274,7 +275,7 @@ async def test_a_stream_that_flows_gets_no_ping(client, monkeypatch):
 async def test_without_an_interval_there_is_no_ping(client, monkeypatch):
     clock = ManualClock(monkeypatch)
     source = ManualSource()
-    response = asyncio.create_task(stream_of(source, 0)(SCOPE, client.receive, client.send))
+    response = asyncio.create_task(stream_of(source, 0)({**SCOPE}, client.receive, client.send))
     await source.waiting.wait()
     await clock.advance(100_000)
     assert client.bodies == []
@@ -318,7 +319,7 @@ async def test_what_a_client_sends_besides_is_no_departure(client):
     rest = asyncio.Queue()
     rest.put_nowait({"type": "http.request", "body": b"", "more_body": False})
     source = ManualSource("a")
-    response = asyncio.create_task(stream_of(source)(SCOPE, rest.get, client.send))
+    response = asyncio.create_task(stream_of(source)({**SCOPE}, rest.get, client.send))
     await source.waiting.wait()
     await rounds()
     assert rest.empty()
@@ -337,7 +338,7 @@ async def test_nobody_watches_a_client_any_longer_than_the_block(client):
 async def test_the_body_takes_the_way_past_the_layers_and_the_start_does_not(client):
     direct, source = Client(), ManualSource("a")
     source.end()
-    await stream_of(source)({**SCOPE, "send_body": direct.send}, client.receive, client.send)
+    await stream_of(source)({**SCOPE, "call": Call(send_body=direct.send)}, client.receive, client.send)
     assert [message["type"] for message in client.messages] == ["http.response.start"]
     assert [message["body"] for message in direct.messages] == [b"data: A\n\n", b"data: usage\n\n" + DONE]
 
@@ -352,6 +353,6 @@ async def test_what_the_connection_can_write_at_once_is_not_sent(client):
         written.append(body)
         return True
 
-    await stream_of(source)({**SCOPE, "body_writer": lambda: write}, client.receive, client.send)
+    await stream_of(source)({**SCOPE, "call": Call(writer=lambda: write)}, client.receive, client.send)
     assert written == [b"data: A\n\n", b"data: C\n\n"]
     assert client.bodies == [b"data: B\n\n", b"data: usage\n\n" + DONE]

@@ -7,10 +7,9 @@ import asyncio
 import pytest
 
 from runtime.api import QueueFull, SleepLevel
-from server.http.call import CALLER
+from server.http.call import Call
 from server.http.errors import DeadlineExceeded, ModelFailed, Unavailable
 from server.models.lifecycle import Lifecycle
-from server.models.swaps import visiting
 from tests.server.swapping import Turns, until
 
 
@@ -27,12 +26,17 @@ async def in_line(made: Turns, letter: str, num: int = 1) -> None:
 # --- whose turn it is -----------------------------------------------------------------------------------------------
 
 
+async def never():
+    pytest.fail("it waited")
+
+
 async def test_what_is_loaded_is_entered_without_waiting():
     made = await turns()
-    with visiting(lambda work: pytest.fail("it waited")):
-        await made["a"].enter()
-        await made["a"].enter()  # which it has already
-        assert made["a"].num_users == 1
+    call = Call(receive=never)
+    await made["a"].enter(call)
+    await made["a"].enter(call)  # which it has already
+    assert made["a"].num_users == 1
+    call.end()
     assert made["a"].num_users == 0
 
 
@@ -144,8 +148,9 @@ async def test_files_are_read_while_the_other_still_takes_requests():
     made.sources["b"].may_prepare.clear()
     downloads = made.ask("b")
     await until(lambda: made.sources["b"].num_prepared)
-    with visiting(lambda work: pytest.fail("it waited")):
-        await made["a"].enter()
+    call = Call(receive=never)
+    await made["a"].enter(call)
+    call.end()
     third = made.ask("c")
     await third.enters()  # nor does it keep another one waiting
     await third.leave()
@@ -335,11 +340,7 @@ async def test_the_line_is_bounded_and_who_fills_it_fills_it_for_himself():
     await running.enters()
 
     def ask_as(caller: bytes):
-        token = CALLER.set(caller)
-        try:
-            return made.ask("b")
-        finally:
-            CALLER.reset(token)
+        return made.ask("b", call=Call(shares_as=caller))
 
     greedy = [ask_as(b"greedy") for _ in range(4)]
     await in_line(made, "b", 4)

@@ -21,8 +21,8 @@ from server.generate.encode import chat_ids
 from server.generate.start import start
 from server.generate.transcript import Call, Part
 from server.http.answers import json_response
-from server.http.body import body_cost, read_request
-from server.http.call import arrival, note_ignored, request_id
+from server.http.body import read_request
+from server.http.call import call_of, note_ignored, off_loop
 from server.http.sse import EventStream
 from server.http.watch import ClientWatch, while_waited_for
 from server.models import lookup
@@ -43,16 +43,15 @@ ERRORS = ErrorsBelow("/v1/messages", AnthropicErrors())
 )  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    request = await read_request(http, request_types.MESSAGES, service.config, service.offload)
-    loaded = await lookup.named(loaded, request.model, to_chat=True)
+    request = await read_request(http, request_types.MESSAGES, service.config)
+    loaded = await lookup.named(call_of(http), loaded, request.model, to_chat=True)
     prepared = await _prepare_messages(service, loaded, http, request)
-    id = f"msg_{request_id(http.scope)}"
+    id = f"msg_{call_of(http).id}"
     with NAMES.spoken():
         generation, unread = await while_waited_for(
             http.receive,
             start(
-                service.config, service.offload, loaded, generate_request(request, prepared), id=id,
-                arrival=arrival(http.scope),
+                service.config, call_of(http), loaded, generate_request(request, prepared), id=id,
             ),
         )  # fmt: skip
     ignored = [*prepared.ignored, *map(NAMES.name_of, unread)]
@@ -62,7 +61,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
     context_was_short = generation.requests[0].sampling.max_tokens < request.max_tokens
     if request.stream:
         frames = MessageFrames(
-            id, loaded.name, request_id(http.scope), generation,
+            id, loaded.name, call_of(http).id, generation,
             context_was_short=context_was_short, shows_thinking=prepared.shows_thinking,
         )  # fmt: skip
         return EventStream(generation.open, frames, ping_interval_s=service.config.ping_interval, done=b"")
@@ -93,16 +92,16 @@ def _block(part: Part, shows_thinking: bool) -> api_types.Content | None:
 )  # fmt: skip
 async def count_tokens(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    request = await read_request(http, request_types.COUNT, service.config, service.offload)
-    loaded = await lookup.named(loaded, request.model, to_chat=True)
+    request = await read_request(http, request_types.COUNT, service.config)
+    loaded = await lookup.named(call_of(http), loaded, request.model, to_chat=True)
     prepared = await _prepare_messages(service, loaded, http, request)
     note_ignored(http, prepared.ignored, service.config)
     with NAMES.spoken():
-        ids = await while_waited_for(http.receive, chat_ids(loaded, service.offload, prepared.chat))
+        ids = await while_waited_for(http.receive, chat_ids(loaded, call_of(http), prepared.chat))
     return json_response(api_types.InputTokens(len(ids)))
 
 
 async def _prepare_messages(
     service: Service, loaded: LoadedModel, http: Request, request: request_types.PromptRequest
 ) -> PreparedMessages:
-    return await service.offload.run(body_cost(http), partial(prepare, request, loaded.chat_template))
+    return await off_loop(http, partial(prepare, request, loaded.chat_template))

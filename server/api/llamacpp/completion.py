@@ -19,8 +19,8 @@ from server.generate.generation import Generation
 from server.generate.start import start
 from server.generate.timings import Timings
 from server.http.answers import json_response, long_json_response
-from server.http.body import body_cost, read_query, read_request
-from server.http.call import arrival, note_ignored, request_id
+from server.http.body import read_query, read_request
+from server.http.call import call_of, note_ignored, off_loop
 from server.http.errors import FieldNames, Unavailable
 from server.http.sse import EventStream
 from server.http.watch import ClientWatch
@@ -32,9 +32,9 @@ RETRY_SLOT_S = 1
 
 async def complete(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, request_types.COMPLETION, service.config, service.offload)
-    loaded = await lookup.named(loaded, given.model)
-    prepared = await service.offload.run(body_cost(http), lambda: of_completion(given))
+    given = await read_request(http, request_types.COMPLETION, service.config)
+    loaded = await lookup.named(call_of(http), loaded, given.model)
+    prepared = await off_loop(http, lambda: of_completion(given))
     return await _answer(service, loaded, http, given, prepared, NAMES, is_list=given.is_list)
 
 
@@ -61,8 +61,8 @@ COMPLETION, COMPLETIONS = _completing("/completion", "llamaCompletion"), _comple
 )  # fmt: skip
 async def infill(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, request_types.INFILL, service.config, service.offload)
-    loaded = await lookup.named(loaded, given.model)
+    given = await read_request(http, request_types.INFILL, service.config)
+    loaded = await lookup.named(call_of(http), loaded, given.model)
     return await _answer(service, loaded, http, given, of_infill(given), INFILL_NAMES, is_list=False)
 
 
@@ -104,13 +104,12 @@ async def _answer(
     *,
     is_list: bool,
 ) -> ASGIApp:
-    id, arrived = request_id(http.scope), arrival(http.scope)
+    call = call_of(http)
+    id = call.id
     note_ignored(http, prepared.ignored, service.config)
     with names.spoken():
-        generation, _ = await start(
-            service.config, service.offload, loaded, prepared.request, id=f"llama-{id}", arrival=arrived
-        )
-    timings = [Timings(arrived.time_s) for _ in generation.requests]
+        generation, _ = await start(service.config, call, loaded, prepared.request, id=f"llama-{id}")
+    timings = [Timings(call.arrival_s) for _ in generation.requests]
 
     def open_stream() -> TokenStream:
         for each in timings:
@@ -142,7 +141,7 @@ async def _answer(
         generation.release()
         return long_json_response(found if is_list or len(found) > 1 else found[0])
 
-    return await service.offload.run(4 * num_tokens + generation.rendering_chars, response)
+    return await call_of(http).run(4 * num_tokens + generation.rendering_chars, response)
 
 
 async def _collect(http: Request, generation: Generation, timings: list[Timings]) -> list[str]:

@@ -13,7 +13,7 @@ from server.api.pooling.request import PoolingRequest, texts_of
 from server.api.pooling.vectors import json_of
 from server.api.route import GENERATION_REFUSALS, JSON, Operation, Route
 from server.api.service import Service
-from server.http.body import body_cost
+from server.http.call import call_of, off_loop
 
 
 async def embed(service: Service, http: Request) -> ASGIApp:
@@ -26,7 +26,7 @@ async def embed(service: Service, http: Request) -> ASGIApp:
         params, prefix = served.params(served.task, use_activation=normalise), served.prompts.text(None, field)
         return PoolingRequest(inputs=texts_of(getattr(given, field), field), params=params, field=field, prefix=prefix)
 
-    request = await service.offload.run(body_cost(http), prepare)
+    request = await off_loop(http, prepare)
     _, results = await pooled_for(service, loaded, http, request, prefix="embd-")
 
     def parts() -> Parts:
@@ -36,7 +36,7 @@ async def embed(service: Service, http: Request) -> ASGIApp:
             yield (b"," if index else b"[") + encode(api_types.LlamaEmbedding(index, rows)), each.numbers.nbytes // 4
         yield b"]", 0
 
-    return await written(service, parts(), results)
+    return await written(call_of(http), parts(), results)
 
 
 def _embedding(path: str, id: str) -> Route:

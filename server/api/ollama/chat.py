@@ -17,8 +17,8 @@ from server.generate.start import start
 from server.generate.timings import Timings
 from server.generate.transcript import Transcript
 from server.http.answers import json_response
-from server.http.body import body_cost, read_request
-from server.http.call import arrival, note_ignored, request_id
+from server.http.body import read_request
+from server.http.call import Call, call_of, note_ignored, off_loop
 from server.http.errors import FieldNames, InvalidRequest
 from server.http.sse import JsonLineStream
 from server.http.watch import ClientWatch
@@ -40,12 +40,12 @@ ERRORS = ErrorsBelow("/api", OllamaErrors())
 )  # fmt: skip
 async def chat(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, request_types.CHAT, service.config, service.offload, from_any_program=True)
-    loaded = await named(loaded, given.model, to_chat=bool(given.messages))
+    given = await read_request(http, request_types.CHAT, service.config, from_any_program=True)
+    loaded = await named(call_of(http), loaded, given.model, to_chat=bool(given.messages))
     if not given.messages:
-        return await _load(loaded, given, ChatShape())
+        return await _load(call_of(http), loaded, given, ChatShape())
     with CHAT_NAMES.spoken():
-        prepared = await service.offload.run(body_cost(http), lambda: of_chat(given, loaded))
+        prepared = await off_loop(http, lambda: of_chat(given, loaded))
     return await _answer(service, loaded, http, given, prepared, ChatShape(), CHAT_NAMES)
 
 
@@ -60,21 +60,21 @@ async def chat(service: Service, http: Request) -> ASGIApp:
 )  # fmt: skip
 async def generate(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, request_types.GENERATE, service.config, service.offload, from_any_program=True)
-    loaded = await named(loaded, given.model)
+    given = await read_request(http, request_types.GENERATE, service.config, from_any_program=True)
+    loaded = await named(call_of(http), loaded, given.model)
     if not given.prompt and not given.suffix:
-        return await _load(loaded, given, GenerateShape())
+        return await _load(call_of(http), loaded, given, GenerateShape())
     prepared = of_generate(given, loaded)
     return await _answer(service, loaded, http, given, prepared, GenerateShape(), GENERATE_NAMES)
 
 
-async def _load(loaded: LoadedModel, given: request_types.OllamaRequest, shape: Shape) -> ASGIApp:
+async def _load(call: Call, loaded: LoadedModel, given: request_types.OllamaRequest, shape: Shape) -> ASGIApp:
     """There is nothing to answer: a client wants the model to be loaded, which it is then, or to be gone, which it will not be."""
     if given.unloads:
         raise InvalidRequest(
             "this server keeps a model until another one needs its room; it cannot be unloaded", param="keep_alive"
         )
-    await loaded.enter()
+    await loaded.enter(call)
     answer = shape.piece(given.model, "")
     answer.done, answer.done_reason = True, "load"
     return json_response(answer)
@@ -89,13 +89,10 @@ async def _answer(
     shape: Shape,
     names: FieldNames,
 ) -> ASGIApp:
-    id = request_id(http.scope)
-    arrived = arrival(http.scope)
-    timings = Timings(arrived.time_s)
+    id = call_of(http).id
+    timings = Timings(call_of(http).arrival_s)
     with names.spoken():
-        generation, unread = await start(
-            service.config, service.offload, loaded, prepared.request, id=f"ollama-{id}", arrival=arrived
-        )
+        generation, unread = await start(service.config, call_of(http), loaded, prepared.request, id=f"ollama-{id}")
     ignored = [*prepared.ignored, *map(names.name_of, unread)]
     if prepared.wants_thinking and not generation.reasons:
         ignored.append("think")

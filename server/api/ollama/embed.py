@@ -18,8 +18,8 @@ from server.api.pooling.vectors import json_of
 from server.api.route import GENERATION_REFUSALS, JSON, Operation, route
 from server.api.service import Service
 from server.generate.request import Truncation
-from server.http.body import body_cost, read_request
-from server.http.call import arrival, note_ignored
+from server.http.body import read_request
+from server.http.call import call_of, note_ignored, off_loop
 from server.http.errors import Field
 
 
@@ -33,8 +33,8 @@ from server.http.errors import Field
 )  # fmt: skip
 async def embed(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, request_types.EMBED, service.config, service.offload, from_any_program=True)
-    loaded = await named(loaded, given.model)
+    given = await read_request(http, request_types.EMBED, service.config, from_any_program=True)
+    loaded = await named(call_of(http), loaded, given.model)
     served = loaded.require_pooling("embed")
     note_ignored(http, ["options"] if given.options else [], service.config)
 
@@ -46,10 +46,10 @@ async def embed(service: Service, http: Request) -> ASGIApp:
             inputs=texts_of(given.input, "input"), params=params, prefix=prefix, truncation=truncation
         )
 
-    request = await service.offload.run(body_cost(http), prepare)
+    request = await off_loop(http, prepare)
     begun_s = time.monotonic()
     _, results = await pooled_for(service, loaded, http, request, prefix="ollama-")
-    since_s = arrival(http.scope).time_s
+    since_s = call_of(http).arrival_s
     hole: Any = HOLE
     answer = api_types.OllamaEmbed(
         model=given.model,
@@ -59,7 +59,7 @@ async def embed(service: Service, http: Request) -> ASGIApp:
         prompt_eval_count=sum(each.num_tokens for each in results),
     )
     vectors = ((json_of(each.numbers), each.numbers.nbytes // 4) for each in results)
-    return await written(service, filled(answer, vectors), results)
+    return await written(call_of(http), filled(answer, vectors), results)
 
 
 @route(
@@ -72,8 +72,8 @@ async def embed(service: Service, http: Request) -> ASGIApp:
 )  # fmt: skip
 async def embeddings(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, request_types.EMBEDDINGS, service.config, service.offload, from_any_program=True)
-    loaded = await named(loaded, given.model)
+    given = await read_request(http, request_types.EMBEDDINGS, service.config, from_any_program=True)
+    loaded = await named(call_of(http), loaded, given.model)
     served = loaded.require_pooling("embed")
     note_ignored(http, ["options"] if given.options else [], service.config)
     request = PoolingRequest(
@@ -86,7 +86,7 @@ async def embeddings(service: Service, http: Request) -> ASGIApp:
     _, results = await pooled_for(service, loaded, http, request, prefix="ollama-")
     (result,) = results
     answer = encode(api_types.OllamaEmbedding(encoded(json_of(result.numbers))))
-    return await written(service, iter([(answer, result.numbers.nbytes // 4)]), results)
+    return await written(call_of(http), iter([(answer, result.numbers.nbytes // 4)]), results)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -19,6 +19,7 @@ from server.api.service import Service
 from server.config.server_config import ServerConfig
 from server.http.answers import json_response
 from server.http.body import read_request
+from server.http.call import Call, call_of
 from server.http.errors import InvalidRequest
 from server.http.wire_fields import AdvisedFields, RepeatFields
 from server.models import lookup
@@ -38,10 +39,10 @@ def full_name(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
-async def named(loaded: LoadedModel, given: str, *, to_chat: bool = False) -> LoadedModel:
+async def named(call: Call, loaded: LoadedModel, given: str, *, to_chat: bool = False) -> LoadedModel:
     """`lookup.named`, with or without the tag that says nothing."""
     name = given if loaded.knows(given) else given.removesuffix(LATEST)
-    return await lookup.named(loaded, name, to_chat=to_chat)
+    return await lookup.named(call, loaded, name, to_chat=to_chat)
 
 
 def listed(loaded: LoadedModel, name: str) -> OllamaListedModel:
@@ -181,8 +182,8 @@ async def ps(service: Service, http: Request) -> Response:
 )  # fmt: skip
 async def show(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
-    given = await read_request(http, request_types.SHOW, service.config, service.offload, from_any_program=True)
-    loaded = await named(loaded, given.model or given.name or "")
+    given = await read_request(http, request_types.SHOW, service.config, from_any_program=True)
+    loaded = await named(call_of(http), loaded, given.model or given.name or "")
     return json_response(shown(loaded, service.config))
 
 

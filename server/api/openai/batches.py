@@ -23,10 +23,9 @@ BATCH_ID = {"batch_id": "The id of a batch"}
 
 def runner_of(service: Service) -> BatchRunner:
     """Raises BatchesOff."""
-    runner = service.added_part(BatchRunner)
-    if runner is None:
+    if service.batches is None:
         raise BatchesOff
-    return runner
+    return service.batches
 
 
 @route(
@@ -39,7 +38,7 @@ def runner_of(service: Service) -> BatchRunner:
 )  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
     folder, runner, owner = folder_of(service), runner_of(service), owner_of(http)
-    given = await read_request(http, BATCH, service.config, service.offload)
+    given = await read_request(http, BATCH, service.config)
     file = folder.files.find(given.input_file_id, owner)
     if file.purpose != INPUT:
         raise InvalidRequest(f"{file.id} is for {file.purpose}, not for batches", param="input_file_id")

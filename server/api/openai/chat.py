@@ -11,6 +11,7 @@ from server.api.openai.shapes import ChatShape
 from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
 from server.api.service import Service
 from server.http.body import read_as
+from server.http.call import call_of
 from server.models import lookup
 
 
@@ -24,7 +25,12 @@ from server.models import lookup
 )  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given, request = await read_as(http, request_types.CHAT, requests.of_chat, service.config, service.offload)
+    given, request = await read_as(http, request_types.CHAT, requests.of_chat, service.config)
     return await answer(
-        service, await lookup.named(loaded, given.model, to_chat=True), http, given, request, ChatShape(given)
+        service,
+        await lookup.named(call_of(http), loaded, given.model, to_chat=True),
+        http,
+        given,
+        request,
+        ChatShape(given),
     )

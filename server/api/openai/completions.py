@@ -11,6 +11,7 @@ from server.api.openai.shapes import COMPLETION
 from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
 from server.api.service import Service
 from server.http.body import read_as
+from server.http.call import call_of
 from server.models import lookup
 
 
@@ -25,7 +26,7 @@ from server.models import lookup
 )  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
-    given, request = await read_as(
-        http, request_types.COMPLETION, requests.of_completion, service.config, service.offload
+    given, request = await read_as(http, request_types.COMPLETION, requests.of_completion, service.config)
+    return await answer(
+        service, await lookup.named(call_of(http), loaded, given.model), http, given, request, COMPLETION
     )
-    return await answer(service, await lookup.named(loaded, given.model), http, given, request, COMPLETION)

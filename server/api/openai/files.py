@@ -16,11 +16,10 @@ from server.batches.files import ADMINISTRATOR, INPUT, FileStore, Owner, StoredF
 from server.batches.folder import BatchFolder
 from server.batches.pages import page
 from server.batches.request_types import ListFilesQuery, expires_after, is_expiry
-from server.batches.runner import BatchRunner
 from server.config.server_config import ServerConfig
 from server.http.answers import json_response
 from server.http.body import read_query
-from server.http.call import caller_key, is_admin, note_ignored
+from server.http.call import call_of, note_ignored
 from server.http.errors import BatchesOff, InvalidRequest, clip
 from server.http.upload import Upload, read_upload
 
@@ -31,16 +30,15 @@ FILE_ID = {"file_id": "The id of a file"}
 
 def folder_of(service: Service) -> BatchFolder:
     """Raises BatchesOff."""
-    folder = service.part(BatchFolder.of)
-    if folder is None:
+    if service.batch_folder is None:
         raise BatchesOff
-    return folder
+    return service.batch_folder
 
 
 def owner_of(http: Request) -> Owner:
-    if is_admin(http.scope):
+    if call_of(http).is_admin:
         return Owner(ADMINISTRATOR, is_admin=True)
-    key = caller_key(http.scope)
+    key = call_of(http).key
     return Owner(None if key is None else key.hex())
 
 
@@ -66,7 +64,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
         until = None if expiry is None else now + expiry.seconds
         file = StoredFile(new_id("file-"), upload.num_bytes, now, name, INPUT, owner, until)
         await folder.files.add(upload.content, file)
-    if until is not None and (runner := service.added_part(BatchRunner)) is not None:
+    if until is not None and (runner := service.batches) is not None:
         runner.expiry.look_again()
     return json_response(file.body)
 

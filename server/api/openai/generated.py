@@ -19,7 +19,7 @@ from server.generate.collect import collect_transcripts
 from server.generate.request import GenerateRequest
 from server.generate.start import start
 from server.http.answers import json_response, long_json_response
-from server.http.call import arrival, note_ignored
+from server.http.call import call_of, note_ignored
 from server.http.sse import EventStream
 from server.http.watch import ClientWatch, while_waited_for
 from server.models.model import LoadedModel
@@ -36,11 +36,9 @@ async def answer(
     """`request`: what `wire` asks for.
 
     Raises ApiError, and ClientLeft for an answer nobody waits for any more."""
-    came = arrival(http.scope)
-    id = shape.id_prefix + came.request_id
-    generation, ignored = await while_waited_for(
-        http.receive, start(service.config, service.offload, loaded, request, id=id, arrival=came)
-    )
+    call = call_of(http)
+    id = shape.id_prefix + call.id
+    generation, ignored = await while_waited_for(http.receive, start(service.config, call, loaded, request, id=id))
     note_ignored(http, ignored, service.config)
     envelope = Envelope(id, int(time.time()), loaded.name, loaded.fingerprint, shape)
     if wire.stream:
@@ -61,4 +59,4 @@ async def answer(
         generation.release()
         return long_json_response(body)
 
-    return await service.offload.run(generation.rendering_chars, response)
+    return await call_of(http).run(generation.rendering_chars, response)

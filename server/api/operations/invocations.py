@@ -13,6 +13,7 @@ from server.api.openai import chat, completions
 from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
 from server.api.service import Service
 from server.http.body import BYTES_PER_CHAR, joined, read_chunks
+from server.http.call import call_of
 from server.http.errors import InvalidRequest
 from server.http.schema import Json, readable
 
@@ -51,7 +52,7 @@ async def invoke(service: Service, http: Request) -> ASGIApp:
         body = joined(chunks)
         return body, _is_chat(body)
 
-    body, is_chat = await service.offload.run(cost, looked_at)
+    body, is_chat = await call_of(http).run(cost, looked_at)
     route = chat.create if is_chat else completions.create
     return await route.handler(service, _with_body(http, body))
 

@@ -76,7 +76,7 @@ def adapters_of(loaded: LoadedModel) -> AdapterClient:
 async def load(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
     adapters = adapters_of(loaded)
-    given = await read_request(http, LOAD, service.config, service.offload)
+    given = await read_request(http, LOAD, service.config)
     name, root = given.lora_name, service.config.lora_dir
     if root is None:
         raise InvalidRequest(
@@ -106,7 +106,7 @@ async def load(service: Service, http: Request) -> Response:
 async def unload(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
     adapters = adapters_of(loaded)
-    given = await read_request(http, UNLOAD, service.config, service.offload)
+    given = await read_request(http, UNLOAD, service.config)
     if not await adapters.unload(given.lora_name):
         raise ModelNotFound(given.lora_name, tuple(each.name for each in adapters.all()))
     return json_response(LoraUnloaded(True, given.lora_name))

@@ -77,7 +77,7 @@ ABORT = Wire(AbortRequests, {})
 )  # fmt: skip
 async def abort_requests(service: Service, http: Request) -> Response:
     serving = service.lifecycle.require_model().engines
-    given = await read_request(http, ABORT, service.config, service.offload)
+    given = await read_request(http, ABORT, service.config)
     ids = None if given.request_ids is None else frozenset(given.request_ids)
     return json_response(Aborted(sum(engine.abort(ids) for engine in serving)))
 
@@ -125,6 +125,6 @@ async def log_level(service: Service, http: Request) -> Response:
     Operation("setLogLevel", "Operate", "Show other messages from now on", {JSON: LogLevel}, LogLevel, (400, 403, 413, 415)),
 )  # fmt: skip
 async def set_log_level(service: Service, http: Request) -> Response:
-    given = await read_request(http, LEVEL, service.config, service.offload)
+    given = await read_request(http, LEVEL, service.config)
     logs.set_level(given.level)
     return json_response(given)

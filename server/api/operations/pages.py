@@ -17,16 +17,16 @@ from server.api.service import Service
 from server.http import pages
 from server.http.answers import json_response
 from server.http.body import read_query
+from server.http.call import call_of
 from server.http.errors import TextsNotFound, clip
 from server.http.schema import Json
 from server.http.sse import event_source
 from server.models.feed import Feed
-from server.models.texts import Texts
 
 
 @route("GET", "/", Operation("chatPage", "Pages", "The built-in chat page", {HTML: None}))
 async def chat(service: Service, http: Request) -> Response:
-    return await pages.page("index.html", http, service.offload)
+    return await pages.page("index.html", http)
 
 
 @route(
@@ -39,7 +39,7 @@ async def chat(service: Service, http: Request) -> Response:
 )  # fmt: skip
 async def asset(service: Service, http: Request) -> Response:
     version, name = http.path_params["version"], http.path_params["name"]
-    return await pages.asset(version, name, http, service.offload)
+    return await pages.asset(version, name, http)
 
 
 _NUM_CHARS = 30_000  # of the document: 8 ms, once
@@ -48,10 +48,11 @@ _NUM_CHARS = 30_000  # of the document: 8 ms, once
 @route("GET", "/openapi.json", Operation("openapi", "Pages", "This document", {JSON: Json}))
 async def document(service: Service, http: Request) -> Response:
     config = service.config
-    routes: tuple[Route, ...] = http.scope["routes"]
+    from server.api.routes import ROUTES  # which imports every route, this one too
+
     user_key = bool(config.api_key) or config.api_key_file is not None
     admin_key = config.admin_api_key is not None
-    file = await service.offload.run(_NUM_CHARS, lambda: _document(routes, user_key, admin_key))
+    file = await call_of(http).run(_NUM_CHARS, lambda: _document(ROUTES, user_key, admin_key))
     return pages.answer(file, http, "no-cache")
 
 
@@ -62,7 +63,7 @@ def _document(routes: tuple[Route, ...], user_key: bool, admin_key: bool) -> pag
 
 @route("GET", "/docs", Operation("docsPage", "Pages", "This document as a page", {HTML: None}))
 async def docs(service: Service, http: Request) -> Response:
-    return await pages.page("docs.html", http, service.offload)
+    return await pages.page("docs.html", http)
 
 
 CHARS_PER_ID = 4
@@ -70,7 +71,7 @@ CHARS_PER_ID = 4
 
 @route("GET", "/dashboard", Operation("dashboardPage", "Pages", "What the server does, drawn", {HTML: None}))
 async def dashboard(service: Service, http: Request) -> Response:
-    return await pages.page("dashboard.html", http, service.offload)
+    return await pages.page("dashboard.html", http)
 
 
 class TextsQuery(Struct, kw_only=True):
@@ -92,7 +93,7 @@ class RequestTexts(Struct):
     ),
 )  # fmt: skip
 async def texts(service: Service, http: Request) -> Response:
-    asked, kept = read_query(http, TextsQuery, service.config), service.added_part(Texts)
+    asked, kept = read_query(http, TextsQuery, service.config), service.texts
     ids = None if kept is None else kept.find(asked.id)
     if ids is None:
         why = "the server keeps none without --log-requests" if kept is None else "it has not ended, or is too long ago"
@@ -102,16 +103,15 @@ async def texts(service: Service, http: Request) -> Response:
         decode = partial(ids.model.tokenizer.decode, skip_special_tokens=False)
         return RequestTexts(decode(ids.prompt), decode(ids.answer))
 
-    return json_response(await service.offload.run(CHARS_PER_ID * ids.num, decoded))
+    return json_response(await call_of(http).run(CHARS_PER_ID * ids.num, decoded))
 
 
 @route(
     "GET", "/dashboard/feed", Operation("dashboardFeed", "Pages", "What the server does, each second", {EVENTS: None})
 )
 async def feed(service: Service, http: Request) -> ASGIApp:
-    found = service.added_part(Feed)
-    assert found is not None, "create_app made one"
-    return _FeedResponse(found, service.config.ping_interval)
+    assert service.feed is not None, "create_app made one"
+    return _FeedResponse(service.feed, service.config.ping_interval)
 
 
 class _FeedResponse:

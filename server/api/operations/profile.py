@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 import uuid
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -47,16 +48,15 @@ class Profile(Struct):
     path: str
 
 
-class ProfileFolder:
-    """A part of the service: where traces go. The folder for temporary ones is made when it is needed, for this user only."""
+@cache
+def _temporary_folder() -> Path:
+    """Return a folder for this user only."""
+    return Path(tempfile.mkdtemp(prefix="oneloop-profiles-"))
 
-    def __init__(self, config: ServerConfig) -> None:
-        self._folder = None if config.profile_dir is None else Path(config.profile_dir).resolve()
 
-    def new(self, prefix: str) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="oneloop-profiles-"))
-        return self._folder / f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}{SUFFIX}"
+def _new_path(config: ServerConfig, prefix: str) -> Path:
+    folder = _temporary_folder() if config.profile_dir is None else Path(config.profile_dir).resolve()
+    return folder / f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}{SUFFIX}"
 
 
 @route(
@@ -71,8 +71,8 @@ async def start(service: Service, http: Request) -> Response:
     check_origin(http)
     given = StartProfile()
     if http.headers.get("content-length", "0") != "0" or "transfer-encoding" in http.headers:  # vLLM's needs no body
-        given = await read_request(http, START, service.config, service.offload)
-    path = service.part(ProfileFolder).new(given.profile_prefix)
+        given = await read_request(http, START, service.config)
+    path = _new_path(service.config, given.profile_prefix)
     try:
         await engine.start_profile(path, delay_steps=given.delay_iterations, num_steps=given.max_iterations)
     except ProfileError as error:

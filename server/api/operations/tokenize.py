@@ -16,7 +16,8 @@ from server.generate.encode import chat_ids, max_tokens_of_text, text_ids
 from server.generate.plain_prompts import PIECE, check_ids
 from server.generate.request import PROMPT
 from server.http.answers import json_response, long_json_response
-from server.http.body import body_cost, read_request
+from server.http.body import read_request
+from server.http.call import call_of
 from server.http.errors import Field, InvalidRequest
 from server.http.offload import Pieces
 from server.http.watch import while_waited_for
@@ -47,21 +48,21 @@ class DetokenizeResponse(Struct):
     ),
 )  # fmt: skip
 async def tokenize(service: Service, http: Request) -> Response:
-    loaded, offload = service.lifecycle.require_model(), service.offload
-    given = await read_request(http, request_types.TOKENIZE, service.config, offload)
-    loaded = await lookup.named(loaded, given.model, to_chat=given.messages is not None)
+    loaded, call = service.lifecycle.require_model(), call_of(http)
+    given = await read_request(http, request_types.TOKENIZE, service.config)
+    loaded = await lookup.named(call, loaded, given.model, to_chat=given.messages is not None)
     if given.messages is not None:
-        chat = await offload.run(body_cost(http), partial(requests.chat_of, given))
-        work = chat_ids(loaded, offload, chat)
+        chat = await call.run(call.body_cost, partial(requests.chat_of, given))
+        work = chat_ids(loaded, call, chat)
     else:
         special = given.add_special_tokens is not False
         work = text_ids(
-            loaded, offload, given.prompt or "", add_special_tokens=special, param=PROMPT, fits=False,
+            loaded, call, given.prompt or "", add_special_tokens=special, param=PROMPT, fits=False,
             plain=given.allow_special_tokens is False,
         )  # fmt: skip
     ids = await while_waited_for(http.receive, work)
     with_strings = bool(given.return_token_strs)
-    return await offload.run(CHARS_PER_ID * len(ids), lambda: _ids(loaded, ids, with_strings=with_strings))
+    return await call.run(CHARS_PER_ID * len(ids), lambda: _ids(loaded, ids, with_strings=with_strings))
 
 
 def _ids(loaded: LoadedModel, ids: list[int], *, with_strings: bool) -> Response:
@@ -78,13 +79,13 @@ def _ids(loaded: LoadedModel, ids: list[int], *, with_strings: bool) -> Response
     ),
 )  # fmt: skip
 async def detokenize(service: Service, http: Request) -> Response:
-    loaded, offload = service.lifecycle.require_model(), service.offload
-    given = await read_request(http, request_types.DETOKENIZE, service.config, offload)
-    loaded = await lookup.named(loaded, given.model)
+    loaded, call = service.lifecycle.require_model(), call_of(http)
+    given = await read_request(http, request_types.DETOKENIZE, service.config)
+    loaded = await lookup.named(call, loaded, given.model)
     max_tokens = max_tokens_of_text(loaded.engine.model.max_model_len)
     if len(given.tokens) > max_tokens:
         raise InvalidRequest(f"{len(given.tokens)} tokens; at most {max_tokens} become a text", param=TOKENS)
-    work = offload.run_pieces(CHARS_PER_ID * len(given.tokens), _text(loaded, given.tokens))
+    work = call.run_pieces(CHARS_PER_ID * len(given.tokens), _text(loaded, given.tokens))
     return await while_waited_for(http.receive, work)
 
 

@@ -22,8 +22,7 @@ from server.api.pooling.vectors import Write, base64_of, binary_of, int8_of, jso
 from server.api.route import GENERATION_REFUSALS, JSON, Operation, Route
 from server.api.service import Service
 from server.generate.request import Truncation
-from server.http.body import body_cost
-from server.http.call import note_ignored
+from server.http.call import call_of, note_ignored, off_loop
 from server.http.errors import ContextLengthExceeded, Field, FieldNames, InvalidRequest, TextOnly, clip
 from server.http.schema import INT64, Name, Priority, RequestId, Wire
 from server.models.pooling import DIMENSIONS, Prompts, ServedPooling
@@ -207,13 +206,13 @@ async def _embed(older: bool, service: Service, http: Request) -> ASGIApp:
     given, loaded = await read(service, http, WIRE)
     served = loaded.require_pooling("embed")
     context = loaded.engine.model.max_model_len
-    request, has_prompt = await service.offload.run(body_cost(http), lambda: of_embed(given, served, context))
+    request, has_prompt = await off_loop(http, lambda: of_embed(given, served, context))
     note_ignored(http, [] if has_prompt else ["input_type"], service.config)
     with NAMES.spoken():
         id, results = await pooled_for(service, loaded, http, request, prefix="embd-")
     check_lengths(given, results)
     parts = embed_parts(given, id, results, older=older)
-    return await written(service, parts, results, len(given.written_types))
+    return await written(call_of(http), parts, results, len(given.written_types))
 
 
 def _embedding(path: str, id: str, summary: str, *, older: bool) -> Route:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from server.api.pooling.request import PoolingRequest
 from server.api.pooling.run import Pooled
 from server.api.pooling.vectors import as_array
-from server.http.offload import Offload, Pieces
+from server.http.call import Call
+from server.http.offload import Pieces
 from server.models.pooling import Scoring
 
 NUMBERS_PER_CHAR = 4_000  # multiplied while a character is tokenised
@@ -28,12 +29,12 @@ class Comparison:
     num_second: int
     by_odds: bool = False
 
-    async def scores(self, offload: Offload, pooled: Sequence[Pooled]) -> list[float]:
+    async def scores(self, call: Call, pooled: Sequence[Pooled]) -> list[float]:
         """One for each of the second texts. `pooled`: what the inputs of `request` became."""
         if self.scoring == "cross-encoder":
             return [each.numbers[-1] - (each.numbers[0] if self.by_odds else 0.0) for each in pooled]
         pairs = [(one.numbers, other.numbers) for one, other in self.sides(pooled)]
-        return await offload.run_pieces(sum(cost_of(*pair) for pair in pairs), _compared(pairs))
+        return await call.run_pieces(sum(cost_of(*pair) for pair in pairs), _compared(pairs))
 
     def sides(self, pooled: Sequence[Pooled]) -> list[tuple[Pooled, ...]]:
         """What each score is made of: one of a pair, or two."""

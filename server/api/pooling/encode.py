@@ -12,8 +12,9 @@ from server.api.pooling.request import Input, Pair, PoolingRequest, Text
 from server.generate.encode import chat_ids, encode_pieces
 from server.generate.plain_prompts import CHARS_PER_PROMPT, TRUNCATE, check_ids
 from server.generate.request import Chat
+from server.http.call import Call
 from server.http.errors import ContextLengthExceeded, Field, InvalidRequest, TextOnly, clip
-from server.http.offload import Offload, Pieces
+from server.http.offload import Pieces
 from server.models.control_tokens import Shield
 from server.models.model import LoadedModel
 from server.models.prompt import PromptError
@@ -66,17 +67,17 @@ class Encoder:
         self._score_template = None if loaded.pooling is None else loaded.pooling.score_template
         self._last_first: tuple[Text, list[int]] | None = None
 
-    async def encoded(self, offload: Offload, inputs: Sequence[Input]) -> list[Encoded]:
+    async def encoded(self, call: Call, inputs: Sequence[Input]) -> list[Encoded]:
         """The ids of `inputs`, which are some of those of the request, in order. Raises InvalidRequest."""
         if isinstance(inputs[0], Chat):
-            return [await self._chat(offload, inputs[0])]
-        return await offload.run_pieces(sum(map(cost_of, inputs)), self.pieces(inputs))
+            return [await self._chat(call, inputs[0])]
+        return await call.run_pieces(sum(map(cost_of, inputs)), self.pieces(inputs))
 
-    async def _chat(self, offload: Offload, chat: Chat) -> Encoded:
+    async def _chat(self, call: Call, chat: Chat) -> Encoded:
         if chat.media:
             part = chat.media[0]
             raise TextOnly(part.where, part.kind, param=part.where)
-        ids = await chat_ids(self._loaded, offload, chat)
+        ids = await chat_ids(self._loaded, call, chat)
         if self._request.truncation is not None:
             ids = self._cut(ids, self._limit)
         return self.checked(ids, Field("messages"))

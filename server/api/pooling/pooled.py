@@ -19,7 +19,7 @@ from server.api.pooling.vectors import chunks
 from server.api.service import Service
 from server.http.answers import ChunkedJson
 from server.http.body import read_request
-from server.http.call import arrival, request_id
+from server.http.call import Call, call_of
 from server.http.schema import T, Wire
 from server.http.watch import while_waited_for
 from server.models import lookup
@@ -34,8 +34,8 @@ Parts = Iterator[tuple[bytes, int]]  # of a JSON body, each with how many number
 async def read(service: Service, http: Request, wire: Wire[T]) -> tuple[T, LoadedModel]:
     """Return the body and the model that it names. Raises ApiError."""
     loaded = service.lifecycle.require_model()
-    given: Any = await read_request(http, wire, service.config, service.offload)
-    return given, await lookup.pooled_by(loaded, given.model)
+    given: Any = await read_request(http, wire, service.config)
+    return given, await lookup.pooled_by(call_of(http), loaded, given.model)
 
 
 async def pooled_for(
@@ -44,26 +44,26 @@ async def pooled_for(
     """Return the answer's id, which begins with `prefix`, and what the inputs of `request` became.
 
     Raises ApiError, EngineError, EngineFailed, and ClientLeft where nobody waits any more."""
-    id = prefix + request_id(http.scope)
-    work = pooled(service.config, service.offload, loaded, request, id=id, arrival=arrival(http.scope))
+    id = prefix + call_of(http).id
+    work = pooled(service.config, call_of(http), loaded, request, id=id)
     return id, await while_waited_for(http.receive, work)
 
 
-async def written(service: Service, parts: Parts, results: Sequence[Pooled], num_kinds: int = 1) -> ASGIApp:
+async def written(call: Call, parts: Parts, results: Sequence[Pooled], num_kinds: int = 1) -> ASGIApp:
     """Return an answer of `parts`, which write the numbers of `results` in `num_kinds` ways; off the loop where they are many."""
     num_numbers = num_kinds * sum(each.numbers.nbytes // 4 for each in results)
     cost = num_numbers // NUMBERS_PER_CHAR + CHARS_PER_RESULT * len(results)
-    return ChunkedJson(await service.offload.run_pieces(cost, chunks(parts)))
+    return ChunkedJson(await call.run_pieces(cost, chunks(parts)))
 
 
 async def listed(
-    service: Service, kind: type[Listed], id: str, model: str, items: Iterable[tuple[Struct, int]], results: Sequence[Pooled]
+    call: Call, kind: type[Listed], id: str, model: str, items: Iterable[tuple[Struct, int]], results: Sequence[Pooled]
 ) -> ASGIApp:  # fmt: skip
     """Return an answer of `kind` with `items`, each with how many numbers it has."""
     hole: Any = HOLE
     body = kind(id=id, created=int(time.time()), model=model, data=hole, usage=PoolingUsage.of(results))
     parts = ((encode(item), count) for item, count in items)
-    return await written(service, filled(body, parts), results)
+    return await written(call, filled(body, parts), results)
 
 
 def filled(body: Struct, items: Iterable[tuple[bytes, int]]) -> Parts:

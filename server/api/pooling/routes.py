@@ -17,7 +17,7 @@ from server.api.pooling.vectors import as_array, base64_of, json_of
 from server.api.route import GENERATION_REFUSALS, JSON, Operation, Route, route
 from server.api.service import Service
 from server.http.answers import json_response
-from server.http.body import body_cost
+from server.http.call import call_of, off_loop
 
 DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised
 
@@ -33,14 +33,14 @@ DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised
 async def embed(service: Service, http: Request) -> ASGIApp:
     given, loaded = await read(service, http, request_types.EMBEDDINGS)
     served = loaded.require_pooling("embed")
-    request = await service.offload.run(body_cost(http), lambda: of_embeddings(given, served, "embed"))
+    request = await off_loop(http, lambda: of_embeddings(given, served, "embed"))
     id, results = await pooled_for(service, loaded, http, request, prefix="embd-")
     write = base64_of if given.encoding_format == "base64" else json_of
     items = (
         (api_types.Embedding(index=index, embedding=encoded(write(each.numbers))), each.numbers.nbytes // 4)
         for index, each in enumerate(results)
     )
-    return await listed(service, api_types.Embeddings, id, loaded.name, items, results)
+    return await listed(call_of(http), api_types.Embeddings, id, loaded.name, items, results)
 
 
 @route(
@@ -55,14 +55,14 @@ async def pool(service: Service, http: Request) -> ASGIApp:
     given, loaded = await read(service, http, request_types.POOLING)
     served = loaded.require_pooling(given.task or "embed")
     task: PoolingTask = given.task or served.task
-    request = await service.offload.run(body_cost(http), lambda: of_embeddings(given, served, task))
+    request = await off_loop(http, lambda: of_embeddings(given, served, task))
     id, results = await pooled_for(service, loaded, http, request, prefix="pool-")
     write = base64_of if given.encoding_format == "base64" else json_of
     items = (
         (api_types.PooledData(index=index, data=encoded(write(each.numbers))), each.numbers.nbytes // 4)
         for index, each in enumerate(results)
     )
-    return await listed(service, api_types.PooledList, id, loaded.name, items, results)
+    return await listed(call_of(http), api_types.PooledList, id, loaded.name, items, results)
 
 
 @route(
@@ -76,7 +76,7 @@ async def pool(service: Service, http: Request) -> ASGIApp:
 async def classify(service: Service, http: Request) -> ASGIApp:
     given, loaded = await read(service, http, request_types.CLASSIFY)
     served = loaded.require_pooling("classify")
-    request = await service.offload.run(body_cost(http), lambda: of_classify(given, served))
+    request = await off_loop(http, lambda: of_classify(given, served))
     id, results = await pooled_for(service, loaded, http, request, prefix="classify-")
     labels = served.labels
 
@@ -86,17 +86,17 @@ async def classify(service: Service, http: Request) -> ASGIApp:
             probs = encoded(json_of(each.numbers))
             yield api_types.Classification(index, labels[best], probs, len(labels)), len(labels)
 
-    return await listed(service, api_types.Classifications, id, loaded.name, items(), results)
+    return await listed(call_of(http), api_types.Classifications, id, loaded.name, items(), results)
 
 
 async def score(service: Service, http: Request) -> ASGIApp:
     given, loaded = await read(service, http, request_types.SCORE)
     served = loaded.require_pooling("score")
-    comparison = await service.offload.run(body_cost(http), lambda: of_score(given, served))
+    comparison = await off_loop(http, lambda: of_score(given, served))
     id, results = await pooled_for(service, loaded, http, comparison.request, prefix="score-")
-    scores = await comparison.scores(service.offload, results)
+    scores = await comparison.scores(call_of(http), results)
     items = ((api_types.Score(index=index, score=score), 1) for index, score in enumerate(scores))
-    return await listed(service, api_types.Scores, id, loaded.name, items, results)
+    return await listed(call_of(http), api_types.Scores, id, loaded.name, items, results)
 
 
 def _scoring(path: str, id: str) -> Route:
@@ -113,9 +113,9 @@ SCORE, SCORE_V1 = _scoring("/score", "score"), _scoring("/v1/score", "scoreV1")
 async def _rerank(cut: bool, service: Service, http: Request) -> ASGIApp:
     given, loaded = await read(service, http, request_types.RERANK)
     served = loaded.require_pooling("score")
-    comparison = await service.offload.run(body_cost(http), lambda: of_rerank(given, served, cut=cut))
+    comparison = await off_loop(http, lambda: of_rerank(given, served, cut=cut))
     id, results = await pooled_for(service, loaded, http, comparison.request, prefix="rerank-")
-    scores = await comparison.scores(service.offload, results)
+    scores = await comparison.scores(call_of(http), results)
 
     def document(index: int) -> str:
         return request_types.written(given.documents[index], "documents")
@@ -125,7 +125,7 @@ async def _rerank(cut: bool, service: Service, http: Request) -> ASGIApp:
         meta = api_types.CohereMeta.of(usage.prompt_tokens, api_types.BilledUnits(search_units=1))
         return json_response(api_types.Ranking(id, loaded.name, usage, ranked(scores, shown, given.top_n), meta))
 
-    return await service.offload.run(body_cost(http) // DOCUMENT_CHARS, answer)
+    return await call_of(http).run(call_of(http).body_cost // DOCUMENT_CHARS, answer)
 
 
 def _ranking(path: str, id: str, *, cut: bool = False) -> Route:

@@ -18,9 +18,8 @@ from server.config.server_config import ServerConfig
 from server.generate.generation import FAILED, failure_of
 from server.generate.plain_prompts import prepared
 from server.generate.start import Terms
-from server.http.call import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
+from server.http.call import Call
 from server.http.errors import Aborted, InvalidRequest
-from server.http.offload import Offload
 from server.http.watch import gather_or_cancel
 from server.models.model import LoadedModel
 
@@ -43,12 +42,11 @@ class Pooled(NamedTuple):
 
 async def pooled(
     config: ServerConfig,
-    offload: Offload,
+    call: Call,
     loaded: LoadedModel,
     request: PoolingRequest,
     *,
     id: str,
-    arrival: Arrival,
     note: Callable[[Pooled], object] = lambda result: None,
     max_numbers: int | None = None,
     with_ids: bool = False,
@@ -57,26 +55,25 @@ async def pooled(
     together, MAX_NUMBERS if not given. `with_ids`: each has its `prompt_ids`.
 
     Raises ApiError, in which fields are Fields, EngineError where the engine takes nothing, and EngineFailed."""
-    run = _Run(config, offload, loaded, request, id, arrival, note, max_numbers, with_ids=with_ids)
+    run = _Run(config, call, loaded, request, id, note, max_numbers, with_ids=with_ids)
     return await run.results()
 
 
 class _Run:
     def __init__(
-        self, config: ServerConfig, offload: Offload, loaded: LoadedModel, request: PoolingRequest, id: str, arrival: Arrival,
+        self, config: ServerConfig, call: Call, loaded: LoadedModel, request: PoolingRequest, id: str,
         note: Callable[[Pooled], object], max_numbers: int | None, *, with_ids: bool,
     ) -> None:  # fmt: skip
         self._terms = Terms.of(
-            config, arrival, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
+            config, call, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
         )
-        self._offload = offload
+        self._call = call
         self._loaded = loaded
         self._served = loaded.require_pooling(request.params.task)
         self._request = request
         self._encoder = Encoder(loaded, request)
         self._with_ids = with_ids
         self._id = id
-        self._arrival = arrival
         # All lanes together stay within what one client may have.
         at_once = min(LANES * SPAN_INPUTS, config.max_num_seqs_per_key or LANES * SPAN_INPUTS)
         self._num_lanes = min(LANES, at_once)
@@ -88,7 +85,7 @@ class _Run:
         self._is_admitted = False
 
     async def results(self) -> list[Pooled]:
-        await self._loaded.enter(self._terms.deadline_s)
+        await self._loaded.enter(self._call, self._terms.deadline_s)
         spans = self._spans()
         first = next(spans)
         if first.stop == len(self._found):  # the usual case needs no tasks
@@ -117,7 +114,7 @@ class _Run:
         yield range(start, len(inputs))
 
     async def _run(self, span: range) -> None:
-        prompts = await self._encoder.encoded(self._offload, self._request.inputs[span.start : span.stop])
+        prompts = await self._encoder.encoded(self._call, self._request.inputs[span.start : span.stop])
         self._count(prompts)
         requests = [await self._engine_request(number, prompt) for number, prompt in zip(span, prompts, strict=True)]
         async with self._submit(requests) as stream:
@@ -143,12 +140,12 @@ class _Run:
             params=params if types is None else replace(params, token_type_ids=types),
             priority=self._terms.priority,
             cache_salt=self._terms.cache_salt,
-            arrival_s=self._arrival.time_s,
-            caller=CALLER.get(),
-            parent_id=CURRENT_ID.get(),
-            trace_headers=TRACE_HEADERS.get(),
+            arrival_s=self._call.arrival_s,
+            caller=self._call.caller,
+            parent_id=self._call.id or None,
+            trace_headers=self._call.trace_headers,
             deadline_s=self._terms.deadline_s,
-            prepared=await prepared(self._loaded, self._offload, prompt.ids, self._terms.cache_salt),
+            prepared=await prepared(self._loaded, self._call, prompt.ids, self._terms.cache_salt),
             adapter=self._loaded.adapter,
         )
 

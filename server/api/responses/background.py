@@ -14,9 +14,9 @@ from msgspec.json import encode
 
 from runtime.api import TokenStream
 from server.api.frames import named_event
+from server.api.response_store import Ongoing
 from server.api.responses.api_types import ResponseEvent
 from server.api.responses.events import ResponseEvents
-from server.api.responses.store import Ongoing
 
 
 class BackgroundRun:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from msgspec import structs
 from starlette.requests import Request as HttpRequest
 
+from server.api.response_store import ResponseStore
 from server.api.responses import input_items
 from server.api.responses.api_types import CompactedResponse, CompactionItem, ResponseUsage
 from server.api.responses.input_items import InputMessage, Item, new_id
@@ -19,11 +20,10 @@ from server.api.responses.prepare import conversation, request_of
 from server.api.responses.request_types import CompactRequest
 from server.api.responses.requests import NAMES
 from server.api.responses.sealed import seal
-from server.api.responses.store import ResponseStore
 from server.api.service import Service
 from server.generate.collect import collect_transcripts
 from server.generate.start import start
-from server.http.call import arrival, note_ignored
+from server.http.call import call_of, note_ignored
 from server.http.errors import ContextLengthExceeded
 from server.http.watch import ClientWatch
 from server.models.model import LoadedModel
@@ -42,19 +42,17 @@ async def compacted(
     """Raises ApiError, and ClientLeft if nobody waits for it any more."""
     asked = await conversation(service, store, http, wire)
     question = InputMessage(role="user", content=INSTRUCTION)
-    request = await service.offload.run(
+    request = await call_of(http).run(
         asked.cost, lambda: request_of(loaded, wire, [*asked.items, question], asked.tools)
     )
     request = structs.replace(request, max_tokens=None, default_max_tokens=MAX_SUMMARY_TOKENS)
     id = new_id("resp_")
     with NAMES.spoken():
-        generation, unread = await start(
-            service.config, service.offload, loaded, request, id=id, arrival=arrival(http.scope)
-        )
+        generation, unread = await start(service.config, call_of(http), loaded, request, id=id)
     _check_room(generation.num_prompt_tokens, loaded.engine.model.max_model_len)
     note_ignored(http, [*asked.ignored, *map(NAMES.name_of, unread)], service.config)
     (transcript,) = await collect_transcripts(generation, ClientWatch(http.receive))
-    said = await service.offload.run(asked.cost, lambda: _said(asked.items))
+    said = await call_of(http).run(asked.cost, lambda: _said(asked.items))
     summary = CompactionItem(new_id("cmp_"), seal(transcript.text.strip()))
     return CompactedResponse(
         id=id, created_at=int(time.time()), output=[*said, summary], usage=ResponseUsage.of(generation)

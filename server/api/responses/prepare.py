@@ -12,6 +12,7 @@ from functools import partial
 from msgspec.json import encode
 from starlette.requests import Request as HttpRequest
 
+from server.api.response_store import Caller, Entry, ResponseStore, StoredItem
 from server.api.responses import input_items
 from server.api.responses.api_types import Response
 from server.api.responses.events import Head, ResponseEvents
@@ -19,7 +20,6 @@ from server.api.responses.input_items import Item, ItemReference, new_id
 from server.api.responses.messages import messages_of, with_joint_turns, with_one_head
 from server.api.responses.request_types import CountRequest, ResponsesRequest
 from server.api.responses.requests import NAMES, generate_request
-from server.api.responses.store import Caller, Entry, ResponseStore, StoredItem
 from server.api.responses.tools import Tools
 from server.api.responses.tools import read as read_tools
 from server.api.responses.truncation import longest
@@ -28,8 +28,7 @@ from server.generate.encode import chat_ids
 from server.generate.generation import Generation
 from server.generate.request import Chat, GenerateRequest
 from server.generate.start import start
-from server.http.body import body_cost
-from server.http.call import arrival, caller_key, is_admin, note_ignored
+from server.http.call import Call, call_of, note_ignored
 from server.http.errors import ContextLengthExceeded, InvalidRequest
 from server.models.model import LoadedModel
 
@@ -60,12 +59,12 @@ async def counted(
     asked = await conversation(service, store, http, wire)
     items = asked.items
     if wire.truncation == "auto":
-        items = await longest(items, partial(_fits, service, loaded, wire, asked))
-    request = await service.offload.run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
+        items = await longest(items, partial(_fits, call_of(http), loaded, wire, asked))
+    request = await call_of(http).run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
     note_ignored(http, asked.ignored, service.config)
     with NAMES.spoken():
         assert isinstance(request.prompt, Chat), "it was made here"
-        return len(await chat_ids(loaded, service.offload, request.prompt))
+        return len(await chat_ids(loaded, call_of(http), request.prompt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Conversation:
 
 
 def caller_of(http: HttpRequest) -> Caller:
-    return Caller(caller_key(http.scope), is_admin(http.scope))
+    return Caller(call_of(http).key, call_of(http).is_admin)
 
 
 async def prepare(
@@ -92,13 +91,11 @@ async def prepare(
     asked = await conversation(service, store, http, wire)
     items = asked.items
     if wire.truncation == "auto":
-        items = await longest(items, partial(_fits, service, loaded, wire, asked))
-    request = await service.offload.run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
+        items = await longest(items, partial(_fits, call_of(http), loaded, wire, asked))
+    request = await call_of(http).run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
     id = new_id("resp_")
     with NAMES.spoken():
-        generation, ignored = await start(
-            service.config, service.offload, loaded, request, id=id, arrival=arrival(http.scope)
-        )
+        generation, ignored = await start(service.config, call_of(http), loaded, request, id=id)
     note_ignored(http, [*asked.ignored, *map(NAMES.name_of, ignored)], service.config)
 
     made = Response.of(id, int(time.time()), wire, asked.tools, generation, model=loaded.name, stored=is_stored)
@@ -106,7 +103,7 @@ async def prepare(
     response_events = ResponseEvents(head, generation, in_background=bool(wire.background))
     entry = None
     if is_stored:
-        stored = await service.offload.run(asked.cost, lambda: _to_store(asked.given))
+        stored = await call_of(http).run(asked.cost, lambda: _to_store(asked.given))
         entry = Entry(id, caller_of(http).key, stored, asked.previous, is_background=bool(wire.background))
     return PreparedResponse(response_events, generation, entry)
 
@@ -120,8 +117,8 @@ async def conversation(
     if wire.previous_response_id is not None:
         previous = _previous(store, wire.previous_response_id, caller)
     earlier = [] if previous is None else [*previous.conversation(), *previous.output]
-    cost = body_cost(http) + sum(len(stored.json) for stored in earlier)
-    offload = partial(service.offload.run, cost)
+    cost = call_of(http).body_cost + sum(len(stored.json) for stored in earlier)
+    offload = partial(call_of(http).run, cost)
     tools = await offload(lambda: read_tools(wire.tools or (), wire.tool_choice))
     ignored: list[str] = []
     read, wanted = await offload(lambda: _read_input(wire, ignored))
@@ -158,14 +155,14 @@ def request_of(loaded: LoadedModel, wire: ResponsesRequest, items: Sequence[Item
 
 
 async def _fits(
-    service: Service, loaded: LoadedModel, wire: ResponsesRequest, asked: Conversation, items: Sequence[Item]
+    call: Call, loaded: LoadedModel, wire: ResponsesRequest, asked: Conversation, items: Sequence[Item]
 ) -> bool:
     """Whether a prompt of `items` leaves room for the answer."""
-    request = await service.offload.run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
+    request = await call.run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
     try:
         with NAMES.spoken():
             assert isinstance(request.prompt, Chat), "it was made here"
-            ids = await chat_ids(loaded, service.offload, request.prompt)
+            ids = await chat_ids(loaded, call, request.prompt)
     except ContextLengthExceeded:
         return False
     return len(ids) + (wire.max_output_tokens or 1) <= loaded.engine.model.max_model_len

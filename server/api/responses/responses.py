@@ -11,12 +11,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from server.api.frames import encoded
+from server.api.response_store import Entry, ResponseStore
 from server.api.responses import api_types
 from server.api.responses.background import BackgroundRun, Replay
 from server.api.responses.compact import compacted
 from server.api.responses.prepare import PreparedResponse, caller_of, counted, prepare
 from server.api.responses.request_types import COMPACT, COUNT, RESPONSES, Includable
-from server.api.responses.store import Entry, ResponseStore
 from server.api.responses.streaming import AnnouncedStream, EventFrames
 from server.api.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Handler, Operation, Route
 from server.api.service import Service
@@ -24,6 +24,7 @@ from server.config.server_config import ServerConfig
 from server.generate.collect import collect
 from server.http.answers import json_response
 from server.http.body import read_query, read_request
+from server.http.call import call_of
 from server.http.errors import InvalidRequest, UnsupportedParameter, clip
 from server.http.schema import Name
 from server.http.sse import EventStream, event_source
@@ -68,14 +69,10 @@ class Responses:
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
-    @classmethod
-    def of(cls, config: ServerConfig) -> Responses:
-        return cls(ResponseStore(config.max_stored_responses, config.max_stored_bytes))
-
     async def create(self, service: Service, http: Request) -> ASGIApp:
         loaded = service.lifecycle.require_model()
-        wire = await read_request(http, RESPONSES, service.config, service.offload)
-        loaded = await lookup.named(loaded, wire.model, to_chat=True)
+        wire = await read_request(http, RESPONSES, service.config)
+        loaded = await lookup.named(call_of(http), loaded, wire.model, to_chat=True)
         prepared = await while_waited_for(http.receive, prepare(service, self._store, loaded, http, wire))
         if wire.background:
             return self._in_background(service, prepared, streams=bool(wire.stream))
@@ -163,15 +160,15 @@ class Responses:
     async def count_tokens(self, service: Service, http: Request) -> ASGIApp:
         """Counts the prompt that the same request would make."""
         loaded = service.lifecycle.require_model()
-        wire = await read_request(http, COUNT, service.config, service.offload)
-        loaded = await lookup.named(loaded, wire.model, to_chat=True)
+        wire = await read_request(http, COUNT, service.config)
+        loaded = await lookup.named(call_of(http), loaded, wire.model, to_chat=True)
         num_tokens = await counted(service, self._store, loaded, http, wire)
         return json_response(api_types.InputTokens(input_tokens=num_tokens))
 
     async def compact(self, service: Service, http: Request) -> ASGIApp:
         loaded = service.lifecycle.require_model()
-        wire = await read_request(http, COMPACT, service.config, service.offload)
-        loaded = await lookup.named(loaded, wire.model, to_chat=True)
+        wire = await read_request(http, COMPACT, service.config)
+        loaded = await lookup.named(call_of(http), loaded, wire.model, to_chat=True)
         return json_response(await compacted(service, self._store, loaded, http, wire))
 
     def _entry(self, http: Request) -> Entry:
@@ -200,7 +197,7 @@ def _of_service(method: Callable[[Responses, Service, Request], Awaitable[ASGIAp
     """`method` of the one Responses that a service has."""
 
     async def handler(service: Service, http: Request) -> ASGIApp:
-        return await method(service.part(Responses.of), service, http)
+        return await method(Responses(service.responses), service, http)
 
     return handler
 

@@ -25,7 +25,6 @@ from runtime.api import ConstraintError, MatcherFactory, TokenMatcher
 from server.generate.structured.closing import may_repeat
 from server.generate.structured.grammar import GrammarError, JsonSchema
 from server.generate.structured.unique_keys import TokenIndex, UniqueKeys
-from server.http.call import CALLER
 from server.http.errors import TooManyRequests, clip
 from server.http.offload import GiveBack, give_way
 from server.models.model import Grammar
@@ -95,12 +94,12 @@ class Grammars:
                     eos_token=ends,
                 )
 
-    async def factory(self, grammar: Grammar) -> MatcherFactory:
+    async def factory(self, grammar: Grammar, caller: bytes | None = None) -> MatcherFactory:
         """Raises GrammarError, or TooManyRequests."""
         key = msgspec.json.encode(grammar)
         compilation = self._cache.get(key)
         if compilation is None:
-            compilation = self._enqueue(key, grammar)
+            compilation = self._enqueue(key, grammar, caller)
         self._cache.move_to_end(key)
         compilation.num_waiters += 1
         try:
@@ -115,8 +114,7 @@ class Grammars:
         matcher = GrammarMatcher(compiled.prototype, self._eos_token_ids, self._num_mask_bytes)
         return matcher if compiled.index is None else UniqueKeys(matcher, compiled.index)
 
-    def _enqueue(self, key: bytes, grammar: Grammar) -> _Compilation:
-        caller = CALLER.get()
+    def _enqueue(self, key: bytes, grammar: Grammar, caller: bytes | None) -> _Compilation:
         line = self._waiting.get(caller, [])
         num_waiting = sum(map(len, self._waiting.values()))
         if caller is not None and (len(line) >= MAX_WAITING or num_waiting >= 4 * MAX_WAITING):

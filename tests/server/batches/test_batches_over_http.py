@@ -15,7 +15,6 @@ import pytest
 from runtime.api import EngineHealth
 from server.batches import runner as batch_runner
 from server.batches.files import FileStore
-from server.batches.folder import BatchFolder
 from server.batches.shares import Shares
 from server.batches.store import BatchStore
 from server.config.server_options import ConfigError
@@ -400,7 +399,7 @@ async def test_what_is_being_uploaded_counts_too(serve, folder):
         "Content-Length: 4000\r\n\r\n--b"
     )
     writer.write(head.encode())
-    store = server.service.part(BatchFolder.of).files
+    store = server.service.batch_folder.files
     async with server.openai() as client:
         while store.num_bytes < 4000:
             await client.files.list()

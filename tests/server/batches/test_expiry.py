@@ -9,8 +9,6 @@ from pathlib import Path
 import openai
 import pytest
 
-from server.batches.folder import BatchFolder
-from server.batches.runner import BatchRunner
 from server.process.app import stop_batches
 from tests.server.batches.test_batches_over_http import (
     CHAT,
@@ -38,10 +36,10 @@ async def upload_until(client, *lines):
 
 def pass_time(server, seconds: float) -> None:
     """Moves the clock of files, and has it looked at."""
-    files = server.service.part(BatchFolder.of).files
+    files = server.service.batch_folder.files
     now = files.clock() + seconds
     files.clock = lambda: now
-    server.service.added_part(BatchRunner).expiry.look_again()
+    server.service.batches.expiry.look_again()
 
 
 async def until_deleted(server, folder: str, id: str) -> None:
@@ -165,7 +163,7 @@ async def test_what_is_not_answered_when_the_time_is_over_is_given_up(serve, fol
         await server.engine.until(lambda: len(server.engine.live) == 1)
         server.engine.step(20)
         await server.engine.until(lambda: len(server.engine.submitted) == 2)
-        server.service.added_part(BatchRunner).expire(batch.id)
+        server.service.batches.expire(batch.id)
         await check_expired(client, batch.id, answered=["a"], given_up=["b", "c"])
         assert not server.engine.live
 
@@ -188,7 +186,7 @@ async def test_a_batch_that_has_ended_does_not_expire(serve, folder):
     server = await serve(batch_dir=folder)
     async with server.openai() as client:
         batch = await ended(client, (await submit(client, line("a"))).id)
-        server.service.added_part(BatchRunner).expire(batch.id)
+        server.service.batches.expire(batch.id)
         assert (await client.batches.retrieve(batch.id)).status == "completed"
 
 

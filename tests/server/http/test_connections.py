@@ -16,13 +16,13 @@ import pytest
 from runtime.api import QueueFull
 from server.generate.generation import Generation
 from server.http import protocol
+from server.http.call import IncomingBody
 from server.http.protocol import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
     MIN_BODY_BYTES,
     BodyWriter,
     HttpProtocol,
-    IncomingBody,
     Phase,
 )
 from server.http.sse import PING

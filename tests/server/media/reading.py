@@ -8,6 +8,7 @@ from typing import Any
 from server.config.server_config import ServerConfig
 from server.generate.encode import Encoded, chat_prompt
 from server.generate.request import Chat, Content, Message
+from server.http.call import Call
 from server.http.offload import Offload
 from server.media.fetch import Fetcher
 from server.media.media_options import MediaOptions
@@ -50,6 +51,6 @@ async def prompt(loaded: LoadedModel, *contents: Content, **options: Any) -> Enc
     offload = Offload()
     try:
         messages = [Message(role="user", content=content) for content in contents]
-        return await chat_prompt(loaded, offload, Chat(messages=messages, **options))
+        return await chat_prompt(loaded, Call(offload=offload), Chat(messages=messages, **options))
     finally:
         offload.close()

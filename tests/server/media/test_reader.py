@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from server.config.server_config import ServerConfig
-from server.http.call import TENANT
 from server.http.errors import InvalidMedia, InvalidRequest, TooManyRequests
 from server.media import decode
 from server.media import reader as reading
@@ -165,14 +164,13 @@ async def test_whether_a_picture_was_seen_before_no_key_learns_of_another(tiny, 
         media, processed = reader(tiny, **options), []
         process = media.processor.process
         monkeypatch.setattr(
-            media.processor, "process", lambda *args, p=process, to=processed: to.append(TENANT.get()) or p(*args)
+            media.processor, "process", lambda *args, p=process, to=processed: to.append(None) or p(*args)
         )
         digests = set()
         for tenant in ("a", "a", "b", "a", None, "b"):
-            token, before = TENANT.set(tenant), len(processed)
-            digests.add((await media.read([part(stored(drawn()))])).read[0].digest)
+            before = len(processed)
+            digests.add((await media.read([part(stored(drawn()))], tenant=tenant)).read[0].digest)
             processed[before:] = [tenant] * (len(processed) - before)
-            TENANT.reset(token)
         assert processed == expected
         assert len(digests) == 1  # the engine's caches are divided by the request's salt
 

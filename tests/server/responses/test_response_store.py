@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.api.responses.store import ENTRY_BYTES, ITEM_BYTES, Caller, Entry, ResponseStore, StoredItem
+from server.api.response_store import ENTRY_BYTES, ITEM_BYTES, Caller, Entry, ResponseStore, StoredItem
 from server.http.errors import PreviousResponseNotFound, ResponseNotFound
 
 ANY = Caller()

@@ -14,7 +14,6 @@ from runtime.api import ConstraintError
 from server.generate.structured import compiler
 from server.generate.structured.compiler import Grammars
 from server.generate.structured.grammar import Choice, GrammarError, JsonSchema, Regex, Rules
-from server.http.call import CALLER
 from server.http.errors import TooManyRequests
 from server.http.offload import GiveBack
 from tests.server.smollm2 import ours
@@ -123,14 +122,6 @@ class Held(Counted, frozen=True, tag=True):
     padding: str = ""
 
 
-def of_caller(caller, coroutine) -> asyncio.Task:
-    async def run():
-        CALLER.set(caller.encode())
-        return await coroutine
-
-    return asyncio.create_task(run())
-
-
 async def settled(*tasks) -> None:
     """Until the tasks have come to where they wait."""
     for _ in range(3):
@@ -149,8 +140,8 @@ async def both_threads_held(grammars) -> list[asyncio.Task]:
 
 async def test_what_nobody_waits_for_any_more_is_not_compiled(grammars):
     held = await both_threads_held(grammars)
-    leaving = [of_caller("a", grammars.factory(Counted("a", name=f"left {i}"))) for i in range(20)]
-    twice = [of_caller("a", grammars.factory(Counted("a", name="wanted twice"))) for _ in range(2)]
+    leaving = [asyncio.create_task(grammars.factory(Counted("a", name=f"left {i}"), b"a")) for i in range(20)]
+    twice = [asyncio.create_task(grammars.factory(Counted("a", name="wanted twice"), b"a")) for _ in range(2)]
     await settled(*leaving, *twice)
     for task in (*leaving, twice[0]):
         task.cancel()
@@ -164,11 +155,11 @@ async def test_what_nobody_waits_for_any_more_is_not_compiled(grammars):
 async def test_what_one_caller_has_waiting_is_bounded_and_another_is_served_next(grammars, monkeypatch):
     monkeypatch.setattr(compiler, "MAX_WAITING", 3)
     held = await both_threads_held(grammars)
-    greedy = [of_caller("a", grammars.factory(Counted("a", name=f"a{i}"))) for i in range(4)]
+    greedy = [asyncio.create_task(grammars.factory(Counted("a", name=f"a{i}"), b"a")) for i in range(4)]
     await settled(*greedy)
     with pytest.raises(TooManyRequests):
         await greedy.pop()
-    others = [of_caller(name, grammars.factory(Counted("a", name=name))) for name in "bc"]
+    others = [asyncio.create_task(grammars.factory(Counted("a", name=name), name.encode())) for name in "bc"]
     own = [
         asyncio.create_task(grammars.factory(Counted("a", name=f"ours {i}"))) for i in range(5)
     ]  # no caller: no bound

@@ -18,7 +18,7 @@ class Clock:
     """In place of the feed's seconds: one passes when `tick` is called."""
 
     def __init__(self, server) -> None:
-        self.feed: Feed = server.service.added_part(Feed)
+        self.feed: Feed = server.service.feed
         self.feed._tick = self._wait
         self._turns = asyncio.Semaphore(0)
 

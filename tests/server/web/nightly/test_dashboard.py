@@ -15,7 +15,6 @@ from runtime.api import (
     RequestRecord,
     SamplingParams,
 )
-from server.models.texts import Texts
 from tests.server.web.feed import Clock, fill
 from tests.server.web.nightly.browser import PHONE, WIDE, needs_axe, needs_chromium
 
@@ -26,7 +25,7 @@ async def test_the_inspector_shows_what_was_asked_and_answered(serve, page_of):
     server = await serve(log_requests=True)
     Clock(server)
     fill(server.engine)
-    texts_of = server.service.added_part(Texts)
+    texts_of = server.service.texts
     ids = server.tokenizer.encode("<b>Why?</b>")
     texts_of.note(
         server.service.lifecycle.loaded,

@@ -1,0 +1,38 @@
+"""The table of routes: every Route and every ErrorsBelow that a file of `server/api` declares."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections import Counter
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import TypeVar
+
+import server.api
+from server.api.route import ErrorsBelow, Route
+from server.http.errors import ErrorShape
+
+T = TypeVar("T")
+
+
+def _declared(kind: type[T]) -> list[T]:
+    """Return every `kind` that a file of `api/` declares, each once."""
+    found = pkgutil.walk_packages(server.api.__path__, f"{server.api.__name__}.")
+    modules = [import_module(each.name) for each in found if each.name != __name__]
+    declared = [each for module in modules for each in vars(module).values() if isinstance(each, kind)]
+    return list({id(each): each for each in declared}.values())
+
+
+def found_routes() -> tuple[Route, ...]:
+    """Return every Route; paths with a name in them come after those without, which they may match.
+
+    Raises ValueError where two answer the same."""
+    routes = _declared(Route)
+    if twice := [key for key, count in Counter((each.method, each.path) for each in routes).items() if count > 1]:
+        raise ValueError(f"more than one endpoint answers {' '.join(twice[0])}")
+    return tuple(sorted(routes, key=lambda each: "{" in each.path))
+
+
+ROUTES = found_routes()
+ERROR_SHAPES: Mapping[str, ErrorShape] = MappingProxyType({each.path: each.shape for each in _declared(ErrorsBelow)})
