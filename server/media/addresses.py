@@ -1,7 +1,7 @@
-"""Which hosts pictures may be fetched from, and which addresses a name may stand for.
+"""Hosts that media may be fetched from, and addresses that a host name may resolve to.
 
-A host has to be named (`AllowedHosts`); every address that it stands for has to be one of the public internet, or be named itself:
-a name alone proves nothing, since its owner may point it at this machine or its neighbours."""
+A host has to be named (`AllowedHosts`). Every address that it resolves to has to be public, or be named itself: a name alone
+proves nothing, since its owner may point it at this machine or its neighbours."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ANY: Final = "*"
 
 
 class AllowedHosts:
-    """`names`: hosts, "*.example.com" for all below a domain, "*" for all; addresses and networks of one's own, where fetching from
-    them is meant.
+    """Allowed hosts. `names`: host names, "*.example.com" for all below a domain, "*" for all; private addresses and networks,
+    to fetch from them deliberately.
 
-    Raises ValueError for a name that is none."""
+    Raises ValueError for an invalid name."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names: set[str] = set()
@@ -34,11 +34,11 @@ class AllowedHosts:
                 self._names.add(name.lower().rstrip("."))
 
     def __bool__(self) -> bool:
-        """Whether anything may be fetched."""
+        """Return whether anything may be fetched."""
         return bool(self._names or self._networks)
 
     def takes_host(self, host: str) -> bool:
-        """`host`: as a URL has it, a name or an address."""
+        """Return whether `host`, a name or address as in a URL, is allowed."""
         host = host.lower().rstrip(".")
         if address := _address(host):
             return ANY in self._names or self._is_named(address)
@@ -48,7 +48,7 @@ class AllowedHosts:
         )  # fmt: skip
 
     def takes_address(self, text: str) -> bool:
-        """`text`: what a host stands for."""
+        """Return whether `text`, an address that a host resolves to, is allowed."""
         address = _address(text)
         return address is not None and (self._is_named(address) or is_public(address))
 
@@ -64,7 +64,7 @@ def _address(text: str) -> Address | None:
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is one host's on the public internet, and none that another address is packed in."""
+    """Return whether the address belongs to one host on the public internet, and contains no other address."""
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))

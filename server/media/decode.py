@@ -15,7 +15,7 @@ from server.media.part import MediaPart, Modality
 
 
 class Decoded(NamedTuple):
-    """`options`: what a processor has to be told of `value`. `sound`: samples of a video's."""
+    """Decoded item. `options`: what the processor must know of `value`. `sound`: samples of a video's audio."""
 
     value: Any
     options: Mapping[str, Any] = {}
@@ -70,7 +70,7 @@ def sample(modality: Modality, sampling_rate: int) -> Decoded:
 
 
 def fingerprint(value: Any, where: str) -> Iterator[bytes]:
-    """What tells `value` from others. Raises InvalidMedia for what is no file, picture or array."""
+    """Yield bytes that identify `value`. Raises InvalidMedia for a value that is no file, image or array."""
     if isinstance(value, bytes):
         yield b"file:"
         yield value

@@ -32,7 +32,8 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class Fetcher:
-    """`timeout_s`: for all of a file, redirects included. `transport` and `resolver`: what reaches the network."""
+    """Download of media. `timeout_s`: for a whole file, redirects included. `transport` and `resolver`: access to the
+    network."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ def read_image(data: bytes, where: str, *, max_pixels: int, background: Sequence
 
 
 def check_size(size: tuple[int, int], max_pixels: int, where: str) -> None:
-    """`size`: width and height. Raises InvalidMedia."""
+    """Check the size (width, height). Raises InvalidMedia."""
     width, height = size
     if width < 1 or height < 1:
         raise InvalidMedia(f"it is {width} x {height} pixels: there is nothing to see", where)
@@ -51,7 +51,7 @@ def check_size(size: tuple[int, int], max_pixels: int, where: str) -> None:
 
 
 def rgb(picture: Image, where: str, background: Sequence[int] = WHITE) -> Image:
-    """`picture` in RGB, turned as its EXIF says. Raises InvalidMedia."""
+    """Return `picture` in RGB, rotated as its EXIF data says. Raises InvalidMedia."""
     with _pillow(where) as pillow:
         turned: Image | None = pillow.ImageOps.exif_transpose(picture)
         picture = picture if turned is None else turned

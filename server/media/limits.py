@@ -16,8 +16,8 @@ MODALITIES: Final[Sequence[Modality]] = ("image", "audio", "video")
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """`max_items`: of each modality in a prompt. `max_bytes`: of a file, as it is stored. `max_pixels`: of a picture or frame.
-    `max_seconds`: of a sound or a video. `max_frames`: of a video that are shown to the model."""
+    """Limits of media in a prompt. `max_items`: of each modality. `max_bytes`: of a stored file. `max_pixels`: of an image
+    or frame. `max_seconds`: of audio or video. `max_frames`: of a video that the model sees."""
 
     max_items: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(MODALITIES, 16))
     max_bytes: int = 64 * 1024**2
@@ -27,7 +27,7 @@ class MediaLimits:
 
 
 def read_counts(text: str) -> dict[str, int]:
-    """What --limit-mm-per-prompt says, as vLLM has it: '{"image": 4, "video": 0}'. Raises ValueError."""
+    """Parse --limit-mm-per-prompt, in vLLM's format: '{"image": 4, "video": 0}'. Raises ValueError."""
     found = read_object(text)
     for name, count in found.items():
         if name not in MODALITIES:
@@ -38,7 +38,7 @@ def read_counts(text: str) -> dict[str, int]:
 
 
 def read_io_kwargs(text: str) -> Mapping[str, Mapping[str, Any]]:
-    """What --media-io-kwargs says, as vLLM has it: '{"video": {"num_frames": 40}}'. Raises ValueError."""
+    """Parse --media-io-kwargs, in vLLM's format: '{"video": {"num_frames": 40}}'. Raises ValueError."""
     found = read_object(text)
     for name, options in found.items():
         known = IO_KWARGS.get(name)
@@ -54,8 +54,7 @@ def read_io_kwargs(text: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def check_processor_kwargs(given: Mapping[str, Any]) -> None:
-    """What a request says of how its items are processed: of a processor's options those that cannot cost more than an operator
-    allows anyway. Raises ValueError."""
+    """Check a request's processor options: only options that cannot cost more than the operator allows. Raises ValueError."""
     for name, value in given.items():
         check = PROCESSOR_KWARGS.get(name)
         if check is None:

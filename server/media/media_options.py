@@ -68,8 +68,9 @@ class MediaOptions:
     def reader(
         self, folder: Path, model_config: Mapping[str, Any], modalities: frozenset[str]
     ) -> MediaReader | NoMedia:
-        """For the model in `folder`, which takes these `modalities`. One whose processor cannot be had is served for text, and the
-        log says why. Raises ValueError, which names the option, where it does not go with --mm-processor-kwargs."""
+        """Return the reader for the model in `folder` with these `modalities`. If its processor cannot be loaded, the model
+        serves text only, and the log says why. Raises ValueError, which names the option, if the processor refuses
+        --mm-processor-kwargs."""
         if not modalities:
             return NoMedia()
         try:

@@ -28,14 +28,14 @@ class Base64(Struct, frozen=True):
 
 
 class Given(Struct, frozen=True):
-    """What a program hands over: the bytes of a file, a picture of Pillow's, arrays, or a pair of samples and their rate."""
+    """Value from a program: the bytes of a file, a Pillow image, arrays, or a pair of samples and their rate."""
 
     value: Any
 
 
 class MediaPart(Struct, frozen=True):
-    """`where`: the field it came in, by the client's own path. `kind`: what the client calls it ("image_url"). `is_embeds`: it is
-    what the model's encoder would make of it (`embeds.py`)."""
+    """Media part of a request. `where`: its field, by the client's own path. `kind`: the client's name of it ("image_url").
+    `is_embeds`: it is the encoder's output (`embeds.py`)."""
 
     modality: Modality
     source: Url | Base64 | Given

@@ -27,8 +27,8 @@ class PlaceholderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """What stands for one item in a prompt: `text`, in which a run of a token that takes an encoder's outputs is one such token;
-    the lengths of these runs, and which of them are of a video's sound."""
+    """Text of one item in a prompt: in `text`, a run of a token that takes encoder outputs is one such token; `runs` are the
+    lengths, and `heard` the runs of a video's audio."""
 
     text: str
     runs: tuple[int, ...]
@@ -73,7 +73,7 @@ class ReadMedia:
 
     @property
     def takers(self) -> list[Modality]:
-        """Whose outputs each run takes."""
+        """Modality whose outputs each run takes."""
         return [
             "audio" if index in self.expansion.heard else self.modality for index in range(len(self.expansion.runs))
         ]
@@ -85,9 +85,9 @@ class ReadMedia:
 
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
-    """Those of one prompt, as they were given. `tokens`: the placeholder of each modality in the text that a template writes;
-    `output_ids`: the tokens that take its encoder's outputs. `layout`: how a text that no template wrote is put for the model,
-    special tokens and all, where its processor does that. `tells_apart`: sounds beside pictures are others than alone."""
+    """Media of one prompt, in the order given. `tokens`: the placeholder of each modality in a rendered template;
+    `output_ids`: the tokens that take encoder outputs. `layout`: formats a text without template for the model, if its
+    processor does that. `tells_apart`: the model encodes audio differently next to images."""
 
     read: Sequence[ReadMedia]
     tokens: Mapping[Modality, str]
@@ -96,10 +96,10 @@ class PromptMedia:
     tells_apart: bool = False
 
     def written(self, text: str, spelled: Callable[[str], str] = str) -> tuple[str, list[ReadMedia]]:
-        """`text` with what stands for each item in place of its placeholder, and the items in the order in which they stand there.
-        `spelled`: how `text` writes control tokens.
+        """Return `text` with each placeholder replaced by its item's text, and the items in their order. `spelled`: how `text`
+        writes control tokens.
 
-        Raises PlaceholderError where there are more or fewer placeholders than items."""
+        Raises PlaceholderError if the numbers of placeholders and items differ."""
         left = {modality: [each for each in self.read if each.modality == modality] for modality in self.tokens}
         by_token = {spelled(token): modality for modality, token in self.tokens.items()}
         pieces = re.split(f"({'|'.join(map(re.escape, by_token))})", text)

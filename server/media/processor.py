@@ -52,11 +52,11 @@ class Refused(ValueError):
 
 
 class Processor:
-    """`modalities`: what it reads. `tokens`: by modality, the placeholder that a chat template writes once for each item;
-    `output_ids`: the tokens that take an encoder's outputs. `fingerprint`: of all that its files say."""
+    """Processor of transformers. `modalities`: what it reads. `tokens`: by modality, the placeholder that a chat template
+    writes for each item; `output_ids`: the tokens that take encoder outputs. `fingerprint`: of its files."""
 
     def __init__(self, processor: Any, config: Mapping[str, Any], fingerprint: bytes = b"") -> None:
-        """`processor`: transformers'. `config`: the model's. Raises ProcessorError."""
+        """Wrap `processor`, of transformers, for a model with `config`. Raises ProcessorError."""
         self._processor = processor
         self.fingerprint = fingerprint
         self.tokens: dict[Modality, str] = {}
@@ -74,7 +74,7 @@ class Processor:
 
     @classmethod
     def load(cls, folder: Path, config: Mapping[str, Any]) -> Processor:
-        """That of the model in `folder`. Raises ProcessorError."""
+        """Load the processor of the model in `folder`. Raises ProcessorError."""
         try:
             import PIL  # noqa: F401 (transformers would say less of what is missing)
             import transformers.models.auto.processing_auto as found
@@ -105,13 +105,13 @@ class Processor:
         return type(self._processor).__name__ == "Phi4MultimodalProcessor"
 
     def _pictures_first(self, text: str) -> str:
-        """As PaliGemma was trained: what is asked begins behind the last picture, and ends with a line."""
+        """Return the text as PaliGemma was trained: the prompt begins after the last image and ends with a line break."""
         head, token, asked = text.rpartition(self.tokens["image"])
         return f"{head}{token}{self._processor.tokenizer.bos_token}{asked}\n"
 
     @property
     def hears_videos(self) -> bool:
-        """Whether it puts a video's sound among its tokens, and wants to know how many frames it is shown in a second."""
+        """True if the processor places a video's audio among its tokens, and needs the frame rate."""
         return hasattr(self._processor, "load_audio_from_video") and {"audio", "video"} <= self.modalities
 
     @property
@@ -126,8 +126,8 @@ class Processor:
     def process(
         self, modality: Modality, value: Any, options: Mapping[str, Any], sound: Any = None
     ) -> tuple[Expansion, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]]:
-        """What stands for `value` in a prompt, and its tensors. `options`: mm_processor_kwargs, and what goes with this value.
-        `sound`: samples of what is heard to a video, whose tensors have no "video" in their names.
+        """Return the text of `value` in a prompt, and its tensors. `options`: mm_processor_kwargs and options of this value.
+        `sound`: samples of a video's audio, whose tensors have no "video" in their names.
 
         Raises Refused."""
         token = self.tokens[modality]

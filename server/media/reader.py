@@ -31,7 +31,7 @@ COST = 1 << 20  # of one item, as texts are counted: very much
 
 
 class NoMedia:
-    """What stands in place of a reader where no media are read. `why`: the reason, where it is not the model's."""
+    """Reader of a model that reads no media. `why`: the reason, if it is not the model itself."""
 
     modalities: frozenset[str] = frozenset()
 
@@ -49,10 +49,10 @@ class NoMedia:
 
 
 class MediaReader:
-    """`modalities`: the model's. `io_kwargs`: how files are decoded, by modality; `processor_kwargs`: what the processor gets
-    beside each item. `cache_bytes`: of what is kept, at most. `max_held_bytes`: of what requests hold together beside that, before
-    more is refused. `is_shared`: what one key has sent may be found again by another, who can tell by the time it takes.
-    `takes_embeds`: items may be what the encoder would make of them."""
+    """Reader of media parts. `modalities`: the model's. `io_kwargs`: decoder options by modality; `processor_kwargs`:
+    processor options. `cache_bytes`: limit of the cache. `max_held_bytes`: limit of what requests hold together besides the
+    cache. `is_shared`: the cache is shared between keys, which reveals by timing what another key has sent. `takes_embeds`:
+    items may be encoder outputs."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class MediaReader:
         return await self._workers.run_pieces(COST, self._work(part, data, options, owner))
 
     def probe(self) -> dict[str, str]:
-        """By modality, why the processor does not take a sample, of those for which it does not; these are not read any more."""
+        """Process a sample of each modality. Return the error of each modality that failed; these are refused from now on."""
         refused: dict[str, str] = {}
         for modality in MODALITIES:
             if modality not in self.modalities:
@@ -198,7 +198,7 @@ class MediaReader:
 
 
 def _without_sound(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a processor is to know of them."""
+    """Return the options that the processor receives."""
     return {name: value for name, value in options.items() if name != USE_SOUND}
 
 
@@ -230,7 +230,7 @@ class _Held:
 
 
 class _Cache:
-    """What was processed, by tenant and digest; what was not wanted for longest goes first. On any thread."""
+    """Cache of processed items, by tenant and digest, with least recently used eviction. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

@@ -58,7 +58,7 @@ def opened(data: bytes, where: str) -> Iterator[InputContainer]:
 
 
 def read_sound(data: bytes, where: str, *, rate: int, max_seconds: float) -> Pieces[Samples]:
-    """[N] float32 from -1 to 1, `rate` a second. Raises InvalidMedia."""
+    """Decode audio to [N] float32 from -1 to 1, `rate` samples a second. Raises InvalidMedia."""
     with opened(data, where) as container:
         if not container.streams.audio:
             raise InvalidMedia("there is no sound in it", where)
@@ -98,7 +98,7 @@ def has_sound(data: bytes, where: str) -> bool:
 
 
 def given_samples(value: Any, where: str, *, rate: int, max_seconds: float) -> Samples:
-    """Those that a program gives: an array [N] or [channels, N], or a pair of one and its rate. Raises InvalidMedia."""
+    """Return a program's samples: an array [N] or [channels, N], or a pair of an array and its rate. Raises InvalidMedia."""
     array, given_rate = value if isinstance(value, tuple) else (value, rate)
     samples = np.asarray(array)
     if samples.ndim == 2:
@@ -145,7 +145,7 @@ def too_long(max_seconds: float, where: str) -> InvalidMedia:
 
 
 def _seconds(container: InputContainer, stream: Any) -> float | None:
-    """As the file has it, where it does."""
+    """Return the duration from the file, or None."""
     if container.duration is not None:
         return container.duration / 1_000_000
     return None if stream.duration is None else float(stream.duration * stream.time_base)

@@ -21,7 +21,7 @@ _SPACE: Final = str.maketrans("", "", " \t\r\n")
 
 
 class Sources:
-    """`folder`: below which files may be named by file: URLs; None for nowhere."""
+    """Sources of media files. `folder`: root of file: URLs; None refuses them."""
 
     def __init__(self, fetcher: Fetcher, folder: str | None, max_bytes: int) -> None:
         self._fetcher = fetcher
@@ -30,7 +30,7 @@ class Sources:
 
     @staticmethod
     def is_remote(part: MediaPart) -> bool:
-        """Whether its bytes have to be waited for; else `read` has them."""
+        """Return whether the bytes must be fetched; otherwise `read` returns them."""
         return not isinstance(part.source, Base64 | Given) and _scheme(part.source.url) in ("http", "https")
 
     async def fetch(self, part: MediaPart) -> bytes:
@@ -129,7 +129,7 @@ def _not_empty(data: bytes, where: str) -> bytes:
 
 
 def _without_space(text: str, max_chars: int) -> str:
-    """As far as it is no longer than `max_chars`, or a little more."""
+    """Return `text` without white space, cut slightly above `max_chars`."""
     pieces, num_chars = [], 0
     for start in range(0, len(text), _PIECE_CHARS):
         pieces.append(text[start : start + _PIECE_CHARS].translate(_SPACE))

@@ -25,8 +25,8 @@ Frames = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
 class Video(NamedTuple):
-    """`frames` [T, H, W, 3]; `indices`: which of the video's they are. `fps`: of the video; `num_frames` of it. `wanted_fps`: so
-    many were to be shown in a second, and are."""
+    """Frames of a video: `frames` [T, H, W, 3] and their `indices` in the video, which has `num_frames` at `fps`.
+    `wanted_fps`: the requested frame rate."""
 
     frames: Frames
     indices: list[int]
@@ -41,7 +41,7 @@ class Video(NamedTuple):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """As transformers' processors read it."""
+        """Metadata for transformers' processors."""
         height, width = self.frames.shape[1:3]
         return {
             "total_num_frames": self.num_frames, "fps": self.fps, "duration": self.num_frames / self.fps,
@@ -50,7 +50,7 @@ class Video(NamedTuple):
 
 
 def read_video(data: bytes, where: str, limits: MediaLimits, io_kwargs: Mapping[str, Any]) -> Pieces[Video]:
-    """`io_kwargs`: `num_frames` to show, or `fps` of them. Raises InvalidMedia."""
+    """Decode a video. `io_kwargs`: `num_frames` to show, or `fps`. Raises InvalidMedia."""
     num_frames, fps = yield from _measured(data, where, limits.max_pixels, limits.max_seconds)
     wanted = chosen(num_frames, fps, limits.max_frames, io_kwargs)
     found: list[Frames] = []
@@ -74,7 +74,7 @@ def read_video(data: bytes, where: str, limits: MediaLimits, io_kwargs: Mapping[
 
 
 def _measured(data: bytes, where: str, max_pixels: int, max_seconds: float) -> Pieces[tuple[int, float]]:
-    """How many frames there are, counted by their packets, and how many a second."""
+    """Return the number of frames, counted by packets, and the frame rate."""
     with opened(data, where) as container:
         if not container.streams.video:
             raise InvalidMedia("there is no picture in it", where)
@@ -99,7 +99,7 @@ def _measured(data: bytes, where: str, max_pixels: int, max_seconds: float) -> P
 
 
 def chosen(num_frames: int, fps: float, max_frames: int, io_kwargs: Mapping[str, Any]) -> list[int]:
-    """Which frames are shown: the first, the last, and evenly between."""
+    """Return the frames to show: the first, the last, and evenly between."""
     wanted = io_kwargs.get("num_frames", NUM_FRAMES)
     if "fps" in io_kwargs:
         at_rate = _at_rate(num_frames, fps, io_kwargs["fps"])
@@ -113,7 +113,7 @@ def _at_rate(num_frames: int, fps: float, wanted_fps: float) -> int:
 
 
 def given_frames(frames: Any, where: str, *, max_frames: int) -> Video:
-    """Those that a program gives: an array [T, H, W, 3] of bytes, all of which are shown. Raises InvalidMedia."""
+    """Return a program's frames: an array [T, H, W, 3] of bytes, all shown. Raises InvalidMedia."""
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or not len(frames):
         raise InvalidMedia(f"an array of {frames.dtype} {list(frames.shape)} is no video: uint8 [T, H, W, 3] is", where)
     if len(frames) > max_frames:
