@@ -1,10 +1,15 @@
-"""What the server says on llama.cpp's routes, as types: for the OpenAPI document, and for the test that reads answers by them."""
+"""Answers of llama.cpp's routes: what is written, and what the document describes.
+
+A field whose default is UNSET is absent unless it is set; any other is always there."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
+
+from server.generate.generation import Generation
+from server.generate.timings import Timings
 
 
 class LlamaToken(Struct):
@@ -31,6 +36,19 @@ class LlamaTimings(Struct):
     predicted_per_token_ms: float
     predicted_per_second: float
 
+    @classmethod
+    def of(cls, generation: Generation, index: int, timings: Timings) -> LlamaTimings:
+        """Return those of choice `index`. `prompt_n` are the prompt's tokens that were computed."""
+        choice = generation.choices[index]
+        cached = choice.num_cached_tokens
+        computed = len(generation.requests[index].prompt_ids) - cached
+        return cls(cached, *_rates(computed, timings.prompt_s), *_rates(choice.num_tokens, timings.answer_s))
+
+
+def _rates(num_tokens: int, seconds: float) -> tuple[int, float, float, float]:
+    milliseconds = max(seconds * 1000, 0.001)  # by which clients divide
+    return num_tokens, milliseconds, milliseconds / max(1, num_tokens), num_tokens / milliseconds * 1000
+
 
 class LlamaCompletion(Struct, kw_only=True):
     """A whole answer, or of a stream a piece, whose `stop` is false and which has less, and the last. With several prompts or
@@ -41,9 +59,9 @@ class LlamaCompletion(Struct, kw_only=True):
     tokens: list[int]
     id_slot: int
     stop: bool
+    model: str | UnsetType = UNSET
     tokens_predicted: int
     tokens_evaluated: int
-    model: str | UnsetType = UNSET
     generation_settings: dict[str, Any] | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
     has_new_line: bool | UnsetType = UNSET
@@ -55,28 +73,28 @@ class LlamaCompletion(Struct, kw_only=True):
     completion_probabilities: list[LlamaProbability] | UnsetType = UNSET
 
 
-class LlamaModalities(Struct):
-    vision: bool
-    audio: bool
+class LlamaModalities(Struct, frozen=True):
+    vision: bool = False
+    audio: bool = False
 
 
-class LlamaProps(Struct):
+class LlamaProps(Struct, kw_only=True):
     default_generation_settings: dict[str, Any]
     total_slots: int
     model_alias: str
     model_path: str
     chat_template: str
-    modalities: LlamaModalities
+    modalities: LlamaModalities = LlamaModalities()
     bos_token: str
     eos_token: str
     build_info: str
-    is_sleeping: bool
+    is_sleeping: bool = False
 
 
-class LlamaSlot(Struct):
+class LlamaSlot(Struct, kw_only=True):
     id: int
     n_ctx: int
-    speculative: bool
+    speculative: bool = False
     is_processing: bool
 
 

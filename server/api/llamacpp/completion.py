@@ -8,8 +8,7 @@ from starlette.types import ASGIApp
 
 from runtime.api import Output, TokenStream
 from server.api.llamacpp import api_types, request_types
-from server.api.llamacpp.answers import last, selected
-from server.api.llamacpp.frames import ContentFrames
+from server.api.llamacpp.frames import ContentFrames, last, selected
 from server.api.llamacpp.prepare import INFILL_NAMES, NAMES, Prepared, of_completion, of_infill
 from server.api.llamacpp.state import props, slots
 from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, Route, route
@@ -86,7 +85,7 @@ async def read_props(service: Service, http: Request) -> ASGIApp:
 async def read_slots(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     found, query = slots(loaded), read_query(http, request_types.SlotsQuery, service.config)
-    if query.fail_on_no_slot and all(slot["is_processing"] for slot in found):
+    if query.fail_on_no_slot and all(slot.is_processing for slot in found):
         raise Unavailable("there is no slot free", retry_after_s=RETRY_SLOT_S)
     return json_response(found)
 

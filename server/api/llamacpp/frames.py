@@ -1,78 +1,144 @@
-"""ContentFrames: a streamed answer as llama.cpp's events: pieces of content, and for each choice a last one that says the rest."""
+"""Answers of /completion and /infill, whole and streamed: pieces of content, and for each choice a last one that says the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orjson import dumps
+from msgspec import UNSET, UnsetType, structs, to_builtins
 
-from runtime.api import FinishReason, Output
-from server.api.llamacpp.answers import counts, last, probabilities, selected, timings_json
+from runtime.api import FinishReason, Output, SamplingParams
+from server.api.frames import AnswerFrames, check_not_aborted, event
+from server.api.llamacpp.api_types import LlamaCompletion, LlamaProbability, LlamaTimings, LlamaToken
 from server.generate.generation import Generation
+from server.generate.logprobs import Entry
 from server.generate.timings import Timings
-from server.http.errors import Aborted, as_api_error
 from server.http.schema import Json
+from server.http.wire_fields import DrawFields, RepeatFields
 from server.models.model import LoadedModel
+from server.models.tokenizer import Tokenizer
+
+_DRAWN = [info for info in structs.fields(RepeatFields) if info.name in DrawFields.__struct_fields__]
+_LOWEST = -9999.0  # minus infinity has no JSON
 
 
-class ContentFrames:
+def settings(loaded: LoadedModel, params: SamplingParams, stop: Sequence[str], *, stream: bool) -> Json:
+    """How an answer was made: what the request says, and the model's defaults."""
+    return {
+        "n_ctx": loaded.engine.model.max_model_len,
+        "model": loaded.name,
+        "n_predict": params.max_tokens,
+        "max_tokens": params.max_tokens,
+        **{info.encode_name: getattr(params, info.name) for info in _DRAWN},
+        "seed": -1 if params.seed is None else params.seed,
+        "repeat_last_n": -1,
+        "stop": list(stop),
+        "ignore_eos": params.ignore_eos,
+        "n_probs": params.logprobs or 0,
+        "stream": stream,
+    }
+
+
+def _probabilities(tokenizer: Tokenizer, entries: Sequence[Entry]) -> list[LlamaProbability]:
+    def token(id: int, logprob: float) -> tuple[int, str, list[int], float]:
+        raw = tokenizer.token_bytes(id)
+        return id, raw.decode(errors="replace"), list(raw), max(logprob, _LOWEST)
+
+    return [
+        LlamaProbability(*token(id, found.logprob), [LlamaToken(*token(*other)) for other in found.top])
+        for id, found in entries
+        if found is not None
+    ]
+
+
+def _piece(generation: Generation, index: int, content: str, *, stop: bool) -> LlamaCompletion:
+    choice = generation.choices[index]
+    probabilities: list[LlamaProbability] | UnsetType = UNSET
+    if generation.options.logprobs is not None:
+        probabilities = _probabilities(generation.tokenizer, choice.take_logprobs())
+    return LlamaCompletion(
+        index=index,
+        content=content,
+        tokens=choice.take_token_ids(),
+        id_slot=index,
+        stop=stop,
+        tokens_predicted=choice.num_tokens,
+        tokens_evaluated=len(generation.requests[index].prompt_ids),
+        completion_probabilities=probabilities,
+    )
+
+
+def last(
+    loaded: LoadedModel, generation: Generation, index: int, timings: Timings, stop: Sequence[str], *,
+    content: str, prompt: str, has_new_line: bool, stream: bool,
+) -> LlamaCompletion:  # fmt: skip
+    """Return the whole answer, or a stream's last chunk. `index`: of the choice."""
+    choice = generation.choices[index]
+    found = _piece(generation, index, content, stop=True)
+    found.model = loaded.name
+    found.generation_settings = settings(loaded, generation.requests[index].sampling, stop, stream=stream)
+    found.prompt = prompt
+    found.has_new_line = has_new_line
+    found.truncated = False
+    found.stop_type, found.stopping_word = "eos", ""
+    if choice.finish_reason == FinishReason.LENGTH:
+        found.stop_type = "limit"
+    elif isinstance(choice.stop_reason, str):
+        found.stop_type, found.stopping_word = "word", choice.stop_reason
+    found.tokens_cached = choice.num_cached_tokens
+    found.timings = LlamaTimings.of(generation, index, timings)
+    return found
+
+
+def selected(answer: LlamaCompletion | Json, fields: Sequence[str] | None) -> LlamaCompletion | Json:
+    """The `response_fields` of an answer, all of it where there are none; of "a/b" the inner one. What is not there is left out."""
+    if not fields:
+        return answer
+    whole: Json = to_builtins(answer)
+    found: Json = {}
+    for field in fields:
+        value: object = whole
+        *_, name = path = field.split("/")
+        for step in path:
+            value = value.get(step, _MISSING) if isinstance(value, dict) else _MISSING
+        if value is not _MISSING:
+            found[name] = value
+    return found
+
+
+_MISSING = object()
+
+
+class ContentFrames(AnswerFrames):
     """Frames of one streamed answer. `with_timings`: in every piece. `fields`: of the last ones, see `selected`."""
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        request_id: str,
-        generation: Generation,
-        timings: Sequence[Timings],
-        stop: Sequence[str],
-        *,
-        with_timings: bool,
-        fields: Sequence[str] | None,
-    ) -> None:
+        self, loaded: LoadedModel, request_id: str, generation: Generation, timings: Sequence[Timings], stop: Sequence[str],
+        *, with_timings: bool, fields: Sequence[str] | None,
+    ) -> None:  # fmt: skip
+        super().__init__(generation, request_id, lambda error: b"data: " + error.body() + b"\n\n")
         self._loaded = loaded
-        self._request_id = request_id
-        self._generation = generation
         self._timings = timings
         self._stop = stop
         self._with_timings = with_timings
         self._fields = fields
         self._with_new_line: set[int] = set()
 
-    def feed(self, outputs: Sequence[Output]) -> bytes:
-        return b"".join(b"data: " + dumps(body) + b"\n\n" for output in outputs for body in self._bodies(output))
-
-    def _bodies(self, output: Output) -> Iterator[Json]:
+    def _frames(self, output: Output) -> Iterator[bytes]:
         index, generation = output.index, self._generation
         choice, timings = generation.choices[index], self._timings[index]
         timings.note()
         text = choice.feed(output)
-        if choice.finish_reason == FinishReason.ABORT:
-            raise Aborted
+        check_not_aborted(choice)
         if "\n" in text:
             self._with_new_line.add(index)
         if text:
-            piece: Json = {
-                "index": index,
-                "content": text,
-                "tokens": choice.take_token_ids(),
-                "stop": False,
-                "id_slot": index,
-                **counts(generation, index),
-            }
-            if generation.options.logprobs is not None:
-                piece["completion_probabilities"] = probabilities(generation.tokenizer, choice.take_logprobs())
+            piece = _piece(generation, index, text, stop=False)
             if self._with_timings:
-                piece["timings"] = timings_json(generation, index, timings)
-            yield piece
+                piece.timings = LlamaTimings.of(generation, index, timings)
+            yield event(piece)
         if choice.finish_reason is not None:
             whole = last(
                 self._loaded, generation, index, timings, self._stop,
                 content="", prompt="", has_new_line=index in self._with_new_line, stream=True,
             )  # fmt: skip
-            yield selected(whole, self._fields)
-
-    def end(self) -> bytes:
-        return b""
-
-    def fail(self, error: Exception) -> bytes:
-        return b"data: " + as_api_error(error, self._request_id).body() + b"\n\n"
+            yield event(selected(whole, self._fields))

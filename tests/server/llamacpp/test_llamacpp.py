@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.api.llamacpp.answers import selected
+from server.api.llamacpp.frames import selected
 from tests.server.test_infill import QWEN
 from tests.server.tiny import EOS, tiny_tokenizer
 
