@@ -7,6 +7,7 @@ Work on the disk is done on threads; the index is the event loop's."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -14,14 +15,33 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from server.batches.shares import Shares
+import msgspec
+
+from server.batches.api_types import FileBody
 from server.http.errors import BatchObjectNotFound, StorageFull
-from server.http.schema import Json
+
+
+class Shares:
+    """Divide half of a limit equally between `owners`, the keys that the server takes. What an owner does not use of its part is
+    kept free for it. The other half goes to the first that asks, so one key of two may hold 75 % of a limit, and a single key
+    all of it. What keys left behind that the server no longer takes counts against the limit and against nobody's part."""
+
+    def __init__(self, owners: Collection[str] = ()) -> None:
+        self._owners = frozenset(owners)
+        self.hint = ", with a share for each key" if len(self._owners) > 1 else ""  # behind a limit in messages
+
+    def has_room(self, limit: int, used: Counter[str | None], owner: str | None, num: int) -> bool:
+        """Return whether `owner` may have `num` more. `used`: how much of `limit` each key has."""
+        total, share = used.total() + num, max(1, limit // (2 * max(1, len(self._owners))))
+        unused_by_others = sum(max(0, share - used[key]) for key in self._owners if key != owner)
+        within_share = owner in self._owners and used[owner] + num <= share
+        return total <= limit and (within_share or total <= limit - min(limit // 2, unused_by_others))
+
 
 logger = logging.getLogger("oneloop.batch")
 
@@ -52,17 +72,8 @@ class StoredFile:
     expires_at: int | None = None
 
     @property
-    def body(self) -> Json:
-        return {
-            "id": self.id,
-            "object": "file",
-            "bytes": self.bytes,
-            "created_at": self.created_at,
-            "filename": self.filename,
-            "purpose": self.purpose,
-            "status": "processed",
-            "expires_at": self.expires_at,
-        }
+    def body(self) -> FileBody:
+        return msgspec.convert(self, FileBody, from_attributes=True)
 
 
 def new_id(kind: str) -> str:
@@ -219,3 +230,38 @@ class FileStore:
     def _remove(self, id: str) -> None:
         (self._folder / f"{id}.json").unlink(missing_ok=True)
         self.path(id).unlink(missing_ok=True)
+
+
+class FileExpiry:
+    """Deletes files whose time is over: looks when the next file expires, or when that changes.
+
+    A file that an unfinished batch reads is nobody's any more, and goes when that has ended."""
+
+    def __init__(self, files: FileStore, in_use: Callable[[], set[str]]) -> None:
+        """`in_use`: ids of files that unfinished batches read."""
+        self._files = files
+        self._in_use = in_use
+        self._changed = asyncio.Event()
+
+    def look_again(self) -> None:
+        """A file has come that will expire, or a batch has ended."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self._changed.clear()
+            try:
+                wait_s = await self._delete_expired()
+            except OSError as error:
+                logger.warning("expired files cannot be deleted: %s", error)
+                wait_s = None
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+
+    async def _delete_expired(self) -> float | None:
+        """Seconds until the next file expires; None where none will."""
+        for id in self._files.expired() - self._in_use():
+            await self._files.remove(id)
+            logger.info("%s has expired and is deleted", id)
+        return self._files.until_next_expiry()

@@ -8,8 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.batches.files import ADMINISTRATOR, FileStore
-from server.batches.shares import Shares
+from server.batches.files import ADMINISTRATOR, FileStore, Shares
 from server.batches.store import BatchStore
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError

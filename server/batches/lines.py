@@ -11,10 +11,9 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, get_args
 
-from server.batches.usage import Usage
 from server.http.errors import ApiError, BodyTooLarge, InvalidRequest, RouteNotFound, clip
 
 if TYPE_CHECKING:
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 
     from server.http.call import Call
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank")
+Url = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank"]
+URLS: Final[tuple[str, ...]] = get_args(Url)
 LINE_EXTRA_BYTES = 64 * 1024  # of a line around its body
 
 
@@ -195,13 +195,6 @@ class LineCalls:
         self._one_ended = asyncio.Event()
 
 
-def usage_of(answer: LineAnswer) -> Usage:
-    import msgspec
-
-    fields = msgspec.json.decode(answer.body, type=dict[str, msgspec.Raw])
-    return Usage.of({"usage": msgspec.json.decode(fields["usage"])} if "usage" in fields else {})
-
-
 # --- records ------------------------------------------------------------------------------------------------------
 
 
@@ -226,3 +219,18 @@ def error_record_of(custom_id: str | None, number: int, error: ApiError) -> byte
     }
     record = {"id": f"batch_req_line_{number}", "custom_id": custom_id, "response": None, "error": complaint}
     return json.dumps(record).encode() + b"\n"
+
+
+BEHIND = 1000  # lower runs first; requests that say nothing have 0
+
+
+def behind_others(request: LineRequest) -> LineRequest:
+    """`request` with a priority, unless its body has one, or is no object at all."""
+    import msgspec
+
+    try:
+        fields = msgspec.json.decode(request.body, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        return request
+    fields.setdefault("priority", msgspec.Raw(b"%d" % BEHIND))
+    return replace(request, body=msgspec.json.encode(fields))

@@ -18,14 +18,14 @@ from typing import Any, BinaryIO, NamedTuple
 
 from starlette.types import ASGIApp
 
-from server.batches.expiry import FileExpiry
-from server.batches.files import ADMINISTRATOR, OUTPUT, FileStore, StoredFile, new_id
+from server.batches.files import ADMINISTRATOR, OUTPUT, FileExpiry, FileStore, StoredFile, new_id
 from server.batches.folder import BatchFolder
 from server.batches.lines import (
     LineAnswer,
     LineCalls,
     LineRequest,
     RepeatedId,
+    behind_others,
     count_lines,
     custom_id_of,
     digest,
@@ -33,11 +33,8 @@ from server.batches.lines import (
     lines_of,
     read_line,
     record_of,
-    usage_of,
 )
-from server.batches.priority import behind_others
-from server.batches.store import BatchStore, Done, StoredBatch
-from server.batches.usage import Usage
+from server.batches.store import BatchStore, Done, StoredBatch, Usage
 from server.http.call import Call
 from server.http.errors import ApiError, BatchOver, InvalidRequest, StorageFull, TooManyRequests, clip
 from server.models.lifecycle import Lifecycle, Phase
@@ -102,7 +99,7 @@ class BatchRunner:
         self._pause = pause
         self._clock = clock
         self._runs: dict[str, _Run] = {}
-        self.expiry = FileExpiry(folder.files, folder.batches)
+        self.expiry = FileExpiry(folder.files, lambda: {batch.input_file_id for batch in folder.batches.unfinished()})
         self._expiring: asyncio.Task[None] | None = None
         self._places: asyncio.Semaphore | None = None  # for lines at work, once the engine says how many
 
@@ -210,12 +207,7 @@ class BatchRunner:
         try:
             total = await asyncio.to_thread(self._count, batch)
         except RepeatedId as repeated:
-            error = {
-                "code": "duplicate_custom_id",
-                "message": str(repeated),
-                "param": "custom_id",
-                "line": repeated.number,
-            }
+            error = _error("duplicate_custom_id", str(repeated), "custom_id", repeated.number)
         except OSError:
             error = _error("invalid_input", f"the file {batch.input_file_id} is gone")
         if not error and not total:
@@ -328,7 +320,7 @@ class BatchRunner:
                 return
             answer = await self._answered(run, line.request, partial(_call_of, self._store.now(id).owner))
             if answer is not None:
-                record, used = record_of(line.custom_id, answer), usage_of(answer)
+                record, used = record_of(line.custom_id, answer), Usage.of_answer(answer.body)
                 await self._record(id, run, record, answered=answer.status == 200, used=used)
         finally:
             self._places.release()
@@ -370,5 +362,5 @@ def _call_of(owner: str | None) -> Call:
     return Call(key=key, is_admin=is_admin, shares_as=CALLER_KEY)
 
 
-def _error(code: str, message: str) -> dict[str, Any]:
-    return {"code": code, "message": message, "param": None, "line": None}
+def _error(code: str, message: str, param: str | None = None, line: int | None = None) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": param, "line": line}

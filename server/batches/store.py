@@ -9,19 +9,66 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import msgspec
+
+from server.batches.api_types import (
+    BatchBody,
+    BatchError,
+    BatchErrors,
+    BatchUsage,
+    CachedTokens,
+    ReasoningTokens,
+    RequestCounts,
+    Status,
+)
 from server.batches.files import Owner, write_whole
 from server.batches.lines import digest
-from server.batches.usage import Usage
 from server.http.errors import BatchObjectNotFound
-from server.http.schema import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    input_tokens: int = 0
+    cached_tokens: int = 0  # of the input's
+    output_tokens: int = 0
+    reasoning_tokens: int = 0  # of the output's
+
+    @classmethod
+    def of_answer(cls, body: bytes) -> Usage:
+        """Return the usage that the body of an answer has."""
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return cls.of({"usage": msgspec.json.decode(fields["usage"])} if "usage" in fields else {})
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Usage:
+        """Return the usage of an answer, in the words of a chat, a completion or a response."""
+        usage = body.get("usage") or {}
+        prompt = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        completion = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+        return cls(
+            usage.get("prompt_tokens", usage.get("input_tokens", 0)),
+            prompt.get("cached_tokens", 0),
+            usage.get("completion_tokens", usage.get("output_tokens", 0)),
+            completion.get("reasoning_tokens", 0),
+        )
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def body(self) -> BatchUsage:
+        return BatchUsage(
+            self.input_tokens, CachedTokens(self.cached_tokens), self.output_tokens, ReasoningTokens(self.reasoning_tokens),
+            self.input_tokens + self.output_tokens,
+        )  # fmt: skip
+
 
 logger = logging.getLogger("oneloop.batch")
 
-Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
 MAX_ENDED = 1000  # batches whose end is remembered; their files stay until they are deleted
 
@@ -63,31 +110,25 @@ class StoredBatch:
         return replace(self, status=status, times={**self.times, status: now}, **more)
 
     @property
-    def body(self) -> Json:
-        times = self.times
-        return {
-            "id": self.id,
-            "object": "batch",
-            "endpoint": self.endpoint,
-            "errors": {"object": "list", "data": list(self.errors)} if self.errors else None,
-            "input_file_id": self.input_file_id,
-            "completion_window": self.window,
-            "status": self.status,
-            "output_file_id": self.output_file_id if self.status in ENDED else None,
-            "error_file_id": self.error_file_id if self.status in ENDED else None,
-            "created_at": self.created_at,
-            "in_progress_at": times.get("in_progress"),
-            "expires_at": self.expires_at,
-            "finalizing_at": times.get("finalizing"),
-            "completed_at": times.get("completed"),
-            "failed_at": times.get("failed"),
-            "expired_at": times.get("expired"),
-            "cancelling_at": times.get("cancelling"),
-            "cancelled_at": times.get("cancelled"),
-            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
-            "usage": self.usage.body,
-            "metadata": None if self.metadata is None else dict(self.metadata),
-        }
+    def body(self) -> BatchBody:
+        has_ended = self.status in ENDED
+        times: dict[str, Any] = {f"{status}_at": at for status, at in self.times.items() if status != "validating"}
+        return BatchBody(
+            id=self.id,
+            endpoint=self.endpoint,
+            errors=BatchErrors(data=[BatchError(**error) for error in self.errors]) if self.errors else None,
+            input_file_id=self.input_file_id,
+            completion_window=self.window,
+            status=self.status,
+            output_file_id=self.output_file_id if has_ended else None,
+            error_file_id=self.error_file_id if has_ended else None,
+            created_at=self.created_at,
+            expires_at=self.expires_at,
+            request_counts=RequestCounts(self.total, self.completed, self.failed),
+            usage=self.usage.body,
+            metadata=None if self.metadata is None else dict(self.metadata),
+            **times,
+        )
 
 
 class Done(NamedTuple):

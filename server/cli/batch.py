@@ -43,7 +43,6 @@ from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError, flag_of
 from server.http import logs
 from server.http.errors import ApiError, InvalidRequest
-from server.http.watch import gather_or_cancel
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -263,6 +262,8 @@ class Batch:
 
     async def answer(self, lines: Iterator[tuple[int, bytes | None]], done: set[bytes]) -> None:
         """Raises BatchError when the engine is dead, OSError where the target cannot be written."""
+        from server.http.watch import gather_or_cancel
+
         rows = self._engine.model.max_num_seqs
         seen: set[bytes] = set()
 

@@ -9,9 +9,8 @@ from server.api.openai.files import folder_of, owner_of
 from server.api.route import BODY_REFUSALS, JSON, Operation, route
 from server.api.service import Service
 from server.batches import api_types
+from server.batches.api_types import BATCH, CreateBatch, ListQuery, page
 from server.batches.files import INPUT, new_id
-from server.batches.pages import page
-from server.batches.request_types import BATCH, CreateBatch, ListQuery
 from server.batches.runner import BatchRunner
 from server.batches.store import StoredBatch
 from server.http.answers import json_response
@@ -66,7 +65,8 @@ async def create(service: Service, http: Request) -> ASGIApp:
 )
 async def list_all(service: Service, http: Request) -> ASGIApp:
     folder, query = folder_of(service), read_query(http, ListQuery, service.config)
-    return json_response(page(folder.batches.owned(owner_of(http)), after=query.after, limit=query.limit))
+    found = folder.batches.owned(owner_of(http))
+    return json_response(page(api_types.BatchList, found, after=query.after, limit=query.limit))
 
 
 @route(

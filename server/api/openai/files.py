@@ -12,10 +12,9 @@ from starlette.types import ASGIApp
 from server.api.route import FORM, JSON, Operation, route
 from server.api.service import Service
 from server.batches import api_types
+from server.batches.api_types import ListFilesQuery, expires_after, is_expiry, page
 from server.batches.files import ADMINISTRATOR, INPUT, FileStore, Owner, StoredFile, new_id
 from server.batches.folder import BatchFolder
-from server.batches.pages import page
-from server.batches.request_types import ListFilesQuery, expires_after, is_expiry
 from server.config.server_config import ServerConfig
 from server.http.answers import json_response
 from server.http.body import read_query
@@ -103,7 +102,7 @@ async def list_all(service: Service, http: Request) -> ASGIApp:
     found = [file for file in folder.files.owned(owner_of(http)) if query.purpose in (None, file.purpose)]
     if query.order == "asc":
         found.reverse()
-    return json_response(page(found, after=query.after, limit=query.limit))
+    return json_response(page(api_types.FileList, found, after=query.after, limit=query.limit))
 
 
 @route(
@@ -144,4 +143,4 @@ async def delete(service: Service, http: Request) -> ASGIApp:
     if user is not None:
         raise InvalidRequest(f"the file is being worked on by {user}; cancel that first", param="file_id")
     await folder.files.delete(id, owner_of(http))
-    return json_response({"id": id, "object": "file", "deleted": True})
+    return json_response(api_types.DeletedFile(id=id))

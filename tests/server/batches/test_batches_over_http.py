@@ -14,8 +14,7 @@ import pytest
 
 from runtime.api import EngineHealth
 from server.batches import runner as batch_runner
-from server.batches.files import FileStore
-from server.batches.shares import Shares
+from server.batches.files import FileStore, Shares
 from server.batches.store import BatchStore
 from server.config.server_options import ConfigError
 from server.process.app import stop_batches
