@@ -49,7 +49,11 @@ def test_a_text_loses_next_to_nothing(case):
 
 
 @pytest.mark.parametrize(
-    ("budget", "together", "rounds"), [(512, False, 2), (16, True, 1)], ids=["prefix hits", "together, 16"]
+    ("budget", "together", "rounds"),
+    [
+        pytest.param(512, False, 2, id="prefix hits", marks=pytest.mark.nightly),
+        pytest.param(16, True, 1, id="together, 16"),
+    ],
 )
 def test_greedy_answers_are_the_same_however_the_work_is_cut(case, budget, together, rounds):
     name, decoder = case

@@ -37,6 +37,7 @@ from tests.equality.draft_heads import (
 from tests.equality.greedy import TIE, engine_parts, run
 from tests.equality.test_drafts import DEVICES, NUM_TOKENS, PROMPTS, VOCAB, assert_alike, generate
 from tests.runtime.guesses import noting_guesses
+from tests.tiers import on_push
 
 SMALL = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -164,6 +165,8 @@ def alike(loudness: float) -> dict[str, Mtp | Eagle]:
 
 SAME = alike(0.0)
 CASES |= alike(0.05)  # of whose guesses some are right
+# One of each kind: MTP over latent attention and experts, over recurrent layers, of other tensors; EAGLE; EAGLE 3.
+ON_PUSH = ("deepseek v3", "qwen 3 next, louder by 0.05", "mimo", "eagle, two layers", "eagle 3")
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,7 @@ def engine_config(device: str, **options) -> EngineConfig:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", on_push(CASES, *ON_PUSH))
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 24}], ids=str)
 def test_guesses_are_those_of_the_published_layers(loaded, name, options, monkeypatch):
     """Over prompts in one piece and in several, behind guesses that were wrong, and where prefixes are found again."""
@@ -281,7 +284,13 @@ BLOCKS = {"num_kv_blocks": 400}
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [(name, OPTIONS[way]) for turn, name in enumerate(CASES) for way in (0, 1 + turn % 2)], ids=str
+    ("name", "options"),
+    [
+        pytest.param(name, OPTIONS[way], marks=() if name in ON_PUSH else pytest.mark.nightly)
+        for turn, name in enumerate(CASES)
+        for way in (0, 1 + turn % 2)
+    ],
+    ids=str,
 )
 def test_guesses_change_no_token(loaded, name, options):
     both = loaded(name)
@@ -293,9 +302,9 @@ def test_guesses_change_no_token(loaded, name, options):
     assert num_drafted > 40
 
 
-@pytest.mark.parametrize(("name", "adaptive"), [(name, turn % 2 == 0) for turn, name in enumerate(CASES)])
-def test_neither_preemption_nor_a_prefix_found_again_changes_one(loaded, name, adaptive):
-    both = loaded(name)
+@pytest.mark.parametrize("name", on_push(CASES, *ON_PUSH))
+def test_neither_preemption_nor_a_prefix_found_again_changes_one(loaded, name):
+    both, adaptive = loaded(name), [*CASES].index(name) % 2 == 0
     config = engine_config(
         both.model.device, num_kv_blocks=400, max_num_seqs=4, speculative_config=config_of(adaptive=adaptive)
     )

@@ -40,6 +40,7 @@ from tests.equality.adapters import (
 from tests.equality.greedy import TIE, Reference, engine_parts, preempt_often, references
 from tests.equality.test_families import FAMILIES, VOCAB, drawn
 from tests.runtime.models.paged import Paged
+from tests.tiers import on_push
 
 ROOM = AdapterRoom(3, 8)
 MAX_TOKENS = 10
@@ -348,7 +349,7 @@ async def test_captured_steps_on_cuda_say_what_each_merged_model_would(case, tmp
         await engine.close()
 
 
-@pytest.mark.parametrize("case", ["llama, biases, tied", "qwen 3 moe"], indirect=True)
+@pytest.mark.parametrize("case", on_push(["llama, biases, tied", "qwen 3 moe"], "llama, biases, tied"), indirect=True)
 @torch.inference_mode()
 def test_kernels_of_a_device_serve_the_same_model(case, monkeypatch):
     """By Triton's interpreter: what sorts tokens by slot, what shrinks and what expands, in all layers and experts, and at both

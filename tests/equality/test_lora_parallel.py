@@ -17,11 +17,12 @@ from tests.equality.adapters import embeddings, expert_parameters, is_tied, line
 from tests.equality.greedy import references
 from tests.equality.test_families import FAMILIES, VOCAB, drawn
 from tests.equality.test_lora import CHOSEN, MAX_TOKENS, answer, assert_same, true_shape
+from tests.tiers import on_push
 
 WHOLE_EXPERTS = ("gpt-oss", "deepseek v3")
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", on_push(CHOSEN, "llama, biases, tied", "phi-3", "qwen 3 moe", "jamba"))
 async def test_ranks_together_say_what_each_merged_model_would(name, tmp_path):
     await check(name, tmp_path, "cpu")
 

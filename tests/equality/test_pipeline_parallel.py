@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from tests.equality.devices import NATIVE, WAYS, check
+from tests.tiers import on_push
+
+ON_PUSH = ("llama, biases, tied", "deepseek v3", "gpt-oss", "qwen 3 next", "gemma 3", "zamba 2")
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", on_push(NATIVE, *ON_PUSH))
 def test_two_stages_generate_what_transformers_does(name, tmp_path):
     """Half of the families in one way, half in the other: what stages hand on is no family's own."""
     check(name, tmp_path, "cpu", ways=[[*WAYS][NATIVE.index(name) % 2]], pipeline_parallel_size=2)
@@ -39,6 +42,6 @@ def test_stages_in_processes_of_their_own_generate_what_transformers_does(name, 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.parametrize("name", ["llama, biases, tied", "deepseek v3", "gpt-oss", "qwen 3 next", "gemma 3", "zamba 2"])
+@pytest.mark.parametrize("name", ON_PUSH)
 def test_stages_on_two_gpus_generate_what_transformers_does(name, tmp_path):
     check(name, tmp_path, "cuda", pipeline_parallel_size=2)

@@ -83,15 +83,22 @@ ALL_BUT_THE_LONGEST, SOME = ALL[:-1], ALL[2:-1:5]
 
 @pytest.mark.parametrize(
     ("numbers", "budget", "together", "rounds"),
-    [(SOME, 8192, False, 1), (ALL, 8192, True, 1), (ALL, 256, True, 2), (ALL_BUT_THE_LONGEST, 16, True, 1)],
-    ids=["one by one, unlimited", "together, unlimited", "together, 256, again with prefix hits", "together, 16"],
+    [
+        pytest.param(SOME, 8192, False, 1, id="one by one, unlimited"),
+        pytest.param(SOME, 256, True, 2, id="some together, 256, again with prefix hits"),
+        pytest.param(SOME, 16, True, 1, id="some together, 16"),
+        pytest.param(ALL, 8192, True, 1, id="together, unlimited", marks=pytest.mark.nightly),
+        pytest.param(ALL, 256, True, 2, id="together, 256, again with prefix hits", marks=pytest.mark.nightly),
+        pytest.param(ALL_BUT_THE_LONGEST, 16, True, 1, id="together, 16", marks=pytest.mark.nightly),
+    ],
 )
 def test_greedy_equals_transformers(case, numbers, budget, together, rounds):
     config = EngineConfig(max_num_batched_tokens=budget, num_kv_blocks=1024)
     outcome = case.run(case.ours, config, numbers, together=together, rounds=rounds)
-    assert rounds == 1 or outcome.num_cached_tokens > 2500
+    assert rounds == 1 or outcome.num_cached_tokens > 0.7 * sum(len(case.prompts[number]) for number in numbers)
 
 
+@pytest.mark.nightly
 def test_greedy_equals_transformers_without_prefix_cache_and_with_too_few_blocks(case):
     longest = max(len(case.prompts[number]) for number in ALL_BUT_THE_LONGEST) + MAX_TOKENS
     config = EngineConfig(

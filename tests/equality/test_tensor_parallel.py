@@ -8,11 +8,26 @@ import torch
 
 from tests.equality.devices import NATIVE, check
 from tests.equality.test_families import EXPERTS, FAMILIES, SMALL, row
+from tests.tiers import on_push
 
 FOUR_RANKS = ("llama, biases, tied", "deepseek v3")
 
 
-@pytest.mark.parametrize(("name", "size"), [(name, 2) for name in NATIVE] + [(name, 4) for name in FOUR_RANKS])
+# One of each way in which layers are cut: fused and split projections, few KV heads, latent attention, experts, states.
+TWO_RANKS = (
+    "llama, biases, tied", "phi-3", "gemma 3", "falcon, new", "gpt-2", "deepseek v3", "gpt-oss", "qwen 3 moe",
+    "granite moe, shared", "qwen 3 next", "jamba", "mamba 2", "zamba 2", "lfm2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    on_push(
+        [(name, size) for size, names in ((2, NATIVE), (4, FOUR_RANKS)) for name in names],
+        *((name, 2) for name in TWO_RANKS),
+        ("deepseek v3", 4),
+    ),
+)
 def test_ranks_together_generate_what_transformers_does(name, size, tmp_path):
     check(name, tmp_path, "cpu", tensor_parallel_size=size)
 

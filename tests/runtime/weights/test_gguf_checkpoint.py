@@ -86,6 +86,7 @@ def test_half_precision_is_the_dequantised_value_rounded(family):
         assert torch.equal(torch.from_numpy(out).view(torch_type), exact.to(torch_type))
 
 
+@pytest.mark.nightly
 def test_every_weight_of_smollm2_is_transformers_own():
     checkpoint = GgufCheckpoint(smollm2.files().gguf)
     theirs = smollm2.read_by_transformers().state_dict()
