@@ -12,10 +12,8 @@ from __future__ import annotations
 from ops.activation import activate, gated, silu_mul
 from ops.attention import attend, attend_blocks, attend_latent, attend_packed, cache_refusal, paged_attention
 from ops.attention.blocks import TokenBlock
-from ops.attention.chunks import in_chunks, max_pieces
-from ops.attention.heads import AttentionHeads
-from ops.attention.latent import LatentHeads
-from ops.attention.meta import AttentionMeta
+from ops.attention.heads import AttentionHeads, LatentHeads
+from ops.attention.meta import AttentionMeta, in_chunks, max_pieces
 from ops.attention.stand_in import caches_stand_for
 from ops.conv import causal_conv
 from ops.delta import gated_delta_rule
@@ -45,8 +43,7 @@ from ops.lora import index_adapters, prepare_embedding_lora, prepare_lora
 from ops.lora.layers import LoraLayers, PreparedLora
 from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
 from ops.moe import count_experts, moe, moe_refusal, prepare_experts
-from ops.moe.routing import Routing
-from ops.moe.weights import ExpertShape, ExpertWeights
+from ops.moe.weights import ExpertShape, ExpertWeights, Routing
 from ops.norm import add_layer_norm, add_rms_norm, gated_rms_norm, layer_norm, layer_norm_of_sum, rms_norm
 from ops.registry import describe, force
 from ops.rope import rope

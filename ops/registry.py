@@ -23,7 +23,7 @@ class ShapeClass(NamedTuple):
 
     `head_size` 0 and `kv_dtype` None where the op has neither. `weight`: the formats of the rows of the weight it is given,
     none where it takes none. `capability`: a CUDA device's compute capability; None elsewhere: the kernels of
-    oneloop_native choose by instruction set themselves. `mask`: of attention, as ops/attention/mask.py has them."""
+    oneloop_native choose by instruction set themselves. `mask`: of attention, as ops/attention/heads.py has them."""
 
     device: str
     dtype: torch.dtype

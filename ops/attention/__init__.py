@@ -12,12 +12,10 @@ from ops import backends
 from ops import native as cpu
 from ops.attention import native, packed_torch, reference, traced
 from ops.attention.blocks import TokenBlock, mix_blocks
-from ops.attention.heads import AttentionHeads
-from ops.attention.latent import LatentHeads
-from ops.attention.mask import CAUSAL, FULL, causal_only
+from ops.attention.heads import CAUSAL, FULL, AttentionHeads, LatentHeads, causal_only
 from ops.attention.meta import AttentionMeta
 from ops.kv import read_scales, store_kv
-from ops.kv.fp8_numbers import FP8
+from ops.kv.eight_bits import FP8
 from ops.norm import rms_norm
 from ops.registry import USUAL_ATTENTION, Kernel, Op, ShapeClass, capability
 from ops.rope import rope
@@ -71,7 +69,7 @@ def paged_attention(
     """Attention of q [T, Hq, D] over the paged context that `meta` describes, [T, Hq, D].
 
     k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head
-    h // (Hq // Hkv). Query i of row r sees the keys that `mask` (ops/attention/mask.py) shows it: by default 0 to its own
+    h // (Hq // Hkv). Query i of row r sees the keys that `mask` (ops/attention/heads.py) shows it: by default 0 to its own
     position, or only the last `window` of them.
     Where `softcap` is given, scores s = q k^T * scale become softcap * tanh(s / softcap) (Gemma 2, 2024).
     sinks [Hq] float32: a further score of each head, which takes its share of the softmax but adds nothing (GPT-OSS, 2025).

@@ -16,7 +16,7 @@ from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.cuda.program import CompiledKernel, Program
 from ops.kv import read_scales
-from ops.kv.fp8_numbers import FP8
+from ops.kv.eight_bits import FP8
 from ops.tuning.numbers import DecodeBlock, DecodeTuning
 
 HEAD_SIZES = (64, 96, 128, 256)

@@ -8,7 +8,7 @@
 //
 // A cache of eight bits (E4M3) becomes float16 on its way into the matrix instruction, which holds all of its numbers exactly,
 // and so do queries and weights there. Its scales are in `scale_log2` and `out_scale`; `per_k`, `per_v` are what is written times.
-// One of int8 has a scale behind each head of a token (kv/int8_entries.py), which its score, then its weight is times.
+// One of int8 has a scale behind each head of a token (kv/eight_bits.py), which its score, then its weight is times.
 
 constexpr int KEYS = 16;  // in a block of the cache
 constexpr int QUERIES = 8;

@@ -6,8 +6,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ops.attention.mask import CAUSAL
-from ops.kv.fp8_numbers import UNSCALED
+from ops.kv.eight_bits import UNSCALED
+from ops.registry import ShapeClass
+
+# Attention masks: which keys a query may see, apart from windows. Values of `AttentionHeads.mask`, and what kernels
+# say to them. "causal": those at its own position and before it. "full": all of its row, or with a window those less
+# than it away on either side. "prefix_full": as causal, and those of a prefix of `AttentionMeta.prefix_lens` tokens
+# see each other all (prefix language models, Raffel et al. 2020). What a query sees behind it must be of its own
+# step: with "full" that is the whole row, with "prefix_full" the prefix.
+CAUSAL, FULL, PREFIX_FULL = "causal", "full", "prefix_full"
+MASKS = (CAUSAL, FULL, PREFIX_FULL)
+
+
+def causal_only(case: ShapeClass) -> str | None:
+    """The refusal of kernels that compute nothing but causal masks."""
+    return None if case.mask == CAUSAL else "computes causal attention only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +53,23 @@ class AttentionHeads:
         heads = qkv.view(qkv.shape[0], self.num_heads + 2 * self.num_kv_heads, self.head_size)
         q, k, v = heads.split_with_sizes([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         return q, k, v
+
+
+# LatentHeads: multi-head latent attention (DeepSeek-V2, 2024) in its absorbed form, apart from the step's data. What
+# the cache holds for a token is one vector, which all heads share: a latent of `rank` dims, then a key that is
+# rotated by its position. A head's query has been brought into the same space, and what it mixes are the latents; so
+# there is one kv head whose values are the first dims of its keys, stored once.
+@dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """cos_sin [max_pos, P] float32 rotates the last P dims, neighbours 2i and 2i + 1 together; D = rank + P. `scale` multiplies
+    the scores. `kv_scale`: what numbers of an fp8 cache are times (ops/kv/eight_bits.py)."""
+
+    num_heads: int
+    rank: int
+    scale: float
+    cos_sin: Tensor
+    kv_scale: float = 1.0
+
+    @property
+    def head_size(self) -> int:
+        return self.rank + self.cos_sin.shape[1]

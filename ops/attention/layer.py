@@ -15,7 +15,7 @@ from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.cuda import program
 from ops.kv import read_scales
-from ops.kv.fp8_numbers import FP8
+from ops.kv.eight_bits import FP8
 from ops.rope.triton_qkv import norm_rope_store
 
 HALVES = (torch.bfloat16, torch.float16)

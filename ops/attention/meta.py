@@ -4,8 +4,10 @@ Built once per step and shared by every layer. It knows no tensor of a layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -34,3 +36,61 @@ class AttentionMeta:
     spans: tuple[tuple[int, int, int], ...] | None = None
     uniform: bool = False
     prefix_lens: Tensor | None = None
+
+
+# Attention within chunks of a context (Llama 4, Meta 2025): a query sees the keys of its own chunk, and none of the
+# chunk before. Kernels know nothing of chunks: what a request has in one of them is told as a request of its own,
+# whose context begins where the chunk does. That is computed on the device, so a captured graph may hold it.
+def max_pieces(num_tokens: int, num_rows: int, chunk: int) -> int:
+    """The most pieces that chunks make of `num_rows` requests of `num_tokens` queries in all."""
+    return num_rows + min(num_rows, num_tokens // 2) + num_tokens // chunk
+
+
+def in_chunks(
+    metas: Sequence[AttentionMeta], positions: Tensor, chunk: int, block_size: int, num_pieces: int
+) -> list[AttentionMeta]:
+    """The same queries as requests that lie in one chunk each: `num_pieces` of them, the last of which may be empty. Requests of
+    one query are as many as before.
+
+    `metas`: alike but for their block tables. positions [T] int64: where tokens stand; what stands behind the last request's does
+    not matter. `chunk`: tokens, a multiple of `block_size`, the tokens of a block table's entry."""
+    meta = metas[0]
+    if meta.max_query_len == 1:
+        query_start_loc, last = meta.query_start_loc, meta.seq_lens - 1
+        requests = torch.arange(len(last), device=last.device)
+        is_piece = torch.ones_like(requests, dtype=torch.bool) if meta.rows is None else meta.rows >= 0
+        first = last
+    else:
+        query_start_loc, request_of_token = _cut(meta, positions, chunk, num_pieces)
+        first_token = query_start_loc[:-1].clamp(max=len(positions) - 1)
+        requests, first = request_of_token[first_token], positions[first_token]
+        last = positions[(query_start_loc[1:] - 1).clamp(min=0)]
+        is_piece = query_start_loc[1:] > query_start_loc[:-1]
+    begin = torch.where(is_piece, first // chunk * chunk, 0)
+    max_seq_len = min(chunk, meta.max_seq_len)
+    entries = begin[:, None] // block_size + torch.arange(-(-max_seq_len // block_size), device=begin.device)
+    entries = entries.clamp(max=meta.block_tables.shape[1] - 1)
+    tables = (requests if meta.rows is None else meta.rows[requests].clamp(min=0))[:, None]
+    numbers = torch.arange(len(begin), device=begin.device)
+    piece = replace(
+        meta,
+        query_start_loc=query_start_loc,
+        seq_lens=torch.where(is_piece, last + 1 - begin, 0).int(),
+        max_seq_len=max_seq_len,
+        rows=None if meta.rows is None else torch.where(is_piece, numbers, -1).int(),
+        spans=None,  # where a chunk ends within a request, only the device may know
+        uniform=False,
+    )
+    return [replace(piece, block_tables=each.block_tables[tables, entries]) for each in metas]
+
+
+def _cut(meta: AttentionMeta, positions: Tensor, chunk: int, num_pieces: int) -> tuple[Tensor, Tensor]:
+    """Return the boundaries of the pieces [num_pieces + 1] int32 and the request of each token [T]. If positions make more
+    pieces than `num_pieces` (uninitialised positions while kernels are compiled), the excess pieces are empty."""
+    starts, tokens = meta.query_start_loc, torch.arange(len(positions), dtype=torch.int32, device=positions.device)
+    end = starts[-1]
+    request_of_token = (torch.searchsorted(starts, tokens, right=True) - 1).clamp(max=len(starts) - 2)
+    begins = ((tokens == starts[request_of_token]) | (positions % chunk == 0)) & (tokens < end)
+    nowhere = num_pieces + 1
+    places = torch.where(begins, begins.cumsum(0) - 1, nowhere).clamp(max=nowhere)
+    return end.repeat(nowhere + 1).scatter(0, places, tokens)[:-1], request_of_token

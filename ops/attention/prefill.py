@@ -19,7 +19,7 @@ from ops.attention.triton_widened import Widened
 from ops.cuda.program import CompiledKernel, Program
 from ops.cuda.tensor_map import TensorMap, tensor_map
 from ops.kv import read_scales
-from ops.kv.fp8_numbers import FP8
+from ops.kv.eight_bits import FP8
 
 ROWS = 128  # queries of a block
 PAGE = 16  # keys of a block of the cache

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ops.attention.mask import CAUSAL, FULL, PREFIX_FULL
+from ops.attention.heads import CAUSAL, FULL, PREFIX_FULL
 from ops.attention.meta import AttentionMeta
-from ops.kv.int8_entries import from_int8_entries
+from ops.kv.eight_bits import from_int8_entries
 
 QUERY_CHUNK = 256  # queries scored at once: bounds the score matrix of a long prompt
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ops import tuning
-from ops.attention.latent import LatentHeads
+from ops.attention.heads import LatentHeads
 from ops.attention.meta import AttentionMeta
 from ops.attention.triton_walk import (
     HIDDEN,

@@ -32,7 +32,7 @@ from ops.attention.triton_walk import (
     table_of,
     with_sink,
 )
-from ops.kv.int8_entries import scales_of
+from ops.kv.eight_bits import scales_of
 from ops.launch import overlap, wait_for_previous
 from ops.tuning.numbers import PagedTuning, QueryTiles
 

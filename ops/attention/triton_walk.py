@@ -41,7 +41,7 @@ def keys_at(
 @triton.jit
 def load_entries(ptr, scales_ptr, at, dim, inside, loaded, like, HEAD: tl.constexpr, MASKED: tl.constexpr):
     # Keys or values that begin at `at` [keys], in elements, as numbers of `like`'s type [keys, dims]; `inside` [keys] and `loaded`
-    # [keys, dims] guard what is read. scales_ptr: of int8 entries, the same cache as float32 (ops/kv/int8_entries.py).
+    # [keys, dims] guard what is read. scales_ptr: of int8 entries, the same cache as float32 (ops/kv/eight_bits.py).
     where = at[:, None] + dim[None, :]
     if scales_ptr is not None:  # entries begin at any word of four bytes, which Triton 3.6 takes for any of sixteen
         where = tl.multiple_of(tl.max_contiguous(where, [1, 4]), [4, 4])

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ops.attention.meta import AttentionMeta
-from ops.scan.walk import walk
+from ops.scan.reference import walk
 
 
 def causal_conv(

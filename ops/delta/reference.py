@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from ops.attention.meta import AttentionMeta
 from ops.delta.heads import DeltaHeads
-from ops.scan.decays import decays
-from ops.scan.walk import walk
+from ops.scan.heads import decays
+from ops.scan.reference import walk
 
 CHUNK = 64  # tokens of one triangular system
 NORM_EPS = 1e-6

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ops import backends
 from ops.kv import native, reference
-from ops.kv.fp8_numbers import FP8, UNSCALED
+from ops.kv.eight_bits import FP8, UNSCALED
 from ops.registry import USUAL_ATTENTION, Op
 
 _store_kv = Op(
@@ -23,8 +23,8 @@ def store_kv(
     """Write k, v [T, Hkv, D] into k_cache, v_cache [num_blocks, Hkv, block_size, D] at slot_mapping [T] int64.
 
     slot = block_id * block_size + offset; -1 writes nothing. Caches of int8 are four bytes wider: each token's head ends in the
-    float32 that its numbers are times (ops/kv/int8_entries.py). `kv_scales`: what numbers of fp8 caches are times, keys and values
-    (ops/kv/fp8_numbers.py); of others nothing."""
+    float32 that its numbers are times (ops/kv/eight_bits.py). `kv_scales`: what numbers of fp8 caches are times, keys and values
+    (ops/kv/eight_bits.py); of others nothing."""
     _store_kv.runs[k.device, k.dtype, k_cache.dtype, k.shape[2]](k, v, k_cache, v_cache, slot_mapping, kv_scales)
 
 

@@ -1,12 +1,11 @@
-"""Writing keys and values into the paged cache, in plain torch; for caches of eight bits see int8_entries.py and fp8_numbers.py."""
+"""Writing keys and values into the paged cache, in plain torch; for caches of eight bits see eight_bits.py."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ops.kv.fp8_numbers import FP8, UNSCALED, to_fp8
-from ops.kv.int8_entries import to_int8_entries
+from ops.kv.eight_bits import FP8, UNSCALED, to_fp8, to_int8_entries
 
 
 def store_kv(

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def as_stored(x, cache_ptr, per_scale):
-    # x, as the cache's numbers: where these are fp8, times per_scale and no larger than the largest of them (fp8_numbers.py); a NaN
+    # x, as the cache's numbers: where these are fp8, times per_scale and no larger than the largest of them (eight_bits.py); a NaN
     # is neither larger nor smaller, and stays.
     if cache_ptr.dtype.element_ty == tl.float8e4nv:
         x = x.to(tl.float32) * per_scale
@@ -19,7 +19,7 @@ def as_stored(x, cache_ptr, per_scale):
 
 @triton.jit
 def int8_scale(largest, broken):
-    # What the numbers of a head are times (int8_entries.py); `broken` is NaN where one of them is no number, else 0.
+    # What the numbers of a head are times (eight_bits.py); `broken` is NaN where one of them is no number, else 0.
     return largest / 127.0 + broken
 
 

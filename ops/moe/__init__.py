@@ -12,8 +12,7 @@ from ops.gemm import coded as gemm_coded
 from ops.gemm import native as gemm_native
 from ops.gemm import reference as gemm_reference
 from ops.moe import native, reference
-from ops.moe.routing import Routing
-from ops.moe.weights import ExpertShape, ExpertWeights
+from ops.moe.weights import ExpertShape, ExpertWeights, Routing
 from ops.registry import USUAL, Kernel, Op, ShapeClass, capability
 from ops.stored import WeightFormat
 

@@ -15,8 +15,7 @@ from ops.cuda.tensor_map import tensor_map
 from ops.gemm import pieces as lie
 from ops.gemm import warpgroups
 from ops.gemm.pieces import Tile
-from ops.moe.triton_gather import gather
-from ops.moe.triton_route import Routed
+from ops.moe.triton_route import Routed, gather
 from ops.moe.weights import ExpertShape, Half
 from ops.stored import E2M1, FP4, FP8, NF4, Q4, Q8, W4, W8, WeightFormat
 

@@ -14,8 +14,7 @@ from ops.activation import native as activation
 from ops.gemm.native import NativeLinearWeight
 from ops.gemm.weight import check_refill
 from ops.moe.reference import clamped_swiglu, route, sorted_here
-from ops.moe.routing import Routing
-from ops.moe.weights import Beside, ExpertShape, ExpertWeights, Half
+from ops.moe.weights import Beside, ExpertShape, ExpertWeights, Half, Routing
 from ops.stored import Stored
 
 _GROUP = 64  # pairs of token and expert; an expert that has more is a group of its own

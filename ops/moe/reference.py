@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from ops.activation import reference as activation
 from ops.gemm.weight import overwrite
-from ops.moe.routing import Routing
-from ops.moe.weights import Beside, ClampedActivation, ExpertShape, ExpertWeights, Half
+from ops.moe.weights import Beside, ClampedActivation, ExpertShape, ExpertWeights, Half, Routing
 from ops.stored import Stored, only_dense
 
 

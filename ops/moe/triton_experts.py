@@ -10,10 +10,9 @@ from torch import Tensor
 from ops import tuning
 from ops.moe import triton_grouped
 from ops.moe.reference import StackedExpertWeights
-from ops.moe.routing import Routing
 from ops.moe.triton_beside import shrunk
 from ops.moe.triton_route import TOKENS_OF_EACH_ROUTE, Routed, route
-from ops.moe.weights import Beside, ExpertShape, ExpertWeights, Half
+from ops.moe.weights import Beside, ExpertShape, ExpertWeights, Half, Routing
 from ops.tuning.numbers import ExpertTiles, ProductTiles
 
 

@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ops.kv.fp8_numbers import UNSCALED
-from ops.kv.int8_entries import scales_of
+from ops.kv.eight_bits import UNSCALED, scales_of
 from ops.kv.triton_entries import as_stored, int8_numbers, int8_scale
 from ops.launch import overlap, wait_for_previous
 

@@ -19,10 +19,9 @@ from ops.lora.share import LoraPart
 from runtime.lora.peft_config import CONFIG, PeftConfig
 from runtime.lora.targets import Target, Targets, find, find_embedding, find_stacks
 from runtime.models.spec.decoder import EMBEDDING, HEAD
-from runtime.weights.dtypes import Array
+from runtime.weights.dtypes import Array, undo
 from runtime.weights.rules import InterleavedHalves, Shape, Transform, WeightsError, shape_text
 from runtime.weights.safetensors_file import SafetensorsCheckpoint
-from runtime.weights.transforms import undo
 
 WEIGHTS = "adapter_model.safetensors"
 _BASE = "base_model.model."

@@ -15,8 +15,7 @@ import numpy as np
 from runtime.weights.dequantize import FORMATS, Bytes, Floats, block_columns, dequantize
 from runtime.weights.dtypes import Array, store
 from runtime.weights.gguf import GgufFile, GgufTensor
-from runtime.weights.gguf_architecture import architecture_of, hf_name
-from runtime.weights.gguf_config import LONGROPE, ROPE_FACTORS, Metadata
+from runtime.weights.gguf_config import LONGROPE, ROPE_FACTORS, Metadata, architecture_of, hf_name
 from runtime.weights.rules import Shape, Span, WeightsError
 
 _ONE_ROW = "shared_expert_gate.weight"

@@ -28,7 +28,7 @@ class WeightsError(Exception):
 
 
 # Transforms: forms in which a checkpoint may store a tensor other than a decoder wants it. `stored_shape`: of the whole tensor,
-# merged from its shards, where the parameter has `shape`. How they are undone: transforms.py.
+# merged from its shards, where the parameter has `shape`. How they are undone: dtypes.py.
 
 
 @dataclass(frozen=True, slots=True)

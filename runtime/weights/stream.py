@@ -19,7 +19,7 @@ import numpy as np
 
 from runtime.api import LoadProgress
 from runtime.weights.dequantize import Bytes
-from runtime.weights.dtypes import ARRAY_TYPES, Array, empty, store
+from runtime.weights.dtypes import ARRAY_TYPES, Array, empty, store, undo
 from runtime.weights.rules import (
     AS_STORED,
     Cut,
@@ -36,7 +36,6 @@ from runtime.weights.rules import (
     UnitOffsetNorm,
     WeightsError,
 )  # fmt: skip
-from runtime.weights.transforms import undo
 
 _AHEAD = 64 << 20  # bytes of finished or unfinished parameters
 _SHARE_AHEAD = 8  # of a destination's bytes, which cost the host nothing, one in so many counts

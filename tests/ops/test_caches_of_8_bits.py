@@ -20,10 +20,8 @@ from ops.attention import (
     triton_latent,
     triton_paged,
 )
-from ops.attention.heads import AttentionHeads
-from ops.attention.latent import LatentHeads
-from ops.kv.fp8_numbers import FP8, LARGEST, to_fp8
-from ops.kv.int8_entries import from_int8_entries, to_int8_entries
+from ops.attention.heads import AttentionHeads, LatentHeads
+from ops.kv.eight_bits import FP8, LARGEST, from_int8_entries, to_fp8, to_int8_entries
 from ops.kv.reference import store_kv
 from ops.rope.triton_qkv import norm_rope_store
 from tests.ops import test_cuda_decode as single_queries

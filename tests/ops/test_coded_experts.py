@@ -11,7 +11,7 @@ from ops.gemm.dequantize import dequantize
 from ops.moe import experts_coded
 from ops.moe.coded import CodedExpertWeights
 from ops.moe.triton_experts import mix
-from ops.moe.triton_gather import gather
+from ops.moe.triton_route import gather
 from ops.stored import FP8, W4, W8, StoredWeight
 from tests.ops.moe_case import Clamped, moe_case
 from tests.ops.places import DEVICES, interpreted_once, places

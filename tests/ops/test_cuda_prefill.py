@@ -9,7 +9,7 @@ from ops.attention import prefill, reference, triton_widened
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.kv import read_scales
-from ops.kv.fp8_numbers import FP8, to_fp8
+from ops.kv.eight_bits import FP8, to_fp8
 
 pytestmark = pytest.mark.gpu
 

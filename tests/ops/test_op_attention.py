@@ -10,7 +10,7 @@ from torch import Tensor
 
 import ops
 from ops import native
-from ops.kv.int8_entries import SCALE_BYTES, from_int8_entries, to_int8_entries
+from ops.kv.eight_bits import SCALE_BYTES, from_int8_entries, to_int8_entries
 
 CACHES = [torch.float32, torch.bfloat16, torch.int8]
 

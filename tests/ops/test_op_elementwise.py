@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import ops
 from ops import native
-from ops.kv.int8_entries import SCALE_BYTES, from_int8_entries, to_int8_entries
+from ops.kv.eight_bits import SCALE_BYTES, from_int8_entries, to_int8_entries
 
 TOKENS = [0, 1, 2, 3, 17, 64, 257]
 EPS = 1e-5

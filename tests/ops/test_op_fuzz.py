@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import ops
 from ops import native
 from ops.gemm.native import BLOCK_TYPES
-from ops.kv.int8_entries import from_int8_entries, to_int8_entries
+from ops.kv.eight_bits import from_int8_entries, to_int8_entries
 from tests.ops.test_op_block_linear import random_rows, rounded
 
 FUZZ = settings(max_examples=25)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import ops
 from ops.attention import triton_latent
-from ops.attention.latent import LatentHeads
+from ops.attention.heads import LatentHeads
 from ops.attention.meta import AttentionMeta
 from tests.ops.places import DEVICES, interpreted_in_16_bits, interpreted_once, places
 

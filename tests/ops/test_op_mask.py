@@ -12,7 +12,7 @@ from torch import Tensor
 import ops
 from ops import native
 from ops.attention import _attend, _paged_attention, packed_torch
-from ops.attention.mask import MASKS
+from ops.attention.heads import MASKS
 from ops.registry import USUAL_ATTENTION
 from tests.ops.test_op_attention import int32
 

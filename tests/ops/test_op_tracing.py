@@ -8,7 +8,7 @@ from torch import Tensor
 
 import ops
 from ops import native
-from ops.kv.int8_entries import SCALE_BYTES
+from ops.kv.eight_bits import SCALE_BYTES
 
 H, HEADS, KV_HEADS, D, BLOCK, POSITIONS = 48, 4, 2, 16, 8, 64
 

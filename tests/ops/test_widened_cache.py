@@ -9,7 +9,7 @@ import torch
 
 from ops.attention import layer, triton_widened
 from ops.attention.heads import AttentionHeads
-from ops.kv.fp8_numbers import to_fp8
+from ops.kv.eight_bits import to_fp8
 from tests.ops import test_triton_attention as paged
 from tests.ops.places import DEVICES
 

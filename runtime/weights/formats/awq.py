@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from runtime.weights.dequantize import Bytes
-from runtime.weights.formats.codes import W4, TransposedCodes, as_floats, in_bytes
-from runtime.weights.formats.int32_codes import as_weight, of_awq
+from runtime.weights.formats.codes import W4, TransposedCodes, as_floats, as_weight, in_bytes, of_awq
 from runtime.weights.formats.scheme import Composite, StoredTensor, UnreadScheme
 from runtime.weights.rules import Span
 

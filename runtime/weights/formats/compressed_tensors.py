@@ -19,9 +19,19 @@ import numpy as np
 
 from runtime.weights.dequantize import Bytes, Floats
 from runtime.weights.formats import mxfp4, nvfp4
-from runtime.weights.formats.codes import Q8, W4, W8, Coded, as_floats, in_bytes, in_groups
+from runtime.weights.formats.codes import (
+    Q8,
+    W4,
+    W8,
+    Coded,
+    along_columns,
+    along_rows,
+    as_floats,
+    as_weight,
+    in_bytes,
+    in_groups,
+)
 from runtime.weights.formats.fp8 import ACTIVATIONS, Fp8, mxfp8
-from runtime.weights.formats.int32_codes import along_columns, along_rows, as_weight
 from runtime.weights.formats.scheme import Composite, StoredTensor, StoredTensors, UnreadScheme
 from runtime.weights.rules import Span
 

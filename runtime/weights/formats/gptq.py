@@ -13,8 +13,17 @@ from typing import Any
 import numpy as np
 
 from runtime.weights.dequantize import Bytes
-from runtime.weights.formats.codes import W4, W8, TransposedCodes, as_floats, in_bytes, in_groups
-from runtime.weights.formats.int32_codes import along_columns, along_rows, as_weight
+from runtime.weights.formats.codes import (
+    W4,
+    W8,
+    TransposedCodes,
+    along_columns,
+    along_rows,
+    as_floats,
+    as_weight,
+    in_bytes,
+    in_groups,
+)
 from runtime.weights.formats.scheme import Composite, StoredTensor, UnreadScheme
 from runtime.weights.rules import Span
 

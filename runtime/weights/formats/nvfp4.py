@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from runtime.weights.dequantize import Bytes
 from runtime.weights.formats.codes import E2M1, Coded, in_bytes
-from runtime.weights.formats.fp8 import ACTIVATIONS
-from runtime.weights.formats.scheme import Composite, StoredTensor
+from runtime.weights.formats.fp8 import ACTIVATIONS, Fp8
+from runtime.weights.formats.scheme import Composite, Scheme, StoredTensor, UnreadScheme
 from runtime.weights.rules import Span
 
 _GROUP = 16
@@ -68,3 +69,18 @@ def _found(
     if scales == StoredTensor("F8_E4M3", (num_rows, groups)) and (one.dtype, prod(one.shape)) == ("F32", 1):
         tensors = {"weight": packed, "scales": f"{name}_scale", "super_scales": of_all}
         yield Composite(name, (num_rows, num_columns), tensors, Nvfp4Written(E2M1, num_columns, groups, divides))
+
+
+# NVIDIA's modelopt, by its algorithms FP8, FP8_PER_CHANNEL_PER_TOKEN (fp8.py) and NVFP4 (nvfp4.py), whose
+# activations stay in 16 bits here.
+def modelopt(section: Mapping[str, Any]) -> Scheme:
+    """Raises UnreadScheme."""
+    algorithm = section.get("quant_algo", "FP8")
+    if algorithm == "NVFP4":
+        return Nvfp4()
+    if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+        raise UnreadScheme(f"by the algorithm {algorithm}")
+    return Fp8(section)
+
+
+SCHEMES = {"modelopt": modelopt}

@@ -19,8 +19,7 @@ from ops.attention.meta import AttentionMeta
 from ops.gemm.few_rows import MAX_ROWS as MAX_FEW_ROWS
 from ops.gemm.few_rows import few_rows
 from ops.gemm.tiled import MAX_ROWS, tiled
-from ops.kv.fp8_numbers import FP8
-from ops.kv.int8_entries import to_int8_entries
+from ops.kv.eight_bits import FP8, to_int8_entries
 
 COPY_BYTES_PER_US = 4.26e6
 SHAPES = {  # out, in

@@ -15,7 +15,7 @@ from triton.testing import do_bench
 
 from ops import tuning
 from ops.attention import prefill, triton_paged, triton_widened
-from ops.kv.fp8_numbers import to_fp8
+from ops.kv.eight_bits import to_fp8
 from tests.ops.test_cuda_prefill import step
 
 HEADS = [(16, 8, 128), (32, 8, 128), (16, 8, 64), (8, 4, 256)]  # query, kv, size

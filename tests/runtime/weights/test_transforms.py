@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from runtime.weights.dtypes import undo
 from runtime.weights.rules import (
     GroupedRows,
     InterleavedHalves,
@@ -19,7 +20,6 @@ from runtime.weights.rules import (
     stored_as,
     transform,
 )
-from runtime.weights.transforms import undo
 
 
 def numbers(*shape: int, dtype=np.float32) -> np.ndarray:
