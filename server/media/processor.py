@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,21 @@ _OF_TEXT: Final = frozenset(
 )
 
 
+class Training(NamedTuple):
+    """Facts of how models were trained, which neither their processor nor their config says. `images_first`: the images of a text
+    without a template stand before all of it. `tells_apart`: audio is encoded differently next to images."""
+
+    images_first: bool = False
+    tells_apart: bool = False
+
+
+# By the class of the processor: the one place that knows a model of these.
+_TRAINING: Final[Mapping[str, Training]] = MappingProxyType({
+    "PaliGemmaProcessor": Training(images_first=True),
+    "Phi4MultimodalProcessor": Training(tells_apart=True),
+})  # fmt: skip
+
+
 class ProcessorError(Exception):
     """A processor that cannot be had, for a reason that whoever runs the server can act on."""
 
@@ -58,6 +73,7 @@ class Processor:
     def __init__(self, processor: Any, config: Mapping[str, Any], fingerprint: bytes = b"") -> None:
         """Wrap `processor`, of transformers, for a model with `config`. Raises ProcessorError."""
         self._processor = processor
+        self._training = _TRAINING.get(type(processor).__name__, Training())
         self.fingerprint = fingerprint
         self.tokens: dict[Modality, str] = {}
         self.output_ids: dict[Modality, int] = {}
@@ -97,14 +113,14 @@ class Processor:
     @property
     def layout(self) -> Callable[[str], str] | None:
         """See `PromptMedia.layout`."""
-        return self._pictures_first if type(self._processor).__name__ == "PaliGemmaProcessor" else None
+        return self._images_first if self._training.images_first else None
 
     @property
     def tells_apart(self) -> bool:
         """See `PromptMedia.tells_apart`."""
-        return type(self._processor).__name__ == "Phi4MultimodalProcessor"
+        return self._training.tells_apart
 
-    def _pictures_first(self, text: str) -> str:
+    def _images_first(self, text: str) -> str:
         """Return the text as PaliGemma was trained: the prompt begins after the last image and ends with a line break."""
         head, token, asked = text.rpartition(self.tokens["image"])
         return f"{head}{token}{self._processor.tokenizer.bos_token}{asked}\n"
