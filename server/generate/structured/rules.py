@@ -62,6 +62,12 @@ class RuleWriter:
             self._rules.append(f"{name}{definition}")
         return self._made[definition]
 
+    def other(self, prefix: str, lark: str) -> str:
+        """Put a whole grammar beside the rules, and return the name by which these refer to it."""
+        name = f"{prefix}{len(self.others)}"
+        self.others.append({"name": name, "lark_grammar": lark})
+        return name
+
     def text(self, text: str) -> str:
         return self._literals(text)
 
@@ -76,23 +82,18 @@ class RuleWriter:
             bodies.append(f"~(ANY {self.either(map(json.dumps, spelled))} ANY)")
         return "ANY" if bodies == ["ANY"] else self._terminal(" & ".join(bodies))
 
-    def until(self, marker: str, others: Sequence[str]) -> str:
-        """Any text without `others`, and the first `marker`."""
-        free = self.free(others)
-        return (
-            f"{free} {self.text(marker)}"
-            if marker in self._literals
-            else self.rule(f"{free} {self.text(marker)}", "[lazy]")
-        )
+    def until(self, marker: str, others: Sequence[str] = ()) -> str:
+        """Return any text without `others`, and the first `marker`: a lexeme takes as much as it can get, unless it is lazy, and no
+        text can spell a special token."""
+        body, written = self.free(others), self.text(marker)
+        return f"{body} {written}" if written.startswith("<[") else self.rule(f"{body} {written}", "[lazy]")
 
     def text_schema(self, grammar: Regex | Rules) -> Schema:
         """A string that keeps to `grammar`, in the words of `json` and `raw`."""
         if isinstance(grammar, Regex):
             return {"type": "string", "pattern": f"^(?:{grammar.pattern})$"}
-        name = f"g{len(self.others)}"
         lark = grammar.lark()
-        self.others.append({"name": name, "lark_grammar": lark})
-        return {"type": "string", _GRAMMAR: (name, lark)}
+        return {"type": "string", _GRAMMAR: (self.other("g", lark), lark)}
 
     def json(self, schema: Schema) -> str:
         if _GRAMMAR in schema:

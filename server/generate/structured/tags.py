@@ -19,15 +19,13 @@ from server.generate.structured.grammar import (
     MAX_RULE_CHARS,
     GrammarError,
     JsonSchema,
-    Literals,
     Rules,
     Whitespace,
     check_length,
     read_json,
 )
+from server.generate.structured.rules import RuleWriter
 from server.models.tokenizer import Tokenizer
-
-_ANY = r"/(?s:.*)/"
 
 
 class StructuralTag(Struct, frozen=True, tag=True):
@@ -51,20 +49,19 @@ class StructuralTag(Struct, frozen=True, tag=True):
 
 
 class _Writer:
-    """Rules of the Lark grammar as they come up, and the grammars that they refer to."""
+    """Writer of a structural tag as a Lark grammar."""
 
     def __init__(self, tokenizer: Tokenizer, json_schema: Callable[[Any], dict[str, Any]]) -> None:
-        self._literal = Literals(tokenizer)
+        self._lark = RuleWriter(tokenizer)
+        self._literal, self._rule = self._lark.text, self._lark.rule
         self._json_schema = json_schema
-        self._rules = [f"ANY: {_ANY}"]
-        self._others: list[dict[str, Any]] = []
         self._depth = 0
         self._kinds: Mapping[str, Callable[[_Format], str]] = {
             "const_string": lambda format: self._literal(format.text("value")),
             "json_schema": self._json,
             "regex": self._regex,
             "grammar": self._grammar,
-            "any_text": self._any_text,
+            "any_text": lambda format: self._lark.free(format.texts("excludes")),
             "sequence": self._sequence,
             "or": lambda format: f"({' | '.join(self._each(format, 'elements'))})",
             "optional": lambda format: f"({self._write(format.format('content'))})?",
@@ -78,8 +75,7 @@ class _Writer:
 
     def grammar(self, tag: dict[str, Any]) -> str:
         start = self._write(_Format(_as_format(tag), "format"))
-        lark = "\n".join([f"start: {start}", *self._rules])
-        return json.dumps({"grammars": [{"lark_grammar": lark}, *self._others]})
+        return json.dumps({"grammars": [{"lark_grammar": self._lark.grammar(start)}, *self._lark.others]})
 
     # --- expressions ----------------------------------------------------------------------------------------------
 
@@ -93,11 +89,6 @@ class _Writer:
         written = self._kinds[kind](format)
         self._depth -= 1
         return written
-
-    def _rule(self, body: str, options: str = "") -> str:
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}{options}: {body}")
-        return name
 
     def _each(self, format: _Format, name: str) -> list[str]:
         return [self._write(element) for element in format.formats(name)]
@@ -118,32 +109,15 @@ class _Writer:
         return self._rule(f"/{llguidance.regex_to_lark(pattern, '')}/")
 
     def _grammar(self, format: _Format) -> str:
-        name = f"g{len(self._others)}"
-        self._others.append({"name": name, "lark_grammar": Rules(format.text("grammar")).lark()})
-        return f"@{name}"
-
-    def _any_text(self, format: _Format) -> str:
-        return self._text_without(format.texts("excludes"))
-
-    def _text_without(self, excludes: list[str]) -> str:
-        if not excludes:
-            return "ANY"
-        name = f"T{len(self._rules)}"
-        banned = " | ".join(map(json.dumps, excludes))
-        self._rules.append(f"{name}: ANY & ~(ANY ({banned}) ANY)")
-        return name
+        return f"@{self._lark.other('g', Rules(format.text('grammar')).lark())}"
 
     def _text_until(self, marker: str, where: str) -> str:
-        """Any text and the first `marker` after it. A lexeme takes as much as it can get, unless it is lazy; and no text can
-        spell a special token."""
-        written = self._literal(marker)
-        if written.startswith("<["):
-            return f"ANY {written}"
-        if "<[" in written:
+        """Any text and the first `marker` after it."""
+        if "<[" in (written := self._literal(marker)) and not written.startswith("<["):
             raise GrammarError(
                 f"{where}: {marker!r} mixes text with special tokens behind it, which free text cannot end at"
             )
-        return self._rule(f"ANY {written}", "[lazy]")
+        return self._lark.until(marker)
 
     def _sequence(self, format: _Format) -> str:
         elements = self._each(format, "elements")
@@ -190,7 +164,7 @@ class _Writer:
             for trigger, bodies in of_trigger.items()
         ]
         once = self._rule(" | ".join(heads))
-        free = self._text_without([*triggers, *format.texts("excludes")])
+        free = self._lark.free([*triggers, *format.texts("excludes")])
         least = format.get("at_least_one", False) is True
         if format.get("stop_after_first", False) is True:
             return once if least else f"({once} | {free})"
