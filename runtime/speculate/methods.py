@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from runtime.speculate.anything import Anything
 from runtime.speculate.config import SpeculativeConfig
 from runtime.speculate.ngram import Ngram
-from runtime.speculate.on_device import DeviceSpeculation
 from runtime.speculate.proposer import Proposer
-from runtime.speculate.speculation import Speculation
+from runtime.speculate.speculation import DeviceSpeculation, Speculation
 from runtime.speculate.suffix import Suffix
 from runtime.speculate.verification_cost import VerificationCost
 

@@ -1,10 +1,8 @@
 """Scheduling of drafts: which sequences have some in a step, and which have the device make some behind it.
 
-Where drafts are worth while for sequences with ids in flight, the step waits for these, so that all go on together, with drafts
-behind known ids; where there are none it is one step ahead as ever. Drafts that the device makes behind a step wait for nobody:
-a row says how many it is to make, has blocks for them, and the next one checks them unseen. What makes them by layers of its
-own rests in steps where drafts do not pay. It has no keys and values of these steps: sequences that lack some have no drafts,
-nor have sequences that find their blocks in the prefix cache (`UnfollowedTokens`)."""
+Drafts of the host stand behind known ids: if a sequence that should have some has ids in flight, the step waits for them. Without
+drafts, steps are scheduled one ahead as usual. Drafts of the device wait for nothing: a row says how many to make and has blocks
+for them, and the next step checks them unseen. `Resting` decides where they are made."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ from runtime.kv.prefix_cache import Match
 from runtime.metrics.stats import counter
 from runtime.policy.step_policy import StepPlan
 from runtime.sequence import Sequence
+from runtime.speculate.resting import Resting
 from runtime.speculate.speculation import Speculation
-from runtime.speculate.unfollowed import UnfollowedTokens
 
 
 class DraftScheduling(Feature):
@@ -39,8 +37,8 @@ class DraftScheduling(Feature):
 
     def connect(self, scheduler: Scheduling) -> None:
         self.scheduler = scheduler
-        self.unfollowed = UnfollowedTokens(self.speculation, scheduler.blocks.cache.block_size)
-        scheduler.blocks.when_allocated.append(self.unfollowed.forget)
+        self.resting = Resting(self.speculation, scheduler.blocks.cache.block_size)
+        scheduler.blocks.when_allocated.append(self.resting.forget)
         self.widths = [group.width for group in scheduler.blocks.cache.groups]
         self.has_states = states.has_states(scheduler.blocks)
 
@@ -55,8 +53,8 @@ class DraftScheduling(Feature):
         if not self.speculation.on_device:
             return
         running = self.scheduler.running
-        self.unfollowed.begin(len(running))
-        if not self.scheduler.waiting and (sequence := self.unfollowed.to_compute_anew(running)) is not None:
+        self.resting.begin(len(running))
+        if not self.scheduler.waiting and (sequence := self.resting.to_compute_anew(running)) is not None:
             self.scheduler.sequences.suspend(sequence)
             self.num_computed_anew += 1
 
@@ -66,7 +64,7 @@ class DraftScheduling(Feature):
         if found is None:
             return False
         if self.speculation.on_device:
-            self.to_propose = self._proposals(wanted, found) if self.unfollowed.follows else {}
+            self.to_propose = self._proposals(wanted, found) if self.resting.follows else {}
         return True
 
     @property
@@ -121,11 +119,17 @@ class DraftScheduling(Feature):
                 left = sequence.max_tokens_total - sequence.num_tokens, most - sequence.num_in_flight
                 if (num := min(left) - num_new - 1) > 0:
                     could_draft.append((sequence, num))
-        return self.speculation.to_propose(could_draft, len(wanted)) if could_draft else {}
+        if not could_draft:
+            return {}
+        num_rows = len(wanted)
+        probes = self.resting.probes(num_rows)
+        nums = self.speculation.to_propose(could_draft, num_rows, probes=probes)
+        self.resting.note(num_rows, pays=self.speculation.paid and not probes)
+        return nums
 
     def decided(self, rows: Several[ScheduledRow]) -> None:
         """Note that all rows lack the tokens of this step, where it has none for whose sake it would be followed."""
-        if not self.unfollowed.follows or self.unfollowed.is_followed:
+        if not self.resting.follows or self.resting.is_followed:
             return
         starts = {row.number: row.start for row in rows}
         for sequence in self.scheduler.running:
@@ -134,7 +138,7 @@ class DraftScheduling(Feature):
                     claim.lacks_from(starts[sequence.number])
 
     def complete(self, batch: ScheduledBatch) -> ScheduledBatch:
-        return batch if self.unfollowed.is_followed else replace(batch, follows=False)
+        return batch if self.resting.is_followed else replace(batch, follows=False)
 
     # --- afterwards -----------------------------------------------------------------------------------------------
 
@@ -188,9 +192,9 @@ class _Drafts(Claim):
     # --- it starts ------------------------------------------------------------------------------------------------
 
     def reuses(self, match: Match) -> int:
-        unfollowed, block_size = self._feature.unfollowed, self._feature.scheduler.blocks.cache.block_size
-        self._found, self._stale = unfollowed.first_of(match.num_entries, match.ids, self._feature.widths), ()
-        if self._found < 0 or not unfollowed.is_computed_anew(self._sequence, self._found):
+        resting, block_size = self._feature.resting, self._feature.scheduler.blocks.cache.block_size
+        self._found, self._stale = resting.first_of(match.num_entries, match.ids, self._feature.widths), ()
+        if self._found < 0 or not resting.is_computed_anew(self._sequence, self._found):
             return match.num_entries
         num_entries, self._found, self._stale = self._found // block_size, -1, match.ids
         return num_entries
@@ -198,7 +202,7 @@ class _Drafts(Claim):
     def started(self) -> None:
         self._sequence.first_unfollowed = self._found
         for block_ids in self._stale:
-            self._feature.scheduler.blocks.cache.forget(self._feature.unfollowed.among(block_ids))
+            self._feature.scheduler.blocks.cache.forget(self._feature.resting.among(block_ids))
         self._stale = ()
 
     # --- it runs --------------------------------------------------------------------------------------------------
@@ -227,7 +231,7 @@ class _Drafts(Claim):
                 num = 0
         sequence.num_proposed = num
         if feature.speculation.on_device:
-            feature.unfollowed.advances(sequence)
+            feature.resting.advances(sequence)
         return row._replace(num_proposed=num) if num else row
 
     def lacks_from(self, start: int) -> None:
@@ -243,7 +247,7 @@ class _Drafts(Claim):
             return
         for table in sequence.tables:
             first = max(first_entry, table.first_entry, sequence.first_unfollowed // block_size)
-            self._feature.unfollowed.note(table.entry_ids(first, max(first, sequence.num_registered_blocks)))
+            self._feature.resting.remember(table.entry_ids(first, max(first, sequence.num_registered_blocks)))
 
     def settled(self, num_extra: int, token_ids: Several[int]) -> None:
         self._speculation.settled(self._sequence, num_extra, token_ids)

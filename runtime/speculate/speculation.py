@@ -1,61 +1,46 @@
-"""Speculation: the drafts of a step. Asks a proposer, says how many of its guesses are worth checking, counts what came of them.
+"""Speculation: the draft tokens of a step. It asks a proposer, weighs its guesses, and counts what came of them.
 
-A step's drafts are worth it where they raise the tokens that are gained in a time. At a rate of `rate` tokens a step, another draft
-of a row has to bring as many as pass while it is checked: its price. A row's drafts come with falling chances, so it gets those
-above the price; and if all drafts of the step together do not raise the rate there are none. What drafts take is learned from steps
-(`VerificationCost`), how likely they are right from guesses (`Acceptance`), checked ones or not: where drafts do not pay, some are
-made now and then to be compared alone. Now and then a few are checked where it does not seem to pay, and none where it does, so
-that costs do not stay what they were once. Knows no clock, no tensors and no blocks."""
+Drafts pay if they raise the tokens gained in a time. The price of a draft token is what it adds to the step, in tokens that the
+step would gain meanwhile. A sequence gets the drafts whose chance is above that price, and the step gets drafts only if all of
+them together raise the rate. Costs are learned from steps (`VerificationCost`), chances from guesses (`Acceptance`), whether a
+step checked them or not: where drafts do not pay, some are made now and then for comparison only. Now and then a step that
+could have drafts has none, so that its time without drafts stays known. No clock, no tensors, no blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from typing import NamedTuple
 
-from runtime.batch import Sample, ScheduledBatch
+from runtime.batch import ON_DEVICE, Sample, ScheduledBatch
 from runtime.sequence import Sequence
 from runtime.speculate.acceptance import Acceptance, Chances
 from runtime.speculate.proposer import Proposer
 from runtime.speculate.verification_cost import Cost, VerificationCost
 
-LOOK_EVERY = 8  # steps, of which a row that drafts nothing is asked in one
-PROBE_EVERY = 256  # steps in which drafts seemed not to pay; then some are checked
-PROBED_ROWS = 4
-PLAIN_EVERY = 128  # steps with drafts, of which one does without, so that it stays known what such a step takes
-WORTH_WHILE = 1.02  # tokens gained in a time, of those without drafts
-_KEPT, _PRIOR = (
-    0.995,
-    10.0,
-)  # of what drafts brought, from one to the next; and drafts that were as expected, to begin with
+LOOK_EVERY = 8  # steps, in one of which a guess is made for a sequence that has no drafts
+PLAIN_EVERY = 256  # steps with drafts, of which one does without
+WORTH_WHILE = 1.02  # minimum rate of tokens with drafts, relative to the rate without
 GUESSED = 4  # tokens of a guess that is only compared
+PROBED_ROWS = 4  # sequences with drafts in a step that probes
+_KEPT = 0.995  # weight of the past in calibration, from draft to draft
+_PRIOR = 10.0  # drafts that were as expected, to begin with
 
 
 def forced_ids(sequence: Sequence, most: int) -> tuple[int, ...]:
-    """What its matchers leave of it as the only way to go on, behind all that is known or in flight."""
+    """Return up to `most` ids that the sequence's matchers leave as the only continuation of what is known or in flight."""
     if sequence.forced is None:
         return ()
     first = sequence.num_output_tokens + sequence.num_in_flight - sequence.forced.start
     return sequence.forced.ids[first : first + most] if first >= 0 else ()
 
 
-class Plan(NamedTuple):
-    """Of a step. `probing`: drafts did not pay for long, and a few are tried. `price`: how likely a draft has to be right."""
-
-    cost: Cost
-    probing: bool
-    price: float
-
-    def asked(self, could_draft: Several[tuple[Sequence, int]]) -> Several[tuple[Sequence, int]]:
-        return could_draft[:PROBED_ROWS] if self.probing else could_draft
-
-
 class Speculation:
-    """`most`: drafts of a row in a step. `cost` None: as many as that always, whatever they cost. `compares`: guesses that no step
-    checks tell something, too; not where chance says which are right, and only in a step. `longest`: tokens of a step with drafts,
-    where these are weighed; None: any. `on_device`: drafts are made behind a
-    step, where their ids stay."""
+    """Drafts that the host makes.
+
+    `most`: maximum drafts of a sequence in a step. `cost` None: always as many as that. `compares`: guesses that no step checked
+    are compared with what came; False if acceptance is synthetic. `longest`: maximum tokens of a step with weighed drafts."""
 
     on_device = False
+    rests = False  # whether making drafts costs something in every step, which is saved where they do not pay
 
     def __init__(
         self, proposer: Proposer, most: int, cost: VerificationCost | None = None, *, compares: bool = True,
@@ -65,6 +50,7 @@ class Speculation:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.num_accepted_at = [0] * most  # by position in the draft
+        self.paid = True  # whether drafts were taken to pay in the step planned last
         self._proposer = proposer
         self._most = most
         self._cost = cost
@@ -72,19 +58,15 @@ class Speculation:
         self._longest = longest
         self._chances = Chances()
         self._rows: dict[int, Acceptance] = {}  # by number of the sequence
-        self._rate = 1.0  # tokens gained for each that would be without drafts, as planned lately
         self._num_asked = 0
-        self._num_refused = 0  # times that drafts did not pay since they last did
-        self._num_drafted = 0  # times that they did
+        self._num_drafted = 0  # steps in which drafts paid
         self._expected = self._were_right = 0.0
 
-    @property
-    def most(self) -> int:
-        return self._most
+    # --- a step ---------------------------------------------------------------------------------------------------
 
     def guesses(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, tuple[int, ...]]:
-        """Drafts by number of the sequence, at most so many as stand beside each, for a step of `num_rows`. What is certain is
-        weighed against nothing: it takes what it would as a row of a later step, and its row waits for masks anyway."""
+        """Return drafts for a step of `num_rows`, by number of the sequence, each at most as long as stands beside it. Forced ids
+        are not weighed: they cost what they would as rows of later steps, and their row waits for masks anyway."""
         certain = {
             sequence.number: ids
             for sequence, most in could_draft
@@ -93,16 +75,22 @@ class Speculation:
         others = [each for each in could_draft if each[0].number not in certain] if certain else could_draft
         return certain | (self._all_guesses(others) if self._cost is None else self._weighed(others, num_rows))
 
+    def _all_guesses(self, could_draft: Several[tuple[Sequence, int]]) -> dict[int, tuple[int, ...]]:
+        found = {
+            sequence.number: tuple(self._proposer.propose(sequence, min(most, self._most)))
+            for sequence, most in could_draft
+        }
+        return {number: ids for number, ids in found.items() if ids}
+
     def _weighed(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, tuple[int, ...]]:
-        """Guesses, where they are likely enough for what they cost."""
-        plan = self._begin(num_rows)
-        if plan is None:
+        cost = self._cost_of(num_rows)
+        if cost is None:
             return {}
         guesses: dict[int, tuple[int, ...]] = {}
         gain, room = 0.0, self._room(num_rows)
-        for sequence, most in plan.asked(could_draft):
-            row, most_now = self._row(sequence), min(most, self._most, room)
-            num = most_now if plan.probing else row.num_worth(plan.price, most_now)
+        for sequence, most in could_draft:
+            row = self._row(sequence)
+            num = row.num_worth(cost.each * num_rows, min(most, self._most, room))
             if not num and (sequence.number + self._num_asked) % LOOK_EVERY:
                 continue
             guess = self._proposer.propose(sequence, num or min(most, GUESSED))
@@ -111,20 +99,41 @@ class Speculation:
                 guesses[sequence.number] = tuple(guess)
                 gain += row.expected(len(guess))
                 room -= len(guess)
-        if not self._pays(plan, gain, sum(map(len, guesses.values())), num_rows):
+        if not self._pays(cost, gain, sum(map(len, guesses.values())), num_rows):
             return {}
         return guesses if self._num_drafted % PLAIN_EVERY else {}
 
-    def to_propose(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, int]:
-        """Where drafts come from the device: see `DeviceSpeculation`."""
+    def to_propose(
+        self, could_draft: Several[tuple[Sequence, int]], num_rows: int, *, probes: bool = False
+    ) -> dict[int, int]:
+        """Return how many drafts the device is to make behind the next step, by number of the sequence."""
         return {}
 
-    def follows(self, num_rows: int) -> bool:
-        """Whether what makes drafts on the device computes the next step, of so many rows, too: see `DeviceSpeculation`."""
+    def is_on_host(self, sequence: Sequence) -> bool:
+        """Return whether the host makes the sequence's drafts."""
         return True
 
+    def _room(self, num_rows: int) -> int:
+        """Return how many drafts a step of `num_rows` has at most."""
+        return num_rows * self._most if self._longest is None else max(0, self._longest - num_rows)
+
+    def _cost_of(self, num_rows: int) -> Cost | None:
+        """Return the cost of drafts in a step of `num_rows`; None before such a step without drafts was observed."""
+        assert self._cost is not None
+        self._num_asked += 1
+        return self._cost.of(num_rows)
+
+    def _pays(self, cost: Cost, gain: float, num_drafts: int, num_rows: int) -> bool:
+        """Return whether `num_drafts`, of which `gain` should be right, raise the rate of their step."""
+        rate = (1 + gain * self._calibration / num_rows) / (1 + cost.any + cost.each * num_drafts)
+        self.paid = num_drafts > 0 and rate >= WORTH_WHILE
+        self._num_drafted += self.paid
+        return self.paid
+
+    # --- what is known --------------------------------------------------------------------------------------------
+
     def gain(self, num_rows: int) -> float:
-        """By how much of a step more a step of so many rows would bring if all of them had drafts, by what is known of all."""
+        """Return by how much drafts for all of `num_rows` would raise the rate of a step, 0 where they would not pay."""
         cost = None if self._cost is None else self._cost.of(num_rows)
         if cost is None:
             return 0.0
@@ -134,23 +143,8 @@ class Speculation:
         return rate - 1 if rate >= WORTH_WHILE else 0.0
 
     def steps_to_compute(self, num_tokens: int) -> float:
-        """How many steps of a single row it takes to compute so many tokens anew, as is assumed; none where nothing is weighed."""
+        """Return the assumed time to compute `num_tokens` anew, in steps of one row; 0 where nothing is weighed."""
         return 0.0 if self._cost is None else self._cost.draft_share * num_tokens
-
-    def is_on_host(self, sequence: Sequence) -> bool:
-        """Whether its drafts are guessed by the host."""
-        return True
-
-    def _all_guesses(self, could_draft: Several[tuple[Sequence, int]]) -> dict[int, tuple[int, ...]]:
-        found = {
-            sequence.number: tuple(self._proposer.propose(sequence, min(most, self._most)))
-            for sequence, most in could_draft
-        }
-        return {number: ids for number, ids in found.items() if ids}
-
-    def _room(self, num_rows: int) -> int:
-        """How many drafts a step of so many rows has at most."""
-        return num_rows * self._most if self._longest is None else max(0, self._longest - num_rows)
 
     def _row(self, sequence: Sequence) -> Acceptance:
         row = self._rows.get(sequence.number)
@@ -161,35 +155,15 @@ class Speculation:
     def _chances_of(self, sequence: Sequence) -> Chances:
         return self._chances
 
-    def _begin(self, num_rows: int) -> Plan | None:
-        """What a step of so many rows is planned by; None where nobody knows yet what one takes."""
-        assert self._cost is not None
-        self._num_asked += 1
-        cost = self._cost.of(num_rows)
-        if cost is None:
-            return None
-        return Plan(cost, self._num_refused >= PROBE_EVERY, cost.each * num_rows * self._rate)
-
-    def _pays(self, plan: Plan, gain: float, num_drafts: int, num_rows: int) -> bool:
-        """Whether drafts of which so many should be right are worth their step, or are to be tried."""
-        rate = 1.0
-        if num_drafts:
-            rate = (1 + gain * self._calibration / num_rows) / (1 + plan.cost.any + plan.cost.each * num_drafts)
-        self._rate = max(1.0, rate)
-        if rate < WORTH_WHILE and not (plan.probing and num_drafts):
-            self._num_refused += 1
-            return False
-        self._num_refused = 0
-        self._num_drafted += 1
-        return True
-
     @property
     def _calibration(self) -> float:
-        """Drafts that were right for each that was expected to be: those which are chosen were thought too well of."""
+        """Right drafts for each that was expected to be right: drafts are chosen where chances are overestimated."""
         return (self._were_right + _PRIOR) / (self._expected + _PRIOR)
 
+    # --- afterwards -----------------------------------------------------------------------------------------------
+
     def settled(self, sequence: Sequence, num_drafts: int, token_ids: Several[int]) -> None:
-        """A step brought `sequence` these tokens, `num_drafts` of it having been checked; they are not in its books yet."""
+        """Note that a step checked `num_drafts` and brought `token_ids`, which are not the sequence's yet."""
         row = self._rows.get(sequence.number)
         if row is not None:
             if num_drafts:
@@ -215,7 +189,8 @@ class Speculation:
         self._proposer.finished(sequence)
 
     def took(self, batch: ScheduledBatch, took_s: float) -> None:
-        """`batch` took so long, from the end of the step before it to its own. Those with prompts or late masks tell nothing."""
+        """Learn from the step of `batch`, which took `took_s` from the end of the step before it, unless it has prompts or late
+        masks."""
         if self._cost is None:
             return
         num_drafts = 0
@@ -230,3 +205,97 @@ class Speculation:
             num_drafts += row.num_tokens - 1  # with what was right and is computed again, for the sake of states
         if batch.rows:
             self._cost.learn(len(batch.rows), num_drafts, took_s, followed=batch.follows)
+
+
+class DeviceSpeculation(Speculation):
+    """Drafts that the device makes behind a step (`runtime/runner/drafter.py`); the next step checks all of them.
+
+    The host decides how many, and learns the ids when they have been checked: such steps go out one step ahead, as any. Costs are
+    learned from steps that both check and make drafts, or do neither.
+
+    The host's `proposer` guesses for sequences with matchers, whose masks need the ids, and for those with a prediction if
+    `predictions`. Its guess stands behind known ids, so the sequence skips steps until ids in flight have settled; it does so
+    only for more than the token that it misses. `rests`: see `Resting`."""
+
+    on_device = True
+
+    def __init__(
+        self, proposer: Proposer, most: int, cost: VerificationCost | None = None, *, predictions: bool = False,
+        rests: bool = False, longest: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(proposer, most, cost, longest=longest)
+        self.rests = rests and cost is not None
+        self._reads_predictions = predictions
+        self._chances_on_host = Chances()
+
+    def guesses(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, tuple[int, ...]]:
+        guesses: dict[int, tuple[int, ...]] = {}
+        for sequence, most in could_draft:
+            most = min(most, self._most)
+            if self.is_on_host(sequence):
+                ids = self._on_host(sequence, most, num_rows)
+            else:
+                ids = (ON_DEVICE,) * min(most, sequence.num_proposed)
+            if ids:
+                guesses[sequence.number] = tuple(ids)
+        return guesses
+
+    def is_on_host(self, sequence: Sequence) -> bool:
+        return sequence.has_matchers or (self._reads_predictions and bool(sequence.request.prediction))
+
+    def _on_host(self, sequence: Sequence, most: int, num_rows: int) -> Several[int]:
+        waits = sequence.num_in_flight > 0
+        if certain := forced_ids(sequence, most):
+            return certain if len(certain) > waits else ()
+        row, num = self._row(sequence), most
+        if self._cost is not None:
+            cost = self._cost.of(num_rows) or self._cost.assumed(num_rows)
+            num = row.num_worth(cost.each * num_rows, most)
+        if not num and (sequence.number + sequence.num_output_tokens) % LOOK_EVERY:
+            return ()
+        guess = self._proposer.propose(sequence, num or min(most, GUESSED))
+        row.guessed(guess)
+        if not num or (waits and self._cost is not None and row.expected(len(guess)) <= 1):
+            return ()
+        return guess
+
+    def to_propose(
+        self, could_draft: Several[tuple[Sequence, int]], num_rows: int, *, probes: bool = False
+    ) -> dict[int, int]:
+        """Return how many drafts to make behind the next step, by number of the sequence, at most as many as stand beside each.
+        `probes`: try some drafts, whether they pay or not: no guess of the device is compared unless a step checks it."""
+        if self._cost is None:
+            return {sequence.number: min(most, self._most) for sequence, most in could_draft}
+        cost = self._cost_of(num_rows)
+        if cost is None:
+            return {}
+        nums: dict[int, int] = {}
+        gain, room = 0.0, self._room(num_rows)
+        for sequence, most in could_draft[:PROBED_ROWS] if probes else could_draft:
+            row, most = self._row(sequence), min(most, self._most, room)
+            num = most if probes else row.num_worth(cost.each * num_rows, most)
+            if not num and (sequence.number + self._num_asked) % LOOK_EVERY == 0:
+                num = min(1, most)
+            if num:
+                nums[sequence.number] = num
+                gain += row.expected(num)
+                room -= num
+        if not self._pays(cost, gain, sum(nums.values()), num_rows):
+            return nums if probes else {}
+        pauses = self._num_drafted % PLAIN_EVERY < 2  # two steps: the second neither checks drafts nor makes any
+        return {} if pauses else nums
+
+    def _chances_of(self, sequence: Sequence) -> Chances:
+        return self._chances_on_host if self.is_on_host(sequence) else self._chances
+
+    def _learn(self, sequence: Sequence, row: Acceptance, num_drafts: int, token_ids: Several[int]) -> None:
+        if self.is_on_host(sequence):
+            row.gained(token_ids)
+        elif token_ids:
+            row.checked(num_drafts, len(token_ids) - 1)
+
+    def took(self, batch: ScheduledBatch, took_s: float) -> None:
+        makes = any(row.num_proposed for row in batch.rows)
+        checks = any(row.work.num_drafts for row in batch.rows if type(row.work) is Sample)
+        if makes == checks:
+            super().took(batch, took_s)

@@ -23,7 +23,8 @@ from runtime.models.read.eagle import head_from_config
 from runtime.models.registry import mtp_from_config, spec_from_config
 from runtime.models.spec.pair import PairSpec
 from runtime.speculate.config import SpeculativeConfig
-from runtime.speculate.on_device import DeviceSpeculation
+from runtime.speculate.resting import Resting
+from runtime.speculate.speculation import DeviceSpeculation
 from runtime.weights.fetch import resolve
 from tests.equality.draft_heads import (
     MtpLayout,
@@ -247,7 +248,7 @@ def test_a_head_that_rests_now_and_then_guesses_of_whole_texts_alone(loaded, nam
     which is worth while or not."""
     both = loaded(name)
     rng, guesses = random.Random(4), noting_guesses(monkeypatch)
-    monkeypatch.setattr(DeviceSpeculation, "follows", lambda self, num_rows: rng.random() < 0.9)
+    monkeypatch.setattr(Resting, "follows_size", lambda self, num_rows: rng.random() < 0.9)
     monkeypatch.setattr(DeviceSpeculation, "gain", lambda self, num_rows: worth)
     config = engine_config(both.model.device, speculative_config=config_of())
     plain = run(both.model, replace(config, speculative_config=None), PROMPTS[1:2], NUM_TOKENS, together=True)

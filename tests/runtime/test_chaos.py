@@ -5,6 +5,7 @@ memory that is short, a drain. Whatever happened, nobody waits for ever, nobody 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -21,12 +22,11 @@ from runtime.api import ConstraintError, EngineStopped, FinishReason, MediaItem,
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.engine.admission import AdmissionLimits
 from runtime.engine.token_stream import EngineTokenStream
-from runtime.speculate.on_device import DeviceSpeculation
 from runtime.speculate.scheduling import DraftScheduling
-from runtime.speculate.speculation import Speculation
+from runtime.speculate.speculation import DeviceSpeculation, Speculation
 from tests.fake_runner import Rule, make_engine, model_info
 from tests.faulty_runner import Fail, FaultyRunner, Lost
-from tests.features import has_feature
+from tests.features import feature_of, has_feature
 from tests.invariants import check_pool, check_tables
 
 NUM_BLOCKS, NUM_ROWS, BUDGET = 20, 4, 16  # so few that sequences of 40 tokens preempt each other
@@ -82,17 +82,11 @@ class Guesses:
         pass
 
 
-class Resting(DeviceSpeculation):
-    """Drafts of the device wherever there may be some; but what makes them rests in steps now and then, and whose tokens it did not
-    compute is computed anew soon."""
+class WorthWhile(DeviceSpeculation):
+    """Drafts of the device wherever there may be some; sequences that lack tokens are computed anew soon."""
 
     def __init__(self) -> None:
         super().__init__(Guesses(), 3)
-        self.num_steps = 0
-
-    def follows(self, num_rows: int) -> bool:
-        self.num_steps += 1
-        return self.num_steps % 5 != 0
 
     def gain(self, num_rows: int) -> float:
         return 1.0
@@ -140,10 +134,14 @@ class Chaos(RuleBasedStateMachine):
         self.probes: list[asyncio.Task[None]] = []
         self.num_admitted = 0
         self.draining: asyncio.Task[int] | None = None
-        speculations = {None: None, "host": Speculation(Guesses(), 3), "device": Resting()}
+        speculations = {None: None, "host": Speculation(Guesses(), 3), "device": WorthWhile()}
         self.engine = self.run(self.make(policy, steps_in_flight, speculations[drafts]))
         self.engine._mask_maker._threads = AtOnce()
         self.scheduler = self.engine._scheduler
+        if drafts is not None:
+            steps = itertools.count(1)
+            resting = feature_of(self.scheduler, DraftScheduling).resting
+            resting.follows_size = lambda num_rows: next(steps) % 5 != 0  # it rests now and then
 
     async def make(self, policy: str, steps_in_flight: int, speculation: Speculation | None):
         self.runner.launched = asyncio.Event()

@@ -12,8 +12,7 @@ import pytest
 from runtime.api import ConstraintError, FinishReason
 from runtime.constrain.masks import mask_of, only_token
 from runtime.speculate.ngram import Ngram
-from runtime.speculate.on_device import DeviceSpeculation
-from runtime.speculate.speculation import Speculation
+from runtime.speculate.speculation import DeviceSpeculation, Speculation
 from runtime.speculate.verification_cost import VerificationCost
 from tests.fake_runner import FakeRunner, Rule
 from tests.invariants import check_pool, check_tables

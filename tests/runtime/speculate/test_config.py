@@ -76,7 +76,7 @@ def test_every_method_is_an_option_and_has_a_proposer(method):
         given = {"method": method, "num_speculative_tokens": 3, "adaptive": adaptive}
         config = SpeculativeConfig.of(given | ({"model": "x/y"} if method in WITH_MODEL else {}))
         told = speculation_of(config, 0.1)
-        assert (told.most, told.on_device) == (3, config.on_device)
+        assert (told._most, told.on_device) == (3, config.on_device)
         by = f"{method} x/y" if method in WITH_MODEL else method
         assert str(config) == f"{by}, {'up to ' if adaptive else ''}3 drafts of a sequence in a step"
 

@@ -7,8 +7,8 @@ from runtime.batch import ON_DEVICE, SAMPLE, Sample, ScheduledBatch, ScheduledRo
 from runtime.sequence import Sequence
 from runtime.speculate.config import SpeculativeConfig
 from runtime.speculate.methods import speculation_of
-from runtime.speculate.on_device import DeviceSpeculation
-from runtime.speculate.speculation import PLAIN_EVERY, PROBE_EVERY
+from runtime.speculate.resting import PROBE_EVERY, Resting
+from runtime.speculate.speculation import PLAIN_EVERY, DeviceSpeculation
 
 MOST = 3
 
@@ -39,12 +39,14 @@ def step(rows: int, num_drafts: int, num_proposed: int) -> ScheduledBatch:
 
 def run(told: DeviceSpeculation, num_steps: int, *, num_right: int, draft_s: float) -> list[int]:
     """How many drafts each step of one row asks for, where a step takes a second and `draft_s` more for each draft."""
-    one, proposed, asked = sequence(1), 0, []
+    one, proposed, asked, resting = sequence(1), 0, [], Resting(told)
     for _ in range(num_steps):
         one.num_proposed = proposed
         drafts = len(told.guesses([(one, 9)], 1).get(1, ()))
         assert drafts == proposed
-        proposed = told.to_propose([(one, 9)], 1).get(1, 0)
+        probes = resting.probes(1)
+        proposed = told.to_propose([(one, 9)], 1, probes=probes).get(1, 0)
+        resting.note(1, pays=told.paid and not probes)
         asked.append(proposed)
         told.settled(one, drafts, [5] * (1 + min(drafts, num_right)))
         told.took(step(1, drafts, proposed), 1 + draft_s * drafts)

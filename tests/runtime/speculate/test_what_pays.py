@@ -15,8 +15,7 @@ from runtime.batch import ON_DEVICE, Sample, ScheduledBatch, ScheduledRow
 from runtime.policy.step_budget import FixedBudget
 from runtime.sequence import Forced, Sequence
 from runtime.speculate.ngram import Ngram
-from runtime.speculate.on_device import DeviceSpeculation
-from runtime.speculate.speculation import Speculation, forced_ids
+from runtime.speculate.speculation import DeviceSpeculation, Speculation, forced_ids
 from runtime.speculate.verification_cost import VerificationCost
 from tests.benches.simulate import DEVICES, Arrival, Device, Traffic, closed, simulate
 from tests.runtime.speculate.texts import sequence

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.speculate import following
-from runtime.speculate.following import Following
+from runtime.speculate.ngram import Ngram
+from runtime.speculate.resting import RESTS, TRIED, Resting
+from runtime.speculate.speculation import DeviceSpeculation
 from runtime.speculate.verification_cost import VerificationCost
 
-TRIED, RESTS = following._TRIED, following._RESTS
+
+def resting() -> Resting:
+    speculation = DeviceSpeculation(Ngram(2, 5), 3, VerificationCost(0.1), rests=True)
+    speculation.paid = False
+    return Resting(speculation)
 
 
-def steps(told: Following, num_rows: int, num_steps: int, *, pays: bool) -> list[bool]:
+def steps(told: Resting, num_rows: int, num_steps: int, *, pays: bool) -> list[bool]:
     """Whether each of so many steps is followed; where one is, drafts pay or not."""
     found = []
     for _ in range(num_steps):
-        found.append(told.follows(num_rows))
+        found.append(told.follows_size(num_rows))
         if found[-1]:
             told.note(num_rows, pays=pays)
     return found
 
 
 def test_it_rests_once_drafts_have_not_paid_for_long_and_tries_again():
-    told, expected = Following(), []
+    told, expected = resting(), []
     for rested in (*RESTS, RESTS[-1]):  # longer and longer
         expected += [True] * TRIED + [False] * rested
     assert steps(told, 200, len(expected), pays=False) == expected
 
 
 def test_where_drafts_have_paid_for_long_it_soon_tries_again():
-    told = Following()
+    told = resting()
     steps(told, 200, TRIED + RESTS[0] + 1, pays=False)
     steps(told, 200, TRIED, pays=True)
     assert steps(told, 200, TRIED + RESTS[0] + 1, pays=False) == [True] * TRIED + [False] * RESTS[0] + [True]
@@ -37,32 +42,32 @@ def test_where_drafts_have_paid_for_long_it_soon_tries_again():
 
 @pytest.mark.parametrize(("every", "rests"), [(2, False), (5, True)])
 def test_drafts_that_pay_now_and_then_have_to_do_so_often(every, rests):
-    told = Following()
+    told = resting()
     for step in range(4 * TRIED * every):
-        if told.follows(200):
+        if told.follows_size(200):
             told.note(200, pays=step % every == 0)
-    assert told.follows(200) is not rests
+    assert told.follows_size(200) is not rests
 
 
 def test_it_never_rests_while_they_pay():
-    told = Following()
+    told = resting()
     assert all(steps(told, 4, 3 * TRIED, pays=True))
     steps(told, 4, TRIED - 1, pays=False)
     told.note(4, pays=True)
     assert all(steps(told, 4, 3, pays=False))
-    assert not told.follows(4)
+    assert not told.follows_size(4)
 
 
 def test_steps_of_another_size_are_another_matter():
-    told = Following()
+    told = resting()
     steps(told, 200, 2 * TRIED, pays=False)
-    assert not told.follows(255)
-    assert told.follows(127)
-    assert told.follows(256)
+    assert not told.follows_size(255)
+    assert told.follows_size(127)
+    assert told.follows_size(256)
 
 
 def test_before_it_rests_some_drafts_are_checked_all_the_same():
-    told = Following()
+    told = resting()
     probed = []
     for _ in range(TRIED):
         probed.append(told.probes(200))

@@ -14,8 +14,8 @@ from runtime.policy.fairness import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from runtime.speculate.ngram import Ngram
-from runtime.speculate.on_device import DeviceSpeculation
 from runtime.speculate.scheduling import DraftScheduling
+from runtime.speculate.speculation import DeviceSpeculation
 from tests.kinds import full, window
 
 BLOCK = 4
@@ -30,9 +30,6 @@ class Told(DeviceSpeculation):
     def __init__(self) -> None:
         super().__init__(Ngram(2, 5), 3)
 
-    def follows(self, num_rows: int) -> bool:
-        return self.follow
-
     def gain(self, num_rows: int) -> float:
         return self.worth
 
@@ -42,10 +39,12 @@ class Told(DeviceSpeculation):
 
 def make(groups=None) -> tuple[Scheduler, Told]:
     told = Told()
+    feature = DraftScheduling(told)
     cache = PrefixCache(BLOCK) if groups is None else PrefixCache(BLOCK, groups=groups)
-    return Scheduler(
-        SchedulerLimits(4, 64, frozenset()), BlockPool(80), cache, POLICIES["fcfs"](), features=[DraftScheduling(told)]
-    ), told
+    limits = SchedulerLimits(4, 64, frozenset())
+    scheduler = Scheduler(limits, BlockPool(80), cache, POLICIES["fcfs"](), features=[feature])
+    feature.resting.follows_size = lambda num_rows: told.follow
+    return scheduler, told
 
 
 def sequence(number: int, prompt: list[int], max_tokens: int = 50, *, speculative: bool = True) -> Sequence:
@@ -221,10 +220,10 @@ def test_blocks_that_are_handed_out_anew_lack_nothing():
         scheduler.add(sequence(number, [number + token for token in PROMPT], max_tokens=2))
         while scheduler.running or scheduler.waiting:
             step(scheduler)
-    assert len(scheduler.features[0].unfollowed._blocks) > 40
+    assert len(scheduler.features[0].resting._blocks) > 40
     told.follow = True
     for number in range(30, 60):
         scheduler.add(sequence(number, [100 + number + token for token in PROMPT], max_tokens=2))
         while scheduler.running or scheduler.waiting:
             step(scheduler)
-    assert not scheduler.features[0].unfollowed._blocks
+    assert not scheduler.features[0].resting._blocks

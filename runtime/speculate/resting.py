@@ -1,0 +1,152 @@
+"""Resting: where drafts of the device rest, and which tokens their maker has not computed since then.
+
+A draft model or head has to compute every token that the model computes, or it cannot guess: it *follows* steps. Where drafts do
+not pay, following is a cost without a gain. So after some steps of a size in which drafts did not pay it rests in steps of that
+size, which then cost what they would without drafts. Texts change: after a rest it follows a while again, after ever longer rests.
+Some of these steps check a few drafts, whether they pay or not, or nobody would learn that they pay again.
+
+A sequence that lacks tokens since a rest has no drafts, nor has a sequence that finds its blocks in the prefix cache. Blocks are
+known by their ids until they are allocated again. Once drafts pay, one sequence at a time may be computed anew from its first
+such token on, when steps without drafts have cost as much as that takes: so both together cost at most twice the minimum. A
+prompt whose prefix is cached is computed from there as if it were not. Both are limited to `_ANEW` tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+
+from runtime.batch import Sample
+from runtime.sequence import Sequence
+from runtime.speculate.speculation import Speculation
+
+TRIED = 48  # steps without gain until a rest
+_PAID = 2  # steps without gain that a step with gain makes up for
+_PROBED = range(16, 24)  # steps without gain, of each PROBE_EVERY, that check some drafts
+PROBE_EVERY = 256
+RESTS = (1024, 2048, 4096, 8192)  # steps of the first rest, and so on
+_ANEW = 4096  # maximum tokens that are computed anew, while others wait
+
+
+class _Size:
+    """Steps of about as many rows: `num_refused` did not pay, `num_rests` since they last paid for long, `num_rested` steps."""
+
+    def __init__(self) -> None:
+        self.num_refused = self.num_rests = self.num_rested = 0
+
+
+class Resting:
+    """`follows`: whether the step being decided is followed, if it has rows that may have drafts and lack no tokens;
+    `is_followed`: whether it has any."""
+
+    def __init__(self, speculation: Speculation, block_size: int = 1) -> None:
+        self._speculation = speculation
+        self._block_size = block_size
+        self._sizes: dict[int, _Size] = {}  # by bit length of the number of rows
+        self._blocks: set[int] = set()
+        self._num_running = 0
+        self._some_lack = False  # perhaps
+        self._missed = 0.0  # steps that drafts would have saved since a sequence was computed anew
+        self.follows = self.is_followed = True
+
+    # --- sizes ----------------------------------------------------------------------------------------------------
+
+    def follows_size(self, num_rows: int) -> bool:
+        """Return whether the next step, of `num_rows`, is followed."""
+        size = self._size(num_rows)
+        if not self._speculation.rests or size.num_refused < TRIED:
+            return True
+        size.num_rested += 1
+        if size.num_rested <= RESTS[min(size.num_rests, len(RESTS) - 1)]:
+            return False
+        size.num_refused = size.num_rested = 0
+        size.num_rests += 1
+        return True
+
+    def probes(self, num_rows: int) -> bool:
+        """Return whether the next step, of `num_rows`, makes some drafts, whether they pay or not."""
+        return not self._speculation.paid and self._size(num_rows).num_refused % PROBE_EVERY in _PROBED
+
+    def note(self, num_rows: int, *, pays: bool) -> None:
+        """Note whether drafts were taken to pay in a step of `num_rows`."""
+        size = self._size(num_rows)
+        size.num_refused = max(0, size.num_refused + (-_PAID if pays else 1))
+        if not size.num_refused:
+            size.num_rests = 0
+
+    def _size(self, num_rows: int) -> _Size:
+        return self._sizes.setdefault(num_rows.bit_length(), _Size())
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def begin(self, num_running: int) -> None:
+        """Begin a step of `num_running` sequences, and perhaps more."""
+        self._num_running = num_running
+        self.follows = self.follows_size(num_running)
+        self.is_followed = False
+
+    def advances(self, sequence: Sequence) -> None:
+        """Note that the step computes tokens of the sequence."""
+        if sequence.first_unfollowed >= 0:
+            return
+        if self.follows:
+            self.is_followed = self.is_followed or self._may_have_drafts(sequence)
+        else:  # from its computed tokens on, or earlier, as far as drafts in flight are wrong
+            sequence.first_unfollowed = sequence.num_computed_tokens - sequence.num_in_flight
+            self._some_lack = True
+
+    def to_compute_anew(self, running: Several[Sequence]) -> Sequence | None:
+        """Return a sequence for which that is worth while by now."""
+        if not (self._some_lack and self.follows):
+            return None
+        lacking = [
+            sequence for sequence in running if sequence.first_unfollowed >= 0 and self._may_have_drafts(sequence)
+        ]
+        self._some_lack = bool(lacking)
+        if not lacking or (gain := self._speculation.gain(len(running))) <= 0:
+            return None
+        self._missed += gain * len(lacking) / len(running)
+        for sequence in lacking:
+            num_anew = sequence.num_tokens - sequence.first_unfollowed
+            steps = self._speculation.steps_to_compute(num_anew)
+            left = sequence.max_tokens_total - sequence.num_tokens
+            if num_anew <= _ANEW and steps <= self._missed and steps * len(running) < gain * left:
+                self._missed = 0.0
+                return sequence
+        return None
+
+    # --- the prefix cache -----------------------------------------------------------------------------------------
+
+    def remember(self, block_ids: Several[int]) -> None:
+        """Note blocks in the prefix cache that hold such tokens."""
+        self._blocks.update(block_ids)
+
+    def forget(self, block_ids: Several[int]) -> None:
+        """Note that these blocks were allocated again."""
+        if self._blocks:
+            self._blocks.difference_update(block_ids)
+
+    def among(self, block_ids: Several[int]) -> list[int]:
+        """Return the blocks that hold such tokens."""
+        return [block_id for block_id in block_ids if block_id in self._blocks] if self._blocks else []
+
+    def first_of(self, num_entries: int, ids: Several[Several[int]], widths: Several[int]) -> int:
+        """Return the first such token of a prefix of `num_entries`, -1 if there is none. `ids`: blocks of its last entries, for
+        each group of layers; `widths`: blocks of an entry, for each group."""
+        if not self._blocks:
+            return -1
+        found = []
+        for block_ids, width in zip(ids, widths, strict=True):
+            first_entry = num_entries - len(block_ids) // width
+            place = next((place for place, block_id in enumerate(block_ids) if block_id in self._blocks), None)
+            if place is not None:
+                found.append(first_entry + place // width)
+        return min(found) * self._block_size if found else -1
+
+    def is_computed_anew(self, sequence: Sequence, first_unfollowed: int) -> bool:
+        """Return whether a sequence that starts computes its cached prefix from there on itself."""
+        if not self.follows or not self._may_have_drafts(sequence):
+            return False
+        return sequence.num_tokens - first_unfollowed <= _ANEW and self._speculation.gain(self._num_running + 1) > 0
+
+    def _may_have_drafts(self, sequence: Sequence) -> bool:
+        samples = isinstance(sequence.work, Sample)
+        return samples and sequence.takes_drafts and not self._speculation.is_on_host(sequence)
