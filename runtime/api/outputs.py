@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self
 
 
 class FinishReason(StrEnum):
@@ -58,6 +58,26 @@ class Output:
     num_accepted_tokens: int = 0
 
 
+Take = Callable[[Sequence[Output]], Callable[[], Awaitable[None]] | None]
+
+
+class TokenWriter(Protocol):
+    """Writes the text of one request's ids to its client, where a step brings nothing else of the request.
+
+    It closes when it cannot write at once. The stream then gives the ids to the reader, and opens the writer again."""
+
+    is_open: bool
+
+    @staticmethod
+    def write_all(work: list[Any]) -> list[tuple[Any, Exception | None]]:
+        """Write each of `work`: tuples of a writer of this kind, a list of ids, and anything more. Return the tuples that were not
+        written, each with the error if there was one."""
+        ...
+
+
+WriterOf = Callable[[int], TokenWriter | None]  # by a request's index
+
+
 class TokenStream(Protocol):
     """Outputs of the requests of one `submit`, in the order they settle.
 
@@ -74,36 +94,14 @@ class TokenStream(Protocol):
         """Wait for at least one Output, at most one per index."""
         ...
 
+    async def hand_to(self, take: Take, writer_of: WriterOf | None = None) -> None:
+        """Call `take` with what an iteration would return, and return behind the last. An awaitable that `take` returns is awaited
+        before the next call. `writer_of` is asked behind the first Output of a request; ids that its writer takes do not come to
+        `take`. Raises what `take` raises. The engine's own stream wakes no task for a step; others iterate."""
+        async for outputs in self:
+            if (rest := take(outputs)) is not None:
+                await rest()
+
     def stop(self, index: int) -> None:
         """End one request now, as complete: a stop string was found. Its blocks are free at once; no further Output for it."""
-        ...
-
-
-Take = Callable[[Sequence[Output]], Callable[[], Awaitable[None]] | None]
-
-
-class TokenWriter(Protocol):
-    """Takes the ids of one request where a step brings nothing else of it, without an Output.
-
-    Open until it cannot take any at once; who gave it ids then hands them over as an Output, and opens it again behind that."""
-
-    is_open: bool
-
-    @staticmethod
-    def write_all(work: list[Any]) -> list[tuple[Any, Exception | None]]:
-        """Each of `work` is a tuple: a writer of this kind, a list of ids, and whatever. Gives those that took none, and why."""
-        ...
-
-
-WriterOf = Callable[[int], TokenWriter | None]  # by a request's index
-
-
-@runtime_checkable
-class Pushing(Protocol):
-    """A TokenStream that hands over what settles, in place of being iterated: a call for each step, and no task that wakes."""
-
-    async def hand_to(self, take: Take, writer_of: WriterOf | None = None) -> None:
-        """Call `take` with what an iteration would give; return behind the last. Where it cannot deal with it at once it gives what
-        is to be awaited, and what comes meanwhile is kept. Raises what `take` raises. `writer_of` is asked behind the first Output
-        of a request, and what its writer takes is not given to `take`."""
         ...

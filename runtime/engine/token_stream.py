@@ -83,13 +83,13 @@ class EngineTokenStream:
         "_interval",
         "_is_due",
         "_left",
-        "_num_returned",
         "_open",
         "_prompts",
         "_reader",
         "_silent",
         "_since_s",
         "_take",
+        "_unwritten",
         "_writer_of",
         "_writers",
         "held_s",
@@ -118,7 +118,7 @@ class EngineTokenStream:
         self._silent = set(range(num_requests))  # of which nothing has come yet
         self._open = set(range(num_requests))  # may still produce something
         self._fresh: dict[int, Output] = {}  # since the last read
-        self._num_returned: dict[int, int] = {}  # of its first ids: those that writers did not take
+        self._unwritten: dict[int, list[int]] = {}  # ids that writers did not take, which come before those in `_fresh`
         self._prompts: dict[int, list[TokenLogprobs]] = {}  # until the first Output
         self._create_future = asyncio.get_running_loop().create_future
         self._reader: asyncio.Future[Callable[[], Awaitable[None]] | None] | None = None
@@ -145,16 +145,13 @@ class EngineTokenStream:
         return True
 
     def not_written(self, index: int, token_ids: list[int], error: Exception | None) -> None:
-        """These were put and their writer did not take them: they come before all that came since, behind those of before."""
+        """Give ids that a writer did not take to the reader, before all that came since."""
         if error is not None and self._take is not None and self._reader is not None:
             self._fail(self._reader, error)
             return
-        place = self._num_returned.get(index, 0)
-        if (since := self._fresh.get(index)) is None:
-            self.put(Output(index, token_ids))
-        else:
-            since.token_ids[place:place] = token_ids
-        self._num_returned[index] = place + len(token_ids)
+        if index in self._open or index in self._fresh:
+            self._unwritten.setdefault(index, []).extend(token_ids)
+            self.put(Output(index, []))
 
     def put(self, output: Output) -> None:
         """The stream owns it from now on."""
@@ -220,14 +217,17 @@ class EngineTokenStream:
 
     def _taken(self) -> list[Output]:
         fresh, self._fresh = self._fresh, {}
-        self._num_returned.clear()
+        if self._unwritten:
+            unwritten, self._unwritten = self._unwritten, {}
+            for index, token_ids in unwritten.items():
+                fresh[index].token_ids = token_ids + fresh[index].token_ids
         if self._since_s:
             self.held_s += self._clock() - self._since_s
             self._since_s = 0.0
         return [*fresh.values()]
 
     async def hand_to(self, take: Take, writer_of: WriterOf | None = None) -> None:
-        """See `Pushing`."""
+        """See `TokenStream`; wakes no task for a step."""
         self._writer_of = writer_of if self._interval == 1 else None
         while self._fresh or self._open:
             if self._fresh:
@@ -292,6 +292,7 @@ class EngineTokenStream:
 
     def _leave(self, index: int, reason: FinishReason) -> None:
         self._fresh.pop(index, None)
+        self._unwritten.pop(index, None)
         writer = self._writers.pop(index, None)
         if writer is not None:
             writer.is_open = False

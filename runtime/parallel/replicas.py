@@ -269,7 +269,7 @@ class ReplicaAdapters:
         return any(await asyncio.gather(*(each.unload(name) for each in (self._first, *self._others))))
 
 
-class JoinedStream:
+class JoinedStream(TokenStream):
     """The streams of several replicas as the one of a `submit`. `parts`: each with the indices that its requests have here."""
 
     def __init__(self, parts: Sequence[tuple[TokenStream, Sequence[int]]]) -> None:

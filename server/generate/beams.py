@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal, Self
 
-from runtime.api import EngineClient, FinishReason, Output, Request, SamplingParams, TokenLogprobs
+from runtime.api import EngineClient, FinishReason, Output, Request, SamplingParams, TokenLogprobs, TokenStream
 
 FREED_AT_ONCE = 16  # replies, each with the alternatives of a token
 ASKED_AT_ONCE = 32  # questions, some tenths of a millisecond
@@ -36,7 +36,7 @@ class BeamParams:
     early_stopping: EarlyStopping = False
 
 
-class BeamSearch:
+class BeamSearch(TokenStream):
     """`requests`: one per prompt. Of its params count max_tokens, min_tokens, stop_token_ids, ignore_eos, logprobs and
     prompt_logprobs; the vocabulary holds `width` tokens that do not end an answer.
 

@@ -126,13 +126,12 @@ class Choice:
         return self._finished(output, self._detokenizer.feed(shown) + self._detokenizer.flush())
 
     def writer(self, before: bytes, after: bytes, connection: Any) -> TokenWriter | None:
-        """What takes ids that only bring text and writes an event of it, between these, to `connection`, whose `chunk_writer` takes
-        chunks of HTTP/1.1, or is None where they would wait; None where more has to be done, or nothing compiled does it."""
+        """Return what writes the text of ids as an event, between `before` and `after`, to `connection` (see `ChunkWriter`); None
+        where more than text has to be told, or stop strings are looked for."""
         options = self._options
-        has_more = options.logprobs is not None or options.token_ids or self._codec is not None
-        if native.module is None or has_more or self._stops is not None:
+        if options.logprobs is not None or options.token_ids or self._codec is not None or self._stops is not None:
             return None
-        self._writer = native.module.TokenWriter(self._detokenizer, before + b'"', b'"' + after, connection)
+        self._writer = native.token_writer(self._detokenizer, before, after, connection)
         made: TokenWriter = self._writer
         return made
 

@@ -1,16 +1,14 @@
 """EventStream: a response that is a stream of server-sent events.
 
 `EventStream.__call__` owns the token stream's `async with`, so return, error, disconnect and cancellation all free the rows
-and blocks behind it, at once: no generator stands in between. A source that hands items over (`Pushing`) calls down to the
-connection's write, and no task wakes for a token; another is iterated. One chunk each time: what a slow reader missed arrives as
-several frames in one, and a blocked `send` holds back nobody but itself. The client's departure is a second task's
-discovery, made while no token flows too; the same task sends empty lines as ping after a silent interval, also before the
-first token. What ends a stream is always last: `data: [DONE]`, or what an API has in its place.
+and blocks behind it, at once: no generator stands in between. A source hands items over by calls, down to the connection's
+write, and no task wakes for a token. What a slow reader missed arrives as several frames in one chunk, and a blocked `send`
+holds back nobody but itself. A second task notices that the client has left, also while no token flows, and sends empty lines
+as ping after a silent interval, also before the first token.
 
-A plain ASGI response, not a subclass of sse-starlette's EventSourceResponse, which sends what no token waits for
-(`event_source`): that one starts four tasks per stream, polls for shutdown every half second, replaces uvicorn's
-signal handling on import and cuts streams off at the first signal, where we drain. What was worth keeping (ping, disconnect
-race, HEAD) is below. Knows nothing of tokens or JSON."""
+A plain ASGI response, not sse-starlette's EventSourceResponse, which sends what no token waits for (`event_source`): that one
+starts four tasks per stream, polls for shutdown every half second, replaces uvicorn's signal handling on import and cuts
+streams off at the first signal, where we drain. Knows nothing of tokens or JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.http.call import call_in
+from server.http.call import ChunkWriter, call_in
 from server.http.watch import ClientWatch
 
 # An empty line ends an event that has no data, which is none (WHATWG HTML, 9.2.6). A comment would be as good by the book, but a
@@ -36,26 +34,20 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Source(Protocol[T_co]):
-    """What a stream reads: entered, iterated, left; leaving the block ends the work behind it."""
+    """A stream of items: entered, handed over, left. Leaving the block ends the work behind it."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None: ...
-    def __aiter__(self) -> Self: ...
-    async def __anext__(self) -> T_co: ...
-
-
-@runtime_checkable
-class Pushing(Protocol[T_co]):
-    """A Source that hands items over: it calls `take` with each, waits for what that gives, if anything, and returns behind the
-    last. Raises what `take` raises. What a writer of `writer_of` takes in place of an item is between these two."""
-
     async def hand_to(
         self,
         take: Callable[[T_co], Callable[[], Awaitable[None]] | None],
         writer_of: Callable[[int], Any] | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Call `take` with each item, await what it returns, if anything, and return behind the last. Raises what `take` raises.
+        What a writer of `writer_of` takes in place of an item comes between two items."""
+        ...
 
 
 class Frames(Protocol[T_contra]):
@@ -76,9 +68,9 @@ class Frames(Protocol[T_contra]):
 
 @runtime_checkable
 class Writing(Protocol):
-    """Frames that can do without being fed: a writer to `connection`, a `BodyWriter`, of what is number `index` of a source."""
+    """Frames that let another write: `writer` returns what writes the items of number `index` to `connection`, or None."""
 
-    def writer(self, index: int, connection: Any) -> Any: ...
+    def writer(self, index: int, connection: ChunkWriter) -> Any: ...
 
 
 class _Written(Protocol):
@@ -110,7 +102,6 @@ class EventStream(Generic[T]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = call_in(scope)
         send_body: Send = call.send_body or send
-
         writers: list[_Written] = []
         num_before = 0
 
@@ -122,25 +113,21 @@ class EventStream(Generic[T]):
 
         async with self._open_source() as source, ClientWatch(receive, ping, self._ping_interval_s) as watch:
             await send({"type": "http.response.start", "status": 200, "headers": list(self.HEADERS)})
-            if isinstance(source, Pushing):
-                write = _cannot if call.writer is None else call.writer()
-                last = await self._hand_over(source, send_body, write, watch, writers)
-            else:
-                # A task of its own: every wake-up walks down to the innermost await, and here that is two calls deep instead
-                # of a dozen below the routing. Cancelled with us, and over before the source is left.
-                last = await asyncio.create_task(self._relay(source, send_body, watch))
+            last = await self._send_events(source, send_body, call.writer, watch, writers)
             await send_body({"type": "http.response.body", "body": last + self._done, "more_body": False})
 
-    async def _hand_over(
-        self, source: Pushing[T], send: Send, write: Callable[[bytes], bool], watch: ClientWatch,
+    async def _send_events(
+        self, source: Source[T], send: Send, make_write: Callable[[], ChunkWriter] | None, watch: ClientWatch,
         writers: list[_Written],
     ) -> bytes:  # fmt: skip
-        """Has every event but the last ones sent, which it returns. `writers`: to these it adds who writes beside it."""
+        """Send every event but the last ones, which are returned. Adds those that write beside it to `writers`."""
         frames, feed = self._frames, self._frames.feed
+        write = None if make_write is None else make_write()
 
         def writer_of(index: int) -> Any:
-            writer = frames.writer(index, write) if isinstance(frames, Writing) else None
-            if writer is not None:
+            if write is None or not isinstance(frames, Writing):
+                return None
+            if (writer := frames.writer(index, write)) is not None:
                 writers.append(writer)
             return writer
 
@@ -149,33 +136,15 @@ class EventStream(Generic[T]):
             if not body:
                 return None
             watch.quiet = False
-            if write(body):
+            if write is not None and write(body):
                 return None
             return partial(send, {"type": "http.response.body", "body": body, "more_body": True})
 
         try:
-            await source.hand_to(take, writer_of if hasattr(write, "chunk_writer") else None)
+            await source.hand_to(take, None if write is None else writer_of)
             return self._frames.end()
         except Exception as error:
             return self._frames.fail(error)
-
-    async def _relay(self, source: Source[T], send: Send, watch: ClientWatch) -> bytes:
-        """Sends every event but the last ones, which it returns."""
-        feed = self._frames.feed
-        try:
-            async for item in source:
-                body = feed(item)
-                if body:
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                    watch.quiet = False
-            return self._frames.end()
-        except Exception as error:
-            return self._frames.fail(error)
-
-
-def _cannot(body: bytes) -> bool:
-    """Where nothing can be written but by `send`."""
-    return False
 
 
 class JsonLineStream(EventStream[T]):

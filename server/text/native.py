@@ -1,11 +1,16 @@
-"""oneloop_text, the compiled way from ids to text and to a connection, if this installation has it.
-
-It is missing where no C++ compiler was at hand when oneloop was installed; Python does everything then, slower."""
+"""Writers of tokens: ids become text, an event and a chunk on the connection. oneloop_text, which is compiled, does so for many
+streams in one call. Where no C++ compiler was there when oneloop was installed, Python does the same, slower."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec.json import encode
+
+if TYPE_CHECKING:
+    from server.text.detokenize import Detokenizer
 
 try:
     import oneloop_text
@@ -17,8 +22,66 @@ except ImportError:
 logger = logging.getLogger("oneloop.text")
 
 
+class Connection(Protocol):
+    """`chunk_writer`: takes a chunk of HTTP/1.1 with its size; None where that would wait."""
+
+    @property
+    def chunk_writer(self) -> Callable[[bytes], None] | None: ...
+
+
+class PythonTokenWriter:
+    """What `oneloop_text.TokenWriter` is: one answer's ids to chunks, each an event of a text between `before` and `after`."""
+
+    __slots__ = ("_after", "_before", "_connection", "_detokenizer", "_num_tokens", "is_open", "num_written")
+
+    def __init__(self, detokenizer: Detokenizer, before: bytes, after: bytes, connection: Connection) -> None:
+        self._detokenizer = detokenizer
+        self._before, self._after = before, after
+        self._connection = connection
+        self._num_tokens = 0  # since they were taken
+        self.is_open = True
+        self.num_written = 0  # chunks
+
+    def take_num_tokens(self) -> int:
+        taken, self._num_tokens = self._num_tokens, 0
+        return taken
+
+    def write(self, ids: list[int]) -> bool:
+        """Return False, and do nothing, where the writer is closed or would have to wait."""
+        send = self._connection.chunk_writer if self.is_open else None
+        self.is_open = send is not None
+        if send is None:
+            return False
+        text = self._detokenizer.feed(ids)
+        self._num_tokens += len(ids)
+        if text:
+            event = self._before + encode(text) + self._after
+            self.num_written += 1
+            send(b"%x\r\n%b\r\n" % (len(event), event))
+        return True
+
+    @staticmethod
+    def write_all(work: list[Any]) -> list[tuple[Any, Exception | None]]:
+        """Write each of `work`; see `runtime.api.TokenWriter`."""
+        failed: list[tuple[Any, Exception | None]] = []
+        for each in work:
+            try:
+                if not each[0].write(each[1]):
+                    failed.append((each, None))
+            except Exception as error:
+                failed.append((each, error))
+        return failed
+
+
+def token_writer(detokenizer: Detokenizer, before: bytes, after: bytes, connection: Connection) -> Any:
+    """Return a writer of events with a text, as a JSON string, between `before` and `after`."""
+    if module is None:
+        return PythonTokenWriter(detokenizer, before, after, connection)
+    return module.TokenWriter(detokenizer, before + b'"', b'"' + after, connection)
+
+
 def warn_if_missing() -> None:
-    """Log a warning where text is made by Python, with its measured cost (Qwen3-0.6B, 256 streams, H200, 2026-11-24)."""
+    """Log a warning where Python makes the text, with its measured cost (Qwen3-0.6B, 256 streams, H200, 2026-11-24)."""
     if module is None:
         logger.warning(
             "the compiled text module (oneloop_text) is not installed: streaming a token takes 2.2 times the CPU, and a small "

@@ -33,32 +33,18 @@ class ManualSource:
     async def __aexit__(self, *error: object) -> None:
         self.left = True
 
-    def __aiter__(self) -> ManualSource:
-        return self
-
-    async def __anext__(self) -> str:
-        if self.queue.empty():
-            self.waiting.set()
-        item = await self.queue.get()
-        if item is None:
-            raise StopAsyncIteration
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-
-class PushingSource(ManualSource):
-    """The same, which calls with what it would yield."""
-
     async def hand_to(self, take, writer_of=None) -> None:
-        async for item in self:
+        while (item := await self._next()) is not None:
             if (rest := take(item)) is not None:
                 await rest()
 
-
-@pytest.fixture(autouse=True, params=[ManualSource, PushingSource])
-def _of_both_kinds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "ManualSource", request.param)
+    async def _next(self) -> str | None:
+        if self.queue.empty():
+            self.waiting.set()
+        item = await self.queue.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
 
 
 class UpperFrames:
@@ -344,7 +330,7 @@ async def test_the_body_takes_the_way_past_the_layers_and_the_start_does_not(cli
 
 
 async def test_what_the_connection_can_write_at_once_is_not_sent(client):
-    source, written = PushingSource("a", "b", "c"), []
+    source, written = ManualSource("a", "b", "c"), []
     source.end()
 
     def write(body: bytes) -> bool:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from runtime.api import Output, Pushing, Take, TokenStream, WriterOf
+from runtime.api import Output, Take, TokenStream, WriterOf
 from server.api.frames import named_event
 from server.api.responses.events import ResponseEvents
 
 
-class AnnouncedStream:
+class AnnouncedStream(TokenStream):
     """A TokenStream before whose first Outputs comes an empty batch, so that the first events go out before there is a token."""
 
     def __init__(self, stream: TokenStream) -> None:
@@ -37,16 +37,13 @@ class AnnouncedStream:
         return await self._stream.__anext__()
 
     async def hand_to(self, take: Take, writer_of: WriterOf | None = None) -> None:
-        """See `Pushing`."""
         self._announced = True
         if (rest := take(())) is not None:
             await rest()
-        if isinstance(self._stream, Pushing):
-            await self._stream.hand_to(take, writer_of)
-            return
-        async for outputs in self._stream:
-            if (rest := take(outputs)) is not None:
-                await rest()
+        await self._stream.hand_to(take, writer_of)
+
+    def stop(self, index: int) -> None:
+        self._stream.stop(index)
 
 
 class EventFrames:

@@ -1,10 +1,11 @@
-"""What is compiled writes the bytes that Python writes: the same text, the same JSON around it, the same chunks."""
+"""Both writers of tokens write the same text, the same JSON around it and the same chunks."""
 
 from __future__ import annotations
 
 import gc
 import json
 import weakref
+from collections.abc import Iterator
 
 import orjson
 import pytest
@@ -15,9 +16,18 @@ from server.text import native
 from server.text.detokenize import TokenTable
 from tests.server.text.made_tokenizers import MADE, made
 
-pytestmark = pytest.mark.skipif(native.module is None, reason="oneloop_text is not built")
-
 BEFORE, AFTER = b'data: {"text":"', b'"}\n\n'
+
+
+@pytest.fixture(autouse=True, scope="module", params=["compiled", "python"])
+def _kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The compiled writer, and the one of installations without a compiler."""
+    if request.param == "compiled" and native.module is None:
+        pytest.skip("oneloop_text is not built")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(native, "module", None)
+        yield
 
 
 class Connection:
@@ -43,11 +53,11 @@ class Texts:
 
 
 def writer_of(detokenizer, connection):
-    return native.module.TokenWriter(detokenizer, BEFORE, AFTER, connection)
+    return native.token_writer(detokenizer, BEFORE[:-1], AFTER[1:], connection)
 
 
 def write(writer, *ids):
-    return native.module.TokenWriter.write_all([(writer, list(ids))])
+    return writer.write_all([(writer, list(ids))])
 
 
 def chunk(text: str) -> bytes:
@@ -127,8 +137,11 @@ def test_what_one_writer_raises_is_told_and_the_others_write():
     assert isinstance(error, TypeError)
 
 
+@pytest.mark.skipif(native.module is None, reason="oneloop_text is not built")
 @pytest.mark.parametrize("work", [["writer", [0]], [None, (0,)], [None]])
-def test_what_is_no_work_is_refused(work):
-    fine = writer_of(Texts("fine"), Connection())
+def test_the_compiled_writer_refuses_what_is_no_work(work):
+    import oneloop_text
+
+    fine = oneloop_text.TokenWriter(Texts("fine"), BEFORE, AFTER, Connection())
     with pytest.raises((TypeError, RuntimeError)):
         fine.write_all([(work[0] or fine, *work[1:])])
