@@ -13,6 +13,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,42 +36,8 @@ def main() -> int:
     defer_parts_of_torch()
     try:
         command, argv = command_of(sys.argv[1:])
-        if command == "batch":
-            from server.cli import batch
-
-            return batch.main(argv)
-        if command == "bench":
-            from loadtests.__main__ import main as bench
-
-            return bench(argv, prog="oneloop bench")
-        if command == "chat":
-            from server.cli import chat
-
-            return chat.main(argv)
-        if command == "complete":
-            from server.cli import complete
-
-            return complete.main(argv)
-        if command == "health":
-            from server.cli import health
-
-            return health.main(argv)
-        if command == "completion":
-            from server.cli import completion
-
-            return completion.main(argv)
-        if command == "models":
-            return list_models(argv)
-        if command == "lora":
-            return inspect_adapter(argv)
-        if command == "quantize":
-            return quantise(argv)
-        if command == "ray":
-            from server.ray import command as on_ray
-
-            return on_ray.main(argv, check_early)
-        if command == "doctor":
-            return examine(argv)
+        if command in _COMMANDS:
+            return _COMMANDS[command](argv)
         config = parse(argv, os.environ)
         # Hundreds of modules that stay would be gone through again and again; `Process` turns it on once the model is there.
         gc.disable()
@@ -167,16 +135,45 @@ def check_early(config: ServerConfig) -> None:
         raise ConfigError(str(error)) from None
 
 
+# --- the other commands, whose parts of the engine are put together here -------------------------------------------
+
+
+def _in_cli(name: str, function: str = "main") -> Callable[[list[str]], int]:
+    """Return a command that needs nothing of the engine: a function of a file in `server/cli`."""
+
+    def run(argv: list[str]) -> int:
+        code: int = getattr(import_module(f"server.cli.{name}"), function)(argv)
+        return code
+
+    return run
+
+
+def bench(argv: list[str]) -> int:
+    """Run a load test; the exit code."""
+    from loadtests.__main__ import main as run
+
+    return run(argv, prog="oneloop bench")
+
+
+def on_ray(argv: list[str]) -> int:
+    """Serve on Ray; the exit code. Raises ConfigError."""
+    from server.ray import command
+
+    return command.main(argv, check_early)
+
+
 def list_models(argv: list[str]) -> int:
     """Print the models that can be served by name, and the architectures; the exit code."""
     from server.cli import models
 
-    def found() -> dict[str, Any]:
-        from runtime.doctor.models import models
+    return models.main(argv, lambda: import_module("runtime.doctor.models").models())
 
-        return models()
 
-    return models.main(argv, found)
+def examine(argv: list[str]) -> int:
+    """Print what this machine has for serving, and lacks; the exit code."""
+    from server.cli import doctor
+
+    return doctor.main(argv, lambda: import_module("runtime.doctor.findings").findings())
 
 
 def inspect_adapter(argv: list[str]) -> int:
@@ -223,16 +220,14 @@ def quantise(argv: list[str]) -> int:
     return quantize.main(argv, run)
 
 
-def examine(argv: list[str]) -> int:
-    """Print what this machine has for serving, and lacks; the exit code."""
-    from server.cli import doctor
+_COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
+    "batch": _in_cli("batch"), "chat": _in_cli("chat"), "complete": _in_cli("chat", "complete"),
+    "completion": _in_cli("completion"), "health": _in_cli("health"), "bench": bench, "models": list_models,
+    "lora": inspect_adapter, "quantize": quantise, "ray": on_ray, "doctor": examine,
+}  # fmt: skip
 
-    def findings() -> dict[str, Any]:
-        from runtime.doctor.findings import findings
 
-        return findings()
-
-    return doctor.main(argv, findings)
+# --- serving ------------------------------------------------------------------------------------------------------
 
 
 def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:

@@ -1,4 +1,4 @@
-"""`oneloop chat`: talk to a model at the terminal, one in this process or any OpenAI endpoint (--url).
+"""`oneloop chat` and `oneloop complete PROMPT`: a model at the terminal, one in this process or any OpenAI endpoint (--url).
 
 On a terminal a conversation, with lines that begin with a slash for everything else; from a pipe one question and its answer, and
 nothing but the answer on standard output. Ctrl-C stops an answer and keeps what came of it."""
@@ -255,6 +255,20 @@ def main(argv: Sequence[str]) -> int:
             print(f"{answerer.name}: ask, or /help")
             Session(answerer, chat, sys.stdout, input, styled=is_styled(sys.stdout, os.environ)).run(runner)
     return 0
+
+
+def complete(argv: Sequence[str]) -> int:
+    """Continue a text; the exit code, as `main`'s."""
+    arguments = arguments_or_exit_code("complete", argv)
+    if isinstance(arguments, int):
+        return arguments
+    if not arguments.prompt and sys.stdin.isatty():
+        print("oneloop: complete what? oneloop complete PROMPT, or a text by a pipe", file=sys.stderr)
+        return 2
+    with asyncio.Runner() as runner, answering(runner, arguments) as answerer:
+        if answerer is None:
+            return 1
+        return answer_once(runner, lambda text: answerer.complete(text["content"], arguments.fields), arguments)
 
 
 def answer_once(

@@ -3,11 +3,33 @@ could be at most, and what is missing, with the command that mends it. Text from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from server.cli.findings import Found, show
 from server.process.terminal import size_of
+
+Found = Mapping[str, Any]
+
+
+def show(argv: Sequence[str], usage: str, find: Callable[[], Found], text: Callable[[Found], str]) -> tuple[int, Found]:
+    """The exit code, 0 or 2 for options there are not, and what was found; nothing where nothing was asked."""
+    if set(argv) & {"-h", "--help"}:
+        print(usage, end="")
+        return 0, {}
+    if set(argv) - {"--json"}:
+        print(usage, end="", file=sys.stderr)
+        return 2, {}
+    found = find()
+    try:
+        print(json.dumps(found) if "--json" in argv else text(found), flush=True)
+    except BrokenPipeError:  # `| head` is no error, nor is it one to the interpreter, which flushes at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0, found
+
 
 USAGE = (
     "usage: oneloop doctor [--json] [--verbose]\n\nCheck hardware and dependencies, and list the models that fit.\n\n"

@@ -7,7 +7,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Sequence
 
-from server.cli.findings import Found, show
+from server.cli.doctor import Found, show
 from server.process.terminal import size_of
 
 USAGE = "usage: oneloop models [--json]\n\nList what is served by name, what the cache of the hub has, and the architectures.\n"
