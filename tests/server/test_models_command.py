@@ -85,9 +85,7 @@ def test_a_reader_of_its_beginning_is_no_error_and_a_program_keeps_its_signals(c
     usual = signal.getsignal(signal.SIGPIPE)
     assert command.main([], lambda: FOUND) == 0
     assert signal.getsignal(signal.SIGPIPE) is usual
-    program = (
-        f"import sys\nfrom server.cli import models\nsys.stdin.read()\nsys.exit(models.main([], lambda: {FOUND}))"
-    )
+    program = f"import sys\nfrom server.cli import models\nsys.stdin.read()\nsys.exit(models.main([], lambda: {FOUND}))"
     piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", program], **piped) as process:
         process.stdout.close()  # before it writes: it waits for the end of its input
