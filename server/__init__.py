@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from server.config import __version__ as __version__
 
 if TYPE_CHECKING:
-    from server.llm.beams import BeamSearchParams as BeamSearchParams
     from server.llm.llm import LLM as LLM
     from server.llm.lora_request import LoRARequest as LoRARequest
+    from server.llm.outputs import BeamSearchParams as BeamSearchParams
     from server.llm.outputs import CompletionOutput as CompletionOutput
     from server.llm.outputs import RequestOutput as RequestOutput
     from server.llm.pooling import PoolingParams as PoolingParams

@@ -18,7 +18,8 @@ import sys
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -37,10 +38,18 @@ from server.http.call import Call
 from server.http.errors import ApiError, UnsupportedParameter
 from server.http.offload import Offload
 from server.http.watch import gather_or_cancel
-from server.llm.beams import BeamSearchOutput, BeamSearchParams, beams_of
 from server.llm.loop_thread import LoopThread
 from server.llm.lora_request import LoraNames, LoRARequest, each_lora
-from server.llm.outputs import CompletionOutput, RequestOutput, best_first, increment, prompt_logprobs
+from server.llm.outputs import (
+    BeamSearchOutput,
+    BeamSearchParams,
+    CompletionOutput,
+    RequestOutput,
+    beams_of,
+    best_first,
+    increment,
+    prompt_logprobs,
+)
 from server.llm.pooling import (
     ClassificationRequestOutput,
     Compare,
@@ -70,8 +79,7 @@ from server.llm.prepare import (
     one_each,
 )
 from server.llm.progress import Progress
-from server.llm.prompts import Prompt, several
-from server.llm.refusals import as_value_error
+from server.llm.prompts import Prompt, as_value_error, several
 from server.llm.tokenizer import as_transformers
 from server.media.limits import UNBOUNDED_GB
 from server.models.lifecycle import Lifecycle
@@ -268,13 +276,7 @@ class LLM:
         prompts' order. `lora_request`: with which adapter, all or each.
 
         Raises ValueError, naming the prompt and the field, and then nothing is answered."""
-        given = several(prompts)
-        params, adapters = one_each(sampling_params, len(given)), each_lora(lora_request, len(given))
-        asks = []
-        for number, each in enumerate(zip(given, params, adapters, strict=True)):
-            with naming("prompt", number, len(given)):
-                asks.append(of_prompt(*each))
-        return self._all(asks, use_tqdm)
+        return self._answers("prompt", several(prompts), of_prompt, sampling_params, lora_request, use_tqdm)
 
     def chat(
         self,
@@ -286,14 +288,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers one conversation or several: lists of {"role": …, "content": …}. `options`: CHAT_FIELDS, as the HTTP API has
         them (`tools` …). Otherwise as `generate`."""
-        given = conversations(messages)
-        params, adapters = one_each(sampling_params, len(given)), each_lora(lora_request, len(given))
         check_chat_options(options)
-        asks = []
-        for number, (each, its_params, adapter) in enumerate(zip(given, params, adapters, strict=True)):
-            with naming("messages", number, len(given)):
-                asks.append(of_conversation(each, its_params, options, adapter))
-        return self._all(asks, use_tqdm)
+        make = partial(of_conversation, options=options)
+        return self._answers("messages", conversations(messages), make, sampling_params, lora_request, use_tqdm)
 
     def agenerate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: LoRARequest | None = None
@@ -414,20 +411,13 @@ class LLM:
         num, ask = ask_to_pool(prompts, params, task)
         if not num:
             return []
-        core, progress = self._open_core(), Progress(num, "prompt", shown=use_tqdm)
-        try:
-            return self._background.run(
-                core.pooler.pooled(ask, task or "embed", lambda result: progress.done(result.num_tokens))
-            )
-        finally:
-            progress.close()
+        with self._progress(num, "prompt", use_tqdm) as (core, progress):
+            work = core.pooler.pooled(ask, task or "embed", lambda result: progress.done(result.num_tokens))
+            return self._background.run(work)
 
     def _compare(self, num: int, compare: Compare, use_tqdm: bool) -> tuple[list[float], list[tuple[Pooled, ...]]]:
-        core, progress = self._open_core(), Progress(num, "text", shown=use_tqdm)
-        try:
+        with self._progress(num, "text", use_tqdm) as (core, progress):
             return self._background.run(core.pooler.compared(compare, lambda result: progress.done(result.num_tokens)))
-        finally:
-            progress.close()
 
     def close(self) -> None:
         """What is in flight ends with a RuntimeError. Closing again does nothing.
@@ -446,11 +436,29 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _all(self, asks: Sequence[Prepared], use_tqdm: bool) -> list[RequestOutput]:
-        core = self._open_core()
-        progress = Progress(len(asks), "prompt", shown=use_tqdm)
-        try:
+    def _answers(
+        self,
+        field: str,
+        given: Sequence[Any],
+        make: Callable[..., Prepared],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        """Answer what `make` makes of each of `given` with its params and its adapter. `field`: names them in errors."""
+        params, adapters = one_each(sampling_params, len(given)), each_lora(lora_request, len(given))
+        asks = []
+        for number, (each, its_params, adapter) in enumerate(zip(given, params, adapters, strict=True)):
+            with naming(field, number, len(given)):
+                asks.append(make(each, its_params, lora=adapter))
+        with self._progress(len(asks), "prompt", use_tqdm) as (core, progress):
             return self._background.run(core.answers(asks, progress))
+
+    @contextlib.contextmanager
+    def _progress(self, total: int, unit: str, shown: bool) -> Iterator[tuple[_Core, Progress]]:
+        core, progress = self._open_core(), Progress(total, unit, shown=shown)
+        try:
+            yield core, progress
         finally:
             progress.close()
 

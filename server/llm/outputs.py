@@ -1,9 +1,9 @@
-"""What `LLM` answers, in vLLM's words: a RequestOutput with its CompletionOutputs, whole or in increments."""
+"""What `LLM` answers, in vLLM's words: a RequestOutput with its CompletionOutputs, whole or in increments, and beams."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from runtime.api import Output, TokenLogprobs
@@ -113,3 +113,62 @@ def prompt_logprobs(generation: Generation) -> list[dict[int, Logprob] | None] |
 
 def best_first(generation: Generation, wholes: Sequence[CompletionOutput]) -> list[CompletionOutput]:
     return [dataclasses.replace(wholes[index], index=place) for place, index in enumerate(generation.best)]
+
+
+# --- beam search ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """As `SamplingParams` has them; `logprobs` for the sum that ranks beams."""
+        return {
+            "use_beam_search": True,
+            "n": self.beam_width,
+            "max_tokens": self.max_tokens,
+            "ignore_eos": self.ignore_eos,
+            "temperature": self.temperature,
+            "length_penalty": self.length_penalty,
+            "include_stop_str_in_output": self.include_stop_str_in_output,
+            "logprobs": 0,
+        }
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """`tokens` and `text`: of prompt and answer. `logprobs`: for each token of the answer; `cum_logprob`: their sum."""
+
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    cum_logprob: float
+    text: str
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The beams of one prompt, best first."""
+
+    sequences: list[BeamSearchSequence] = field(default_factory=list)
+
+
+def beams_of(answer: RequestOutput, decode: Callable[[Sequence[int]], str]) -> BeamSearchOutput:
+    found = []
+    for output in answer.outputs:
+        tokens = [*answer.prompt_token_ids, *output.token_ids]
+        found.append(
+            BeamSearchSequence(
+                tokens, output.logprobs or [], output.cumulative_logprob or 0.0, decode(tokens), output.finish_reason,
+                output.stop_reason,
+            )
+        )  # fmt: skip
+    return BeamSearchOutput(found)

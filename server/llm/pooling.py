@@ -26,8 +26,7 @@ from server.config.option import did_you_mean
 from server.generate.generation import EngineFailed
 from server.http.call import Call
 from server.http.errors import ApiError, Field
-from server.llm.prompts import Prompt, plain, several
-from server.llm.refusals import as_value_error, decoded
+from server.llm.prompts import Prompt, as_value_error, decoded, plain, several
 from server.models.model import LoadedModel
 from server.models.pooling import ServedPooling
 

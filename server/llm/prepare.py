@@ -17,8 +17,7 @@ from server.http.errors import ApiError
 from server.http.wire_fields import Sampling, TextFields, TruncationFields
 from server.llm.lora_request import LoRARequest
 from server.llm.media import Objects
-from server.llm.prompts import Prompt, plain
-from server.llm.refusals import as_value_error, decoded
+from server.llm.prompts import Prompt, as_value_error, decoded, plain
 
 Conversation = Sequence[Mapping[str, Any]]
 

@@ -1,4 +1,6 @@
-"""Prompts as programs give them: text, token ids, or vLLM's dicts of either."""
+"""Prompts as programs give them, text, token ids or vLLM's dicts of either, and refusals, where a client would get a 4xx.
+
+There is one set of rules, the wire types'."""
 
 from __future__ import annotations
 
@@ -7,9 +9,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from server.config.option import did_you_mean
+from server.http.errors import ApiError
+from server.http.schema import Wire
 from server.llm.media import beside_prompt, prompt_embeds
 from server.media.part import MediaPart
+
+
+def decoded(kind: Wire[Any], body: Mapping[str, Any]) -> Any:
+    """`body` as a client would have sent it. Raises ValueError."""
+    try:
+        return kind.decode(msgspec.json.encode(body))
+    except ApiError as error:
+        raise as_value_error(error) from None
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"a value is of no type that JSON has: {error}") from None
+
+
+def as_value_error(error: ApiError) -> ValueError:
+    named = error.param is None or error.param in error.message
+    return ValueError(error.message if named else f"{error.param}: {error.message}")
+
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
