@@ -335,54 +335,35 @@ def from_json(raw: bytes) -> Item:
     return item
 
 
+# What of an item does nothing here, and so is not listed.
+_UNLISTED = frozenset({"caller", "phase", "created_by"})
+_UNLISTED_OF = {
+    ReasoningItem: {"status"},
+    FunctionCallOutput: {"name", "namespace"},
+    CustomToolCallOutput: {"name", "namespace"},
+}
+
+
 def to_json(item: Item) -> Json:
     """An item as input_items lists it."""
-    match item:
-        case InputMessage(role=role, content=content):
-            if isinstance(content, str):
-                content = [OutputText(text=content) if role == "assistant" else InputText(text=content)]
-            parts = list(map(_part, content))
-            return {
-                "id": item.id,
-                "type": "message",
-                "role": role,
-                "status": item.status or "completed",
-                "content": parts,
-            }
-        case FunctionCall(arguments=arguments):
-            return {**_call_json(item, "function_call"), "arguments": arguments}
-        case CustomToolCall(input=text):
-            return {**_call_json(item, "custom_tool_call"), "input": text}
-        case FunctionCallOutput():
-            return _output_json(item, "function_call_output")
-        case CustomToolCallOutput():
-            return _output_json(item, "custom_tool_call_output")
-        case CompactionItem(encrypted_content=sealed):
-            return {"id": item.id, "type": "compaction", "encrypted_content": sealed}
-        case ReasoningItem():
-            made: Json = {
-                "id": item.id, "type": "reasoning",
-                "summary": [{"type": "summary_text", "text": part.text} for part in item.summary],
-            }  # fmt: skip
-            if item.content is not None:
-                made["content"] = [{"type": "reasoning_text", "text": part.text} for part in item.content]
-            if item.encrypted_content is not None:
-                made["encrypted_content"] = item.encrypted_content
-            return made
+    given: Json = msgspec.to_builtins(item)
+    unlisted = _UNLISTED | _UNLISTED_OF.get(type(item), set())
+    made = {name: value for name, value in given.items() if value is not None and name not in unlisted}
+    if "status" in given and "status" not in unlisted:
+        made.setdefault("status", "completed")
+    if isinstance(item, InputMessage):
+        if isinstance(item.content, str):
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            given["content"] = [{"type": kind, "text": item.content}]
+        made["content"] = list(map(_part, given["content"]))
+    elif isinstance(item, AnyCallOutput) and not isinstance(item.output, str):
+        made["output"] = list(map(_part, given["output"]))
+    return made
 
 
-def _call_json(item: AnyCall, kind: str) -> Json:
-    made: Json = {
-        "id": item.id, "type": kind, "status": item.status or "completed", "call_id": item.call_id, "name": item.name,
-    }  # fmt: skip
-    return made if item.namespace is None else {**made, "namespace": item.namespace}
-
-
-def _output_json(item: AnyCallOutput, kind: str) -> Json:
-    shown = item.output if isinstance(item.output, str) else list(map(_part, item.output))
-    return {
-        "id": item.id, "type": kind, "status": item.status or "completed", "call_id": item.call_id, "output": shown,
-    }  # fmt: skip
+def _part(part: Json) -> Json:
+    listed = {name: value for name, value in part.items() if value is not None and name != "logprobs"}
+    return {**listed, "annotations": []} if part["type"] == "output_text" else listed
 
 
 def _pieces(parts: Sequence[InputText | OutputText | Refusal | AnyMedia], where: str) -> list[str | MediaPart]:
@@ -390,16 +371,3 @@ def _pieces(parts: Sequence[InputText | OutputText | Refusal | AnyMedia], where:
         part.media(f"{where}[{number}]") if isinstance(part, AnyMedia) else part.text
         for number, part in enumerate(parts)
     ]
-
-
-def _part(part: InputText | OutputText | Refusal | AnyMedia) -> Json:
-    match part:
-        case InputImage() | InputFile() | InputAudio():
-            made = msgspec.to_builtins(part)
-            return {name: value for name, value in made.items() if value is not None}
-        case OutputText(text=text):
-            return {"type": "output_text", "text": text, "annotations": []}
-        case Refusal(refusal=text):
-            return {"type": "refusal", "refusal": text}
-        case InputText(text=text):
-            return {"type": "input_text", "text": text}
