@@ -41,11 +41,10 @@ RESERVED_KWARGS: Final = frozenset(
 )
 MAX_KWARGS = 100
 SHORT_RENDER_S = 0.05  # of a template on the event loop
-# Variables by which templates switch reasoning on, and set how much of it.
 VALUE_CHARS = (
     40  # as long as it takes to tokenise them, a template takes for a message, or one of its variables' values
 )
-_EFFORT, _KWARGS, _SWITCHES = Field("reasoning_effort"), Field("chat_template_kwargs"), ("enable_thinking", "thinking")
+_EFFORT, _KWARGS = Field("reasoning_effort"), Field("chat_template_kwargs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,9 +324,9 @@ def _effort(
     words = chat_format.tool_parser.efforts if chat_format.tool_parser is not None else None
     if words is not None and effort not in words:
         raise InvalidRequest(_EFFORT, f" {effort!r} is unknown to this model; it has {', '.join(words)}", param=_EFFORT)
-    variables: dict[str, Any] = {_EFFORT: words[effort] if words else effort}
-    variables |= dict.fromkeys(_SWITCHES, effort != "none")
-    read = {name: value for name, value in variables.items() if template.reads(name, with_tools=with_tools)}
+    read: dict[str, Any] = template.switches(effort != "none", with_tools=with_tools)
+    if template.reads(_EFFORT, with_tools=with_tools):
+        read[_EFFORT] = words[effort] if words else effort
     return read, () if read else (_EFFORT,)
 
 

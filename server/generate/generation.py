@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 from runtime.api import EMBEDS, FinishReason, Output, Request, TokenLogprobs, TokenStream, TokenWriter
 from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
+from server.generate.request import Shown
 from server.http.answers import release
 from server.http.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from server.models.chat_format import OutputParser
@@ -32,19 +33,11 @@ FAILED = (FinishReason.ERROR, FinishReason.INVALID, FinishReason.TIMEOUT)
 _NO_STOPS = StopStrings(())
 
 
-@dataclass(frozen=True, slots=True)
-class TextOptions:
-    """What a request wants of its text; what it wants of its tokens is SamplingParams."""
+class TextOptions(Shown, frozen=True, kw_only=True):
+    """What a request wants of its text, for one model; what it wants of its tokens is SamplingParams."""
 
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    skip_special_tokens: bool = True
     min_tokens: int = 0  # stop strings are looked for after this many tokens
     continues_prompt: bool = False  # the text goes on where the prompt's ends, leading spaces and all
-    token_ids: bool = False  # the client wants them beside the text
-    logprobs: int | None = None  # so many alternatives beside each token; None shows no log-probabilities
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens
-    tokens_as_ids: bool = False
     output_parser: OutputParser | None = None  # what the text may hold beside text
     constrained_by: str | None = None  # the field that says what the answer has to look like
 

@@ -12,12 +12,13 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from server.generate.beams import EarlyStopping
+from server.generate.beams import BeamParams
 from server.generate.structured.grammar import Regex, Rules
 from server.http.errors import Field, InvalidRequest, clip
 from server.http.wire_fields import Sampling
 from server.media.part import MediaPart
 from server.models.model import Grammar
+from server.models.prompt import ChatTemplate
 
 MESSAGES, TOOLS, TOOL_CHOICE, CONTINUE = map(Field, ("messages", "tools", "tool_choice", "continue_final_message"))
 PROMPT = Field("prompt")
@@ -145,6 +146,21 @@ class Chat(Prompt, frozen=True, kw_only=True):
         return self.shown_tools
 
 
+class Thinking(NamedTuple):
+    """Whether a model reasons, for APIs that say so by a switch. `switches`: variables of the chat template."""
+
+    switches: Mapping[str, bool] = {}
+    effort: str | None = None
+    budget: int | None = None  # tokens of reasoning; 0 ends it as it begins, where the template has no switch
+    shown: bool = True
+
+    @classmethod
+    def switched(cls, template: ChatTemplate, is_on: bool, *, with_tools: bool, budget: int | None = None) -> Thinking:
+        """Return reasoning that is switched on, with `budget`, or off, in the variables that `template` reads."""
+        switches = template.switches(is_on, with_tools=with_tools)
+        return cls(switches, budget=budget if is_on else None if switches else 0, shown=is_on)
+
+
 # --- plain prompts ------------------------------------------------------------------------------------------------
 
 
@@ -203,7 +219,7 @@ class Shown(Struct, frozen=True, kw_only=True):
     """What of an answer the client wants to see, and where its text ends. `logprobs`, `prompt_logprobs`: alternatives beside each
     token, None for no log-probabilities at all."""
 
-    stop: Sequence[str] = ()
+    stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
     reasoning: bool = True  # False: it is counted, and not shown
@@ -212,13 +228,6 @@ class Shown(Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     tokens_as_ids: bool = False  # "token_id:5" for the token's text
     echo: bool = False  # the answer begins with the prompt
-
-
-class Beams(Struct, frozen=True):
-    """Answers are found by beam search. `length_penalty` above 0 favours long ones."""
-
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
 
 
 class OutputConstraint(NamedTuple):
@@ -246,7 +255,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     default_max_tokens: int | None = None
     n: int = 1
     best_of: int | None = None
-    beams: Beams | None = None
+    beams: BeamParams | None = None  # answers are found by beam search
     constraint: OutputConstraint | None = None  # what the text of an answer has to look like
     thinking_token_budget: int | None = None  # then reasoning is ended; None or -1: never
     truncation: Truncation | None = None

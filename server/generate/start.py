@@ -10,11 +10,10 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from runtime import api
 from server.config.server_config import ServerConfig
-from server.generate.beams import BeamParams
 from server.generate.encode import Encoded, check_template, encode_prompt
 from server.generate.generation import Generation, TextOptions
 from server.generate.matchers import matchers_for
@@ -72,7 +71,7 @@ async def start(
     encoded = await encode_prompt(request.prompt, request, loaded, call, config)
     if encoded.stop_ids:
         stop_token_ids = [*(request.sampling.stop_token_ids or ()), *sorted(encoded.stop_ids)]
-        request = replace(request, sampling=replace(request.sampling, stop_token_ids=stop_token_ids))
+        request = structs.replace(request, sampling=structs.replace(request.sampling, stop_token_ids=stop_token_ids))
     ignored = encoded.ignored
     prediction: Sequence[int] = ()
     if request.prediction is not None:
@@ -81,7 +80,7 @@ async def start(
         else:
             ignored = (*ignored, PREDICTION)
     matchers = await matchers_for(loaded, call, request, encoded.output_parser)
-    beams = _beams(request, loaded.engine.model)
+    _check_beams(request, loaded.engine.model)
     fitted = [_fitted(loaded, request, encoded, given) for given in encoded.prompts]
     requests = await _requests(
         call, loaded, request, fitted, matchers.factories, terms, id=id, media=encoded.media,
@@ -95,7 +94,7 @@ async def start(
     if len(requests) > MADE_AT_ONCE:
         await asyncio.sleep(0)
     options = _text_options(request, encoded, matchers.param)
-    generation = Generation(loaded, requests, len(fitted), request.n, options, echoes, beams)
+    generation = Generation(loaded, requests, len(fitted), request.n, options, echoes, request.beams)
     if len(requests) > MADE_AT_ONCE:
         await asyncio.sleep(0)  # next the engine takes them, all at once
     if config.log_requests:
@@ -180,30 +179,20 @@ def _fitted(loaded: LoadedModel, request: GenerateRequest, encoded: Encoded, giv
 
 
 def _text_options(request: GenerateRequest, encoded: Encoded, constrained_by: str | None) -> TextOptions:
-    shown = request.shown
     return TextOptions(
-        stop=tuple(shown.stop),
-        include_stop=shown.include_stop,
-        skip_special_tokens=shown.skip_special_tokens,
+        **structs.asdict(request.shown),
         min_tokens=request.sampling.min_tokens or 0,
         continues_prompt=encoded.continues,
-        token_ids=shown.token_ids,
-        logprobs=shown.logprobs,
-        prompt_logprobs=shown.prompt_logprobs,
-        tokens_as_ids=shown.tokens_as_ids,
         output_parser=encoded.output_parser,
         constrained_by=constrained_by,
     )
 
 
-def _beams(request: GenerateRequest, model: api.ModelInfo) -> BeamParams | None:
-    """Raises InvalidRequest where the vocabulary has not as many tokens."""
-    if request.beams is None:
-        return None
+def _check_beams(request: GenerateRequest, model: api.ModelInfo) -> None:
+    """Raise InvalidRequest where the vocabulary has not as many tokens as there are beams."""
     width = request.num_candidates
     num_ends = len(model.eos_token_ids) + len(request.sampling.stop_token_ids or ())
-    if width + num_ends > model.vocab_size:
+    if request.beams is not None and width + num_ends > model.vocab_size:
         raise InvalidRequest(
             f"{width} beams are too many for a vocabulary of {model.vocab_size}", param=request.candidates_field
         )
-    return BeamParams(width, request.n, request.beams.length_penalty, request.beams.early_stopping)

@@ -76,6 +76,10 @@ class ChatTemplate:
         template = self._find(with_tools)
         return template is not None and not template.variables.isdisjoint(variables)
 
+    def switches(self, is_on: bool, *, with_tools: bool) -> dict[str, bool]:
+        """Return the variables that the template reads of those by which templates switch reasoning."""
+        return {name: is_on for name in ("enable_thinking", "thinking") if self.reads(name, with_tools=with_tools)}
+
     def render(self, messages: Sequence[Message], /, **options: Any) -> str:
         """Return the text alone of what `render_shielded` gives for `messages` and its further arguments."""
         return self.render_shielded(None, messages, MAX_RENDER_S, **options)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from server.api.anthropic.history import chat_messages, reminded, system_message, takes_system_turns
 from server.api.anthropic.request_types import (
@@ -26,14 +26,13 @@ from server.generate.request import (
     OnlyFunction,
     OutputConstraint,
     Shown,
+    Thinking,
     ToolChoice,
 )
 from server.http.errors import FieldNames
 from server.http.wire_fields import Sampling
 from server.models.prompt import ChatTemplate
 
-# Variables by which templates switch reasoning on.
-_SWITCHES: Final = ("enable_thinking", "thinking")
 NAMES: Final = FieldNames(
     {"reasoning_effort": "output_config.effort", "thinking_token_budget": "thinking.budget_tokens"}
 )
@@ -44,18 +43,10 @@ class PreparedMessages:
     """`ignored`: what of the request does nothing. `wants_thinking`: it asks for reasoning, and `shows_thinking` for its text."""
 
     chat: Chat
-    thinking: _Thinking
+    thinking: Thinking
     ignored: list[str] = field(default_factory=list)
     wants_thinking: bool = False
     shows_thinking: bool = True
-
-
-class _Thinking(NamedTuple):
-    """`switches`: variables of the chat template; where it has none, `budget` ends reasoning as it begins."""
-
-    switches: dict[str, bool]
-    budget: int | None = None
-    shown: bool = True
 
 
 def prepare(wire: PromptRequest, template: ChatTemplate) -> PreparedMessages:
@@ -89,7 +80,7 @@ def generate_request(wire: MessagesRequest, prepared: PreparedMessages) -> Gener
     return GenerateRequest(
         prompt=prepared.chat,
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k),
-        shown=Shown(stop=wire.stops, reasoning=prepared.thinking.shown),
+        shown=Shown(stop=tuple(wire.stops), reasoning=prepared.thinking.shown),
         default_max_tokens=wire.max_tokens,
         constraint=_constraint(wire),
         thinking_token_budget=prepared.thinking.budget,
@@ -128,13 +119,9 @@ def _constraint(wire: MessagesRequest) -> OutputConstraint | None:
     return one_constraint(found, wire.constraints)
 
 
-def _thinking(wire: PromptRequest, template: ChatTemplate) -> _Thinking:
+def _thinking(wire: PromptRequest, template: ChatTemplate) -> Thinking:
     if wire.thinking is None:
-        return _Thinking({})
-    off = isinstance(wire.thinking, ThinkingDisabled)
-    switches = {name: not off for name in _SWITCHES if template.reads(name, with_tools=bool(wire.tools))}
-    if isinstance(wire.thinking, ThinkingEnabled):
-        return _Thinking(switches, wire.thinking.budget_tokens)
-    if off:
-        return _Thinking(switches, None if switches else 0, shown=False)
-    return _Thinking(switches)
+        return Thinking()
+    is_on = not isinstance(wire.thinking, ThinkingDisabled)
+    budget = wire.thinking.budget_tokens if isinstance(wire.thinking, ThinkingEnabled) else None
+    return Thinking.switched(template, is_on, with_tools=bool(wire.tools), budget=budget)

@@ -19,14 +19,13 @@ from server.generate.request import (
     Prompt,
     Shown,
     Texts,
+    Thinking,
 )
 from server.http.errors import FieldNames, InvalidRequest
 from server.http.wire_fields import sampling_of
 from server.media.part import Base64, MediaPart
 from server.models.model import LoadedModel
 
-# Variables by which templates switch reasoning on.
-_SWITCHES: Final = ("enable_thinking", "thinking")
 _SHARED_NAMES: Final = {
     "max_tokens": "options.num_predict",
     "reasoning_effort": "think",
@@ -78,14 +77,14 @@ def of_generate(given: request_types.OllamaGenerateRequest, loaded: LoadedModel)
         raise InvalidRequest("images need a chat template, and this model has none", param="images")
     ignored = [name for name in ("system", "think") if getattr(given, name)]
     text = Infill([prompt], given.suffix) if given.suffix else Texts([prompt])
-    return _prepared(given, loaded, text, _Thinking(), ignored)
+    return _prepared(given, loaded, text, Thinking(), ignored)
 
 
 def _prepared(
     given: request_types.OllamaRequest,
     loaded: LoadedModel,
     prompt: Prompt,
-    thinking: _Thinking,
+    thinking: Thinking,
     ignored: list[str],
 ) -> Prepared:
     options = given.options or request_types.OllamaOptions()
@@ -120,23 +119,13 @@ def _constraint(format: request_types.Format | None) -> OutputConstraint | None:
 # --- thinking -----------------------------------------------------------------------------------------------------
 
 
-class _Thinking(NamedTuple):
-    """`switches`: variables of the chat template. `budget` 0 ends reasoning as it begins, where the template has no switch."""
-
-    switches: dict[str, bool] = {}  # noqa: RUF012 (never written to)
-    effort: str | None = None
-    budget: int | None = None
-    shown: bool = True
-
-
-def _thinking(think: request_types.Think | None, loaded: LoadedModel, *, with_tools: bool) -> _Thinking:
+def _thinking(think: request_types.Think | None, loaded: LoadedModel, *, with_tools: bool) -> Thinking:
     if think is None:
-        return _Thinking()
-    off = think is False or think == "none"
-    if isinstance(think, str) and not off:
-        return _Thinking(effort=think)
-    switches = {name: not off for name in _SWITCHES if loaded.chat_template.reads(name, with_tools=with_tools)}
-    return _Thinking(switches, budget=0 if off and not switches else None, shown=not off)
+        return Thinking()
+    is_on = think is not False and think != "none"
+    if isinstance(think, str) and is_on:
+        return Thinking(effort=think)
+    return Thinking.switched(loaded.chat_template, is_on, with_tools=with_tools)
 
 
 # --- conversations ------------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from server.api.openai import conversation_types, request_types
 from server.api.openai.media_parts import AnyMediaPart, media_part
 from server.api.openai.request_types import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
+from server.generate.beams import BeamParams
 from server.generate.constraint import json_object, json_schema, one_constraint, regex, structural_tag
 from server.generate.custom_tools import arguments_of, custom_function
 from server.generate.request import (
-    Beams,
     Chat,
     Embeds,
     Function,
@@ -91,7 +91,6 @@ def chat_of(request: ChatRequest | TokenizeRequest) -> Chat:
 
 
 def _shared(request: GenerationRequest, *, reasoning: bool = True) -> dict[str, Any]:
-    length_penalty = 1.0 if request.length_penalty is None else request.length_penalty
     return {
         "sampling": request,
         "shown": Shown(
@@ -107,7 +106,7 @@ def _shared(request: GenerationRequest, *, reasoning: bool = True) -> dict[str, 
         ),
         "n": request.n or 1,
         "best_of": request.best_of,
-        "beams": Beams(length_penalty, request.early_stopping or False) if request.use_beam_search else None,
+        "beams": _beams(request) if request.use_beam_search else None,
         "constraint": _constraint(request),
         "truncation": None
         if request.truncate_prompt_tokens is None
@@ -115,6 +114,12 @@ def _shared(request: GenerationRequest, *, reasoning: bool = True) -> dict[str, 
         "stream": bool(request.stream),
         **request.terms,
     }
+
+
+def _beams(request: GenerationRequest) -> BeamParams:
+    num_best = request.n or 1
+    length_penalty = 1.0 if request.length_penalty is None else request.length_penalty
+    return BeamParams(request.best_of or num_best, num_best, length_penalty, request.early_stopping or False)
 
 
 def _max_tokens(request: GenerationRequest) -> int | None:

@@ -258,7 +258,7 @@ def test_a_tools_examples_stand_in_its_schema():
 def test_sampling_has_its_counterpart():
     made = request(temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["END"], cache_salt="s", priority=2)
     assert (made.sampling.temperature, made.sampling.top_p, made.sampling.top_k) == (0.5, 0.9, 5)
-    assert (made.shown.stop, made.cache_salt, made.priority) == (["END"], "s", 2)
+    assert (made.shown.stop, made.cache_salt, made.priority) == (("END",), "s", 2)
     assert (made.max_tokens, made.default_max_tokens) == (None, 2000)
 
 
