@@ -10,10 +10,8 @@ from server.batches.runner import BatchRunner
 from server.config.server_config import ServerConfig
 from server.http.metrics import HttpStats
 from server.http.offload import Offload
-from server.models.feed import Feed
-from server.models.lifecycle import Lifecycle
-from server.models.probe import TokenProbe
-from server.models.texts import Texts
+from server.models.dashboard import Feed, Texts
+from server.models.lifecycle import Lifecycle, TokenProbe
 
 
 @dataclass(eq=False, slots=True)

@@ -218,7 +218,6 @@ async def _answer_all(
     from server.http.offload import Offload
     from server.llm.progress import Progress
     from server.media.limits import UNBOUNDED_GB
-    from server.models import engines
     from server.models.lifecycle import Lifecycle, LoadError
     from server.process.app import line_apps
     from server.process.terminal import StartupDisplay
@@ -242,7 +241,7 @@ async def _answer_all(
     finally:
         progress.close()
         service.offload.close()
-        await engines.close(loaded.engines)
+        await loaded.engines.close()
     print(batch.summary(), file=sys.stderr)
     return 1 if progress.num_failed else 0
 

@@ -1,24 +1,26 @@
-"""Where the server stands: loading, ready, draining or failed, and what it serves once it does.
+"""Lifecycle: whether the server is loading, ready, draining or failed, and what it serves.
 
-One writer, the composition root. Handlers ask `require_model()` and get either everything a request needs or the answer to send
-instead. Knows nothing of HTTP but that answer."""
+The composition root alone writes it. Handlers call `require_model()` and get the model, or the error to answer with. TokenProbe
+checks for all who ask at the same time whether the engine still makes tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 
-from runtime.api import EngineClient, LoadProgress
+from runtime.api import EngineClient, EngineError, LoadProgress
 from server.config.server_config import ServerConfig
 from server.http.errors import Unavailable
-from server.models import engines
 from server.models.model import LoadedModel
 from server.models.swaps import RETRY_WHILE_SWAPPING_S
 
 RETRY_WHILE_LOADING_S = 5
 RETRY_AFTER_DRAIN_S = 10
+LIMIT_S = 20.0  # for a token
+REUSE_S = 1.0  # an answer is good for so long
 
 
 Report = Callable[[LoadProgress], None]
@@ -146,7 +148,7 @@ class Lifecycle:
             return 503, {"status": "loading", **body}
         if self.phase is Phase.FAILED or self._loaded is None:
             return 503, {"status": "failed", "reason": self.reason}
-        engine = engines.health(self._loaded.engines)
+        engine = self._loaded.engines.health()
         counts = {"running": engine.num_running, "waiting": engine.num_waiting + self._loaded.num_waiting}
         if not engine.ok:
             return 503, {"status": "failed", "reason": engine.reason, **counts}
@@ -162,7 +164,7 @@ class Lifecycle:
         """HTTP status and body of /health/live. 503 only where no waiting helps."""
         if self.phase is Phase.FAILED:
             return 503, {"status": "failed", "reason": self.reason}
-        engine = None if self._loaded is None else engines.health(self._loaded.engines)
+        engine = None if self._loaded is None else self._loaded.engines.health()
         if engine is not None and engine.hopeless:
             return 503, {"status": "failed", "reason": engine.reason}
         return 200, {"status": "ok" if self.phase is Phase.READY else self.phase}
@@ -174,3 +176,40 @@ class Lifecycle:
             and self._loaded is not None
             and any(engine.health().failing for engine in self._loaded.engines)
         )
+
+
+class TokenProbe:
+    """Computes one token, for all who ask meanwhile. `clock`: seconds."""
+
+    def __init__(
+        self, limit_s: float = LIMIT_S, reuse_s: float = REUSE_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limit_s = limit_s
+        self._reuse_s = reuse_s
+        self._clock = clock
+        self._task: asyncio.Task[str | None] | None = None
+        self._ended_s = 0.0
+
+    async def failure(self, engine: EngineClient) -> str | None:
+        """Why there was no token within the limit; None where there was one."""
+        # Shielded: others wait for it as well.
+        return await asyncio.shield(self.begin(engine))
+
+    def begin(self, engine: EngineClient) -> asyncio.Task[str | None]:
+        """The probe under way, or the last one while it is fresh, or a new one."""
+        task = self._task
+        if task is None or (task.done() and self._clock() - self._ended_s >= self._reuse_s):
+            task = self._task = asyncio.create_task(self._probe(engine), name="probe")
+        return task
+
+    async def _probe(self, engine: EngineClient) -> str | None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await engine.probe()
+        except TimeoutError:
+            return f"no token within {self._limit_s:g} s"
+        except EngineError as error:
+            return str(error)
+        finally:
+            self._ended_s = self._clock()
+        return None

@@ -4,14 +4,16 @@ Knows neither HTTP nor any API. What compiles grammars is handed to it, by its p
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from runtime.api import Adapter, EngineClient, MatcherFactory, MediaItem, ModelInfo, SamplingParams
+from runtime.api import Adapter, Busy, EngineClient, EngineHealth, MatcherFactory, MediaItem, ModelInfo, SamplingParams
 from server.config import __version__
 from server.http.call import Call
 from server.http.errors import InvalidRequest, TaskNotSupported
@@ -39,6 +41,33 @@ class GrammarCompiler(Protocol):
     async def factory(self, grammar: Grammar, caller: bytes | None = None) -> MatcherFactory:
         """Raises GrammarError for a grammar that cannot be compiled, or costs too much."""
         ...
+
+
+class Engines(tuple[EngineClient, ...]):
+    """The engines of a process as one: usually one; a model served beside another has its own."""
+
+    __slots__ = ()
+
+    def health(self) -> EngineHealth:
+        """Return the health of all, as `EngineHealth.of_all` does."""
+        return EngineHealth.of_all([engine.health() for engine in self])
+
+    def check_room(self, caller: bytes | None) -> None:
+        """Raise Busy where no engine has room for the caller, before the model of a request is known."""
+        *others, last = self
+        for engine in others:
+            with suppress(Busy):
+                engine.check_room(caller)
+                return
+        last.check_room(caller)
+
+    async def drain(self, limit_s: float) -> int:
+        """Return the number of requests that were aborted when the limit was used up."""
+        return sum(await asyncio.gather(*(engine.drain(limit_s) for engine in self)))
+
+    async def close(self) -> bool:
+        """Return whether all ended."""
+        return all([await engine.close() for engine in self])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +139,8 @@ class LoadedModel:
         return tuple(each for each in self.all if each.is_resident)
 
     @property
-    def engines(self) -> tuple[EngineClient, ...]:
-        return tuple(each.engine for each in self.all)
+    def engines(self) -> Engines:
+        return Engines(each.engine for each in self.all)
 
     @property
     def all_names(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Score template: the prompt in which a cross-encoder that was made of an LLM reads a query and a document.
 
-It is a chat template that takes the roles "query" and "document", and "system" for an instruction, as sentence-transformers
-and vLLM have them. Knows no ids."""
+It is a chat template with the roles "query" and "document", and "system" for an instruction, as sentence-transformers and vLLM
+have them, and writes all special tokens itself. Rerankers whose authors published their prompt as code alone are known by name
+(`KNOWN_RERANKERS`, for --chat-template). Knows no ids."""
 
 from __future__ import annotations
 
@@ -69,3 +70,48 @@ def _if_any(template: ChatTemplate, **options: Any) -> ScoreTemplate | None:
         return ScoreTemplate(template, **options)
     except PromptError:
         return None
+
+
+# --- known by name ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KnownReranker:
+    """`answers`: what a checkpoint that still generates answers with, as its vocabulary spells it; the last means yes."""
+
+    template: str
+    answers: tuple[str, ...]
+
+
+_QUERY = '{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}'
+_DOCUMENT = '{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}'
+_INSTRUCTION = 'messages | selectattr("role", "eq", "system") | map(attribute="content") | first'
+
+# https://huggingface.co/Qwen/Qwen3-Reranker-0.6B
+_QWEN3 = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    f"<Instruct>: {{{{ {_INSTRUCTION} "
+    '| default("Given a web search query, retrieve relevant passages that answer the query", true) }}\n'
+    f"<Query>: {_QUERY}\n<Document>: {_DOCUMENT}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n{{{{ '' }}}}"
+)
+# https://huggingface.co/BAAI/bge-reranker-v2-gemma
+_BGE_GEMMA = (
+    f"{{{{ bos_token }}}}A: {_QUERY}\nB: {_DOCUMENT}\nGiven a query A and a passage B, determine whether the passage contains "
+    "an answer to the query by providing a prediction of either 'Yes' or 'No'."
+)
+# https://huggingface.co/mixedbread-ai/mxbai-rerank-base-v2
+_MXBAI_V2 = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+    f"{{% if messages[0].role == 'system' %}}instruction: {{{{ {_INSTRUCTION} }}}}\n{{% endif %}}"
+    f"query: {_QUERY}\ndocument: {_DOCUMENT}\n"
+    "You are a search relevance expert who evaluates how well documents match search queries. For each query-document pair, "
+    "carefully analyze the semantic relationship between them, then provide your binary relevance judgment (0 for not "
+    "relevant, 1 for relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n{{ '' }}"
+)
+
+KNOWN_RERANKERS = {
+    "qwen3-reranker": KnownReranker(_QWEN3, ("no", "yes")),
+    "bge-reranker-v2-gemma": KnownReranker(_BGE_GEMMA, ("Yes",)),
+    "mxbai-rerank-v2": KnownReranker(_MXBAI_V2, ("0", "1")),
+}

@@ -27,9 +27,7 @@ from server.http.metrics import HttpStats
 from server.http.middleware import RequestMiddleware
 from server.http.origins import LOOPBACK_NAMES, CheckHost, CrossOrigin
 from server.http.tracing import trace_headers
-from server.models import engines
-from server.models.feed import Feed, Snapshots
-from server.models.texts import Texts
+from server.models.dashboard import Feed, Snapshots, Texts
 
 logger = logging.getLogger("oneloop.http")
 
@@ -48,7 +46,7 @@ class Endpoint:
         if self._service.config.otlp_traces_endpoint is not None:
             call.trace_headers = trace_headers(call.headers)
         if 429 in self._route.operation.refusals:  # before a body is read that nobody has room for
-            engines.check_room(self._service.lifecycle.require_model().engines, call.caller)
+            self._service.lifecycle.require_model().engines.check_room(call.caller)
         response = await self._route.handler(self._service, Request(scope, receive, send))
         await response(scope, receive, send)
 

@@ -25,12 +25,11 @@ from server.media.media_options import MediaOptions
 from server.models.adapters import AdapterModule, Resolver, by_modality
 from server.models.chat_format import ChatFormat
 from server.models.defaults import sampling_defaults
-from server.models.known_score_templates import KNOWN_RERANKERS
 from server.models.lifecycle import LoadError, Report
 from server.models.model import LoadedModel
 from server.models.pooling import PoolerConfig, Prompts, ServedPooling, pooled_tasks, served_runner
 from server.models.prompt import ChatTemplate, PromptError
-from server.models.score_template import ScoreTemplate
+from server.models.score_template import KNOWN_RERANKERS, ScoreTemplate
 from server.models.swaps import Outline, SwappedModel, Swaps
 from server.models.tokenizer import Tokenizer, TokenizerError, template_of
 from server.text import native

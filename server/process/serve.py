@@ -30,7 +30,6 @@ from server.config.server_config import ServerConfig
 from server.http.clients import Clients, raise_file_limit
 from server.http.offload import MAX_WAITING, Offload, limit_arenas, switch_quickly
 from server.http.protocol import HttpProtocol
-from server.models import engines
 from server.models.lifecycle import Lifecycle, Load, LoadError
 from server.models.model import LoadedModel
 from server.process import terminal
@@ -268,7 +267,7 @@ class Process:
         began_s = time.monotonic()
         self._lifecycle.drain()
         tell_manager("STOPPING=1", os.environ)
-        in_flight = engines.health(loaded.engines)
+        in_flight = loaded.engines.health()
         counts = (
             f"{in_flight.num_running} running and {in_flight.num_waiting} waiting requests have up to {limit_s:g} s"
         )
@@ -276,12 +275,12 @@ class Process:
             print(f"oneloop: shutting down: {counts}; Ctrl-C again ends at once", file=sys.stderr, flush=True)
         else:
             logger.info("shutting down: %s", counts)
-        aborted = await engines.drain(loaded.engines, limit_s)
+        aborted = await loaded.engines.drain(limit_s)
         if aborted:
             logger.warning("%d requests were aborted at the drain timeout", aborted)
         left_s = limit_s - (time.monotonic() - began_s)
         await _end_http(server, serving, max(CLOSE_LIMIT_S, left_s))
-        if not await engines.close(loaded.engines):
+        if not await loaded.engines.close():
             self._last_words = "a step did not end; the process ends without it"
             logger.error("%s", self._last_words)
             return EXIT_STUCK

@@ -19,7 +19,6 @@ from starlette.types import ASGIApp
 from server.api.service import Service
 from server.config.server_config import ServerConfig
 from server.http.offload import MAX_WAITING, Offload
-from server.models import engines
 from server.models.lifecycle import Lifecycle, Load
 from server.process.app import create_app
 from server.process.ending import EXIT_CANNOT_SERVE, leave_at_once
@@ -112,8 +111,8 @@ class Replica:
         loaded = self._lifecycle.loaded
         self._lifecycle.drain()
         if loaded is not None:
-            await engines.drain(loaded.engines, self._config.drain_timeout)
-            await engines.close(loaded.engines)
+            await loaded.engines.drain(self._config.drain_timeout)
+            await loaded.engines.close()
         self._service.offload.close()
         self._lines.close()
         if self._tracing is not None:

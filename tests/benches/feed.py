@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.api import Request, SamplingParams
+from server.models.dashboard import Snapshots
 from server.models.defaults import sampling_defaults
-from server.models.feed import Snapshots
 from server.models.lifecycle import Lifecycle
 from tests.fake_runner import FakeRunner, make_engine, model_info
 from tests.server.tiny import chatml, loaded_model, tiny_tokenizer

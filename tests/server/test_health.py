@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from runtime.api import LoadProgress
-from server.models.probe import TokenProbe
+from server.models.lifecycle import TokenProbe
 
 
 async def ask(server, path: str) -> tuple[int, str]:

@@ -18,7 +18,6 @@ from server.api.service import Service
 from server.config import __version__
 from server.http.answers import json_response
 from server.http.metrics import exposition, registry
-from server.models import engines
 
 
 class Health(Struct):
@@ -113,7 +112,7 @@ class ServerLoad(Struct):
 @route("GET", "/load", Operation("serverLoad", "Server", "Requests in the engine", {JSON: ServerLoad}, refusals=(503,)))
 async def server_load(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
-    health = engines.health(loaded.engines)
+    health = loaded.engines.health()
     return json_response(ServerLoad(health.num_running + health.num_waiting + loaded.num_waiting))
 
 

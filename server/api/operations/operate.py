@@ -17,7 +17,6 @@ from server.http.answers import json_response
 from server.http.body import read_request
 from server.http.errors import InvalidRequest, WrongContentType
 from server.http.schema import RequestId, Wire
-from server.models import engines
 
 BODILESS = (403, 415, 503)
 
@@ -97,7 +96,7 @@ class Draining(Struct):
 )  # fmt: skip
 async def drain(service: Service, http: Request) -> Response:
     check_origin(http)
-    health = engines.health(service.lifecycle.require_model().engines)
+    health = service.lifecycle.require_model().engines.health()
     service.lifecycle.stopping.set()
     return json_response(Draining("draining", health.num_running, health.num_waiting))
 

@@ -21,7 +21,7 @@ from server.http.call import call_of
 from server.http.errors import TextsNotFound, clip
 from server.http.schema import Json
 from server.http.sse import event_source
-from server.models.feed import Feed
+from server.models.dashboard import Feed
 
 
 @route("GET", "/", Operation("chatPage", "Pages", "The built-in chat page", {HTML: None}))

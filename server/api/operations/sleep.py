@@ -17,7 +17,7 @@ from server.http.answers import json_response
 from server.http.body import read_query
 from server.http.errors import Unavailable
 from server.http.watch import while_waited_for
-from server.models import engines
+from server.models.model import Engines
 
 
 class SleepQuery(Struct, kw_only=True):
@@ -81,4 +81,4 @@ async def _told(http: Request, work: Coroutine[Any, Any, None]) -> None:
 
 
 def _answer(serving: Sequence[EngineClient]) -> Response:
-    return json_response(IsSleeping(engines.health(serving).sleep_level > 0))
+    return json_response(IsSleeping(Engines(serving).health().sleep_level > 0))

@@ -12,9 +12,9 @@ from server.__main__ import main
 from server.config.parse import from_keywords, parse
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
-from server.models import engines
 from server.models.defaults import sampling_defaults
 from server.models.lifecycle import Lifecycle
+from server.models.model import Engines
 from server.models.pooling import PoolerConfig, Prompts, ServedPooling
 from server.process.load import embedding_config
 from tests.fakes import FakeEngine, fake_model
@@ -166,8 +166,8 @@ async def test_the_first_that_dies_ends_both_and_all_are_drained_and_closed():
     assert not dying.done()
     other.die("lost its device")
     assert "lost its device" in await dying
-    assert await engines.drain([one, other], 1.0) == 0
-    assert await engines.close([one, other])
+    assert await Engines([one, other]).drain(1.0) == 0
+    assert await Engines([one, other]).close()
     assert one.closed
     assert other.closed
 

@@ -10,10 +10,9 @@ import pytest
 from runtime.api import PoolerInfo
 from server.api.pooling.run import LANES
 from server.config.server_config import ServerConfig
-from server.models.known_score_templates import KNOWN_RERANKERS
 from server.models.pooling import Prompts
 from server.models.prompt import ChatTemplate
-from server.models.score_template import ScoreTemplate
+from server.models.score_template import KNOWN_RERANKERS, ScoreTemplate
 from server.process.load import served_pooling
 from tests.fakes import fake_model
 from tests.server.pooling.embedders import EMBEDDER, RERANKER, bytes_of, framing_tokenizer, means_of

@@ -11,7 +11,7 @@ from runtime.api import (
     RequestRecord,
     StepRecord,
 )
-from server.models.feed import Feed
+from server.models.dashboard import Feed
 
 
 class Clock:

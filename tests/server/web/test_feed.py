@@ -13,9 +13,9 @@ from runtime.api import (
     SamplingParams,
     StepRecord,
 )
-from server.models import texts
+from server.models import dashboard
+from server.models.dashboard import Texts
 from server.models.defaults import sampling_defaults
-from server.models.texts import Texts
 from tests.fakes import FakeEngine
 from tests.server.conftest import RawAnswer
 from tests.server.tiny import chatml, loaded_model
@@ -151,15 +151,15 @@ async def test_what_is_kept_is_bounded_in_requests_and_in_tokens(tokenizer):
         return Finished(request, RequestRecord(1, name, 0.0, *[None] * 4, num, 0, 1, None, ()), [8])
 
     kept = Texts()
-    for number in range(texts.MAX_REQUESTS + 5):
+    for number in range(dashboard.MAX_REQUESTS + 5):
         kept.note(loaded, finished(f"r{number}", 3))
     assert kept.find("r4") is None
     assert kept.find("r5") == (loaded, [7] * 3, [8])
-    kept.note(loaded, finished("large", texts.MAX_TOKENS - 10))
+    kept.note(loaded, finished("large", dashboard.MAX_TOKENS - 10))
     assert kept.find("large") is not None
-    assert kept.find(f"r{texts.MAX_REQUESTS + 4}") is not None
-    assert kept.find(f"r{texts.MAX_REQUESTS}") is None
-    kept.note(loaded, finished("huge", texts.MAX_TOKENS))  # more than all may have
+    assert kept.find(f"r{dashboard.MAX_REQUESTS + 4}") is not None
+    assert kept.find(f"r{dashboard.MAX_REQUESTS}") is None
+    kept.note(loaded, finished("huge", dashboard.MAX_TOKENS))  # more than all may have
     assert kept.find("huge") is None
     kept.note(loaded, finished("small", 1))
     assert kept.find("small") is not None

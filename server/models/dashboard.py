@@ -1,25 +1,29 @@
-"""Feed: what dashboard and inspector show, once a second, for all who watch.
+"""Dashboard: snapshots of what the server does, an event each second for all who watch, and the texts of the last requests.
 
-A snapshot is read from what is counted anyway (`EngineClient.metrics`) and from the engine's history
-(`EngineClient.activity`). It is made once, whoever many watch; while nobody does, nothing is made and no timer runs."""
+A snapshot is read from the engine's metrics and history (`EngineClient.metrics`, `EngineClient.activity`). It is made once for
+all watchers; while nobody watches, nothing is made and no timer runs."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import msgspec
 
 from runtime import api
+from runtime.api import Finished
 from server.models.lifecycle import Lifecycle
 from server.models.model import LoadedModel
 
 NUM_CELLS = 3072  # of the map of KV blocks
 PERIOD_S = 1.0
+MAX_REQUESTS = 512  # whose texts are kept: as many as the engine remembers
+MAX_TOKENS = 1_000_000  # of all texts together; the oldest go
 # The histograms that are shown; of the others /metrics tells.
 HISTOGRAMS = frozenset(
     {
@@ -185,3 +189,41 @@ class Watch:
         if not self._has_ended:
             self._news.clear()
         return events
+
+
+class TokenIds(NamedTuple):
+    model: LoadedModel
+    prompt: Sequence[int]
+    answer: Sequence[int]
+
+    @property
+    def num(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+
+class Texts:
+    """Prompts and answers of the last requests, as ids. Made only with --log-requests."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, TokenIds] = {}  # the oldest first
+        self._num_tokens = 0
+
+    def watch(self, loaded: LoadedModel) -> None:
+        """Keep those that it is asked from now on."""
+        loaded.engine.when_finished(partial(self.note, loaded))
+
+    def note(self, loaded: LoadedModel, finished: Finished) -> None:
+        """A request of it has ended."""
+        id = finished.request.id
+        self._forget(id)
+        self._by_id[id] = ids = TokenIds(loaded, finished.request.prompt_ids, finished.output_ids)
+        self._num_tokens += ids.num
+        while len(self._by_id) > MAX_REQUESTS or self._num_tokens > MAX_TOKENS:
+            self._forget(next(iter(self._by_id)))
+
+    def find(self, id: str) -> TokenIds | None:
+        return self._by_id.get(id)
+
+    def _forget(self, id: str) -> None:
+        if (ids := self._by_id.pop(id, None)) is not None:
+            self._num_tokens -= ids.num
