@@ -1,16 +1,20 @@
 """Gram index: where short runs of tokens have stood before in a text that grows at its end.
 
 A gram of n tokens is found by its place, the number of tokens up to its end: what followed it begins there. Of all places of a
-gram the latest is looked up, and each knows the one before it, as in the window of a compressor. So a token costs one entry for
-each size, whatever the length of the text; and a search costs as many places as it looks at. Ids below 0 part one text from the
-next: nobody looks for them."""
+gram the latest is looked up, and each place knows the previous one, as in the window of a compressor. So a token costs one entry
+for each size, whatever the length of the text, and a search costs as many places as it looks at."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
-PLACES_A_STEP = 1024  # that are taken in of all texts together, which takes about a millisecond
-MAX_PROMPT = 32_768  # tokens of a prompt, its last ones, that are kept: some 300 bytes each
+from runtime.sequence import Sequence
+
+BORDER = -1  # between texts; no gram with it is looked up
+PLACES_A_STEP = 1024  # that are indexed in a step, of all texts together: about a millisecond
+PLACES_LOOKED_AT = 16  # of a gram
+MAX_PROMPT = 32_768  # last tokens of a prompt that are indexed, at some 300 bytes each
 
 
 class GramIndex:
@@ -18,7 +22,7 @@ class GramIndex:
 
     def __init__(self, *sizes: int) -> None:
         self.ids: list[int] = []
-        self._num_indexed = 0  # places up to this one have been seen
+        self._num_indexed = 0  # places up to this one are indexed
         self._latest: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
         self._earlier: dict[int, list[int]] = {size: [0] for size in sizes}  # by place; 0: none
 
@@ -29,9 +33,9 @@ class GramIndex:
         self.ids += ids
 
     def index(self, most: int) -> int:
-        """Take in up to `most` more places that something follows, in order; how many these were."""
+        """Index up to `most` more places that something follows, in order. Return how many these were."""
         first = self._num_indexed + 1
-        end = min(len(self.ids), first + most)  # the last place is that of the tokens which are looked for
+        end = min(len(self.ids), first + most)  # the last place is that of the tokens to look up
         if first >= end:
             return 0
         ids = self.ids
@@ -48,15 +52,20 @@ class GramIndex:
         return end - first
 
     def places(self, last: tuple[int, ...]) -> Iterator[int]:
-        """Where `last`, as many tokens as one of the sizes, has stood, the latest first."""
+        """Return where `last`, which is as long as one of the sizes, has stood, the latest place first."""
         earlier = self._earlier[len(last)]
         place = self._latest[len(last)].get(last, 0)
         while place:
             yield place
             place = earlier[place]
 
+    def places_of_end(self, text: GramIndex, size: int) -> Iterator[int]:
+        """Return the latest places of the last `size` tokens of `text`."""
+        last = tuple(text.ids[-size:])
+        return islice(self.places(last), PLACES_LOOKED_AT) if len(last) == size else iter(())
+
     def match_length(self, place: int, text: list[int], most: int) -> int:
-        """How many tokens before `place` are those at the end of `text`, up to `most`."""
+        """Return how many tokens before `place` equal those at the end of `text`, up to `most`."""
         ids, length, num = self.ids, 0, len(text)
         most = min(most, place, num)
         while length < most and ids[place - 1 - length] == text[num - 1 - length]:
@@ -64,20 +73,41 @@ class GramIndex:
         return length
 
 
-class Allowance:
-    """What may still be taken in during a step, by whoever is asked in it: so many prompts that start together, or a long one, hold
-    nobody up. Nobody says when a step begins: it does when somebody is asked again."""
+class GrowingTexts:
+    """Prediction, prompt and answer of each sequence that asks for guesses, indexed piece by piece."""
 
-    def __init__(self) -> None:
-        self._left = PLACES_A_STEP
-        self._asked: set[int] = set()
+    def __init__(self, *sizes: int) -> None:
+        self._sizes = sizes
+        self._texts: dict[int, GramIndex] = {}  # by number
+        self._num_taken: dict[int, int] = {}  # tokens of the answer, by number
+        self._left = PLACES_A_STEP  # that may be indexed in this step
+        self._asked: set[int] = set()  # numbers; a step begins when one is asked again
 
-    def asked(self, number: int) -> None:
-        """Sequence `number` is asked for a guess."""
+    def caught_up(self, sequence: Sequence) -> GramIndex:
+        """Return the sequence's text with all that is known by now."""
+        number = sequence.number
         if number in self._asked:
             self._asked.clear()
             self._left = PLACES_A_STEP
         self._asked.add(number)
+        text = self._texts.get(number)
+        if text is None:
+            text = self._texts[number] = GramIndex(*self._sizes)
+            if sequence.request.prediction:
+                text.extend((*sequence.request.prediction, BORDER))
+            text.extend(sequence.prompt_ids[-MAX_PROMPT:])
+            self._num_taken[number] = 0
+        if self._num_taken[number] < sequence.num_output_tokens:
+            text.extend(sequence.output_ids[self._num_taken[number] :])
+            self._num_taken[number] = sequence.num_output_tokens
+        self.index(text)
+        return text
 
     def index(self, text: GramIndex) -> None:
+        """Index more of a text, as far as the step allows."""
         self._left -= text.index(self._left)
+
+    def finished(self, sequence: Sequence) -> bool:
+        """Forget the sequence. Return whether it asked for guesses."""
+        self._num_taken.pop(sequence.number, None)
+        return self._texts.pop(sequence.number, None) is not None

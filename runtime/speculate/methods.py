@@ -1,13 +1,12 @@
-"""Methods: how a SpeculativeConfig becomes a Proposer. A method of another kind is a line here."""
+"""Methods: makes a proposer of a SpeculativeConfig. A further method is a line here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from runtime.speculate.anything import Anything
 from runtime.speculate.config import SpeculativeConfig
 from runtime.speculate.ngram import Ngram
-from runtime.speculate.proposer import Proposer
+from runtime.speculate.proposer import Anything, Proposer
 from runtime.speculate.speculation import DeviceSpeculation, Speculation
 from runtime.speculate.suffix import Suffix
 from runtime.speculate.verification_cost import VerificationCost
@@ -35,9 +34,10 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
 def speculation_of(
     config: SpeculativeConfig, draft_share: float, follow_share: float = 0.0, longest: int | None = None
 ) -> Speculation:
-    """Of a method that says where it looks things up; ngram does so on the host. `draft_share`: what a draft is assumed to take, in
-    steps of a single row. `follow_share`: what a draft model, or a head, is assumed to add to a step by computing it, too.
-    `longest`: tokens of a step with drafts, beyond which they would cost many times as much."""
+    """Return the speculation that `config` asks for.
+
+    `draft_share`: assumed cost of a draft, in steps of one row. `follow_share`: assumed cost of following a step with a draft
+    model or head, in such steps. `longest`: maximum tokens of a step with drafts: the longest that is captured."""
     config = config.where(on_device=False)
     cost = VerificationCost(draft_share, follow_share) if config.adaptive else None
     if config.on_device:

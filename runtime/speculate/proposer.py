@@ -1,4 +1,4 @@
-"""Proposer: guesses how a sequence goes on, so that one step can check several tokens. Asked by a Speculation."""
+"""Proposer: guesses the next tokens of a sequence, so that one step can check several tokens."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from runtime.sequence import Sequence
 
 
 class Proposer(Protocol):
-    """Its calls come from the event loop, so each must be quick: what it has to learn of a long text it learns in pieces."""
+    """Called on the event loop, so each call is quick: a long text is learned in pieces."""
 
     def propose(self, sequence: Sequence, most: int) -> Several[int]:
-        """Up to `most` ids that may follow what is known of `sequence`, the next one first; none where it has no idea. Asked up to
-        once a step for each decoding sequence, perhaps twice in a row for the same; it must not change what it is given."""
+        """Return up to `most` ids that may follow what is known of `sequence`; none without a guess. Called about once a step for
+        each decoding sequence. It must not change the sequence."""
         ...
 
     def finished(self, sequence: Sequence) -> None:
-        """`sequence` has ended, whether it was ever asked for or not: nothing needs to be kept of it."""
+        """Forget `sequence`, which has ended, whether a guess was asked for it or not."""
         ...
+
+
+class Anything:
+    """Proposer for synthetic acceptance, which decides by chance: the prompt's last token, over and over."""
+
+    def propose(self, sequence: Sequence, most: int) -> Several[int]:
+        return [sequence.prompt_ids[-1]] * most
+
+    def finished(self, sequence: Sequence) -> None:
+        pass

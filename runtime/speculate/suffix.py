@@ -1,26 +1,23 @@
 """Suffix decoding: what followed the longest run of last tokens, in this text or in past answers, as often as it did
 (Oliaro et al., "SuffixDecoding", arXiv 2411.04975).
 
-The paper counts in suffix trees. Here the latest few places where the last tokens stood are looked up, and vote on each token that
-may follow, those with more tokens in common for more: the same frequencies, of the recent past, in a few integers a token. Votes
-say how likely each draft is, so there are as many drafts as are likely enough: many in what is repeated, none in what is new. Past
-answers are kept apart by cache salt, since how fast an answer comes tells what others were answered."""
+The paper counts in suffix trees. Here the latest few places of the last tokens are looked up, and vote on each token that may
+follow, with a weight of the tokens in common: the same frequencies, of the recent past, in a few integers a token. Votes are the
+chance of each draft, so repeated text gets many drafts, and new text none. Past answers are kept apart by cache salt, since the
+speed of an answer reveals what others were answered."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
-from itertools import islice
 from typing import NamedTuple
 
 from runtime.sequence import Sequence
-from runtime.speculate.gram_index import MAX_PROMPT, Allowance, GramIndex
+from runtime.speculate.gram_index import BORDER, GramIndex, GrowingTexts
 
 SIZES = (6, 2)  # tokens that are looked up, the longer ones first
-PLACES_LOOKED_AT = 16  # in each text
 MAX_PAST_TOKENS = 131_072  # of all past answers, some 300 bytes each
-_BORDER = -1
 
 
 class _Place(NamedTuple):
@@ -32,28 +29,23 @@ class _Place(NamedTuple):
 
 
 class Suffix:
-    """A Proposer. `depth`: last tokens that are compared at most; `max_answers`: past ones that are kept; `factor`: drafts for each
-    token in common, at most; `min_probability`: of all drafts up to one being right."""
+    """Proposer by votes.
+
+    `depth`: maximum last tokens that are compared; `max_answers`: past answers that are kept; `factor`: maximum drafts for each
+    token in common; `min_probability`: minimum chance that all drafts up to one are right."""
 
     def __init__(self, depth: int, max_answers: int, factor: float, min_probability: float) -> None:
         self._depth = depth
         self._factor = factor
         self._min_probability = min_probability
-        self._texts: dict[int, _Text] = {}  # by number
+        self._texts = GrowingTexts(*SIZES)
         self._past = PastAnswers(max_answers)
-        self._allowance = Allowance()
 
     def propose(self, sequence: Sequence, most: int) -> Several[int]:
-        text = self._texts.get(sequence.number)
-        if text is None:
-            text = self._texts[sequence.number] = _Text(sequence)
-        text.catch_up(sequence)
-        own = text.index
-        self._allowance.asked(sequence.number)
-        self._allowance.index(own)
+        own = self._texts.caught_up(sequence)
         places = [*self._places(own, own)]
         for past in self._past.of(sequence.request.cache_salt):
-            self._allowance.index(past)
+            self._texts.index(past)
             places += self._places(past, own)
         if not places:
             return ()
@@ -62,14 +54,12 @@ class Suffix:
         return self._voted(voters, min(most, max(1, int(self._factor * longest))))
 
     def finished(self, sequence: Sequence) -> None:
-        if self._texts.pop(sequence.number, None) is not None and sequence.output_ids:
+        if self._texts.finished(sequence) and sequence.output_ids:
             self._past.add(sequence.request.cache_salt, sequence.output_ids)
 
     def _places(self, index: GramIndex, own: GramIndex) -> Iterator[_Place]:
         for size in SIZES:
-            if len(own) < size:
-                continue
-            found = islice(index.places(tuple(own.ids[-size:])), PLACES_LOOKED_AT)
+            found = index.places_of_end(own, size)
             places = [_Place(index, place, index.match_length(place, own.ids, self._depth)) for place in found]
             if places:
                 yield from places
@@ -88,7 +78,7 @@ class Suffix:
                 break
             (token_id, weight) = max(votes.items(), key=lambda vote: vote[1])  # of equal ones that of the latest place
             probability *= weight / votes.total()
-            if token_id == _BORDER or probability < self._min_probability:
+            if token_id == BORDER or probability < self._min_probability:
                 break
             at = len(guess)
             voters = [
@@ -99,25 +89,8 @@ class Suffix:
         return guess
 
 
-class _Text:
-    """Prediction, prompt and answer of a sequence, as far as they are known."""
-
-    def __init__(self, sequence: Sequence) -> None:
-        self.index = GramIndex(*SIZES)
-        if sequence.request.prediction:
-            self.index.extend((*sequence.request.prediction, _BORDER))
-        self.index.extend(sequence.prompt_ids[-MAX_PROMPT:])
-        self._num_taken = 0  # of the answer
-
-    def catch_up(self, sequence: Sequence) -> None:
-        if self._num_taken < sequence.num_output_tokens:
-            self.index.extend(sequence.output_ids[self._num_taken :])
-            self._num_taken = sequence.num_output_tokens
-
-
 class PastAnswers:
-    """The latest answers by cache salt, `max_answers` and MAX_PAST_TOKENS in all at most. Who has asked for nothing for longest is
-    forgotten first."""
+    """The latest answers by cache salt, in all at most `max_answers` and `max_tokens`. The least recently used salt goes first."""
 
     def __init__(self, max_answers: int, max_tokens: int = MAX_PAST_TOKENS) -> None:
         self._max_answers = max_answers
@@ -133,7 +106,7 @@ class PastAnswers:
         return sum(owner.num_answers for owner in self._owners.values())
 
     def of(self, salt: str | None) -> Several[GramIndex]:
-        """Texts to look into."""
+        """Return the texts of past answers."""
         owner = self._owners.get(salt)
         if owner is None:
             return ()
@@ -153,8 +126,8 @@ class PastAnswers:
 
 
 class _Generations:
-    """One owner's answers in two texts, a young one that grows and an old one that goes as a whole: nothing is ever taken out of
-    the middle of an index. Each has `max_answers` and `max_tokens` at most."""
+    """The answers of a salt in two texts, a young one that grows and an old one that is dropped as a whole. Each has at most
+    `max_answers` and `max_tokens`."""
 
     def __init__(self, max_answers: int, max_tokens: int) -> None:
         self._max_answers = max_answers
@@ -174,8 +147,8 @@ class _Generations:
         return [self._young] if self._old is self._young else [self._young, self._old]
 
     def add(self, ids: Several[int]) -> None:
-        """Remember an answer; of a very long one its end."""
-        ids = (*ids[1 - self._max_tokens :], _BORDER)
+        """Remember an answer, or the end of a very long one."""
+        ids = (*ids[1 - self._max_tokens :], BORDER)
         if self._num_young == self._max_answers or len(self._young) + len(ids) > self._max_tokens:
             self._old, self._num_old = self._young, self._num_young
             self._young, self._num_young = GramIndex(*SIZES), 0

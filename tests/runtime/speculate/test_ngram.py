@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.speculate import gram_index, ngram
+from runtime.speculate import gram_index
 from runtime.speculate.ngram import Ngram
 from tests.runtime.speculate.texts import add, sequence
 
@@ -53,7 +53,7 @@ def test_prompts_that_start_together_share_what_is_taken_in_during_a_step(monkey
 
 
 def test_of_a_prompt_beyond_all_measure_the_end_is_kept(monkeypatch):
-    monkeypatch.setattr(ngram, "MAX_PROMPT", 20)
+    monkeypatch.setattr(gram_index, "MAX_PROMPT", 20)
     assert [*Ngram(2, 2).propose(sequence([*range(100), 50, 51]), 1)] == []
     assert [*Ngram(2, 2).propose(sequence([*range(100), 90, 91]), 1)] == [92]
 
