@@ -28,38 +28,11 @@ _ANY_SPEED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("push", max_examples=40, derandomize=True, deadline=None, suppress_health_check=_ANY_SPEED)
 settings.register_profile("nightly", max_examples=400, print_blob=True, deadline=None, suppress_health_check=_ANY_SPEED)
 settings.load_profile("push")
-# What takes more than its share of a minute of CPU: kernels by an interpreter, models beside transformers, processes, fuzzing.
-SLOW = (
-    "ops/", "equality/", "e2e/", "runtime/models/", "runtime/platform/", "runtime/runner/", "runtime/sample/", "runtime/weights/",
-    "runtime/kv/test_kv_cache.py", "runtime/test_draft_model.py", "loadtests/test_engine.py",
-    "runtime/test_scheduler.py",
-    "loadtests/test_clients.py", "loadtests/test_commands.py", "loadtests/test_drafts.py",
-    "loadtests/test_gpu.py", "loadtests/test_load.py", "loadtests/test_pictures.py", "runtime/test_findings.py",
-    "server/media/test_end_to_end.py", "server/media/test_fuzzed_media.py", "server/media/test_processors.py",
-    "server/batches/test_batches_over_http.py", "loadtests/test_weights.py", "runtime/quantize/test_quantize.py",
-    "loadtests/test_processes.py", "loadtests/test_steps.py",
-    "server/structured/", "server/text/test_tool_parsers.py", "server/text/test_stop.py", "server/test_structured_outputs.py",
-    "server/test_made_up_requests.py",
-    "server/anthropic/test_messages", "test_imports.py", "server/test_openapi.py",
-    "server/text/test_detokenize.py", "server/text/test_tools_scanners.py", "server/text/test_reasoning.py",
-    "server/responses/test_response_events.py", "server/test_forced_calls.py",
-    "server/test_tool_calls.py",  # every tool parser's samples, whole and in pieces, through a server
-    "server/test_llm_memory.py", "test_contributing.py", "server/test_process.py", "server/responses/test_response_wire.py",
-    "server/test_user_text.py", "server/test_fuzzed_bodies.py", "server/test_text_pieces.py",
-    "server/test_tokenizer.py", "server/test_service_manager.py", "server/test_llm.py",
-    "runtime/speculate/test_what_pays.py",
-)  # fmt: skip
-
-
-def is_slow(path: Path) -> bool:
-    return path.relative_to(TESTS).as_posix().startswith(SLOW)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files of which every test is deselected are not imported either: that would be half of the fast tests' time."""
-    wanted = config.getoption("markexpr")
-    without_slow = "not slow" in wanted and " or " not in wanted
-    return True if without_slow and TESTS in collection_path.parents and is_slow(collection_path) else None
+    """Skip folders named nightly where all of their tests would be deselected: importing them takes as long as fast tests do."""
+    return True if config.getoption("markexpr") == "not nightly" and collection_path.name == "nightly" else None
 
 
 class LeftOut:
@@ -93,8 +66,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_slow(item.path):
-            item.add_marker(pytest.mark.slow)
         if "nightly" in item.path.relative_to(TESTS).parts:
             item.add_marker(pytest.mark.nightly)
     if not torch.cuda.is_available():

@@ -116,6 +116,7 @@ def test_what_the_examples_show():
     ]  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("title", doors())
 def test_an_example_works(title: str, outcomes: dict[str, tuple[int, str]]):
     code, output = outcomes[title]

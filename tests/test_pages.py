@@ -14,6 +14,7 @@ from loadtests.__main__ import COMMANDS
 from server.config import command_line
 from server.config.server_config import ServerConfig
 from server.ray.options import RayOptions
+from tests import reliability
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("server", "runtime", "ops", "csrc", "tests", "loadtests", ".github")
@@ -113,20 +114,9 @@ def test_options_that_pages_of_the_server_name_exist():
     assert shown - options == {"--help", "--resume", "--scheme", "--calibrate", "--calibration-tokens"}
 
 
-def test_every_promise_names_a_test_or_a_load_that_is_there():
-    rows = [
-        row.split("|") for row in (ROOT / "tests" / "RELIABILITY.md").read_text().splitlines() if row.startswith("| ")
-    ]
-    proofs = [row[-2] for row in rows if row[-2].strip() != "shown by"]
-    assert proofs
-    for proof in proofs:
-        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", proof)
-        assert named or re.search(r"`python -m loadtests \w+", proof), f"nothing shows: {proof}"
-        for path, function in named:
-            assert (ROOT / path).is_file(), f"{path} is not there"
-            assert not function or re.search(rf"def {function}\b", (ROOT / path).read_text()), (
-                f"no {function} in {path}"
-            )
+@pytest.mark.parametrize("entry", [entry for entries in reliability.AREAS.values() for entry in entries])
+def test_what_shows_that_the_server_is_reliable_is_there(entry: str):
+    assert reliability.tests_of(entry)
 
 
 def test_the_readme_stays_what_a_newcomer_reads_on_day_one():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 import transformers
 from torch.nn.functional import normalize
@@ -14,8 +13,6 @@ from runtime.config import EngineConfig
 from runtime.models import implementation
 from runtime.weights.fetch import resolve
 from tests.equality.pooled import pooled
-
-pytestmark = pytest.mark.slow  # it is downloaded
 
 
 async def test_the_built_in_embedder_gives_what_its_authors_made():

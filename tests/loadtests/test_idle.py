@@ -8,14 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from loadtests.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
 def test_idle_connections_are_counted_measured_and_closed(capsys):
     command = [sys.executable, "-m", "tests.fake_server", "--fake", "paused", "--no-access-log"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ) as server:

@@ -120,7 +120,6 @@ def known_usual(monkeypatch):
     monkeypatch.setattr(victim, "alone", alone)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("known_usual")
 def test_a_stream_that_breaks_beside_an_attack_is_told(tmp_path, capsys):
     process, address = toy(tmp_path)
@@ -137,7 +136,6 @@ def test_a_stream_that_breaks_beside_an_attack_is_told(tmp_path, capsys):
     assert "(a stream broke)" in out
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("known_usual")
 def test_without_a_url_a_server_is_started_and_ended(monkeypatch, capsys):
     processes: list[ServerProcess] = []

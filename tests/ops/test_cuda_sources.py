@@ -14,6 +14,7 @@ from ops.lora import few_tokens
 from ops.moe import experts_coded
 from ops.stored import E2M1, FP8, NF4, Q4, Q8, W4, W8
 from ops.tuning.files import read
+from tests.tiers import on_push
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="requirements/nvrtc.txt is not installed", exc_type=ImportError)
 
@@ -38,7 +39,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", on_push([torch.bfloat16, torch.float16], torch.bfloat16), ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_compiles(name, dtype):
     """The smallest and the largest of its kernels in one type, one between them in the other."""

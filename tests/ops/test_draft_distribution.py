@@ -16,6 +16,7 @@ from ops.sampling import reference
 from ops.sampling.tables import Drafts, Masks
 from tests.ops.sampling_case import RowParams, fill
 from tests.ops.test_op_sampling import assert_follows, distribution
+from tests.tiers import on_push
 
 V, LENGTH, ROWS, BEGIN = 6, 3, 3_000, 0
 CHAIN = 1.2 * torch.randn(V, V, generator=torch.Generator().manual_seed(8))  # by the last token
@@ -74,7 +75,7 @@ def guessed(row: int, last_id: int, num: int) -> list[int]:
     return guesses
 
 
-@pytest.mark.parametrize("params", SETTINGS, ids=str)
+@pytest.mark.parametrize("params", on_push(SETTINGS, SETTINGS[0], *SETTINGS[-3:]), ids=str)
 def test_tokens_gained_behind_guesses_follow_the_distribution_without(params):
     first_position = 10
     tables = fill([replace(params, seed=1_000_003 * row) for row in range(ROWS)], V)

@@ -39,7 +39,6 @@ async def test_the_openai_client_lists_and_retrieves(serve):
         assert (await client.models.retrieve(models[0])).id == "tiny"
 
 
-@pytest.mark.slow  # to import the client takes longer than most files of tests
 async def test_the_anthropic_client_lists_and_retrieves(serve):
     server = await serve(served_model_name=("tiny", "claude"))
     async with server.anthropic() as client:

@@ -57,7 +57,6 @@ def theirs() -> Any:
     return tokenizer
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("text", HARD, ids=[ascii(text[:30]) for text in HARD])
 def test_smollm2_encodes_and_decodes_as_transformers_does(theirs, text):
     tokenizer = smollm2.ours()
@@ -69,7 +68,6 @@ def test_smollm2_encodes_and_decodes_as_transformers_does(theirs, text):
     assert tokenizer.token_strings(ids) == theirs.convert_ids_to_tokens(ids)
 
 
-@pytest.mark.slow
 def test_smollm2_encodes_random_texts_as_transformers_does(theirs):
     for text in random_texts(400):
         assert smollm2.ours().encode(text) == theirs(text)["input_ids"], ascii(text)

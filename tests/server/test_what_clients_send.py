@@ -222,7 +222,6 @@ async def test_what_is_no_text_is_refused_as_that_and_not_as_something_to_leave_
 # --- threads of Anthropic's client --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # to import the client takes longer than most files of tests
 async def test_the_tool_runner_of_anthropics_client_gets_its_answer(serve):
     import anthropic
 

@@ -114,7 +114,6 @@ async def test_a_client_that_leaves_ends_all_its_choices(serve):
     assert len(server.engine.ended) == 4
 
 
-@pytest.mark.slow
 async def test_a_reader_that_does_not_read_slows_nobody_and_loses_nothing(serve, tokenizer):
     text = "0123456789abcdef" * 1500
     ids = [*tokenizer.encode(text), EOS]

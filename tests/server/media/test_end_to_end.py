@@ -87,7 +87,6 @@ async def test_usage_counts_pictures_and_the_cache_knows_them(server):
     assert first.choices[0].token_ids == again.choices[0].token_ids
 
 
-@pytest.mark.slow  # to import the client takes longer than most files of tests
 async def test_anthropics_client_gets_the_same_answer(server):
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(stored(ONE)).decode()}
     content = [{"type": "text", "text": "What is "}, {"type": "image", "source": source}, {"type": "text", "text": "?"}]

@@ -66,7 +66,6 @@ def merged_by_score(text: str, scores: dict[str, float]) -> list[str]:
 words = st.lists(st.sampled_from([*" ".join(CORPUS).split(), " ", "  ", "\n", "é", "字", "x1"]), max_size=8)
 
 
-@pytest.mark.slow
 @given(text=st.one_of(words.map(" ".join), st.text(max_size=20)))
 def test_merges_made_from_scores_cut_text_as_sentencepiece_does(text):
     fields = sentencepiece_metadata()
