@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from orjson import dumps
 
-from server.api.route import JSON, ErrorBody, Operation, Route
+from server.api.route import JSON, ErrorBody, Route
 from server.config import __version__
 from server.http import errors
 from server.http.auth import is_open, needs_admin
@@ -22,16 +22,15 @@ from server.http.schema import MAX_TIMEOUT_S, REQUEST_ID, Json
 
 def document(routes: Sequence[Route], *, user_key: bool, admin_key: bool) -> bytes:
     """The document of `routes`, as JSON. Which keys the server has decides what the operations need."""
-    operations = [route.operation for route in routes]
-    schemas, components = _schemas(operations)
+    schemas, components = _schemas(routes)
     paths: dict[str, Json] = {}
     refused: set[tuple[int, Any]] = set()
     for route in routes:
-        path, operation = re.sub(r"{(\w+):\w+}", r"{\1}", route.path), route.operation
-        refusals = _refusals(operation, path, user_key=user_key, admin_key=admin_key)
-        refused |= {(status, operation.error) for status in refusals}
+        path = re.sub(r"{(\w+):\w+}", r"{\1}", route.path)
+        refusals = _refusals(route, path, user_key=user_key, admin_key=admin_key)
+        refused |= {(status, route.error) for status in refusals}
         paths.setdefault(path, {})[route.method.lower()] = _operation(
-            operation, path, schemas, sorted(refusals), _security(path, user_key=user_key, admin_key=admin_key)
+            route, path, schemas, sorted(refusals), _security(path, user_key=user_key, admin_key=admin_key)
         )
     components_used: Json = {
         "schemas": components,
@@ -49,14 +48,14 @@ def document(routes: Sequence[Route], *, user_key: bool, admin_key: bool) -> byt
             "openapi": "3.1.0",
             "info": {"title": "oneloop", "version": __version__, "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}},
             "servers": [{"url": "/"}],
-            "tags": [{"name": tag} for tag in dict.fromkeys(operation.tag for operation in operations)],
+            "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in routes)],
             "paths": paths,
             "components": components_used,
         }
     )  # fmt: skip
 
 
-def _schemas(operations: Sequence[Operation]) -> tuple[dict[Any, Json], Json]:
+def _schemas(operations: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
     """A reference for every type that crosses the wire, and what the references name."""
     requests = {operation.request: None for operation in operations if operation.request is not None}
     answers = {kind: None for operation in operations for kind in (*operation.answers.values(), operation.error)}
@@ -89,7 +88,7 @@ def _require_what_is_written(schema: Json) -> None:
 
 
 def _operation(
-    operation: Operation, path: str, schemas: Mapping[Any, Json], refusals: list[int], security: list[Json] | None
+    operation: Route, path: str, schemas: Mapping[Any, Json], refusals: list[int], security: list[Json] | None
 ) -> Json:
     made: Json = {"operationId": operation.id, "tags": [operation.tag], "summary": operation.summary}
     if security is not None:
@@ -187,7 +186,7 @@ def _refusal(status: int, body: Json, *, with_codes: bool) -> Json:
 # --- keys ---------------------------------------------------------------------------------------------------------
 
 
-def _refusals(operation: Operation, path: str, *, user_key: bool, admin_key: bool) -> set[int]:
+def _refusals(operation: Route, path: str, *, user_key: bool, admin_key: bool) -> set[int]:
     found = {*operation.refusals, 500}
     if needs_admin(path, user_key=user_key, admin_key=admin_key):
         found |= {401, 403} if user_key else {401}

@@ -1,6 +1,6 @@
 """Route: one operation of the server, declared where it is answered: method, path, handler, and what the document says of it.
 
-    @route("GET", "/version", Operation("version", "Server", "The server's version", {JSON: Version}))
+    @route("GET", "/version", "version", "Server", "The server's version", {JSON: Version})
     async def version(service: Service, http: Request) -> Response: ...
 
 Every Route in a file of `api/` is found by `app`, and every ErrorsBelow; nothing else lists them."""
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from server.api.service import Service
 from server.http.errors import ErrorShape
 
+P = ParamSpec("P")
 Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
 
 JSON, EVENTS, HTML, TEXT = "application/json", "text/event-stream", "text/html", "text/plain"
@@ -40,12 +41,17 @@ class ErrorBody(Struct):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Operation:
-    """`answers`: media type to the type of a successful answer, None for plain text. `refusals`: the statuses of its errors
-    beside those every route has, `error` their type. `query`: the type of what stands behind the question mark.
-    `parameters`: what each name in the path is. `request_media`: the type of a body, without which it is taken too where it
-    `may_be_bodiless`."""
+class Route:
+    """An operation: its handler, method and path, spelt as Starlette does, `{name}`, or `{name:path}` where it may hold slashes;
+    and what the document says of it.
 
+    `answers`: media type to the type of a successful answer, None for plain text. `refusals`: the statuses of its errors beside
+    those every route has, `error` their type. `query`: the type of what stands behind the question mark. `parameters`: what each
+    name in the path is. `request_media`: the type of a body, without which it is taken too where it `may_be_bodiless`."""
+
+    handler: Handler
+    method: str
+    path: str
     id: str
     tag: str
     summary: str
@@ -60,16 +66,6 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Route:
-    """`path` is spelt as Starlette does: `{name}`, or `{name:path}` where it may hold slashes."""
-
-    method: str
-    path: str
-    handler: Handler
-    operation: Operation
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class ErrorsBelow:
     """How errors of `path` and of all below it are written, routes or not, where clients do not read them as OpenAI's do."""
 
@@ -77,6 +73,11 @@ class ErrorsBelow:
     shape: ErrorShape
 
 
-def route(method: str, path: str, operation: Operation) -> Callable[[Handler], Route]:
-    """Make a Route of the handler below."""
-    return lambda handler: Route(method, path, handler, operation)
+def _decorator(make: Callable[Concatenate[Handler, P], Route]) -> Callable[P, Callable[[Handler], Route]]:
+    def described(*args: P.args, **kwargs: P.kwargs) -> Callable[[Handler], Route]:
+        return lambda handler: make(handler, *args, **kwargs)
+
+    return described
+
+
+route = _decorator(Route)  # of the handler below it, by the fields that follow `handler`

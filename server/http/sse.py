@@ -83,7 +83,8 @@ class EventStream(Generic[T]):
     Where frames have a `writer(index, connection)` and the connection writes at once, the source is given it: what it takes comes
     neither here nor to `feed`.
 
-    `Call.send_body` and `Call.writer` lead past the layers that only look at the start of an answer."""
+    `begin` gives events that go out before the first item. `Call.send_body` and `Call.writer` lead past the layers that only
+    look at the start of an answer."""
 
     HEADERS = (
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -92,12 +93,14 @@ class EventStream(Generic[T]):
     )
 
     def __init__(
-        self, open_source: Callable[[], Source[T]], frames: Frames[T], *, ping_interval_s: float, done: bytes = DONE
-    ) -> None:
+        self, open_source: Callable[[], Source[T]], frames: Frames[T], *, ping_interval_s: float, done: bytes = DONE,
+        begin: Callable[[], bytes] | None = None,
+    ) -> None:  # fmt: skip
         self._open_source = open_source
         self._frames = frames
         self._ping_interval_s = ping_interval_s
         self._done = done
+        self._begin = begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = call_in(scope)
@@ -141,6 +144,8 @@ class EventStream(Generic[T]):
             return partial(send, {"type": "http.response.body", "body": body, "more_body": True})
 
         try:
+            if self._begin is not None:
+                await send({"type": "http.response.body", "body": self._begin(), "more_body": True})
             await source.hand_to(take, None if write is None else writer_of)
             return self._frames.end()
         except Exception as error:

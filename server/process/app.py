@@ -45,7 +45,7 @@ class Endpoint:
         call.default_timeout_s = self._service.config.request_timeout
         if self._service.config.otlp_traces_endpoint is not None:
             call.trace_headers = trace_headers(call.headers)
-        if 429 in self._route.operation.refusals:  # before a body is read that nobody has room for
+        if 429 in self._route.refusals:  # before a body is read that nobody has room for
             self._service.lifecycle.require_model().engines.check_room(call.caller)
         response = await self._route.handler(self._service, Request(scope, receive, send))
         await response(scope, receive, send)

@@ -31,7 +31,7 @@ TEXT = "x " * (SIZE // 2)
 REFUSALS = (ApiError, GrammarError, BaseExceptionGroup)
 NOTHING = (False, {})
 MULTIPART = f"{FORM}; boundary=b"
-TAKE_BODIES = [route for route in ROUTES if route.operation.request is not None]
+TAKE_BODIES = [route for route in ROUTES if route.request is not None]
 MODELS = pytest.mark.parametrize("pooler", [None, EMBEDDER, CLASSIFIER], ids=["generates", "embeds", "classifies"])
 
 
@@ -121,7 +121,7 @@ async def test_nothing_is_left_of_a_body_without_an_end(serve, tmp_path, send: S
     with uncollected():
         for route in TAKE_BODIES:
             path = re.sub(r"\{.*?\}", "none", route.path)
-            is_form = route.operation.request_media == FORM
+            is_form = route.request_media == FORM
             body, kind = (form(b" " * SIZE, b""), MULTIPART) if is_form else (b" " * SIZE, JSON)
             client = await server.raw()
             statuses[await send(server, client, path, kind, body)] += 1

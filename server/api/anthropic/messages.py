@@ -14,7 +14,7 @@ from server.api.anthropic.events import MessageFrames
 from server.api.anthropic.history import tool_use_id
 from server.api.anthropic.prepare import NAMES, PreparedMessages, generate_request, prepare
 from server.api.frames import encoded
-from server.api.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, ErrorsBelow, Operation, route
+from server.api.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, ErrorsBelow, route
 from server.api.service import Service
 from server.generate.collect import collect_transcripts
 from server.generate.encode import chat_ids
@@ -33,13 +33,10 @@ ERRORS = ErrorsBelow("/v1/messages", AnthropicErrors())
 
 
 @route(
-    "POST",
-    "/v1/messages",
-    Operation(
-        "createMessage", "Generation", "Answer a conversation, as Anthropic has it; with `stream`, as server-sent events",
-        {JSON: api_types.AnthropicMessage, EVENTS: api_types.MessageEvent}, request_types.MessagesRequest, GENERATION_REFUSALS,
-        api_types.AnthropicError,
-    ),
+    "POST", "/v1/messages", "createMessage", "Generation",
+    "Answer a conversation, as Anthropic has it; with `stream`, as server-sent events",
+    {JSON: api_types.AnthropicMessage, EVENTS: api_types.MessageEvent}, request_types.MessagesRequest,
+    GENERATION_REFUSALS, api_types.AnthropicError,
 )  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
@@ -83,12 +80,9 @@ def _block(part: Part, shows_thinking: bool) -> api_types.Content | None:
 
 
 @route(
-    "POST",
-    "/v1/messages/count_tokens",
-    Operation(
-        "countMessageTokens", "Tokens", "How many tokens a conversation's prompt has, as Anthropic has it",
-        {JSON: api_types.InputTokens}, request_types.CountRequest, BODY_REFUSALS, api_types.AnthropicError,
-    ),
+    "POST", "/v1/messages/count_tokens", "countMessageTokens", "Tokens",
+    "How many tokens a conversation's prompt has, as Anthropic has it", {JSON: api_types.InputTokens},
+    request_types.CountRequest, BODY_REFUSALS, api_types.AnthropicError,
 )  # fmt: skip
 async def count_tokens(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()

@@ -11,7 +11,7 @@ from server.api.llamacpp import api_types, request_types
 from server.api.llamacpp.frames import ContentFrames, last, selected
 from server.api.llamacpp.prepare import INFILL_NAMES, NAMES, Prepared, of_completion, of_infill
 from server.api.llamacpp.state import props, slots
-from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, Route, route
+from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Route, route
 from server.api.service import Service
 from server.generate.collect import collect
 from server.generate.generation import Generation
@@ -37,26 +37,20 @@ async def complete(service: Service, http: Request) -> ASGIApp:
     return await _answer(service, loaded, http, given, prepared, NAMES, is_list=given.is_list)
 
 
-def _completing(name: str, id: str) -> Route:
-    operation = Operation(
-        id, "llama.cpp", "Continue a prompt, as llama.cpp has it; with `stream`, as server-sent events",
+COMPLETION, COMPLETIONS = (
+    Route(
+        complete, "POST", path, id, "llama.cpp", "Continue a prompt, as llama.cpp has it; with `stream`, as server-sent events",
         {JSON: api_types.LlamaCompletion | list[api_types.LlamaCompletion], EVENTS: api_types.LlamaCompletion},
         request_types.LlamaCompletionRequest, GENERATION_REFUSALS,
-    )  # fmt: skip
-    return Route("POST", name, complete, operation)
-
-
-COMPLETION, COMPLETIONS = _completing("/completion", "llamaCompletion"), _completing("/completions", "llamaCompletions")
+    )
+    for path, id in (("/completion", "llamaCompletion"), ("/completions", "llamaCompletions"))
+)  # fmt: skip
 
 
 @route(
-    "POST",
-    "/infill",
-    Operation(
-        "llamaInfill", "llama.cpp", "Fill in what stands between two texts, as llama.cpp has it",
-        {JSON: api_types.LlamaCompletion | list[api_types.LlamaCompletion], EVENTS: api_types.LlamaCompletion},
-        request_types.LlamaInfillRequest, GENERATION_REFUSALS,
-    ),
+    "POST", "/infill", "llamaInfill", "llama.cpp", "Fill in what stands between two texts, as llama.cpp has it",
+    {JSON: api_types.LlamaCompletion | list[api_types.LlamaCompletion], EVENTS: api_types.LlamaCompletion},
+    request_types.LlamaInfillRequest, GENERATION_REFUSALS,
 )  # fmt: skip
 async def infill(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
@@ -65,22 +59,14 @@ async def infill(service: Service, http: Request) -> ASGIApp:
     return await _answer(service, loaded, http, given, of_infill(given), INFILL_NAMES, is_list=False)
 
 
-@route(
-    "GET",
-    "/props",
-    Operation("llamaProps", "llama.cpp", "What the server is", {JSON: api_types.LlamaProps}, None, (503,)),
-)
+@route("GET", "/props", "llamaProps", "llama.cpp", "What the server is", {JSON: api_types.LlamaProps}, None, (503,))
 async def read_props(service: Service, http: Request) -> ASGIApp:
     return json_response(props(service.lifecycle.require_model(), service.config))
 
 
 @route(
-    "GET",
-    "/slots",
-    Operation(
-        "llamaSlots", "llama.cpp", "The sequences that may run at a time", {JSON: list[api_types.LlamaSlot]}, None, (400, 503),
-        query=request_types.SlotsQuery,
-    ),
+    "GET", "/slots", "llamaSlots", "llama.cpp", "The sequences that may run at a time", {JSON: list[api_types.LlamaSlot]},
+    None, (400, 503), query=request_types.SlotsQuery,
 )  # fmt: skip
 async def read_slots(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()

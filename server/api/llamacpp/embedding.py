@@ -11,7 +11,7 @@ from server.api.llamacpp import api_types, request_types
 from server.api.pooling.pooled import Parts, pooled_for, read, written
 from server.api.pooling.request import PoolingRequest, texts_of
 from server.api.pooling.vectors import json_of
-from server.api.route import GENERATION_REFUSALS, JSON, Operation, Route
+from server.api.route import GENERATION_REFUSALS, JSON, Route
 from server.api.service import Service
 from server.http.call import call_of, off_loop
 
@@ -39,12 +39,10 @@ async def embed(service: Service, http: Request) -> ASGIApp:
     return await written(call_of(http), parts(), results)
 
 
-def _embedding(path: str, id: str) -> Route:
-    operation = Operation(
-        id, "llama.cpp", "A vector for each text, as llama.cpp has it", {JSON: list[api_types.LlamaEmbedding]},
+EMBEDDING, EMBEDDINGS = (
+    Route(
+        embed, "POST", path, id, "llama.cpp", "A vector for each text, as llama.cpp has it", {JSON: list[api_types.LlamaEmbedding]},
         request_types.LlamaEmbeddingRequest, GENERATION_REFUSALS,
-    )  # fmt: skip
-    return Route("POST", path, embed, operation)
-
-
-EMBEDDING, EMBEDDINGS = _embedding("/embedding", "llamaEmbedding"), _embedding("/embeddings", "llamaEmbeddings")
+    )
+    for path, id in (("/embedding", "llamaEmbedding"), ("/embeddings", "llamaEmbeddings"))
+)  # fmt: skip

@@ -10,7 +10,7 @@ from server.api.ollama import api_types, request_types
 from server.api.ollama.frames import ChatShape, GenerateShape, LineFrames, OllamaErrors, Shape, whole
 from server.api.ollama.models import named
 from server.api.ollama.prepare import CHAT_NAMES, GENERATE_NAMES, Prepared, of_chat, of_generate
-from server.api.route import GENERATION_REFUSALS, JSON, ErrorsBelow, Operation, route
+from server.api.route import GENERATION_REFUSALS, JSON, ErrorsBelow, route
 from server.api.service import Service
 from server.generate.collect import collect
 from server.generate.start import start
@@ -30,13 +30,10 @@ ERRORS = ErrorsBelow("/api", OllamaErrors())
 
 
 @route(
-    "POST",
-    "/api/chat",
-    Operation(
-        "ollamaChat", "Ollama", "Answer a conversation, as Ollama has it: as JSON lines unless `stream` is false",
-        {JSON: api_types.OllamaAnswer, LINES: api_types.OllamaAnswer}, request_types.OllamaChatRequest, GENERATION_REFUSALS,
-        api_types.OllamaError,
-    ),
+    "POST", "/api/chat", "ollamaChat", "Ollama",
+    "Answer a conversation, as Ollama has it: as JSON lines unless `stream` is false",
+    {JSON: api_types.OllamaAnswer, LINES: api_types.OllamaAnswer}, request_types.OllamaChatRequest, GENERATION_REFUSALS,
+    api_types.OllamaError,
 )  # fmt: skip
 async def chat(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
@@ -50,13 +47,10 @@ async def chat(service: Service, http: Request) -> ASGIApp:
 
 
 @route(
-    "POST",
-    "/api/generate",
-    Operation(
-        "ollamaGenerate", "Ollama", "Answer a prompt, as Ollama has it: as JSON lines unless `stream` is false",
-        {JSON: api_types.OllamaAnswer, LINES: api_types.OllamaAnswer}, request_types.OllamaGenerateRequest,
-        GENERATION_REFUSALS, api_types.OllamaError,
-    ),
+    "POST", "/api/generate", "ollamaGenerate", "Ollama",
+    "Answer a prompt, as Ollama has it: as JSON lines unless `stream` is false",
+    {JSON: api_types.OllamaAnswer, LINES: api_types.OllamaAnswer}, request_types.OllamaGenerateRequest,
+    GENERATION_REFUSALS, api_types.OllamaError,
 )  # fmt: skip
 async def generate(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()

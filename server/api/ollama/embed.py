@@ -15,7 +15,7 @@ from server.api.ollama.models import named
 from server.api.pooling.pooled import filled, pooled_for, written
 from server.api.pooling.request import PoolingRequest, Text, texts_of
 from server.api.pooling.vectors import json_of
-from server.api.route import GENERATION_REFUSALS, JSON, Operation, route
+from server.api.route import GENERATION_REFUSALS, JSON, route
 from server.api.service import Service
 from server.generate.request import Truncation
 from server.http.body import read_request
@@ -24,12 +24,8 @@ from server.http.errors import Field
 
 
 @route(
-    "POST",
-    "/api/embed",
-    Operation(
-        "ollamaEmbed", "Ollama", "A normalised vector for each text, as Ollama has it", {JSON: api_types.OllamaEmbed},
-        request_types.OllamaEmbedRequest, GENERATION_REFUSALS, api_types.OllamaError,
-    ),
+    "POST", "/api/embed", "ollamaEmbed", "Ollama", "A normalised vector for each text, as Ollama has it",
+    {JSON: api_types.OllamaEmbed}, request_types.OllamaEmbedRequest, GENERATION_REFUSALS, api_types.OllamaError,
 )  # fmt: skip
 async def embed(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
@@ -63,12 +59,9 @@ async def embed(service: Service, http: Request) -> ASGIApp:
 
 
 @route(
-    "POST",
-    "/api/embeddings",
-    Operation(
-        "ollamaEmbeddings", "Ollama", "The vector of a text as the model makes it, as older clients of Ollama ask for it",
-        {JSON: api_types.OllamaEmbedding}, request_types.OllamaEmbeddingsRequest, GENERATION_REFUSALS, api_types.OllamaError,
-    ),
+    "POST", "/api/embeddings", "ollamaEmbeddings", "Ollama",
+    "The vector of a text as the model makes it, as older clients of Ollama ask for it",
+    {JSON: api_types.OllamaEmbedding}, request_types.OllamaEmbeddingsRequest, GENERATION_REFUSALS, api_types.OllamaError,
 )  # fmt: skip
 async def embeddings(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from server.api.ollama import api_types, request_types
 from server.api.ollama.api_types import OllamaListedModel, OllamaModelDetails, OllamaRunningModel, OllamaShow
 from server.api.ollama.request_types import LATEST
-from server.api.route import BODY_REFUSALS, JSON, Operation, Route, route
+from server.api.route import BODY_REFUSALS, JSON, Route, route
 from server.api.service import Service
 from server.config.server_config import ServerConfig
 from server.http.answers import json_response
@@ -145,11 +145,8 @@ def _time(since_epoch_s: int) -> str:
 
 
 @route(
-    "GET",
-    "/api/tags",
-    Operation(
-        "ollamaTags", "Ollama", "The names this server has", {JSON: api_types.OllamaModels}, None, (503,), api_types.OllamaError
-    ),
+    "GET", "/api/tags", "ollamaTags", "Ollama", "The names this server has", {JSON: api_types.OllamaModels}, None, (503,),
+    api_types.OllamaError,
 )  # fmt: skip
 async def tags(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
@@ -159,11 +156,8 @@ async def tags(service: Service, http: Request) -> Response:
 
 
 @route(
-    "GET",
-    "/api/ps",
-    Operation(
-        "ollamaPs", "Ollama", "The models that are loaded", {JSON: api_types.OllamaRunningModels}, error=api_types.OllamaError
-    ),
+    "GET", "/api/ps", "ollamaPs", "Ollama", "The models that are loaded", {JSON: api_types.OllamaRunningModels},
+    error=api_types.OllamaError,
 )  # fmt: skip
 async def ps(service: Service, http: Request) -> Response:
     """What there is runs; while it loads there is nothing."""
@@ -173,12 +167,8 @@ async def ps(service: Service, http: Request) -> Response:
 
 
 @route(
-    "POST",
-    "/api/show",
-    Operation(
-        "ollamaShow", "Ollama", "What there is to know of the model", {JSON: api_types.OllamaShow}, request_types.OllamaShowRequest,
-        BODY_REFUSALS, api_types.OllamaError,
-    ),
+    "POST", "/api/show", "ollamaShow", "Ollama", "What there is to know of the model", {JSON: api_types.OllamaShow},
+    request_types.OllamaShowRequest, BODY_REFUSALS, api_types.OllamaError,
 )  # fmt: skip
 async def show(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
@@ -188,11 +178,8 @@ async def show(service: Service, http: Request) -> Response:
 
 
 @route(
-    "GET",
-    "/api/version",
-    Operation(
-        "ollamaVersion", "Ollama", "The Ollama whose API this is", {JSON: api_types.OllamaVersion}, error=api_types.OllamaError
-    ),
+    "GET", "/api/version", "ollamaVersion", "Ollama", "The Ollama whose API this is", {JSON: api_types.OllamaVersion},
+    error=api_types.OllamaError,
 )  # fmt: skip
 async def version(service: Service, http: Request) -> Response:
     return json_response(api_types.OllamaVersion(VERSION))
@@ -205,14 +192,12 @@ async def _manage(service: Service, http: Request) -> Response:
     )
 
 
-def _managing(method: str, name: str) -> Route:
-    operation = Operation(
-        f"ollama{name.title()}", "Ollama", "Refused: this server has the models it was started with",
+PULL, PUSH, CREATE, COPY, DELETE = (
+    Route(
+        _manage, method, f"/api/{name}", f"ollama{name.title()}", "Ollama",
+        "Refused: this server has the models it was started with",
         {JSON: api_types.OllamaStatus}, request_types.OllamaManageRequest if method == "POST" else None, (400,),
         api_types.OllamaError,
-    )  # fmt: skip
-    return Route(method, f"/api/{name}", _manage, operation)
-
-
-PULL, PUSH, CREATE, COPY = (_managing("POST", name) for name in ("pull", "push", "create", "copy"))
-DELETE = _managing("DELETE", "delete")
+    )
+    for method, name in (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))
+)  # fmt: skip

@@ -1,21 +1,134 @@
-"""/v1/batches: create, list, retrieve and cancel, as OpenAI has them; the work is done in the background."""
+"""/v1/files and /v1/batches, as OpenAI has them: files of requests and answers, and batches worked on in the background."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+
 from starlette.requests import Request
+from starlette.responses import FileResponse
 from starlette.types import ASGIApp
 
-from server.api.openai.files import folder_of, owner_of
-from server.api.route import BODY_REFUSALS, JSON, Operation, route
+from server.api.route import BODY_REFUSALS, FORM, JSON, route
 from server.api.service import Service
 from server.batches import api_types
-from server.batches.api_types import BATCH, CreateBatch, ListQuery, page
-from server.batches.files import INPUT, new_id
+from server.batches.api_types import BATCH, CreateBatch, ListFilesQuery, ListQuery, expires_after, is_expiry, page
+from server.batches.files import ADMINISTRATOR, INPUT, FileStore, Owner, StoredFile, new_id
+from server.batches.folder import BatchFolder
 from server.batches.runner import BatchRunner
 from server.batches.store import StoredBatch
+from server.config.server_config import ServerConfig
 from server.http.answers import json_response
 from server.http.body import read_query, read_request
-from server.http.errors import BatchesOff, InvalidRequest
+from server.http.call import call_of, note_ignored
+from server.http.errors import BatchesOff, InvalidRequest, clip
+from server.http.upload import Upload, read_upload
+
+MAX_FILENAME = 255
+BYTES = "application/octet-stream"
+FILE_ID = {"file_id": "The id of a file"}
+
+
+def folder_of(service: Service) -> BatchFolder:
+    """Raises BatchesOff."""
+    if service.batch_folder is None:
+        raise BatchesOff
+    return service.batch_folder
+
+
+def owner_of(http: Request) -> Owner:
+    if call_of(http).is_admin:
+        return Owner(ADMINISTRATOR, is_admin=True)
+    key = call_of(http).key
+    return Owner(None if key is None else key.hex())
+
+
+@route(
+    "POST", "/v1/files", "createFile", "Batches", "Upload a file of requests; a form, not JSON",
+    {JSON: api_types.FileBody}, api_types.FileUpload, (400, 403, 404, 413, 415), request_media=FORM,
+)  # fmt: skip
+async def create_file(service: Service, http: Request) -> ASGIApp:
+    folder, config = folder_of(service), service.config
+    owner = owner_of(http).key
+    folder.files.check_room(owner, 0)
+    async with _reading(folder.files, owner, http, config) as upload:
+        if (purpose := upload.fields.get("purpose")) != INPUT:
+            what = "is missing" if purpose is None else f"{clip(purpose)!r} is not supported"
+            raise InvalidRequest(f"purpose {what}: files here are for batches (purpose=batch)", param="purpose")
+        note_ignored(http, [name for name in upload.fields if name != "purpose" and not is_expiry(name)], config)
+        expiry, now = expires_after(upload.fields), int(folder.files.clock())
+        name = upload.filename.replace("\\", "/").rpartition("/")[2][-MAX_FILENAME:]
+        until = None if expiry is None else now + expiry.seconds
+        file = StoredFile(new_id("file-"), upload.num_bytes, now, name, INPUT, owner, until)
+        await folder.files.add(upload.content, file)
+    if until is not None and (runner := service.batches) is not None:
+        runner.expiry.look_again()
+    return json_response(file.body)
+
+
+@contextlib.asynccontextmanager
+async def _reading(files: FileStore, owner: str | None, http: Request, config: ServerConfig) -> AsyncIterator[Upload]:
+    """`read_upload`, with room for what is being read: what many send at a time is bounded as what is kept is."""
+    announced = http.headers.get("content-length", "")
+    limit = config.max_batch_file_size
+    num_bytes = min(int(announced), limit) if announced.isdigit() else limit
+    files.reserve(owner, num_bytes)
+    try:
+        async with read_upload(http, config, limit) as upload:
+            files.account(owner, -num_bytes)  # from here on the file itself counts
+            num_bytes = 0
+            yield upload
+    finally:
+        files.account(owner, -num_bytes)
+
+
+@route(
+    "GET", "/v1/files", "listFiles", "Batches", "Files, the newest first", {JSON: api_types.FileList}, None, (400, 404),
+    query=ListFilesQuery,
+)  # fmt: skip
+async def list_files(service: Service, http: Request) -> ASGIApp:
+    folder, query = folder_of(service), read_query(http, ListFilesQuery, service.config)
+    found = [file for file in folder.files.owned(owner_of(http)) if query.purpose in (None, file.purpose)]
+    if query.order == "asc":
+        found.reverse()
+    return json_response(page(api_types.FileList, found, after=query.after, limit=query.limit))
+
+
+@route(
+    "GET", "/v1/files/{file_id}", "retrieveFile", "Batches", "A file's description", {JSON: api_types.FileBody}, None,
+    (404,), parameters=FILE_ID,
+)  # fmt: skip
+async def retrieve_file(service: Service, http: Request) -> ASGIApp:
+    folder = folder_of(service)
+    return json_response(folder.files.find(http.path_params["file_id"], owner_of(http)).body)
+
+
+@route(
+    "GET", "/v1/files/{file_id}/content", "downloadFile", "Batches", "A file's content", {BYTES: None}, None, (404,),
+    parameters=FILE_ID,
+)  # fmt: skip
+async def download(service: Service, http: Request) -> ASGIApp:
+    folder = folder_of(service)
+    file = folder.files.find(http.path_params["file_id"], owner_of(http))
+    return FileResponse(folder.files.path(file.id), media_type=BYTES)
+
+
+@route(
+    "DELETE", "/v1/files/{file_id}", "deleteFile", "Batches", "Delete a file that no unfinished batch needs",
+    {JSON: api_types.DeletedFile}, None, (400, 404), parameters=FILE_ID,
+)  # fmt: skip
+async def delete_file(service: Service, http: Request) -> ASGIApp:
+    folder, id = folder_of(service), http.path_params["file_id"]
+    folder.files.find(id, owner_of(http))
+    user = next((batch.id for batch in folder.batches.unfinished() if batch.input_file_id == id), None)
+    if user is not None:
+        raise InvalidRequest(f"the file is being worked on by {user}; cancel that first", param="file_id")
+    await folder.files.delete(id, owner_of(http))
+    return json_response(api_types.DeletedFile(id=id))
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
 
 BATCH_ID = {"batch_id": "The id of a batch"}
 
@@ -28,14 +141,10 @@ def runner_of(service: Service) -> BatchRunner:
 
 
 @route(
-    "POST",
-    "/v1/batches",
-    Operation(
-        "createBatch", "Batches", "Answer a file of requests in the background", {JSON: api_types.BatchBody}, CreateBatch,
-        (*BODY_REFUSALS, 429),
-    ),
+    "POST", "/v1/batches", "createBatch", "Batches", "Answer a file of requests in the background",
+    {JSON: api_types.BatchBody}, CreateBatch, (*BODY_REFUSALS, 429),
 )  # fmt: skip
-async def create(service: Service, http: Request) -> ASGIApp:
+async def create_batch(service: Service, http: Request) -> ASGIApp:
     folder, runner, owner = folder_of(service), runner_of(service), owner_of(http)
     given = await read_request(http, BATCH, service.config)
     file = folder.files.find(given.input_file_id, owner)
@@ -51,49 +160,27 @@ async def create(service: Service, http: Request) -> ASGIApp:
 
 
 @route(
-    "GET",
-    "/v1/batches",
-    Operation(
-        "listBatches",
-        "Batches",
-        "The newest first",
-        {JSON: api_types.BatchList},
-        None,
-        (400, 404),
-        query=ListQuery,
-    ),
-)
-async def list_all(service: Service, http: Request) -> ASGIApp:
+    "GET", "/v1/batches", "listBatches", "Batches", "The newest first", {JSON: api_types.BatchList}, None, (400, 404),
+    query=ListQuery,
+)  # fmt: skip
+async def list_batches(service: Service, http: Request) -> ASGIApp:
     folder, query = folder_of(service), read_query(http, ListQuery, service.config)
     found = folder.batches.owned(owner_of(http))
     return json_response(page(api_types.BatchList, found, after=query.after, limit=query.limit))
 
 
 @route(
-    "GET",
-    "/v1/batches/{batch_id}",
-    Operation(
-        "retrieveBatch",
-        "Batches",
-        "Where a batch stands",
-        {JSON: api_types.BatchBody},
-        None,
-        (404,),
-        parameters=BATCH_ID,
-    ),
-)
-async def retrieve(service: Service, http: Request) -> ASGIApp:
+    "GET", "/v1/batches/{batch_id}", "retrieveBatch", "Batches", "Where a batch stands", {JSON: api_types.BatchBody},
+    None, (404,), parameters=BATCH_ID,
+)  # fmt: skip
+async def retrieve_batch(service: Service, http: Request) -> ASGIApp:
     return json_response(folder_of(service).batches.find(http.path_params["batch_id"], owner_of(http)).body)
 
 
 @route(
-    "POST",
-    "/v1/batches/{batch_id}/cancel",
-    Operation(
-        "cancelBatch", "Batches", "End a batch; what is answered stays", {JSON: api_types.BatchBody}, None, (400, 404),
-        parameters=BATCH_ID,
-    ),
+    "POST", "/v1/batches/{batch_id}/cancel", "cancelBatch", "Batches", "End a batch; what is answered stays",
+    {JSON: api_types.BatchBody}, None, (400, 404), parameters=BATCH_ID,
 )  # fmt: skip
-async def cancel(service: Service, http: Request) -> ASGIApp:
+async def cancel_batch(service: Service, http: Request) -> ASGIApp:
     batch = folder_of(service).batches.find(http.path_params["batch_id"], owner_of(http))
     return json_response((await runner_of(service).cancel(batch.id)).body)

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 from server.api.openai import api_types, request_types, requests
 from server.api.openai.generated import answer
 from server.api.openai.shapes import ChatShape
-from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
+from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, route
 from server.api.service import Service
 from server.http.body import read_as
 from server.http.call import call_of
@@ -16,12 +16,10 @@ from server.models import lookup
 
 
 @route(
-    "POST",
-    "/v1/chat/completions",
-    Operation(
-        "createChatCompletion", "Generation", "Answer a conversation; with `stream`, as server-sent events",
-        {JSON: api_types.ChatCompletion, EVENTS: api_types.ChatCompletionChunk}, request_types.ChatRequest, GENERATION_REFUSALS,
-    ),
+    "POST", "/v1/chat/completions", "createChatCompletion", "Generation",
+    "Answer a conversation; with `stream`, as server-sent events",
+    {JSON: api_types.ChatCompletion, EVENTS: api_types.ChatCompletionChunk}, request_types.ChatRequest,
+    GENERATION_REFUSALS,
 )  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()

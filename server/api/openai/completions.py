@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 from server.api.openai import api_types, request_types, requests
 from server.api.openai.generated import answer
 from server.api.openai.shapes import COMPLETION
-from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
+from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, route
 from server.api.service import Service
 from server.http.body import read_as
 from server.http.call import call_of
@@ -16,13 +16,10 @@ from server.models import lookup
 
 
 @route(
-    "POST",
-    "/v1/completions",
-    Operation(
-        "createCompletion", "Generation", "Continue one or several prompts; with `stream`, as server-sent events",
-        {JSON: api_types.TextCompletion, EVENTS: api_types.TextCompletionChunk}, request_types.CompletionRequest,
-        GENERATION_REFUSALS,
-    ),
+    "POST", "/v1/completions", "createCompletion", "Generation",
+    "Continue one or several prompts; with `stream`, as server-sent events",
+    {JSON: api_types.TextCompletion, EVENTS: api_types.TextCompletionChunk}, request_types.CompletionRequest,
+    GENERATION_REFUSALS,
 )  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.api import Adapter
-from server.api.route import JSON, Operation, route
+from server.api.route import JSON, route
 from server.api.service import Service
 from server.http.answers import json_response
 from server.http.errors import ModelNotFound
@@ -102,9 +102,7 @@ def _named(name: str, created: int) -> Json:
 
 
 @route(
-    "GET",
-    "/v1/models",
-    Operation("listModels", "Models", "The names this server answers to", {JSON: ModelList}, refusals=(503,)),
+    "GET", "/v1/models", "listModels", "Models", "The names this server answers to", {JSON: ModelList}, refusals=(503,)
 )
 async def list_all(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
@@ -117,12 +115,8 @@ async def list_all(service: Service, http: Request) -> Response:
 
 
 @route(
-    "GET",
-    "/v1/models/{model_id:path}",
-    Operation(
-        "retrieveModel", "Models", "One of those names", {JSON: ModelCard},
-        refusals=(404, 503), parameters={"model_id": "A name of a model, slashes included"},
-    ),
+    "GET", "/v1/models/{model_id:path}", "retrieveModel", "Models", "One of those names", {JSON: ModelCard},
+    refusals=(404, 503), parameters={"model_id": "A name of a model, slashes included"},
 )  # fmt: skip
 async def retrieve(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()

@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.route import JSON, TEXT, Operation, Route, route
+from server.api.route import JSON, TEXT, Route, route
 from server.api.service import Service
 from server.config import __version__
 from server.http.answers import json_response
@@ -36,31 +36,23 @@ class Health(Struct):
     unit: str | UnsetType = UNSET
 
 
-@route(
-    "GET", "/health", Operation("health", "Server", "200 while requests may enter and are worked on", {JSON: Health})
-)
+@route("GET", "/health", "health", "Server", "200 while requests may enter and are worked on", {JSON: Health})
 async def health(service: Service, http: Request) -> Response:
     return _readiness(service)
 
 
-@route("GET", "/health/ready", Operation("healthReady", "Server", "The same as /health", {JSON: Health}))
+@route("GET", "/health/ready", "healthReady", "Server", "The same as /health", {JSON: Health})
 async def ready(service: Service, http: Request) -> Response:
     return _readiness(service)
 
 
-@route(
-    "GET",
-    "/health/live",
-    Operation("healthLive", "Server", "200 unless only another process can help", {JSON: Health}),
-)
+@route("GET", "/health/live", "healthLive", "Server", "200 unless only another process can help", {JSON: Health})
 async def live(service: Service, http: Request) -> Response:
     status, body = service.lifecycle.liveness()
     return json_response(body, status)
 
 
-@route(
-    "GET", "/health/generate", Operation("healthGenerate", "Server", "200 once a token has really come", {JSON: Health})
-)
+@route("GET", "/health/generate", "healthGenerate", "Server", "200 once a token has really come", {JSON: Health})
 async def generate(service: Service, http: Request) -> Response:
     lifecycle = service.lifecycle
     status, body = lifecycle.health()
@@ -88,19 +80,19 @@ async def _ping(service: Service, http: Request) -> Response:
     return json_response(body, status)
 
 
-def _pinging(method: str) -> Route:
-    operation = Operation(f"ping{method.title()}", "Server", "The same as /health", {JSON: Health}, refusals=(503,))
-    return Route(method, "/ping", _ping, operation)
-
-
-GET, POST = map(_pinging, ("GET", "POST"))
+GET, POST = (
+    Route(
+        _ping, method, "/ping", f"ping{method.title()}", "Server", "The same as /health", {JSON: Health}, None, (503,)
+    )
+    for method in ("GET", "POST")
+)
 
 
 class Version(Struct):
     version: str
 
 
-@route("GET", "/version", Operation("version", "Server", "The server's version", {JSON: Version}))
+@route("GET", "/version", "version", "Server", "The server's version", {JSON: Version})
 async def version(service: Service, http: Request) -> Response:
     return json_response(Version(__version__))
 
@@ -109,14 +101,14 @@ class ServerLoad(Struct):
     server_load: int
 
 
-@route("GET", "/load", Operation("serverLoad", "Server", "Requests in the engine", {JSON: ServerLoad}, refusals=(503,)))
+@route("GET", "/load", "serverLoad", "Server", "Requests in the engine", {JSON: ServerLoad}, refusals=(503,))
 async def server_load(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
     health = loaded.engines.health()
     return json_response(ServerLoad(health.num_running + health.num_waiting + loaded.num_waiting))
 
 
-@route("GET", "/metrics", Operation("metrics", "Server", "Counters in Prometheus' text format", {TEXT: None}))
+@route("GET", "/metrics", "metrics", "Server", "Counters in Prometheus' text format", {TEXT: None})
 async def metrics(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.loaded
     numbers = [*(loaded.engine.metrics() if loaded else ()), *service.http_stats.metrics()]

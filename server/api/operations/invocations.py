@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message
 
 from server.api.openai import chat, completions
-from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
+from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, route
 from server.api.service import Service
 from server.http.body import BYTES_PER_CHAR, joined, read_chunks
 from server.http.call import call_of
@@ -36,12 +36,8 @@ _KIND = msgspec.json.Decoder(_Kind)
 
 
 @route(
-    "POST",
-    "/invocations",
-    Operation(
-        "invoke", "Generation", "The chat or completion its body asks for, as SageMaker has it", {JSON: Json, EVENTS: Json},
-        Invocation, GENERATION_REFUSALS,
-    ),
+    "POST", "/invocations", "invoke", "Generation", "The chat or completion its body asks for, as SageMaker has it",
+    {JSON: Json, EVENTS: Json}, Invocation, GENERATION_REFUSALS,
 )  # fmt: skip
 async def invoke(service: Service, http: Request) -> ASGIApp:
     service.lifecycle.require_model()

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.api import AdapterClient, AdapterRefused
-from server.api.route import BODY_REFUSALS, JSON, Operation, route
+from server.api.route import BODY_REFUSALS, JSON, route
 from server.api.service import Service
 from server.http.answers import json_response
 from server.http.body import read_request
@@ -67,11 +67,8 @@ def adapters_of(loaded: LoadedModel) -> AdapterClient:
 
 
 @route(
-    "POST", "/v1/load_lora_adapter",
-    Operation(
-        "loadLoraAdapter", "Operate", "Serve a LoRA adapter under a name of its own", {JSON: LoraLoaded}, LoadLoraAdapter,
-        (*BODY_REFUSALS, 403),
-    ),
+    "POST", "/v1/load_lora_adapter", "loadLoraAdapter", "Operate", "Serve a LoRA adapter under a name of its own",
+    {JSON: LoraLoaded}, LoadLoraAdapter, (*BODY_REFUSALS, 403),
 )  # fmt: skip
 async def load(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
@@ -97,11 +94,9 @@ async def load(service: Service, http: Request) -> Response:
 
 
 @route(
-    "POST", "/v1/unload_lora_adapter",
-    Operation(
-        "unloadLoraAdapter", "Operate", "Take an adapter's name away; answers once no request has it any more",
-        {JSON: LoraUnloaded}, UnloadLoraAdapter, (*BODY_REFUSALS, 403, 404),
-    ),
+    "POST", "/v1/unload_lora_adapter", "unloadLoraAdapter", "Operate",
+    "Take an adapter's name away; answers once no request has it any more", {JSON: LoraUnloaded}, UnloadLoraAdapter,
+    (*BODY_REFUSALS, 403, 404),
 )  # fmt: skip
 async def unload(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()

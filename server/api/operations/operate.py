@@ -10,7 +10,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.route import BODY_REFUSALS, JSON, Operation, route
+from server.api.route import BODY_REFUSALS, JSON, route
 from server.api.service import Service
 from server.http import logs
 from server.http.answers import json_response
@@ -37,8 +37,8 @@ class Done(Struct):
 
 
 @route(
-    "POST", "/reset_prefix_cache",
-    Operation("resetPrefixCache", "Operate", "Forget what prompts have left for others to share", {JSON: Done}, refusals=BODILESS),
+    "POST", "/reset_prefix_cache", "resetPrefixCache", "Operate", "Forget what prompts have left for others to share",
+    {JSON: Done}, refusals=BODILESS,
 )  # fmt: skip
 async def reset_prefix_cache(service: Service, http: Request) -> Response:
     check_origin(http)
@@ -68,11 +68,9 @@ ABORT = Wire(AbortRequests, {})
 
 
 @route(
-    "POST", "/abort_requests",
-    Operation(
-        "abortRequests", "Operate", "End requests: their clients get 503, or finish_reason abort in a stream", {JSON: Aborted},
-        AbortRequests, (*BODY_REFUSALS, 403),
-    ),
+    "POST", "/abort_requests", "abortRequests", "Operate",
+    "End requests: their clients get 503, or finish_reason abort in a stream", {JSON: Aborted}, AbortRequests,
+    (*BODY_REFUSALS, 403),
 )  # fmt: skip
 async def abort_requests(service: Service, http: Request) -> Response:
     serving = service.lifecycle.require_model().engines
@@ -88,11 +86,9 @@ class Draining(Struct):
 
 
 @route(
-    "POST", "/drain",
-    Operation(
-        "drain", "Operate", "Take no more requests, finish those in flight, end the process: as SIGTERM does", {JSON: Draining},
-        refusals=BODILESS,
-    ),
+    "POST", "/drain", "drain", "Operate",
+    "Take no more requests, finish those in flight, end the process: as SIGTERM does", {JSON: Draining},
+    refusals=BODILESS,
 )  # fmt: skip
 async def drain(service: Service, http: Request) -> Response:
     check_origin(http)
@@ -114,14 +110,14 @@ class LogLevel(Struct, kw_only=True):
 LEVEL = Wire(LogLevel, {})
 
 
-@route("GET", "/log_level", Operation("logLevel", "Operate", "The least severe message shown", {JSON: LogLevel}))
+@route("GET", "/log_level", "logLevel", "Operate", "The least severe message shown", {JSON: LogLevel})
 async def log_level(service: Service, http: Request) -> Response:
     return json_response(LogLevel(level=cast("Level", logs.level())))
 
 
 @route(
-    "POST", "/log_level",
-    Operation("setLogLevel", "Operate", "Show other messages from now on", {JSON: LogLevel}, LogLevel, (400, 403, 413, 415)),
+    "POST", "/log_level", "setLogLevel", "Operate", "Show other messages from now on", {JSON: LogLevel}, LogLevel,
+    (400, 403, 413, 415),
 )  # fmt: skip
 async def set_log_level(service: Service, http: Request) -> Response:
     given = await read_request(http, LEVEL, service.config)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.api import openapi
-from server.api.route import EVENTS, HTML, JSON, TEXT, Operation, Route, route
+from server.api.route import EVENTS, HTML, JSON, TEXT, Route, route
 from server.api.service import Service
 from server.http import pages
 from server.http.answers import json_response
@@ -24,18 +24,14 @@ from server.http.sse import event_source
 from server.models.dashboard import Feed
 
 
-@route("GET", "/", Operation("chatPage", "Pages", "The built-in chat page", {HTML: None}))
+@route("GET", "/", "chatPage", "Pages", "The built-in chat page", {HTML: None})
 async def chat(service: Service, http: Request) -> Response:
     return await pages.page("index.html", http)
 
 
 @route(
-    "GET",
-    "/web/{version}/{name}",
-    Operation(
-        "pageAsset", "Pages", "Scripts and styles of the pages", {TEXT: None}, refusals=(404,),
-        parameters={"version": "The hash of all of them", "name": "A file"},
-    ),
+    "GET", "/web/{version}/{name}", "pageAsset", "Pages", "Scripts and styles of the pages", {TEXT: None},
+    refusals=(404,), parameters={"version": "The hash of all of them", "name": "A file"},
 )  # fmt: skip
 async def asset(service: Service, http: Request) -> Response:
     version, name = http.path_params["version"], http.path_params["name"]
@@ -45,7 +41,7 @@ async def asset(service: Service, http: Request) -> Response:
 _NUM_CHARS = 30_000  # of the document: 8 ms, once
 
 
-@route("GET", "/openapi.json", Operation("openapi", "Pages", "This document", {JSON: Json}))
+@route("GET", "/openapi.json", "openapi", "Pages", "This document", {JSON: Json})
 async def document(service: Service, http: Request) -> Response:
     config = service.config
     from server.api.routes import ROUTES  # which imports every route, this one too
@@ -61,7 +57,7 @@ def _document(routes: tuple[Route, ...], user_key: bool, admin_key: bool) -> pag
     return pages.File.of("openapi.json", openapi.document(routes, user_key=user_key, admin_key=admin_key))
 
 
-@route("GET", "/docs", Operation("docsPage", "Pages", "This document as a page", {HTML: None}))
+@route("GET", "/docs", "docsPage", "Pages", "This document as a page", {HTML: None})
 async def docs(service: Service, http: Request) -> Response:
     return await pages.page("docs.html", http)
 
@@ -69,7 +65,7 @@ async def docs(service: Service, http: Request) -> Response:
 CHARS_PER_ID = 4
 
 
-@route("GET", "/dashboard", Operation("dashboardPage", "Pages", "What the server does, drawn", {HTML: None}))
+@route("GET", "/dashboard", "dashboardPage", "Pages", "What the server does, drawn", {HTML: None})
 async def dashboard(service: Service, http: Request) -> Response:
     return await pages.page("dashboard.html", http)
 
@@ -86,11 +82,9 @@ class RequestTexts(Struct):
 
 
 @route(
-    "GET", "/dashboard/texts",
-    Operation(
-        "requestTexts", "Pages", "What a request asked and was answered, where --log-requests keeps it", {JSON: RequestTexts},
-        refusals=(400, 403, 404, 503), query=TextsQuery,
-    ),
+    "GET", "/dashboard/texts", "requestTexts", "Pages",
+    "What a request asked and was answered, where --log-requests keeps it", {JSON: RequestTexts},
+    refusals=(400, 403, 404, 503), query=TextsQuery,
 )  # fmt: skip
 async def texts(service: Service, http: Request) -> Response:
     asked, kept = read_query(http, TextsQuery, service.config), service.texts
@@ -106,9 +100,7 @@ async def texts(service: Service, http: Request) -> Response:
     return json_response(await call_of(http).run(CHARS_PER_ID * ids.num, decoded))
 
 
-@route(
-    "GET", "/dashboard/feed", Operation("dashboardFeed", "Pages", "What the server does, each second", {EVENTS: None})
-)
+@route("GET", "/dashboard/feed", "dashboardFeed", "Pages", "What the server does, each second", {EVENTS: None})
 async def feed(service: Service, http: Request) -> ASGIApp:
     assert service.feed is not None, "create_app made one"
     return _FeedResponse(service.feed, service.config.ping_interval)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from runtime.api import ProfileError
 from server.api.operations.operate import check_origin
-from server.api.route import BODY_REFUSALS, JSON, Operation, route
+from server.api.route import BODY_REFUSALS, JSON, route
 from server.api.service import Service
 from server.config.server_config import ServerConfig
 from server.http.answers import json_response
@@ -60,11 +60,9 @@ def _new_path(config: ServerConfig, prefix: str) -> Path:
 
 
 @route(
-    "POST", "/start_profile",
-    Operation(
-        "startProfile", "Operate", "Record what is computed, and what the event loop does, for some steps or until /stop_profile",
-        {JSON: Profile}, StartProfile, (*BODY_REFUSALS, 403, 409), may_be_bodiless=True,
-    ),
+    "POST", "/start_profile", "startProfile", "Operate",
+    "Record what is computed, and what the event loop does, for some steps or until /stop_profile", {JSON: Profile},
+    StartProfile, (*BODY_REFUSALS, 403, 409), may_be_bodiless=True,
 )  # fmt: skip
 async def start(service: Service, http: Request) -> Response:
     engine = service.lifecycle.require_resident()[0].engine
@@ -81,11 +79,8 @@ async def start(service: Service, http: Request) -> Response:
 
 
 @route(
-    "POST", "/stop_profile",
-    Operation(
-        "stopProfile", "Operate", "End the profile, and answer when its trace is written", {JSON: Profile},
-        refusals=(403, 409, 415, 503),
-    ),
+    "POST", "/stop_profile", "stopProfile", "Operate", "End the profile, and answer when its trace is written",
+    {JSON: Profile}, refusals=(403, 409, 415, 503),
 )  # fmt: skip
 async def stop(service: Service, http: Request) -> Response:
     check_origin(http)

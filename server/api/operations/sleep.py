@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from runtime.api import EngineClient, SleepError, SleepLevel
 from server.api.operations.operate import BODILESS, check_origin
-from server.api.route import JSON, Operation, route
+from server.api.route import JSON, route
 from server.api.service import Service
 from server.http.answers import json_response
 from server.http.body import read_query
@@ -33,11 +33,9 @@ class IsSleeping(Struct):
 
 
 @route(
-    "POST", "/sleep",
-    Operation(
-        "sleep", "Operate", "Give weights and KV cache back, and answer then; the next request has them loaded again",
-        {JSON: IsSleeping}, refusals=(400, *BODILESS), query=SleepQuery,
-    ),
+    "POST", "/sleep", "sleep", "Operate",
+    "Give weights and KV cache back, and answer then; the next request has them loaded again", {JSON: IsSleeping},
+    refusals=(400, *BODILESS), query=SleepQuery,
 )  # fmt: skip
 async def sleep(service: Service, http: Request) -> Response:
     check_origin(http)
@@ -51,11 +49,8 @@ async def sleep(service: Service, http: Request) -> Response:
 
 
 @route(
-    "POST", "/wake_up",
-    Operation(
-        "wakeUp", "Operate", "Load weights again, if they were given back, and answer then", {JSON: IsSleeping},
-        refusals=BODILESS,
-    ),
+    "POST", "/wake_up", "wakeUp", "Operate", "Load weights again, if they were given back, and answer then",
+    {JSON: IsSleeping}, refusals=BODILESS,
 )  # fmt: skip
 async def wake_up(service: Service, http: Request) -> Response:
     check_origin(http)
@@ -66,8 +61,8 @@ async def wake_up(service: Service, http: Request) -> Response:
 
 
 @route(
-    "GET", "/is_sleeping",
-    Operation("isSleeping", "Operate", "Whether weights and KV cache are given back", {JSON: IsSleeping}, refusals=(403, 503)),
+    "GET", "/is_sleeping", "isSleeping", "Operate", "Whether weights and KV cache are given back", {JSON: IsSleeping},
+    refusals=(403, 503),
 )  # fmt: skip
 async def is_sleeping(service: Service, http: Request) -> Response:
     return _answer([each.engine for each in service.lifecycle.require_resident()])

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.openai import request_types, requests
-from server.api.route import BODY_REFUSALS, JSON, Operation, route
+from server.api.route import BODY_REFUSALS, JSON, route
 from server.api.service import Service
 from server.generate.encode import chat_ids, max_tokens_of_text, text_ids
 from server.generate.plain_prompts import PIECE, check_ids
@@ -40,12 +40,8 @@ class DetokenizeResponse(Struct):
 
 
 @route(
-    "POST",
-    "/tokenize",
-    Operation(
-        "tokenize", "Tokens", "The token ids of a text or a conversation", {JSON: TokenizeResponse},
-        request_types.TokenizeRequest, BODY_REFUSALS,
-    ),
+    "POST", "/tokenize", "tokenize", "Tokens", "The token ids of a text or a conversation", {JSON: TokenizeResponse},
+    request_types.TokenizeRequest, BODY_REFUSALS,
 )  # fmt: skip
 async def tokenize(service: Service, http: Request) -> Response:
     loaded, call = service.lifecycle.require_model(), call_of(http)
@@ -71,12 +67,8 @@ def _ids(loaded: LoadedModel, ids: list[int], *, with_strings: bool) -> Response
 
 
 @route(
-    "POST",
-    "/detokenize",
-    Operation(
-        "detokenize", "Tokens", "The text of token ids", {JSON: DetokenizeResponse}, request_types.DetokenizeRequest,
-        BODY_REFUSALS,
-    ),
+    "POST", "/detokenize", "detokenize", "Tokens", "The text of token ids", {JSON: DetokenizeResponse},
+    request_types.DetokenizeRequest, BODY_REFUSALS,
 )  # fmt: skip
 async def detokenize(service: Service, http: Request) -> Response:
     loaded, call = service.lifecycle.require_model(), call_of(http)
@@ -120,10 +112,9 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 
 @route(
-    "GET",
-    "/tokenizer_info",
-    Operation("tokenizerInfo", "Tokens", "Special tokens and chat template", {JSON: TokenizerInfo}, refusals=(503,)),
-)
+    "GET", "/tokenizer_info", "tokenizerInfo", "Tokens", "Special tokens and chat template", {JSON: TokenizerInfo},
+    refusals=(503,),
+)  # fmt: skip
 async def tokenizer_info(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
     named = loaded.tokenizer.named_tokens

@@ -19,7 +19,7 @@ from server.api.pooling.pooled import Parts, pooled_for, read, written
 from server.api.pooling.request import PoolingRequest, Text, check_count
 from server.api.pooling.run import Pooled
 from server.api.pooling.vectors import Write, base64_of, binary_of, int8_of, json_of, ubinary_of, uint8_of
-from server.api.route import GENERATION_REFUSALS, JSON, Operation, Route
+from server.api.route import GENERATION_REFUSALS, JSON, Route
 from server.api.service import Service
 from server.generate.request import Truncation
 from server.http.call import call_of, note_ignored, off_loop
@@ -215,16 +215,15 @@ async def _embed(older: bool, service: Service, http: Request) -> ASGIApp:
     return await written(call_of(http), parts, results, len(given.written_types))
 
 
-def _embedding(path: str, id: str, summary: str, *, older: bool) -> Route:
-    answers = {JSON: api_types.CohereEmbeddings}
-    operation = Operation(id, "Pooling", summary, answers, EmbedRequest, GENERATION_REFUSALS)
-    return Route("POST", path, partial(_embed, older), operation)
-
-
-EMBED = _embedding("/v2/embed", "cohereEmbed", "Vectors of texts, as Cohere has it", older=False)
-OLDER_EMBED = _embedding(
-    "/v1/embed",
-    "cohereEmbedV1",
-    "The same as its older clients have it: without embedding_types a plain list",
-    older=True,
-)
+EMBED, OLDER_EMBED = (
+    Route(
+        partial(_embed, older), "POST", path, id, "Pooling", summary, {JSON: api_types.CohereEmbeddings}, EmbedRequest,
+        GENERATION_REFUSALS,
+    )
+    for path, id, summary, older in (
+        ("/v2/embed", "cohereEmbed", "Vectors of texts, as Cohere has it", False),
+        (
+            "/v1/embed", "cohereEmbedV1", "The same as its older clients have it: without embedding_types a plain list", True,
+        ),
+    )
+)  # fmt: skip

@@ -14,7 +14,7 @@ from server.api.pooling import api_types, request_types
 from server.api.pooling.pooled import listed, pooled_for, ranked, read
 from server.api.pooling.prepare import of_classify, of_embeddings, of_rerank, of_score
 from server.api.pooling.vectors import as_array, base64_of, json_of
-from server.api.route import GENERATION_REFUSALS, JSON, Operation, Route, route
+from server.api.route import GENERATION_REFUSALS, JSON, Route, route
 from server.api.service import Service
 from server.http.answers import json_response
 from server.http.call import call_of, off_loop
@@ -23,12 +23,8 @@ DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised
 
 
 @route(
-    "POST",
-    "/v1/embeddings",
-    Operation(
-        "createEmbedding", "Pooling", "A vector for each text", {JSON: api_types.Embeddings}, request_types.EmbeddingsRequest,
-        GENERATION_REFUSALS,
-    ),
+    "POST", "/v1/embeddings", "createEmbedding", "Pooling", "A vector for each text", {JSON: api_types.Embeddings},
+    request_types.EmbeddingsRequest, GENERATION_REFUSALS,
 )  # fmt: skip
 async def embed(service: Service, http: Request) -> ASGIApp:
     given, loaded = await read(service, http, request_types.EMBEDDINGS)
@@ -44,12 +40,9 @@ async def embed(service: Service, http: Request) -> ASGIApp:
 
 
 @route(
-    "POST",
-    "/pooling",
-    Operation(
-        "pool", "Pooling", "What the model's pooling gives of each text: of all tokens, or a head's numbers",
-        {JSON: api_types.PooledList}, request_types.PoolingRequest, GENERATION_REFUSALS,
-    ),
+    "POST", "/pooling", "pool", "Pooling",
+    "What the model's pooling gives of each text: of all tokens, or a head's numbers", {JSON: api_types.PooledList},
+    request_types.PoolingRequest, GENERATION_REFUSALS,
 )  # fmt: skip
 async def pool(service: Service, http: Request) -> ASGIApp:
     given, loaded = await read(service, http, request_types.POOLING)
@@ -66,12 +59,8 @@ async def pool(service: Service, http: Request) -> ASGIApp:
 
 
 @route(
-    "POST",
-    "/classify",
-    Operation(
-        "classify", "Pooling", "The likeliest class of each text, and how likely all are", {JSON: api_types.Classifications},
-        request_types.ClassifyRequest, GENERATION_REFUSALS,
-    ),
+    "POST", "/classify", "classify", "Pooling", "The likeliest class of each text, and how likely all are",
+    {JSON: api_types.Classifications}, request_types.ClassifyRequest, GENERATION_REFUSALS,
 )  # fmt: skip
 async def classify(service: Service, http: Request) -> ASGIApp:
     given, loaded = await read(service, http, request_types.CLASSIFY)
@@ -99,15 +88,14 @@ async def score(service: Service, http: Request) -> ASGIApp:
     return await listed(call_of(http), api_types.Scores, id, loaded.name, items, results)
 
 
-def _scoring(path: str, id: str) -> Route:
-    operation = Operation(
-        id, "Pooling", "How well two texts go together: a cross-encoder's score, or how near their vectors are",
+SCORE, SCORE_V1 = (
+    Route(
+        score, "POST", path, id, "Pooling",
+        "How well two texts go together: a cross-encoder's score, or how near their vectors are",
         {JSON: api_types.Scores}, request_types.ScoreRequest, GENERATION_REFUSALS,
-    )  # fmt: skip
-    return Route("POST", path, score, operation)
-
-
-SCORE, SCORE_V1 = _scoring("/score", "score"), _scoring("/v1/score", "scoreV1")
+    )
+    for path, id in (("/score", "score"), ("/v1/score", "scoreV1"))
+)  # fmt: skip
 
 
 async def _rerank(cut: bool, service: Service, http: Request) -> ASGIApp:
@@ -128,13 +116,13 @@ async def _rerank(cut: bool, service: Service, http: Request) -> ASGIApp:
     return await call_of(http).run(call_of(http).body_cost // DOCUMENT_CHARS, answer)
 
 
-def _ranking(path: str, id: str, *, cut: bool = False) -> Route:
-    operation = Operation(
-        id, "Pooling", "Documents by how well they answer a query, the best first", {JSON: api_types.Ranking},
-        request_types.RerankRequest, GENERATION_REFUSALS,
-    )  # fmt: skip
-    return Route("POST", path, partial(_rerank, cut), operation)
-
-
-RERANK, RERANK_V1 = _ranking("/rerank", "rerank"), _ranking("/v1/rerank", "rerankV1")
-RERANK_V2 = _ranking("/v2/rerank", "rerankV2", cut=True)  # Cohere's, which cuts what is too long
+RERANK, RERANK_V1, RERANK_V2 = (
+    Route(
+        partial(_rerank, cut), "POST", path, id, "Pooling", "Documents by how well they answer a query, the best first",
+        {JSON: api_types.Ranking}, request_types.RerankRequest, GENERATION_REFUSALS,
+    )
+    for path, id, cut in (
+        ("/rerank", "rerank", False), ("/v1/rerank", "rerankV1", False),
+        ("/v2/rerank", "rerankV2", True),  # Cohere's, which cuts what is too long
+    )
+)  # fmt: skip

@@ -3,13 +3,13 @@
 The order is OpenAI's: created (queued, if in the background), in_progress; for each item added, its parts and deltas, done; then
 one of completed, incomplete, failed. Items follow each other in the order the model wrote them, the deltas of an item add up
 to it, and `sequence_number` counts without gaps. A call that breaks off stays, as incomplete; all that was written of it
-follows as text, so nothing is lost. Knows nothing of HTTP, streams or the store."""
+follows as text, so nothing is lost. Knows nothing of HTTP or the store."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from msgspec import structs
 from msgspec.json import encode
 
 from runtime.api import FinishReason, Output
+from server.api.frames import named_event
 from server.api.responses import api_types
 from server.api.responses.api_types import EventOfItem, ItemStatus, OutputItem, Response, ResponseEvent, Status
 from server.api.responses.output_items import CallItem, CustomCallItem, MessageItem, OpenItem, ReasoningItem
@@ -232,3 +233,27 @@ def _by_token(output: Output) -> Iterator[Output]:
             yield replace(output, token_ids=[id], logprobs=own)
         else:
             yield Output(output.index, [id], num_cached_tokens=output.num_cached_tokens, logprobs=own)
+
+
+class EventFrames:
+    """Renders events; `finished` is called once, after the last one, unless the client has left before."""
+
+    def __init__(self, response_events: ResponseEvents, finished: Callable[[], object]) -> None:
+        self._response_events = response_events
+        self._finished = finished
+
+    def begin(self) -> bytes:
+        return b"".join(map(named_event, self._response_events.begin()))
+
+    def feed(self, outputs: Sequence[Output]) -> bytes:
+        return b"".join(named_event(event) for output in outputs for event in self._response_events.feed(output))
+
+    def end(self) -> bytes:
+        last = b"".join(map(named_event, self._response_events.end()))
+        self._finished()
+        return last
+
+    def fail(self, error: Exception) -> bytes:
+        last = b"".join(map(named_event, self._response_events.fail(error)))
+        self._finished()
+        return last

@@ -15,10 +15,10 @@ from server.api.response_store import Entry, ResponseStore
 from server.api.responses import api_types
 from server.api.responses.background import BackgroundRun, Replay
 from server.api.responses.compact import compacted
+from server.api.responses.events import EventFrames
 from server.api.responses.prepare import PreparedResponse, caller_of, counted, prepare
 from server.api.responses.request_types import COMPACT, COUNT, RESPONSES, Includable
-from server.api.responses.streaming import AnnouncedStream, EventFrames
-from server.api.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Handler, Operation, Route
+from server.api.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Handler, Route
 from server.api.service import Service
 from server.config.server_config import ServerConfig
 from server.generate.collect import collect
@@ -86,10 +86,10 @@ class Responses:
         if wire.stream:
             if prepared.entry is not None:
                 self._store.note(prepared.entry.id, caller_of(http), ENDED)  # until it is there
+            frames, interval_s = EventFrames(prepared.response_events, finished), service.config.ping_interval
             return EventStream(
-                lambda: AnnouncedStream(prepared.generation.open()), EventFrames(prepared.response_events, finished),
-                ping_interval_s=service.config.ping_interval, done=b"",
-            )  # fmt: skip
+                prepared.generation.open, frames, ping_interval_s=interval_s, done=b"", begin=frames.begin
+            )
         await collect(prepared.generation, ClientWatch(http.receive), prepared.response_events.feed)
         prepared.response_events.end()
         return _json(finished())
@@ -204,65 +204,35 @@ def _of_service(method: Callable[[Responses, Service, Request], Awaitable[ASGIAp
 
 _ID = {"response_id": "The id of a response"}
 CREATE = Route(
-    "POST",
-    "/v1/responses",
-    _of_service(Responses.create),
-    Operation(
-        "createResponse", "Responses", "Answer a conversation; with `stream`, as server-sent events, with `background`, later",
-        {JSON: api_types.Response, EVENTS: api_types.ResponseEvent}, api_types.CreateResponse, GENERATION_REFUSALS,
-    ),
+    _of_service(Responses.create), "POST", "/v1/responses", "createResponse", "Responses",
+    "Answer a conversation; with `stream`, as server-sent events, with `background`, later",
+    {JSON: api_types.Response, EVENTS: api_types.ResponseEvent}, api_types.CreateResponse, GENERATION_REFUSALS,
 )  # fmt: skip
 COUNT_TOKENS = Route(
-    "POST",
-    "/v1/responses/input_tokens",
-    _of_service(Responses.count_tokens),
-    Operation(
-        "countResponseTokens", "Responses", "Tokens of the prompt that a request would make",
-        {JSON: api_types.InputTokens}, api_types.CountTokens, BODY_REFUSALS,
-    ),
+    _of_service(Responses.count_tokens), "POST", "/v1/responses/input_tokens", "countResponseTokens", "Responses",
+    "Tokens of the prompt that a request would make", {JSON: api_types.InputTokens}, api_types.CountTokens, BODY_REFUSALS,
 )  # fmt: skip
 COMPACT_RESPONSE = Route(
-    "POST",
-    "/v1/responses/compact",
-    _of_service(Responses.compact),
-    Operation(
-        "compactResponse", "Responses", "Make a conversation short: what its users said, and a summary by the model",
-        {JSON: api_types.CompactedResponse}, api_types.CompactResponse, GENERATION_REFUSALS,
-    ),
+    _of_service(Responses.compact), "POST", "/v1/responses/compact", "compactResponse", "Responses",
+    "Make a conversation short: what its users said, and a summary by the model", {JSON: api_types.CompactedResponse},
+    api_types.CompactResponse, GENERATION_REFUSALS,
 )  # fmt: skip
 RETRIEVE = Route(
-    "GET",
-    "/v1/responses/{response_id}",
-    _of_service(Responses.retrieve),
-    Operation(
-        "retrieveResponse", "Responses", "A stored response; with `stream`, the events of one in the background",
-        {JSON: api_types.Response, EVENTS: api_types.ResponseEvent}, None, (400, 404), query=RetrieveQuery, parameters=_ID,
-    ),
+    _of_service(Responses.retrieve), "GET", "/v1/responses/{response_id}", "retrieveResponse", "Responses",
+    "A stored response; with `stream`, the events of one in the background",
+    {JSON: api_types.Response, EVENTS: api_types.ResponseEvent}, None, (400, 404), query=RetrieveQuery, parameters=_ID,
 )  # fmt: skip
 DELETE = Route(
-    "DELETE",
-    "/v1/responses/{response_id}",
-    _of_service(Responses.delete),
-    Operation(
-        "deleteResponse", "Responses", "Forget a stored response; one that is being made is cancelled",
-        {JSON: api_types.DeletedResponse}, None, (404,), parameters=_ID,
-    ),
+    _of_service(Responses.delete), "DELETE", "/v1/responses/{response_id}", "deleteResponse", "Responses",
+    "Forget a stored response; one that is being made is cancelled", {JSON: api_types.DeletedResponse}, None, (404,),
+    parameters=_ID,
 )  # fmt: skip
 CANCEL = Route(
-    "POST",
-    "/v1/responses/{response_id}/cancel",
-    _of_service(Responses.cancel),
-    Operation(
-        "cancelResponse", "Responses", "End a response in the background", {JSON: api_types.Response}, None, (400, 404),
-        parameters=_ID,
-    ),
+    _of_service(Responses.cancel), "POST", "/v1/responses/{response_id}/cancel", "cancelResponse", "Responses",
+    "End a response in the background", {JSON: api_types.Response}, None, (400, 404), parameters=_ID,
 )  # fmt: skip
 INPUT_ITEMS = Route(
-    "GET",
-    "/v1/responses/{response_id}/input_items",
-    _of_service(Responses.input_items),
-    Operation(
-        "listInputItems", "Responses", "What a stored response answers, earlier responses included",
-        {JSON: api_types.InputItems}, None, (400, 404), query=InputItemsQuery, parameters=_ID,
-    ),
+    _of_service(Responses.input_items), "GET", "/v1/responses/{response_id}/input_items", "listInputItems", "Responses",
+    "What a stored response answers, earlier responses included", {JSON: api_types.InputItems}, None, (400, 404),
+    query=InputItemsQuery, parameters=_ID,
 )  # fmt: skip
