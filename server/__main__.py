@@ -46,7 +46,7 @@ def main() -> int:
             if config.embedding_model is not None:
                 raise ConfigError("--dry-run plans one model: leave --embedding-model out")
             from server.cli import dry_run
-            from server.process.load import dry_run as plan
+            from server.process.plan import dry_run as plan
 
             return dry_run.main(config, plan)
     except ConfigError as error:
@@ -128,7 +128,7 @@ def check_early(config: ServerConfig) -> None:
 
             by_modality(config.default_mm_loras)
         if sizes != (None, None, None):
-            from server.process.load import check_sizes
+            from server.process.plan import check_sizes
 
             check_sizes(config)
     except ValueError as error:

@@ -137,7 +137,9 @@ def test_load_tests_know_nothing_of_the_product():
 
 def test_server_sees_only_the_border_of_runtime():
     assert not offences(
-        lambda m: within(m, "server") and m not in ("server.__main__", "server.process.load"),  # the composition root
+        lambda m: (
+            within(m, "server") and m not in ("server.__main__", "server.process.load", "server.process.plan")
+        ),  # the composition root
         lambda m, n: within(n, "runtime") and n != "runtime" and not within(n, "runtime.api", "runtime.engine_options"),
     )
 

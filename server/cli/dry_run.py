@@ -15,7 +15,7 @@ BYTES = "_bytes"
 
 
 def main(config: ServerConfig, plan: Callable[[ServerConfig, Report], Mapping[str, Any]]) -> int:
-    """The exit code: 0, or 1 where the model could not be served so. `plan`: `server.process.load.dry_run`."""
+    """The exit code: 0, or 1 where the model could not be served so. `plan`: `server.process.plan.dry_run`."""
     display = StartupDisplay(sys.stderr)
     try:
         found = plan(config, display.report)

