@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from server.config.server_config import ServerConfig
 from server.http.offload import Offload
@@ -23,47 +22,24 @@ MAX_ITEMS = 16
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """See the options of these names."""
+    """The media options of a server, parsed. Raises ValueError, which names the option."""
 
-    limits: MediaLimits
-    hosts: AllowedHosts
-    folder: str | None
-    timeout_s: float
-    io_kwargs: Mapping[str, Mapping[str, Any]]
-    processor_kwargs: Mapping[str, Any]
-    cache_bytes: int
-    max_held_bytes: int
-    is_shared: bool
-    takes_embeds: bool
-
-    @classmethod
-    def of(cls, config: ServerConfig) -> Self:
-        """Raises ValueError, which names the option."""
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
         counts = _read("--limit-mm-per-prompt", config.limit_mm_per_prompt, read_counts)
         try:
-            hosts = AllowedHosts(config.allowed_media_domains)
+            self._hosts = AllowedHosts(config.allowed_media_domains)
         except ValueError as error:
             raise ValueError(f"--allowed-media-domains: {error}") from None
-        limits = MediaLimits(
+        self._limits = MediaLimits(
             max_items={**dict.fromkeys(MODALITIES, MAX_ITEMS), **counts},
             max_bytes=config.max_media_size,
             max_pixels=config.max_image_pixels,
             max_seconds=config.max_media_seconds,
         )
-        return cls(
-            limits,
-            hosts,
-            config.allowed_local_media_path,
-            config.media_fetch_timeout,
-            _read("--media-io-kwargs", config.media_io_kwargs, read_io_kwargs),
-            _read("--mm-processor-kwargs", config.mm_processor_kwargs, read_object),
-            int(config.mm_processor_cache_gb * 1024**3),
-            int(config.max_media_memory_gb * 1024**3),
-            config.shared_prefix_cache,
-            config.enable_mm_embeds,
-        )
+        self._io_kwargs = _read("--media-io-kwargs", config.media_io_kwargs, read_io_kwargs)
+        self._processor_kwargs = _read("--mm-processor-kwargs", config.mm_processor_kwargs, read_object)
 
     def reader(
         self, folder: Path, model_config: Mapping[str, Any], modalities: frozenset[str]
@@ -80,7 +56,7 @@ class MediaOptions:
             return NoMedia(str(error))
         reader = self.reader_of(processor, modalities)
         for modality, why in reader.probe().items():
-            if self.processor_kwargs:
+            if self._processor_kwargs:
                 raise ValueError(f"--mm-processor-kwargs: the model's processor takes no {modality} with them: {why}")
             logger.warning("does not read %s: its processor fails: %s", modality, why)
         if not reader.modalities:
@@ -93,19 +69,20 @@ class MediaOptions:
     def reader_of(
         self, processor: Processor, modalities: frozenset[str], fetcher: Fetcher | None = None
     ) -> MediaReader:
-        fetcher = fetcher or Fetcher(self.hosts, max_bytes=self.limits.max_bytes, timeout_s=self.timeout_s)
+        config, limits = self._config, self._limits
+        fetcher = fetcher or Fetcher(self._hosts, max_bytes=limits.max_bytes, timeout_s=config.media_fetch_timeout)
         return MediaReader(
             processor,
             modalities,
-            Sources(fetcher, self.folder, self.limits.max_bytes),
+            Sources(fetcher, config.allowed_local_media_path, limits.max_bytes),
             Offload(threads=THREADS, name="media"),
-            self.limits,
-            io_kwargs=self.io_kwargs,
-            processor_kwargs=self.processor_kwargs,
-            cache_bytes=self.cache_bytes,
-            max_held_bytes=self.max_held_bytes,
-            is_shared=self.is_shared,
-            takes_embeds=self.takes_embeds,
+            limits,
+            io_kwargs=self._io_kwargs,
+            processor_kwargs=self._processor_kwargs,
+            cache_bytes=int(config.mm_processor_cache_gb * 1024**3),
+            max_held_bytes=int(config.max_media_memory_gb * 1024**3),
+            is_shared=config.shared_prefix_cache,
+            takes_embeds=config.enable_mm_embeds,
         )
 
 

@@ -197,7 +197,7 @@ async def _prepare(config: ServerConfig, report: Report, cancel: Event) -> Prepa
 
     fetch = partial(resolve, progress=report, cancel=cancel)
     try:
-        MediaOptions.of(config)  # a wrong one is told before anything is loaded
+        MediaOptions(config)  # a wrong one is told before anything is loaded
     except ValueError as error:
         raise LoadError(str(error)) from error
     try:
@@ -257,7 +257,7 @@ async def _load_one(
     except ValueError as error:
         await engine.close()
         raise LoadError(str(error)) from error
-    reader = MediaOptions.of(config).reader
+    reader = MediaOptions(config).reader
     try:
         media = await asyncio.to_thread(reader, files.tokenizer_path, files.config, engine.model.modalities)
         mm_adapters = await _load_adapters(config, engine)

@@ -28,7 +28,7 @@ ALL = frozenset({"image", "audio", "video"})
 
 
 def reader(tiny: Tiny, fetcher: Fetcher | None = None, **options: Any) -> MediaReader:
-    made = MediaOptions.of(ServerConfig(**options))
+    made = MediaOptions(ServerConfig(**options))
     return made.reader_of(Processor.load(tiny.folder, tiny.config), ALL, fetcher)
 
 

@@ -53,7 +53,7 @@ def reader(**options: Any):
         f"{name}_token_id": theirs.tokenizer.convert_tokens_to_ids(f"<{name[0].upper()}>")
         for name in ("image", "audio", "video")
     }
-    made = MediaOptions.of(ServerConfig(**options)).reader_of(
+    made = MediaOptions(ServerConfig(**options)).reader_of(
         Processor(theirs, config), frozenset({"image", "audio", "video"}), None
     )
     return made, theirs

@@ -132,7 +132,7 @@ async def test_a_video_that_is_heard_stands_in_a_prompt_as_transformers_has_it(t
     theirs, named = omni()
     theirs.save_pretrained(tmp_path)
     ids = {key: theirs.tokenizer.convert_tokens_to_ids(token) for key, token in named.items()}
-    options = MediaOptions.of(ServerConfig(mm_processor_kwargs='{"use_audio_in_video": true}'))
+    options = MediaOptions(ServerConfig(mm_processor_kwargs='{"use_audio_in_video": true}'))
     reader = options.reader_of(Processor.load(tmp_path, ids), frozenset({"image", "audio", "video"}), None)
     assert reader.probe() == {}
     data = video_with_sound(40, sine(5.0))

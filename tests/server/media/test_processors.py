@@ -291,7 +291,7 @@ def test_every_processor_takes_its_sample(tinies, kind):
 
 def test_kwargs_that_the_processor_does_not_take_fail_at_the_start(tinies):
     tiny = tinies["llava"]
-    options = MediaOptions.of(ServerConfig(mm_processor_kwargs='{"crop_size": {"width": 3}}'))
+    options = MediaOptions(ServerConfig(mm_processor_kwargs='{"crop_size": {"width": 3}}'))
     with pytest.raises(ValueError, match="--mm-processor-kwargs: the model's processor takes no image with them"):
         options.reader(tiny.folder, tiny.config, frozenset({"image"}))
 
@@ -303,7 +303,7 @@ def test_a_processor_that_fails_leaves_the_model_its_text_and_the_log_says_so(ti
         raise Refused("crop_size is missing")
 
     monkeypatch.setattr(Processor, "process", broken)
-    found = MediaOptions.of(ServerConfig()).reader(tiny.folder, tiny.config, frozenset({"image"}))
+    found = MediaOptions(ServerConfig()).reader(tiny.folder, tiny.config, frozenset({"image"}))
     assert isinstance(found, NoMedia)
     assert "does not read image: its processor fails: crop_size is missing" in caplog.text
 

@@ -235,4 +235,4 @@ async def test_a_bomb_among_pictures_ends_its_request_alone(tiny):
 ])  # fmt: skip
 def test_options_that_say_nothing(options, complaint):
     with pytest.raises(ValueError, match=complaint.replace("[", r"\[")):
-        MediaOptions.of(ServerConfig(**options))
+        MediaOptions(ServerConfig(**options))
