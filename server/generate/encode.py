@@ -26,8 +26,7 @@ from server.models.chat_format import ChatFormat, OutputParser
 from server.models.control_tokens import ControlTokens, Shield
 from server.models.model import LoadedModel
 from server.models.prompt import MAX_RENDER_S, MEDIA_MARKS, NO_TEMPLATE, ChatTemplate, EndlessTemplate, PromptError
-from server.models.text_pieces import PIECE_CHARS
-from server.models.tokenizer import TooManyTokens
+from server.models.tokenizer import PIECE_CHARS, TooManyTokens
 from server.text.tools import prompted
 
 MAX_TOKENS = 1 << 18  # of a text that need not fit the context, if four times the context is less

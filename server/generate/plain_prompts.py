@@ -20,8 +20,7 @@ from server.media.part import Base64
 from server.media.placeholders import PlaceholderError
 from server.media.source import base64_bytes
 from server.models.model import LoadedModel
-from server.models.text_pieces import PIECE_CHARS
-from server.models.tokenizer import Tokenizer
+from server.models.tokenizer import PIECE_CHARS, Tokenizer
 
 CHARS_PER_PROMPT = 100  # what a prompt costs that is empty
 PIECE = 8192  # ids, of which so many are checked in a fifth of a millisecond

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from server.config.server_config import ServerConfig
 from server.http.offload import Offload
-from server.media.addresses import AllowedHosts
-from server.media.fetch import Fetcher
+from server.media.fetch import AllowedHosts, Fetcher
 from server.media.limits import MODALITIES, MediaLimits, read_counts, read_io_kwargs, read_object
 from server.media.processor import Processor, ProcessorError
 from server.media.reader import MediaReader, NoMedia

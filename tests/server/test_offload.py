@@ -18,7 +18,6 @@ from server.generate.sampling import check_token_ids
 from server.http import offload as module
 from server.http.errors import TooManyRequests
 from server.http.offload import LONG_CHARS, SHORT_CHARS, GiveBack, Offload
-from server.models import text_pieces
 from tests.server.pooling.embedders import EMBEDDER
 
 MIDDLING = SHORT_CHARS + 1
@@ -334,7 +333,6 @@ async def test_tokens_as_strings_are_looked_up_off_the_loop(serve, monkeypatch):
 @pytest.mark.parametrize("fields", [{}, {"return_token_strs": True}])
 async def test_texts_to_be_counted_have_a_bound_and_cost_no_more_than_it(serve, monkeypatch, fields):
     monkeypatch.setattr(encoding, "MAX_TOKENS", 2000)
-    monkeypatch.setattr(text_pieces, "PIECE_CHARS", 500)
     monkeypatch.setattr("server.models.tokenizer.PIECE_CHARS", 500)
     server = await serve(max_model_len=100)
     seen = []

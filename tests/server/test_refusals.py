@@ -6,7 +6,7 @@ import pytest
 
 from runtime.api import ContextTooLong, EngineStopped, LoadProgress, QueueFull
 from server.http.middleware import NotedOnce
-from server.models.text_pieces import PIECE_CHARS
+from server.models.tokenizer import PIECE_CHARS
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import VOCAB_SIZE
 

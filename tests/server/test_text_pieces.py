@@ -9,9 +9,8 @@ from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from server.http.offload import to_the_end
-from server.models import text_pieces, tokenizer
-from server.models.text_pieces import TextPieces
-from server.models.tokenizer import Tokenizer, TooManyTokens
+from server.models import tokenizer
+from server.models.tokenizer import TextPieces, Tokenizer, TooManyTokens
 from tests.server import smollm2
 from tests.server.test_tokenizer import HARD
 from tests.server.text.made_tokenizers import MADE, byte_level, made
@@ -67,7 +66,6 @@ def pieces_of(monkeypatch):
     """`pieces_of(n)`: from then on pieces are cut after that many characters."""
 
     def cut(num_chars: int) -> None:
-        monkeypatch.setattr(text_pieces, "PIECE_CHARS", num_chars)
         monkeypatch.setattr(tokenizer, "PIECE_CHARS", num_chars)
 
     return cut
@@ -83,7 +81,6 @@ def test_which_tokenizers_let_a_text_be_cut():
 @given(text=TEXTS, num_chars=st.integers(1, 20))
 def test_pieces_give_the_ids_of_the_whole(name, text, num_chars):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_pieces, "PIECE_CHARS", num_chars)
         patch.setattr(tokenizer, "PIECE_CHARS", num_chars)
         assert to_the_end(TOKENIZERS[name].encode_pieces(text)) == TOKENIZERS[name].encode(text)
 

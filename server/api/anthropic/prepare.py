@@ -18,7 +18,6 @@ from server.api.anthropic.request_types import (
     ThinkingDisabled,
     ThinkingEnabled,
 )
-from server.generate.constraint import json_schema, one_constraint
 from server.generate.request import (
     Chat,
     Function,
@@ -28,6 +27,8 @@ from server.generate.request import (
     Shown,
     Thinking,
     ToolChoice,
+    json_schema,
+    one_constraint,
 )
 from server.http.errors import FieldNames
 from server.http.wire_fields import Sampling

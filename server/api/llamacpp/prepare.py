@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from server.api.llamacpp import request_types
-from server.generate.constraint import json_schema, rules
-from server.generate.request import GenerateRequest, Infill, OutputConstraint, Prompt, Shown, Texts
+from server.generate.request import GenerateRequest, Infill, OutputConstraint, Prompt, Shown, Texts, json_schema, rules
 from server.http.errors import FieldNames, InvalidRequest
 from server.http.wire_fields import sampling_of
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from server.api.ollama import request_types
-from server.generate.constraint import json_object, json_schema
 from server.generate.request import (
     Chat,
     Content,
@@ -20,6 +19,8 @@ from server.generate.request import (
     Shown,
     Texts,
     Thinking,
+    json_object,
+    json_schema,
 )
 from server.http.errors import FieldNames, InvalidRequest
 from server.http.wire_fields import sampling_of

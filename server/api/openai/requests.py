@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from server.api.openai import conversation_types, request_types
-from server.api.openai.media_parts import AnyMediaPart, media_part
+from server.api.openai.conversation_types import AnyMediaPart, media_part
 from server.api.openai.request_types import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
 from server.generate.beams import BeamParams
-from server.generate.constraint import json_object, json_schema, one_constraint, regex, structural_tag
 from server.generate.custom_tools import arguments_of, custom_function
 from server.generate.request import (
     Chat,
@@ -26,6 +25,11 @@ from server.generate.request import (
     Texts,
     ToolChoice,
     Truncation,
+    json_object,
+    json_schema,
+    one_constraint,
+    regex,
+    structural_tag,
 )
 from server.http.errors import InvalidRequest, clip
 from server.media.part import Base64, MediaPart

@@ -19,7 +19,7 @@ from server.models.control_tokens import Shield
 from server.models.model import LoadedModel
 from server.models.prompt import PromptError
 from server.models.score_template import ScoreTemplate
-from server.models.text_pieces import PIECE_CHARS
+from server.models.tokenizer import PIECE_CHARS
 
 BATCH = 64  # short texts that go to the tokenizer in one call
 

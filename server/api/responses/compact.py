@@ -15,11 +15,9 @@ from starlette.requests import Request as HttpRequest
 from server.api.response_store import ResponseStore
 from server.api.responses import input_items
 from server.api.responses.api_types import CompactedResponse, CompactionItem, ResponseUsage
-from server.api.responses.input_items import InputMessage, Item, new_id
-from server.api.responses.prepare import conversation, request_of
+from server.api.responses.input_items import InputMessage, Item, new_id, seal
+from server.api.responses.prepare import NAMES, conversation, request_of
 from server.api.responses.request_types import CompactRequest
-from server.api.responses.requests import NAMES
-from server.api.responses.sealed import seal
 from server.api.service import Service
 from server.generate.collect import collect_transcripts
 from server.generate.start import start

@@ -5,16 +5,17 @@ with can be sent back as it is. Knows nothing of chats: `messages` makes one of 
 
 from __future__ import annotations
 
+import base64
+import binascii
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
 
-from server.api.openai.media_parts import InputAudio as AudioData
-from server.api.openai.media_parts import input_file, input_image
-from server.api.responses.sealed import unseal
+from server.api.openai.conversation_types import InputAudio as AudioData
+from server.api.openai.conversation_types import input_file, input_image
 from server.http.errors import InvalidRequest, UnknownParameter, UnsupportedParameter, clip
 from server.http.schema import Json, Name, refusal_of
 from server.media.part import Base64, MediaPart
@@ -371,3 +372,23 @@ def _pieces(parts: Sequence[InputText | OutputText | Refusal | AnyMedia], where:
         part.media(f"{where}[{number}]") if isinstance(part, AnyMedia) else part.text
         for number, part in enumerate(parts)
     ]
+
+
+# --- sealed texts -------------------------------------------------------------------------------------------------
+
+
+_MARK: Final = "oneloop1."
+
+
+def seal(text: str) -> str:
+    return _MARK + base64.urlsafe_b64encode(text.encode(errors="replace")).decode()
+
+
+def unseal(sealed: str) -> str | None:
+    """The text; None where another server made it."""
+    if not sealed.startswith(_MARK):
+        return None
+    try:
+        return base64.urlsafe_b64decode(sealed.removeprefix(_MARK)).decode()
+    except (binascii.Error, ValueError):
+        return None

@@ -19,8 +19,7 @@ from server.api.responses.api_types import (
     OutputTextPart,
     ReasoningTextPart,
 )
-from server.api.responses.input_items import new_id
-from server.api.responses.sealed import seal
+from server.api.responses.input_items import new_id, seal
 from server.generate.custom_tools import InputReader
 from server.generate.logprobs import SampledToken
 

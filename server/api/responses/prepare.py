@@ -5,9 +5,10 @@ What is stored of an earlier response stands before the input; its instructions 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from msgspec.json import encode
 from starlette.requests import Request as HttpRequest
@@ -16,20 +17,29 @@ from server.api.response_store import Caller, Entry, ResponseStore, StoredItem
 from server.api.responses import input_items
 from server.api.responses.api_types import Response
 from server.api.responses.events import Head, ResponseEvents
-from server.api.responses.input_items import Item, ItemReference, new_id
+from server.api.responses.input_items import InputMessage, Item, ItemReference, new_id
 from server.api.responses.messages import messages_of, with_joint_turns, with_one_head
-from server.api.responses.request_types import CountRequest, ResponsesRequest
-from server.api.responses.requests import NAMES, generate_request
+from server.api.responses.request_types import CountRequest, FormatSchema, ResponsesRequest
 from server.api.responses.tools import Tools
 from server.api.responses.tools import read as read_tools
-from server.api.responses.truncation import longest
 from server.api.service import Service
 from server.generate.encode import chat_ids
 from server.generate.generation import Generation
-from server.generate.request import Chat, GenerateRequest
+from server.generate.request import (
+    Chat,
+    GenerateRequest,
+    Message,
+    OutputConstraint,
+    Shown,
+    json_object,
+    json_schema,
+    one_constraint,
+)
 from server.generate.start import start
 from server.http.call import Call, call_of, note_ignored
-from server.http.errors import ContextLengthExceeded, InvalidRequest
+from server.http.errors import ContextLengthExceeded, FieldNames, InvalidRequest
+from server.http.schema import JsonObject
+from server.http.wire_fields import sampling_of
 from server.models.model import LoadedModel
 
 
@@ -205,3 +215,80 @@ def _resolved(given: Sequence[Item | ItemReference], there: Mapping[str, StoredI
         else:
             raise InvalidRequest(f"Item with id '{item.id}' not found.", param=f"input[{number}].id")
     return found
+
+
+# --- the core's request -------------------------------------------------------------------------------------------
+
+
+NAMES: Final = FieldNames(
+    {"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
+)
+
+
+def generate_request(wire: ResponsesRequest, messages: list[Message], tools: Tools) -> GenerateRequest:
+    """Raises InvalidRequest for fields that contradict each other."""
+    with NAMES.spoken():
+        chat = Chat(
+            messages=messages,
+            tools=tools.functions,
+            tool_choice=tools.choice,
+            parallel_tool_calls=wire.parallel_tool_calls is not False,
+            template_kwargs=wire.chat_template_kwargs or {},
+            processor_kwargs=wire.mm_processor_kwargs,
+            allow_special_tokens=wire.allow_special_tokens,
+            reasoning_effort=None if wire.reasoning is None else wire.reasoning.effort,
+        )
+    return GenerateRequest(
+        prompt=chat,
+        sampling=sampling_of(wire),
+        shown=Shown(
+            stop=wire.stop_strings,
+            include_stop=bool(wire.include_stop_str_in_output),
+            skip_special_tokens=wire.skip_special_tokens is not False,
+            reasoning=wire.include_reasoning is not False,
+            logprobs=wire.top_logprobs or 0 if wire.wants_logprobs else None,
+        ),
+        max_tokens=wire.max_output_tokens,
+        constraint=_constraint(wire),
+        thinking_token_budget=wire.thinking_token_budget,
+        **wire.terms,
+    )
+
+
+def _constraint(wire: ResponsesRequest) -> OutputConstraint | None:
+    """Raises InvalidRequest where several fields ask for different ones."""
+    found: list[OutputConstraint] = []
+    match None if wire.text is None else wire.text.format:
+        case JsonObject(schema=schema):
+            found.append(json_object("text.format") if schema is None else json_schema(schema, "text.format"))
+        case FormatSchema(schema=schema):
+            found.append(json_schema(schema, "text.format.schema"))
+    return one_constraint(found, wire.constraints)
+
+
+# --- truncation ---------------------------------------------------------------------------------------------------
+
+
+def shortenings(items: Sequence[Item]) -> list[list[Item]]:
+    """`items` and ever shorter ends of it, the whole first."""
+    lead = 0
+    while lead < len(items) and _is_from(items[lead], "system", "developer"):
+        lead += 1
+    starts = [number for number in range(lead + 1, len(items)) if _is_from(items[number], "user")]
+    return [list(items), *([*items[:lead], *items[start:]] for start in starts)]
+
+
+async def longest(items: Sequence[Item], fits: Callable[[Sequence[Item]], Awaitable[bool]]) -> list[Item]:
+    """The longest of the shortenings that fits; the shortest of all if none does."""
+    found = shortenings(items)
+    if await fits(found[0]):
+        return found[0]
+    low, high = 1, len(found) - 1  # the place is between them, both included
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if await fits(found[middle]) else (middle + 1, high)
+    return found[min(low, len(found) - 1)]
+
+
+def _is_from(item: Item, *roles: str) -> bool:
+    return isinstance(item, InputMessage) and item.role in roles

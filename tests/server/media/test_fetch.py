@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from server.http.errors import InvalidMedia
-from server.media.addresses import AllowedHosts, is_public
-from server.media.fetch import MAX_REDIRECTS, Fetcher, resolve
+from server.media.fetch import MAX_REDIRECTS, AllowedHosts, Fetcher, is_public, resolve
 
 PUBLIC = "93.184.215.14"
 PNG = {"content-type": "image/png"}

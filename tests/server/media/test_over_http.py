@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from runtime.api import PoolerInfo
-from server.media.addresses import AllowedHosts
-from server.media.fetch import Fetcher
+from server.media.fetch import AllowedHosts, Fetcher
 from server.media.reader import NoMedia
 from server.models.prompt import ChatTemplate
 from server.models.tokenizer import Tokenizer

@@ -13,8 +13,7 @@ from server.config.server_config import ServerConfig
 from server.http.errors import InvalidMedia, InvalidRequest, TooManyRequests
 from server.media import decode
 from server.media import reader as reading
-from server.media.addresses import AllowedHosts
-from server.media.fetch import Fetcher
+from server.media.fetch import AllowedHosts, Fetcher
 from server.media.media_options import MediaOptions
 from server.media.part import Base64, MediaPart, Url
 from server.media.placeholders import Expansion, ReadMedia

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from server.http.errors import InvalidMedia
 from server.media import source as module
-from server.media.addresses import AllowedHosts
-from server.media.fetch import Fetcher
+from server.media.fetch import AllowedHosts, Fetcher
 from server.media.part import Base64, Given, MediaPart, Url, file_part
 from server.media.source import Sources
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.api.responses.sealed import seal, unseal
+from server.api.responses.input_items import seal, unseal
 from tests.server.responses.reading import both, prompt_of
 from tests.server.test_reasoning_chats import SAYS, thinker
 from tests.server.test_refusals import error_of

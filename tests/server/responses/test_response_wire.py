@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from server.api.responses import input_items
 from server.api.responses.messages import messages_of
+from server.api.responses.prepare import generate_request
 from server.api.responses.request_types import RESPONSES
-from server.api.responses.requests import generate_request
 from server.api.responses.tools import Tools
 from server.api.responses.tools import read as read_tools
 from server.http.errors import ApiError

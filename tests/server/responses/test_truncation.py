@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.api.responses import input_items
-from server.api.responses.truncation import longest, shortenings
+from server.api.responses.prepare import longest, shortenings
 from tests.server.responses.reading import checked, prompt_of
 from tests.server.test_refusals import error_of
 from tests.server.tiny import tiny_tokenizer

@@ -7,8 +7,7 @@ import json
 import llguidance
 import pytest
 
-from server.generate.structured.gbnf import lark_of
-from server.generate.structured.grammar import GrammarError, Rules
+from server.generate.structured.grammar import GrammarError, Rules, lark_of
 from tests.server.tiny import EOS, VOCAB_SIZE, tiny_tokenizer
 
 
