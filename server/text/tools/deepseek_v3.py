@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from server.text.markers import Markers, Parse
 from server.text.tools.call_format import CallFormat
 from server.text.tools.section import Section
 
 SEPARATOR = "<｜tool▁sep｜>"
-CALL_END = "<｜tool▁call▁end｜>"
 
 
 class DeepSeekV3(Section):
     section_begin = "<｜tool▁calls▁begin｜>"
     section_end = "<｜tool▁calls▁end｜>"
     call_begin = "<｜tool▁call▁begin｜>"
+    call_end = "<｜tool▁call▁end｜>"
     starts = Markers(section_begin, call_begin)
-    ends = Markers(CALL_END, section_end)
+    ends = Markers(call_end, section_end)
     inner = (SEPARATOR,)
     call_formats = (
         CallFormat(
             f"{call_begin}function{SEPARATOR}NAME\n```json\n",
-            f"\n```{CALL_END}",
+            f"\n```{call_end}",
             before=section_begin,
             between="\n",
             after=section_end,
@@ -36,10 +34,10 @@ class DeepSeekV3(Section):
         name = yield from self.source.word()
         yield from self.source.space()
         yield from self.source.literal("```json")
-        if not name or not (yield from self._arguments(partial(self._begin, name), self._emit_arguments)):
+        if not name or not (yield from self._arguments_of(name)):
             return False
         yield from self.source.space()
         yield from self.source.literal("```")
         yield from self.source.space()
-        yield from self.source.literal(CALL_END)
+        yield from self.source.literal(self.call_end)
         return True

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from server.text.events import Reasoning
 from server.text.markers import Markers, Parse
 from server.text.tools.call_format import CallFormat, Channels
-from server.text.tools.tool_parser import ToolParser
+from server.text.tools.tool_parser import ToolParser, ignore
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _HEADER_ENDS = Markers(_MESSAGE, _START, "<|end|>", "<|call|>", "<|return|>")
@@ -67,7 +67,7 @@ class Harmony(ToolParser):
 
     def _message(self) -> Parse[str]:
         """Reads a message whose begin is recorded; the marker that ended it."""
-        ended = yield from self.source.until(_HEADER_ENDS, _ignore)
+        ended = yield from self.source.until(_HEADER_ENDS, ignore)
         head = self.source.recorded()
         if ended != _MESSAGE:
             self._emit_text(head.removesuffix(_START) if ended == _START else head)
@@ -105,7 +105,3 @@ class Harmony(ToolParser):
 
     def _think(self, text: str) -> None:
         self._events.append(Reasoning(text))
-
-
-def _ignore(text: str) -> None:
-    pass

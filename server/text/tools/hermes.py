@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from server.text.markers import Markers, Parse
+from server.text.markers import Markers
 from server.text.tools.call_format import JSON_CALL, CallFormat
 from server.text.tools.json_calls import JsonCalls
 
 
 class Hermes(JsonCalls):
     starts = Markers("<tool_call>")
+    closes = ("</tool_call>",)
     ends = Markers("</tool_call>")
     call_formats = (CallFormat(f"<tool_call>\n{JSON_CALL}", "}\n</tool_call>", between="\n"),)
-
-    def _call(self, marker: str) -> Parse[None]:
-        if (yield from self._objects()):
-            yield from self._close("</tool_call>")

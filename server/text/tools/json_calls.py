@@ -4,11 +4,11 @@ Arguments stream once the name is known; those that come before it wait for it."
 
 from __future__ import annotations
 
-from functools import partial
+from typing import ClassVar
 
 from server.text.json_stream import json_string, json_value
 from server.text.markers import Parse
-from server.text.tools.tool_parser import ToolParser
+from server.text.tools.tool_parser import ToolParser, ignore
 
 _ARGUMENTS = ("arguments", "parameters")
 
@@ -16,8 +16,13 @@ _ARGUMENTS = ("arguments", "parameters")
 class JsonCalls(ToolParser):
     """Reads objects and lists of them; what stands around those is the tool parser's business."""
 
+    closes: ClassVar[tuple[str, ...]] = ()  # what may follow the last call that a marker begins
     any_keys = True  # an object may hold more than a call does
     any_name = True  # a call may name what is no tool of the request
+
+    def _call(self, marker: str) -> Parse[None]:
+        if (yield from self._objects(in_list=marker.endswith("["))):
+            yield from self._close(*self.closes)
 
     def _objects(self, *, in_list: bool = False) -> Parse[bool]:
         """One call, or a list of calls; False where something was no call, and that is dealt with.
@@ -85,17 +90,13 @@ class _CallObject:
             return self._id is not None
         if not self._calls.any_keys and key not in ("type", "id"):
             return False
-        return (yield from json_value(source, _ignore))
+        return (yield from json_value(source, ignore))
 
     def _arguments(self) -> Parse[bool]:
         self._has_arguments = True
         if self._name is None:
             return (yield from self._calls._arguments(_nothing, self._waiting.append))
-        return (
-            yield from self._calls._arguments(
-                partial(self._calls._begin, self._name, self._id), self._calls._emit_arguments
-            )
-        )
+        return (yield from self._calls._arguments_of(self._name, self._id))
 
     def _named(self) -> bool:
         if self._name is None or not (self._calls.any_name or self._calls._is_tool(self._name)):
@@ -116,10 +117,6 @@ class _CallObject:
         assert self._name is not None, "called once there is a name"
         self._calls._begin(self._name, self._id)
         self._calls._emit_arguments("".join(self._waiting))
-
-
-def _ignore(text: str) -> None:
-    pass
 
 
 def _nothing() -> None:

@@ -5,8 +5,6 @@ that we made up would be unlike anything it was trained on. Its number counts al
 
 from __future__ import annotations
 
-from functools import partial
-
 from server.text.markers import Markers, Parse
 from server.text.tools.call_format import CallFormat
 from server.text.tools.section import Section
@@ -16,13 +14,14 @@ class KimiK2(Section):
     section_begin = "<|tool_calls_section_begin|>"
     section_end = "<|tool_calls_section_end|>"
     call_begin = "<|tool_call_begin|>"
+    call_end = "<|tool_call_end|>"
     starts = Markers(section_begin, call_begin)
-    ends = Markers("<|tool_call_end|>", section_end)
+    ends = Markers(call_end, section_end)
     inner = ("<|tool_call_argument_begin|>",)
     call_formats = (
         CallFormat(
             f"{call_begin}functions.NAME:NUMBER<|tool_call_argument_begin|>",
-            "<|tool_call_end|>",
+            call_end,
             before=section_begin,
             after=section_end,
         ),
@@ -37,9 +36,4 @@ class KimiK2(Section):
         yield from self.source.space()
         if not name or not (yield from self.source.literal("<|tool_call_argument_begin|>")):
             return False
-        begin = partial(self._begin, name.removeprefix("functions."), name + number)
-        if not (yield from self._arguments(begin, self._emit_arguments)):
-            return False
-        yield from self.source.space()
-        yield from self.source.literal("<|tool_call_end|>")
-        return True
+        return (yield from self._rest(name.removeprefix("functions."), name + number))

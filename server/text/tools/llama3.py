@@ -19,15 +19,6 @@ class Llama3(JsonCalls):
     any_keys = False
     any_name = False
 
-    def _parse(self) -> Parse[None]:
-        self.source.record()
-        char = yield from self.source.space()
-        if char in ("{", "["):
-            yield from self._call("")
-        else:
-            self._emit_text(self.source.recorded())
-        yield from super()._parse()
-
     def _call(self, marker: str) -> Parse[None]:
         while (yield from self._objects()):
             if not (yield from self._close(";")):

@@ -4,7 +4,6 @@ anew, [TOOL_CALLS]name[CALL_ID]id[ARGS]{…}, where newer tokenizers leave out t
 from __future__ import annotations
 
 import secrets
-from functools import partial
 from string import ascii_letters, digits
 
 from server.text.markers import Markers, Parse
@@ -40,4 +39,4 @@ class Mistral(JsonCalls):
         if (yield from self.source.literal("[CALL_ID]")):
             id = yield from self.source.word()
         yield from self.source.literal("[ARGS]")
-        return bool(name) and (yield from self._arguments(partial(self._begin, name, id), self._emit_arguments))
+        return bool(name) and (yield from self._arguments_of(name, id))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from server.text.markers import Markers, Parse
+from server.text.markers import Markers
 from server.text.tools.call_format import JSON_CALL, CallFormat
 from server.text.tools.json_calls import JsonCalls
 
 
 class Phi4(JsonCalls):
     starts = Markers("functools[", "<|tool_call|>", "<|tool_calls|>")
+    closes = ("<|/tool_call|>", "<|/tool_calls|>")
     ends = Markers("<|/tool_call|>", "<|/tool_calls|>", "<|end|>")
     call_formats = (
         CallFormat(
@@ -16,7 +17,3 @@ class Phi4(JsonCalls):
         ),
         CallFormat(JSON_CALL, "}", before="functools[", between=", ", after="]"),
     )
-
-    def _call(self, marker: str) -> Parse[None]:
-        if (yield from self._objects(in_list=marker.endswith("["))):
-            yield from self._close("<|/tool_call|>", "<|/tool_calls|>")

@@ -35,14 +35,6 @@ class Pythonic(ToolParser):
 
         return write.members(schema, ", ", argument)
 
-    def _parse(self) -> Parse[None]:
-        self.source.record()
-        if (yield from self.source.space()) == "[":
-            yield from self._call("")
-        else:
-            self._emit_text(self.source.recorded())
-        yield from super()._parse()
-
     def _call(self, marker: str) -> Parse[None]:
         yield from self.source.space()
         bracket = yield from self.source.literal("[")

@@ -15,6 +15,7 @@ class Section(ToolParser):
     section_begin: ClassVar[str]
     section_end: ClassVar[str]
     call_begin: ClassVar[str]
+    call_end: ClassVar[str]
 
     def _call(self, marker: str) -> Parse[None]:
         if marker == self.section_begin:
@@ -38,3 +39,11 @@ class Section(ToolParser):
     def _one(self) -> Parse[bool]:
         """Reads one call behind its begin marker, with its end marker."""
         raise NotImplementedError
+
+    def _rest(self, name: str, id: str | None = None) -> Parse[bool]:
+        """Read arguments and the end marker of a call."""
+        if not (yield from self._arguments_of(name, id)):
+            return False
+        yield from self.source.space()
+        yield from self.source.literal(self.call_end)
+        return True

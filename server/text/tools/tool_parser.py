@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from server.text.events import Event, Malformed, Text, ToolArguments, ToolCall, joined
@@ -72,13 +73,20 @@ class ToolParser(ParsingCodec):
     # --- what a parser does --------------------------------------------------------------------------------------
 
     def _parse(self) -> Parse[None]:
+        if self.bare:
+            self.source.record()
+            char = yield from self.source.space()
+            if char and char in self.bare:
+                yield from self._call("")
+            else:
+                self._emit_text(self.source.recorded())
         while marker := (yield from self.source.until(self.starts, self._emit_text)):
             self.source.record(marker)
             yield from self._call(marker)
             self.source.recorded()
 
     def _call(self, marker: str) -> Parse[None]:
-        """Reads what follows a start marker. All since the marker is being recorded."""
+        """Read what follows a start marker, or "" where the text begins as a bare call. All since then is being recorded."""
         raise NotImplementedError
 
     # --- what it does it with ------------------------------------------------------------------------------------
@@ -112,7 +120,7 @@ class ToolParser(ParsingCodec):
     def _fail(self) -> Parse[None]:
         """Fail to parse a call: it is text, or if announced, malformed up to an end marker."""
         if self._open:
-            yield from self.source.until(self.ends, _ignore)
+            yield from self.source.until(self.ends, ignore)
         self._break_off()
 
     def _break_off(self) -> None:
@@ -132,6 +140,10 @@ class ToolParser(ParsingCodec):
                 return end
         self._emit_text(self.source.recorded())
         return ""
+
+    def _arguments_of(self, name: str, id: str | None = None) -> Parse[bool]:
+        """Read the arguments of a call, which begins with them."""
+        return self._arguments(partial(self._begin, name, id), self._emit_arguments)
 
     def _arguments(self, begin: Callable[[], object], emit: Callable[[str], object]) -> Parse[bool]:
         """Reads a call's arguments: an object, streamed; an object in a string; or null, which is none."""
@@ -159,5 +171,5 @@ def _parameters(tool: Mapping[str, Any]) -> tuple[str, Schema]:
     return str(function.get("name", "")), as_schema(function.get("parameters") or function.get("input_schema"))
 
 
-def _ignore(text: str) -> None:
-    pass
+def ignore(text: str) -> None:
+    """Drop `text`, which a parser has to read and nobody needs."""
