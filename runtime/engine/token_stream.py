@@ -66,8 +66,9 @@ class Handover:
 
 
 class EngineTokenStream:
-    """`end(index, reason)` is the engine's way to end request `index` early. A reader that waits is woken by a request's first
-    token and by its end, and between them by every `interval` tokens: each wake-up is a write to a socket in the end.
+    """The stream of one `submit`. `end(index, reason)` is the engine's way to end request `index` early. A reader that waits is
+    woken by a request's first token and by its end, and between them by every `interval` tokens: each wake-up is a write to a
+    socket in the end.
 
     `delivered(index)` is called once the reader is done with the last Output of a request that has ended: it has come back for
     more, or has left. `held_s`: how long Outputs have waited here for a reader that was still busy with earlier ones, in all."""
@@ -105,8 +106,8 @@ class EngineTokenStream:
         handover: Handover | None = None,
         left: Callable[[list[int]], None] | None = None,
     ) -> None:
-        """`handover`: of all streams that a step brings news; None: this one's own. `left`: told of all requests together that the
-        reader left before their end, when they have ended."""
+        """Open all requests. `handover`: of all streams that a step brings news; None: this one's own. `left`: told of all
+        requests together that the reader left before their end, when they have ended."""
         self.held_s = 0.0
         self._since_s = 0.0  # since when something waits for a reader that is busy; 0 while nothing does
         self._ended: list[int] = []  # whose last Output has not been dealt with
@@ -135,7 +136,7 @@ class EngineTokenStream:
         self._prompts.setdefault(index, []).extend(more)
 
     def put_ids(self, index: int, token_ids: list[int]) -> bool:
-        """`put` what brings nothing else, where a writer takes it and nothing waits that came before; else False."""
+        """Give ids that bring nothing else to a writer. Return False where there is none, or earlier Outputs wait."""
         if self._take is None or self._is_due or self._fresh:
             return False
         writer = self._writers.get(index)
@@ -265,7 +266,7 @@ class EngineTokenStream:
             self._tell_delivered()
 
     def _handed(self, take: Take) -> Callable[[], Awaitable[None]] | None:
-        """What `take` gives for all there is. Where it was done with it at once, writers may go on behind it."""
+        """Return what `take` returns for all Outputs. Writers may go on where it was done at once."""
         outputs = self._taken()
         rest = take(outputs)
         if rest is None and self._writer_of is not None:

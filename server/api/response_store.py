@@ -21,7 +21,7 @@ ITEM_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`key`: what stands for the key a request came with, None where the server asks for none."""
+    """The owner of responses. `key`: what stands for the key a request came with, None where the server asks for none."""
 
     key: bytes | None = None
     is_admin: bool = False
@@ -54,8 +54,8 @@ class Ongoing(Protocol):
 
 
 class Entry:
-    """`events`: those of a response that may be streamed again, each as it goes over the wire; None for one that may not.
-    `ongoing`: its maker, as long as it is being made."""
+    """A stored response. `events`: those of a response that may be streamed again, each as it goes over the wire; None for one
+    that may not. `ongoing`: its maker, as long as it is being made."""
 
     __slots__ = (
         "_num_holders", "body", "events", "final_status", "id", "input", "is_background", "num_bytes", "ongoing", "output",
@@ -105,12 +105,12 @@ class Entry:
         return found
 
     def hold(self) -> bool:
-        """Whether nobody held it before."""
+        """Note one more holder. Return whether it is the first."""
         self._num_holders += 1
         return self._num_holders == 1
 
     def release(self) -> bool:
-        """Whether nobody holds it any more."""
+        """Note one holder less. Return whether it was the last."""
         self._num_holders -= 1
         return not self._num_holders
 
@@ -134,7 +134,7 @@ class ResponseStore:
 
     @property
     def keeps(self) -> bool:
-        """Whether it takes anything at all."""
+        """Return whether it stores anything at all."""
         return self.max_responses > 0
 
     def add(self, entry: Entry) -> None:
@@ -148,7 +148,7 @@ class ResponseStore:
         self._evict()
 
     def finish(self, entry: Entry) -> None:
-        """`entry` has its final contents."""
+        """Note that `entry` has its final contents."""
         entry.ongoing = None
         if entry.num_bytes:
             self._count(entry)

@@ -67,7 +67,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ErrorsBelow:
-    """How errors of `path` and of all below it are written, routes or not, where clients do not read them as OpenAI's do."""
+    """The shape of errors of `path` and of all below it are written, routes or not, where clients do not read them as OpenAI's
+    do."""
 
     path: str
     shape: ErrorShape

@@ -97,7 +97,7 @@ def _is_untagged(value: Any) -> bool:
 
 
 def _has_objects(value: list[Any]) -> bool:
-    """By its ends: the first token of a prompt has no log-probability."""
+    """Return whether its ends are objects: the first token of a prompt has no log-probability."""
     return isinstance(value[0], dict | list | Struct) or isinstance(value[-1], dict | list | Struct)
 
 

@@ -1,4 +1,4 @@
-"""Who may call: keys of users and the key of the administrator, checked before a route is looked up or a body is read.
+"""Authorisation: keys of users and the key of the administrator, checked before a route is looked up or a body is read.
 
 Every path but OPEN_PATHS and pages needs a key once there is one: a route is closed unless it stands in a table here, and so
 is a path that is no route. With a user key all is open but what tells about the server (`ADMIN_PATHS`), if that has a key of
@@ -45,17 +45,17 @@ OPERATOR_PATHS = frozenset(
 
 
 def is_open(path: str) -> bool:
-    """Whether nobody needs a key for it."""
+    """Return whether `path` needs no key."""
     return path in OPEN_PATHS or path in PAGES or path.startswith(PAGE_ASSETS)
 
 
 def needs_admin(path: str, *, user_key: bool, admin_key: bool) -> bool:
-    """Whether it is the administrator's where there are keys."""
+    """Return whether `path` needs the administrator's key, where there are keys."""
     return (path in ADMIN_PATHS and admin_key) or (path in OPERATOR_PATHS and (user_key or admin_key))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens on `host`. A name nobody vouches for counts as reachable."""
+    """Return whether only this machine reaches a server that listens on `host`. An unknown name counts as reachable."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -67,7 +67,7 @@ class Keys:
     same time whatever key is right, or none."""
 
     def __init__(self, user: Iterable[str] = (), admin: str | None = None, secret: bytes | None = None) -> None:
-        """`secret`: by which digests mean the same in another process that has it."""
+        """Keep the digests of the keys. `secret`: makes them equal in another process that has it."""
         self._secret = secret or os.urandom(32)
         self.users = [self._digest(key.encode("ascii")) for key in user]
         self._admin = [] if admin is None else [self._digest(admin.encode("ascii"))]
@@ -84,7 +84,7 @@ class Keys:
         return self.has_user or self.has_admin
 
     def user(self, given: Iterable[bytes]) -> bytes | None:
-        """What stands for the user's key among those given, in this process."""
+        """Return what stands for the user's key among those given, in this process."""
         return self._match(given, self.users)
 
     def is_admin(self, given: Iterable[bytes]) -> bool:

@@ -77,13 +77,13 @@ class IncomingBody:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """`id`: X-Request-Id where it is valid, else the body's, else a fresh one; empty without a connection. `arrival_s`: by
-    `time.monotonic()`. `address`: the client's; "" over a Unix socket, None for a request of this process. `key`: stands for the
-    user's key; None where there are no keys. `shares_as`: overrides `caller`. `trace_headers`: the W3C's, where requests are
-    traced. `default_timeout_s`: where the client sets none. `body_cost`: of processing the decoded body, in characters of
-    tokenising. `ignored`: names of fields that had no effect.
-    `offload`: runs its long work; None does it in place. `send_body`: the connection's own `send`, past layers that only look at
-    the start of an answer. `writer`: makes a ChunkWriter, where the connection has one."""
+    """A request. `id`: X-Request-Id where it is valid, else the body's, else a fresh one; empty without a connection.
+    `arrival_s`: by `time.monotonic()`. `address`: the client's; "" over a Unix socket, None for a request of this process.
+    `key`: stands for the user's key; None where there are no keys. `shares_as`: overrides `caller`. `trace_headers`: the W3C's,
+    where requests are traced. `default_timeout_s`: where the client sets none. `body_cost`: of processing the decoded body, in
+    characters of tokenising. `ignored`: names of fields that had no effect. `offload`: runs its long work; None does it in
+    place. `send_body`: the connection's own `send`, past layers that only look at the start of an answer. `writer`: makes a
+    ChunkWriter, where the connection has one."""
 
     id: str = ""
     arrival_s: float = field(default_factory=time.monotonic)

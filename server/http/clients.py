@@ -99,7 +99,7 @@ class Client(Timed, Protocol):
 
     @property
     def unfinished_bytes(self) -> int:
-        """What it holds of messages that have not come to their end."""
+        """Bytes of messages that are not complete."""
         ...
 
     def refuse(self, error: ApiError) -> None:
@@ -121,7 +121,7 @@ def raise_file_limit(max_connections: int) -> int:
 
 
 class Clients:
-    """`max_connections`: what the options ask for, unless the system allows less."""
+    """All connections. `max_connections`: the option's, unless the system allows less."""
 
     def __init__(self, config: ServerConfig, max_connections: int | None = None) -> None:
         self.config = config
@@ -139,7 +139,7 @@ class Clients:
     # --- connections ----------------------------------------------------------------------------------------------
 
     def admit(self, client: Client) -> ApiError | None:
-        """What a new connection has to be told, if there is no place for it."""
+        """Admit a new connection, or return the error to refuse it with."""
         address = client.address
         if self.num_connected >= self.max_connections:
             self._num_turned_away += 1
@@ -160,7 +160,7 @@ class Clients:
 
     @property
     def may_be_told(self) -> bool:
-        """Whether one more connection that is turned away may learn why."""
+        """Whether one more refused connection may be told why."""
         return self._num_turned_away <= MAX_TURNED_AWAY
 
     def leave(self, client: Client) -> None:
@@ -181,7 +181,7 @@ class Clients:
     # --- memory ---------------------------------------------------------------------------------------------------
 
     def hold(self, client: Client, num_bytes: int) -> None:
-        """`client` holds so many bytes now. Somebody is refused where that is too much for all of them together."""
+        """Set the number of bytes that `client` holds. If all hold too many, refuse the client with most unfinished bytes."""
         if num_bytes == client.held_bytes:
             return
         more = num_bytes - client.held_bytes

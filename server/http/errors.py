@@ -19,7 +19,7 @@ MAX_ECHO = 200  # characters of a client's own input that an answer repeats
 
 
 def clip(value: object) -> str:
-    """`value` as it may be shown to the client who sent it."""
+    """Return `value` cut to what an answer repeats of a client's input."""
     text = str(value)
     return text if len(text) <= MAX_ECHO else text[:MAX_ECHO] + "…"
 
@@ -37,7 +37,8 @@ class ApiError(Exception):
     code: ClassVar[str | None] = None
 
     def __init__(self, *message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
-        """`message`: its pieces, of which those that name the core's fields are a Field; so is `param`, if it names one."""
+        """Make the error. `message`: its pieces, of which those that name the core's fields are a Field; so is `param`, if it
+        names one."""
         super().__init__("".join(message))
         self._pieces = message
         self.message = "".join(message)
@@ -60,11 +61,11 @@ class ApiError(Exception):
 
 
 class ClientLeft(Exception):
-    """There is nobody to answer any more."""
+    """The client has left."""
 
 
 class ErrorShape(Protocol):
-    """How one API's clients read errors, where that is not OpenAI's way."""
+    """The form of errors in an API that does not use OpenAI's."""
 
     def body(self, error: ApiError, request_id: str) -> bytes:
         """The JSON body of an answer that is an error."""
@@ -83,7 +84,7 @@ class UnknownParameter(InvalidRequest):
     code = "unknown_parameter"
 
     def __init__(self, name: str, *, param: str, hint: str = "") -> None:
-        """`param`: the path of the field `name`."""
+        """Make the error. `param`: the path of the field `name`."""
         self.name = name
         self.is_nested = param != name
         super().__init__(f"Unrecognized request argument supplied: {clip(name)}{hint}", param=clip(param))
@@ -98,7 +99,7 @@ class UnsupportedParameter(InvalidRequest):
 
 
 class TaskNotSupported(InvalidRequest):
-    """`model` is what it is about: a request cannot ask for it otherwise."""
+    """A task that the model is not served for. `param` is `model`."""
 
     code = "task_not_supported"
 
@@ -109,18 +110,18 @@ class TaskNotSupported(InvalidRequest):
 
 
 class TextOnly(InvalidRequest):
-    """What holds a picture or the like, which leaving out would make another question."""
+    """Media in a prompt of a model that reads text only."""
 
     code = "unsupported_parameter"
 
     def __init__(self, name: str, kind: str, *, param: str, takes: Sequence[str] = ()) -> None:
-        """`takes`: what the model reads beside text."""
+        """Make the error. `takes`: what the model reads beside text."""
         read = f"text and {', '.join(takes)}" if takes else "text"
         super().__init__(f"{name} is of type {kind!r}, and the model reads {read} only", param=param)
 
 
 class InvalidMedia(InvalidRequest):
-    """`message`: why, of what is in the field `where`."""
+    """Media in the field `where` that cannot be read. `message`: why."""
 
     code = "invalid_media"
 
@@ -200,7 +201,7 @@ class AdminOnly(ApiError):
     status, type, code = 403, "invalid_request_error", "insufficient_permissions"
 
     def __init__(self, path: str, *, has_key: bool = True) -> None:
-        """`has_key`: whether there is one at all."""
+        """Make the error. `has_key`: whether there is an administrator's key."""
         hint = "" if has_key else ", and this server was started without --admin-api-key"
         super().__init__(f"{clip(path)} needs the administrator's key{hint}")
 
@@ -345,7 +346,7 @@ class InternalError(ApiError):
 
 
 def as_api_error(error: Exception, request_id: str) -> ApiError:
-    """What a client is told of `error` in the middle of a stream. What is none of these is logged, under the id that is told."""
+    """Return `error` as a client sees it in a stream. An error that is no ApiError is logged under `request_id`."""
     if isinstance(error, ApiError):
         return error
     logging.getLogger("oneloop.http").error("%s failed while it streamed", request_id, exc_info=error)
@@ -380,7 +381,7 @@ class ModelFailed(Unavailable):
 
 
 class ReplicaLost(Unavailable):
-    """Of several processes that serve one model."""
+    """The end of one of several processes that serve a model."""
 
     code = "replica_lost"
 
@@ -401,7 +402,8 @@ class DeadlineExceeded(ApiError):
 
 
 class FieldNames:
-    """`names`: paths of the core, and of the client. What lies below a path moves with it; what is not named stays."""
+    """Names of the core's fields in one API. `names`: paths of the core to the client's. Paths below a renamed path move with
+    it."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = sorted(names.items(), key=lambda pair: len(pair[0]), reverse=True)  # the most exact first

@@ -23,7 +23,7 @@ def begin(level: str, kind: str = "text") -> None:
 
 
 def set_level(level: str) -> None:
-    """`level`: as --log-level has it."""
+    """Set the level of all loggers. `level`: as --log-level has it."""
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(number)
     logging.getLogger("uvicorn.error").setLevel(max(number, logging.WARNING))
@@ -49,7 +49,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """`time`, `level`, `logger`, `message`; `request_id` and `exception`, where there are."""
+    """Lines with `time`, `level`, `logger`, `message`, and `request_id` and `exception` where they exist."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

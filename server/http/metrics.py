@@ -107,7 +107,7 @@ class MetricSource(Collector):
 def registry(
     metrics: Iterable[api.Metric], model_name: str, others: Mapping[str, Iterable[api.Metric]] | None = None
 ) -> CollectorRegistry:
-    """`metrics`: of the process and of the model of that name; `others`: of those beside it, of which every engine has the same."""
+    """Return a registry. `metrics`: of the process and the model `model_name`; `others`: of further models, by their names."""
     made = CollectorRegistry(auto_describe=False)
     made.register(MetricSource(list(metrics), model_name, others or {}))
     ProcessCollector(registry=made)

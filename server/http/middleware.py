@@ -68,7 +68,7 @@ class NotedOnce:
         self._seen: set[frozenset[str]] = set()
 
     def is_new(self, names: Iterable[str]) -> bool:
-        """Whether this set of names is here for the first time."""
+        """Return whether this set of names is new, and remember it."""
         found = frozenset(names)
         if found in self._seen:
             return False

@@ -59,8 +59,8 @@ class GiveBack:
 
 
 class Offload:
-    """`threads`: of which one never does long work. `max_waiting`: of one caller's, and four times that in all; more is refused.
-    `give_back`: asked after very long work.
+    """A pool of threads, of which one never does long work. `max_waiting`: of one caller's, and four times that in all; more is
+    refused. `give_back`: asked after very long work.
 
     Belongs to one event loop."""
 
@@ -115,7 +115,7 @@ class Offload:
         self._num_waiting += 1
 
     def _drop(self, job: _Job) -> None:
-        """Of a job that is done, or that nobody waits for any more, nothing is left waiting."""
+        """Remove a job that is done, or that nobody waits for any more."""
         waiting = self._waiting.get(job.caller)
         if waiting is None or job not in waiting.of(job):
             return  # its last piece runs, or has run
@@ -177,7 +177,7 @@ class _Job:
 
 
 class _Waiting:
-    """What one caller has waiting."""
+    """One caller's waiting jobs."""
 
     __slots__ = ("long", "short")
 
@@ -199,7 +199,7 @@ def _trim_heap() -> None:
 
 
 def limit_arenas(environ: Mapping[str, str] = os.environ) -> None:
-    """From now on threads share a few arenas of glibc's heap, unless whoever started the process has said how many.
+    """Make threads share a few arenas of glibc's heap, unless the environment sets their number.
 
     By default each new thread may get one of its own, eight a core, and what lives long in it holds on to what was freed around it:
     grammars, compiled on some threads and asked for masks on others, left twice as much behind."""

@@ -47,7 +47,7 @@ class CheckHost:
             raise HostNotAllowed(given[0].decode("latin-1"))
 
     def allows(self, host: str) -> bool:
-        """Whether a Host header may be so: a name or an address, with or without a port."""
+        """Return whether a Host header is allowed: a name or an address, with or without a port."""
         name = _without_port(host.strip().lower()).removesuffix(".")
         return name in self._names or name.endswith(self._below) or _is_address(name)
 

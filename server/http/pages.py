@@ -81,7 +81,7 @@ async def page(name: str, http: Request) -> Response:
 
 
 async def asset(version: str, name: str, http: Request) -> Response:
-    """What pages of `version` load. Raises RouteNotFound, also where they are of another release."""
+    """Return a file that pages of `version` load. Raises RouteNotFound, also for another release."""
     found = await call_of(http).run(_NUM_CHARS, site)
     if version != found.version or name not in found.assets:
         raise RouteNotFound(http.method, http.url.path)

@@ -37,7 +37,7 @@ _BLANK_LINE = b"\r\n\r\n"
 
 
 class Phase(Enum):
-    """What a connection waits for."""
+    """The event that a connection waits for."""
 
     IDLE = auto()  # for the next request
     HEAD = auto()  # for the end of a head; of the first one, from the beginning
@@ -48,7 +48,7 @@ class Phase(Enum):
 
 
 class _Flow(FlowControl):
-    """`held`: reading stays paused, whoever wants to go on, while there is too much that nobody may parse yet."""
+    """Flow control. `held`: reading stays paused while too much is waiting that may not be parsed yet."""
 
     held = False
 
@@ -120,7 +120,7 @@ class BodyWriter:
 
     @property
     def chunk_writer(self) -> Callable[[bytes], None] | None:
-        """What takes one chunk, with its size; None where that would wait."""
+        """Write function for one chunk with its size; None where that would wait."""
         cycle = self._cycle
         if self._flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
             return None
@@ -416,7 +416,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._enter(Phase.CLOSING)
 
     def _linger(self) -> None:
-        """To close with something unread resets the connection, and the answer might be lost on its way."""
+        """Stay half open: closing with unread bytes resets the connection, and the answer might be lost."""
         self._is_deaf, self._unparsed = True, b""
         if not self.transport.is_closing():
             if self.transport.can_write_eof():  # TLS cannot

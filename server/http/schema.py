@@ -54,7 +54,7 @@ class AnyText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type"
 class JsonObject(
     Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type", tag="json_object"
 ):
-    """`schema`: of the object, as llama.cpp has it."""
+    """A JSON object. `schema`: the object's, as llama.cpp has it."""
 
     schema: dict[str, Any] | None = None
 
@@ -85,11 +85,11 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_style(self) -> bool:
-        """Whether it says nothing but how JSON is to be written that another field asks for."""
+        """Whether it only sets the style of JSON that another field asks for."""
         return not self.kinds_given and any(getattr(self, name) is not None for name in _STYLE)
 
     def check(self, where: str, prefix: str) -> None:
-        """`prefix`: what stands before a field's name."""
+        """Raise InvalidRequest for a contradiction. `prefix`: what stands before a field's name."""
         kinds_given = self.kinds_given
         if len(kinds_given) != 1 and not self.is_style:
             found = (
@@ -110,7 +110,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class InputGrammar(Struct, kw_only=True):
-    """What the text that a custom tool is called with keeps to."""
+    """The grammar of a custom tool's input."""
 
     definition: Annotated[str, Meta(min_length=1)]
     syntax: Literal["lark", "regex"]
@@ -151,7 +151,7 @@ class ConstrainedOutput(Struct, kw_only=True):
 
     @property
     def constraints(self) -> dict[str, StructuredOutputs]:
-        """What the output has to be, by the field that says so; each of one kind, or a style. They have been checked."""
+        """Constraints of the output, by the field that asks for them; each of one kind, or a style. They have been checked."""
         found: dict[str, StructuredOutputs] = {}
         if (wanted := self.structured_outputs) is not None:
             kinds = wanted.kinds_given
@@ -202,8 +202,7 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def readable(decode: Callable[[bytes], D], body: bytes) -> D:
-    """`body`, decoded. What is no JSON, or nested deeper than anybody's stack, becomes UnreadableBody; ValidationErrors stay what
-    they are."""
+    """Decode `body`. Raises UnreadableBody for invalid JSON or too deep nesting; ValidationErrors pass through."""
     try:
         return decode(body)
     except msgspec.ValidationError:
@@ -242,7 +241,7 @@ class Wire(Generic[T]):
         self._raw = msgspec.json.Decoder(msgspec.defstruct(f"Raw{kind.__name__}", raw))
 
     def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
-        """With `ignored`, fields of the request that nobody knows are left out and their names put there.
+        """Decode `body`. With `ignored`, unknown fields are left out and their names appended to it.
 
         Raises UnreadableBody, UnknownParameter, UnsupportedParameter or InvalidRequest."""
         request = self._strictly(body) if ignored is None else self._leniently(body, ignored)
@@ -267,7 +266,7 @@ class Wire(Generic[T]):
             return self._strictly(self._without_unknown(body, ignored, refusal))
 
     def _without_unknown(self, body: bytes, ignored: list[str], refusal: UnknownParameter) -> bytes:
-        """`refusal`: of the first field nobody knows."""
+        """Return `body` without unknown fields. `refusal`: of the first of them."""
         known = readable(self._raw.decode, body)
         if len(body) - sum(map(len, msgspec.structs.astuple(known))) > MAX_UNKNOWN_BYTES:
             raise UnknownParameter(
@@ -287,7 +286,7 @@ class Wire(Generic[T]):
 
 
 def refusal_of(message: str, names: Sequence[str] = (), where: str = "") -> InvalidRequest:
-    """What a client is told of a ValidationError. `names`: of the fields there are; `where`: the path of what was decoded."""
+    """Return the error for a ValidationError's `message`. `names`: known fields; `where`: the path of what was decoded."""
     what, _, path = message.partition(" - at `$")
     path = (where + path.rstrip("`")).lstrip(".").removesuffix("[...]") if path else where
     if unknown := _UNKNOWN.fullmatch(what):

@@ -58,7 +58,7 @@ class Frames(Protocol[T_contra]):
         ...
 
     def end(self) -> bytes:
-        """What comes between the last event and the end of the stream."""
+        """Return what comes between the last event and the end of the stream."""
         ...
 
     def fail(self, error: Exception) -> bytes:
@@ -78,7 +78,8 @@ class _Written(Protocol):
 
 
 class EventStream(Generic[T]):
-    """`open_source` is called before anything is sent, so what it raises can still become an ordinary error answer.
+    """A stream of events. `open_source` is called before anything is sent, so what it raises can still become an ordinary error
+    answer.
 
     Where frames have a `writer(index, connection)` and the connection writes at once, the source is given it: what it takes comes
     neither here nor to `feed`.

@@ -48,7 +48,7 @@ def trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str
 
 
 class Tracing:
-    """`processor`: where ended spans go."""
+    """Makes spans on a thread. `processor`: receives ended spans."""
 
     def __init__(self, processor: SpanProcessor, service_name: str = "oneloop") -> None:
         from opentelemetry.sdk.resources import Resource
@@ -90,7 +90,7 @@ class Tracing:
                 logger.warning("traces are made more slowly than requests end: some are lost")
 
     def close(self) -> None:
-        """What has been handed over is sent, as far as that takes no longer than the limit. Blocks."""
+        """Send what was handed over, within CLOSE_LIMIT_S. Blocks."""
         self._jobs.put(None)
         self._thread.join(CLOSE_LIMIT_S)
         self._provider.force_flush(int(CLOSE_LIMIT_S * 1000))
@@ -136,7 +136,7 @@ class Tracing:
 
 
 def _attributes(model: str, request: Request, record: RequestRecord) -> Mapping[str, Any]:
-    """By OpenTelemetry's conventions for generative models, where they have a name."""
+    """Return attributes by OpenTelemetry's conventions for generative models, where they have a name."""
     found: dict[str, Any] = {
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,

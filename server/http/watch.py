@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ClientWatch:
-    """`async with ClientWatch(receive) as watch: ...`: leaves the block as soon as the client has left.
+    """A block that ends as soon as the client has left: `async with ClientWatch(receive) as watch: ...`.
 
     The block is cancelled at its current `await` and the cancellation ends here: after the block `watch.gone` tells. With
     `ping`, it is awaited after every `interval_s` in which nobody wrote False to `quiet`."""

@@ -34,14 +34,14 @@ HISTOGRAMS = frozenset(
 
 
 class Seen(NamedTuple):
-    """How far an engine was told of: the numbers of its last step and request."""
+    """Numbers of the last step and request of an engine that were shown."""
 
     num_steps: int = 0
     num_requests: int = 0
 
 
 class Watched(NamedTuple):
-    """`name`: of the model, and of which of its engines where it has several."""
+    """An engine. `name`: the model's, with the engine's number where there are several."""
 
     name: str
     loaded: LoadedModel
@@ -49,11 +49,11 @@ class Watched(NamedTuple):
 
 
 class Snapshots:
-    """What the server does, as events: of each model what it is and does, with steps and requests since the one before.
+    """Snapshots as events: the state of each model, with steps and requests since the previous snapshot.
     `num_http`: requests in flight."""
 
     def __init__(self, lifecycle: Lifecycle, num_http: Callable[[], int], *, has_texts: bool = False) -> None:
-        """`has_texts`: whether prompts and answers can be asked for."""
+        """Prepare snapshots. `has_texts`: prompts and answers are kept."""
         self._has_texts = has_texts
         self._lifecycle = lifecycle
         self._num_http = num_http
@@ -64,19 +64,19 @@ class Snapshots:
         return self._event([_read(*each, Seen()) for each in self._engines()])
 
     def next(self) -> bytes:
-        """What has come since this was asked last."""
+        """Return the event of what has happened since the last call."""
         found = [_read(*each, self._seen.get(each.name, Seen())) for each in self._engines()]
         self._seen = {each["name"]: Seen(each["num_steps"], each["num_requests"]) for each in found}
         return self._event(found)
 
     def skip(self) -> None:
-        """`next` tells of what comes from now on."""
+        """Make `next` start from now."""
         for name, _, engine in self._engines():
             activity = engine.activity(after_step=sys.maxsize, after_request=sys.maxsize, num_cells=1)
             self._seen[name] = Seen(activity.num_steps, activity.num_requests)
 
     def _engines(self) -> Iterator[Watched]:
-        """Those of each model: steps, rows and blocks are each one's own."""
+        """Yield the engines of each model, which have their own steps, rows and blocks."""
         for loaded in () if self._lifecycle.loaded is None else self._lifecycle.loaded.all:
             for number, engine in enumerate(several := loaded.engine.replicas):
                 name = loaded.name if len(several) == 1 else f"{loaded.name} (engine {number})"
@@ -94,7 +94,7 @@ class Snapshots:
 
 
 def _read(name: str, loaded: LoadedModel, engine: api.EngineClient, seen: Seen) -> dict[str, Any]:
-    """What an engine is, and does since it was `seen`."""
+    """Return the state of an engine, and its steps and requests since `seen`."""
     own = loaded.swapped
     activity = engine.activity(after_step=seen.num_steps, after_request=seen.num_requests, num_cells=NUM_CELLS)
     health, model = engine.health(), engine.model
@@ -108,7 +108,7 @@ def _read(name: str, loaded: LoadedModel, engine: api.EngineClient, seen: Seen) 
 
 
 def _numbers(metrics: Iterable[api.Metric]) -> dict[str, Any]:
-    """Those without labels, by name."""
+    """Return metrics without labels, by name."""
     found: dict[str, Any] = {}
     for metric in metrics:
         value = metric.samples.get(())
@@ -122,7 +122,7 @@ async def _one_second() -> None:
 
 
 class Feed:
-    """`async for event in feed.watch()` inside of `with feed.watching()`. `tick`: awaited between two snapshots."""
+    """Snapshots for all watchers: `with feed.watching() as watch: async for event in watch`. `tick`: awaited between two."""
 
     def __init__(self, snapshots: Snapshots, tick: Callable[[], Awaitable[None]] = _one_second) -> None:
         self._snapshots = snapshots

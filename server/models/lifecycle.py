@@ -80,13 +80,13 @@ class Lifecycle:
             await waiter
 
     def when_loaded(self, call: Callable[[LoadedModel], object]) -> None:
-        """`call` is made of each model before requests may enter it; at once, where there are some already."""
+        """Register `call`, made with each model before requests may enter it; at once for those that are loaded."""
         self._when_loaded.append(call)
         for each in () if self._loaded is None else self._loaded.all:
             call(each)
 
     def when_draining(self, call: Callable[[], object]) -> None:
-        """`call` is made when requests may not enter any more."""
+        """Register `call`, made when requests may not enter any more."""
         self._when_draining.append(call)
 
     def drain(self) -> None:
@@ -99,7 +99,7 @@ class Lifecycle:
 
     @property
     def loaded(self) -> LoadedModel | None:
-        """What is loaded, whether or not requests may use it."""
+        """The loaded model, whether or not requests may use it."""
         return self._loaded
 
     def require_model(self) -> LoadedModel:
@@ -113,7 +113,7 @@ class Lifecycle:
         raise Unavailable(f"The model is still loading ({self.progress.phase})", retry_after_s=RETRY_WHILE_LOADING_S)
 
     def require_resident(self) -> tuple[LoadedModel, ...]:
-        """Those that are loaded now. Raises Unavailable where there are none."""
+        """Return the models that are loaded now. Raises Unavailable where there are none."""
         resident = self.require_model().resident
         if not resident:
             raise Unavailable("One model makes room for another", retry_after_s=RETRY_WHILE_SWAPPING_S)
@@ -170,7 +170,7 @@ class Lifecycle:
         return 200, {"status": "ok" if self.phase is Phase.READY else self.phase}
 
     def steps_fail(self) -> bool:
-        """Whether requests may enter, but one step after another has failed."""
+        """Return whether requests may enter, but one step after another has failed."""
         return (
             self.phase is Phase.READY
             and self._loaded is not None

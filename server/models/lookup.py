@@ -1,4 +1,4 @@
-"""Which of the models that are served a name in a request means; with its adapter, where it is an adapter's."""
+"""Lookup of the served model, or adapter, that a request names."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def _check_chats(name: str, outline: Outline) -> None:
 
 
 async def pooled_by(call: Call, loaded: LoadedModel, wanted: str | None) -> LoadedModel:
-    """`named`, for what is to be pooled: where None is wanted, it is the one beside `loaded` that does so, if there is one."""
+    """Return `named` for pooling. Without a name, a model that is pooled beside `loaded` comes first."""
     return loaded.beside if wanted is None and loaded.beside is not None else await named(call, loaded, wanted)

@@ -106,13 +106,13 @@ class LoadedModel:
 
     @property
     def all(self) -> tuple[LoadedModel, ...]:
-        """It, the one beside it, and the others that are loaded or have been: of which there is an engine."""
+        """All models with an engine: this one, the one beside it, and others that are or were loaded."""
         beside = () if self.beside is None else (self.beside,)
         return (self, *beside, *(each.loaded for each in self.others if each.loaded is not None))
 
     @property
     def others(self) -> tuple[SwappedModel[LoadedModel], ...]:
-        """Those with which it takes turns."""
+        """The other models that are swapped in and out."""
         own = self.swapped
         return () if own is None else tuple(each for each in own.swaps.models if each is not own)
 
@@ -123,19 +123,19 @@ class LoadedModel:
 
     @property
     def is_resident(self) -> bool:
-        """Whether requests may use it without another one's making room."""
+        """Whether requests can use it without unloading another model."""
         return self.swapped is None or self.swapped.status is Status.LOADED
 
     @property
     def status(self) -> str:
-        """In llama.cpp's words: "loaded", "sleeping", "loading" or "unloaded"; the next request loads what is none of the first."""
+        """The status in llama.cpp's words: "loaded", "sleeping", "loading" or "unloaded"."""
         if self.swapped is not None and self.swapped.status is not Status.LOADED:
             return self.swapped.status.value
         return "sleeping" if self.engine.health().sleep_level else "loaded"
 
     @property
     def resident(self) -> tuple[LoadedModel, ...]:
-        """Those of `all`; none for as long as a swap takes."""
+        """Models of `all` that are loaded; none during a swap."""
         return tuple(each for each in self.all if each.is_resident)
 
     @property
@@ -148,29 +148,29 @@ class LoadedModel:
         return (*self.names, *beside, *(each.name for each in self.others))
 
     def in_turns(self, place: SwappedModel[LoadedModel] | None) -> LoadedModel:
-        """It, with a place among several."""
+        """Return the model with its place among several."""
         return replace(self, swapped=place)
 
     async def enter(self, call: Call, deadline_s: float | None = None) -> None:
-        """What uses the engine comes here first: it is loaded then, for as long as the request takes. `deadline_s`: by the
+        """Load the model if need be, and keep it until `call` ends; required before using the engine. `deadline_s`: by the
         monotonic clock. Raises as `SwappedModel.enter` does."""
         if self.swapped is not None:
             await self.swapped.enter(call, deadline_s)
 
     async def enter_to_generate(self, call: Call, deadline_s: float | None = None) -> None:
-        """`enter`, for what is to be generated. Raises TaskNotSupported where the model is served to be pooled."""
+        """Enter to generate. Raises TaskNotSupported where the model is served for pooling."""
         if self.pooling is not None:
             raise TaskNotSupported(self.engine.model.architecture, "generate", self.pooling.tasks)
         await self.enter(call, deadline_s)
 
     def knows(self, name: str) -> bool:
-        """Whether it is a name of the model, of the one beside it, or of an adapter that is loaded."""
+        """Return whether `name` is the model's, the one's beside it, or a loaded adapter's."""
         return name in self.all_names or (
             self.engine.adapters is not None and self.engine.adapters.find(name) is not None
         )
 
     def require_pooling(self, task: str) -> ServedPooling:
-        """What prompts are pooled to. Raises TaskNotSupported where the model generates; `task`: what was asked for."""
+        """Return how prompts are pooled. Raises TaskNotSupported where the model generates; `task`: the requested one."""
         if self.pooling is None:
             hint = "; start the server with --runner pooling for that, or with --embedding-model for another model beside it"
             if self.beside is not None:
@@ -181,7 +181,7 @@ class LoadedModel:
         return self.pooling
 
     def adapter_for(self, media: Sequence[MediaItem]) -> Adapter | None:
-        """That of a prompt with these items. Raises InvalidRequest where they want several."""
+        """Return the adapter of a prompt with these items. Raises InvalidRequest where they need several."""
         adapters = self.engine.adapters
         if self.adapter is not None or adapters is None:
             return self.adapter

@@ -21,8 +21,8 @@ _NAMES_BOTH = [re.compile(f"""["']{role}["']""") for role in ("query", "document
 
 @dataclass(frozen=True, slots=True)
 class ScoreTemplate:
-    """`add_special_tokens`: the tokenizer puts around the prompt what it does around a text, but no second BOS. `kwargs`: further
-    variables of the template. `takes_instruction`: an instruction comes out of it."""
+    """A score template. `add_special_tokens`: the tokenizer puts around the prompt what it does around a text, but no second
+    BOS. `kwargs`: further variables of the template. `takes_instruction`: an instruction comes out of it."""
 
     template: ChatTemplate
     add_special_tokens: bool
@@ -43,7 +43,7 @@ class ScoreTemplate:
 
     @classmethod
     def of_option(cls, template: ChatTemplate) -> ScoreTemplate | None:
-        """What `--chat-template` gave, as vLLM takes it; None where it writes no pair."""
+        """Return the template of `--chat-template`, as vLLM takes it; None where it writes no pair."""
         return _if_any(template, add_special_tokens=True)
 
     @classmethod
@@ -77,7 +77,8 @@ def _if_any(template: ChatTemplate, **options: Any) -> ScoreTemplate | None:
 
 @dataclass(frozen=True, slots=True)
 class KnownReranker:
-    """`answers`: what a checkpoint that still generates answers with, as its vocabulary spells it; the last means yes."""
+    """A reranker's prompt. `answers`: what a checkpoint that still generates answers with, as its vocabulary spells it; the
+    last means yes."""
 
     template: str
     answers: tuple[str, ...]

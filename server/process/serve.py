@@ -83,7 +83,7 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(service: Service, max_connections: int | None = None) -> HttpServer:
-    """`max_connections`: where the system allows fewer than the options ask for.
+    """Make the HTTP server. `max_connections`: where the system allows fewer than the options ask for.
 
     Raises ConfigError for a certificate that cannot be used."""
     secured = tls_context(service.config)
@@ -124,7 +124,7 @@ class Process:
         started_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock`: seconds, by which signals are told apart."""
+        """Prepare the process. `clock`: seconds, by which signals are told apart."""
         self._config = config
         self._sock = sock
         self._load = load
@@ -201,7 +201,7 @@ class Process:
             death.cancel()
 
     def end(self, code: int) -> None:
-        """Behind `run`: nothing that still runs, on whatever thread, keeps the process from ending with `code`."""
+        """End the process with `code` after `run`, whatever still runs on other threads."""
         if code in (EXIT_CANNOT_SERVE, EXIT_STUCK):
             leave_at_once(code, self._last_words)
         leave_within(EXIT_LIMIT_S, code)
@@ -209,7 +209,7 @@ class Process:
     # --- loading --------------------------------------------------------------------------------------------------
 
     async def _load_model(self) -> bool:
-        """Whether there is something to serve now."""
+        """Load the model. Return whether there is something to serve."""
         try:
             with without_collections():
                 loaded = await self._load(self._config, self._report, self._cancel)
@@ -296,9 +296,8 @@ async def _end_http(server: HttpServer, serving: asyncio.Task[None], limit_s: fl
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """What is loaded stays. To go through hundreds of thousands of objects of torch again and again would be a tenth of the start,
-    and once more whenever every stream waits for it. Afterwards it is looked for cycles when so many objects have come as no step
-    brings: those of steps come and go, and by Python's own 700 were gone through several times a step."""
+    """Disable garbage collection while a model loads, and freeze what was loaded: collecting torch's objects took a tenth of the
+    start. Afterwards a collection starts at OBJECTS_A_COLLECTION; Python's default of 700 started several per step."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a person at the terminal sees while the server starts: progress, and a summary once it has.
+"""Terminal output while the server starts: progress, and a summary at the end.
 
 On a terminal a bar per phase that counts something, and a line for one that does not; into a file or a pipe a line per phase; where
 the log is for programs, a line of the log. Standard library, and tqdm where there is a bar."""
@@ -27,8 +27,8 @@ POOLING_ENDPOINTS = (
 
 
 class StartupDisplay:
-    """`report` may be called from any thread, `finish` once. `began_s`: when, by `time.monotonic()`, what comes before the first
-    phase began; all of the time belongs to some phase. `log`: takes each line, in place of `out`."""
+    """Progress of loading. `report` may be called from any thread, `finish` once. `began_s`: when, by `time.monotonic()`, what
+    comes before the first phase began; all of the time belongs to some phase. `log`: takes each line, in place of `out`."""
 
     def __init__(self, out: TextIO, began_s: float | None = None, log: Callable[[str], None] | None = None) -> None:
         self._out = out
@@ -141,7 +141,7 @@ def _stored_responses(config: ServerConfig) -> str:
 
 
 def url_of(address: Any, *, secured: bool = False) -> str:
-    """`address` as a socket names its own."""
+    """Return the URL of `address`, as a socket names its own."""
     if isinstance(address, str):
         return f"unix:{address}"
     host, port = address[0], address[1]
