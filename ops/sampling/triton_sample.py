@@ -21,6 +21,7 @@ from ops import tuning
 from ops.launch import overlap, wait_for_previous
 from ops.sampling import noise, tables
 from ops.sampling.tables import Drafts, Masks, SamplingTables
+from ops.sampling.triton_search import float_of, key_of, members, search, search_listed, sum_from, weights_of
 from ops.tuning.numbers import SamplingTuning
 
 GROUP = 32  # tokens surveyed together: 64 bytes of bfloat16
@@ -203,92 +204,6 @@ def _prepare(
 
 
 @triton.jit
-def _key(x, shift):
-    # Integers in the order of the floats. `shift` drops bits that are equal in all of them.
-    bits = x.to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> shift
-
-
-@triton.jit
-def _unkey(key, shift):
-    bits = key << shift
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _middle(low, high):
-    # Above low, at most high; their difference may not fit 32 bits.
-    return (low.to(tl.int64) + (high.to(tl.int64) - low.to(tl.int64) + 1) // 2).to(tl.int32)
-
-
-@triton.jit
-def _search(keys, weights, wanted, low, high):
-    # The largest of low..high from which on the weights' sum is `wanted` at least; low if there is none.
-    while low < high:
-        middle = _middle(low, high)
-        enough = tl.sum(tl.where(keys >= middle, weights, 0.0), 0) >= wanted
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle - 1)
-    return low
-
-
-@triton.jit
-def _logits_at(logits_ptr, adjusted_ptr, is_adjusted, token, inside):
-    # logits and adjusted of one row; -inf outside.
-    if is_adjusted:
-        x = tl.load(adjusted_ptr + token, mask=inside, other=-_INFINITY)
-    else:
-        x = tl.load(logits_ptr + token, mask=inside, other=-_INFINITY).to(tl.float32)
-    return x
-
-
-@triton.jit
-def _members(logits_ptr, adjusted_ptr, is_adjusted, list_ptr, start, size, V, GROUP: tl.constexpr, POOL: tl.constexpr):
-    # Logits start to start + POOL of the `size` in listed groups.
-    index = start + tl.arange(0, POOL)
-    inside = index < size
-    token = tl.load(list_ptr + index // GROUP, mask=inside, other=0) * GROUP + index % GROUP
-    return _logits_at(logits_ptr, adjusted_ptr, is_adjusted, token, inside & (token < V))
-
-
-@triton.jit
-def _weights(x, largest, lowest, by_mass, inverse_temperature):
-    one = tl.where(by_mass, tl.exp((x - largest) * inverse_temperature), 1.0)
-    return tl.where(x >= lowest, one, 0.0)
-
-
-@triton.jit
-def _sum_from(
-    key, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest, lowest, by_mass, inverse_temperature, shift,
-    V: tl.constexpr, GROUP: tl.constexpr, POOL: tl.constexpr,
-):  # fmt: skip
-    total = tl.zeros((POOL,), tl.float32)
-    for start in range(0, size, POOL):
-        x = _members(logits_ptr, adjusted_ptr, is_adjusted, list_ptr, start, size, V, GROUP, POOL)
-        weights = _weights(x, largest, lowest, by_mass, inverse_temperature)
-        total += tl.where(_key(x, shift) >= key, weights, 0.0)
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def _search_listed(
-    wanted, low, high, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest, lowest, by_mass,
-    inverse_temperature, shift, V: tl.constexpr, GROUP: tl.constexpr, POOL: tl.constexpr,
-):  # fmt: skip
-    # _search over more logits than registers hold: reads them once per bit.
-    while low < high:
-        middle = _middle(low, high)
-        total = _sum_from(
-            middle, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest, lowest, by_mass,
-            inverse_temperature, shift, V, GROUP, POOL,
-        )  # fmt: skip
-        enough = total >= wanted
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle - 1)
-    return low
-
-
-@triton.jit
 def _filter(
     logits_ptr, stride, rows_ptr, positions_ptr, records_ptr, adjusted_ptr, group_max_ptr, group_mass_ptr, lists_ptr,
     thresholds_ptr, V: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP: tl.constexpr,
@@ -317,51 +232,51 @@ def _filter(
     margin = _float(record_ptr + _MIN_P_MARGIN)
     lowest = tl.maximum(largest + margin, -_LARGEST)
     shift = tl.where(is_adjusted, 0, SHIFT)
-    high = _key(largest, shift)
-    bound = _key(lowest, shift)
-    peak_keys = _key(peaks, shift)
+    high = key_of(largest, shift)
+    bound = key_of(lowest, shift)
+    peak_keys = key_of(peaks, shift)
     total = 0.0
     whole = (top_k == 0) & (margin == -_INFINITY)  # top-p, if any, is of all tokens
     if top_k > 0:
-        bound = _search(peak_keys, tl.where(peaks >= lowest, 1.0, 0.0), top_k.to(tl.float32), bound, high)
+        bound = search(peak_keys, tl.where(peaks >= lowest, 1.0, 0.0), top_k.to(tl.float32), bound, high)
     elif whole:
         mass = tl.load(group_mass_ptr + index * GROUPS + group, mask=group < GROUPS, other=0.0)
         share = tl.exp((peaks - largest) * inverse_temperature)
         total = tl.sum(mass * share, 0)
         # A little more than wanted, so that rounding cannot lift the bound above the threshold.
-        bound = _search(peak_keys, share, total * top_p * 1.0001, bound, high)
+        bound = search(peak_keys, share, total * top_p * 1.0001, bound, high)
     listed = peak_keys >= bound
     tl.store(list_ptr + tl.cumsum(listed.to(tl.int32), 0) - 1, group, mask=listed)
     tl.debug_barrier()  # the list is read by other threads than wrote it
     size = tl.sum(listed.to(tl.int32), 0) * GROUP
     key = bound
     if size <= POOL:
-        x = _members(logits_ptr, adjusted_ptr, is_adjusted, list_ptr, 0, size, V, GROUP, POOL)
-        keys = _key(x, shift)
+        x = members(logits_ptr, adjusted_ptr, is_adjusted, list_ptr, 0, size, V, GROUP, POOL)
+        keys = key_of(x, shift)
         if top_k > 0:
-            key = _search(keys, tl.where(x >= lowest, 1.0, 0.0), top_k.to(tl.float32), key, high)
+            key = search(keys, tl.where(x >= lowest, 1.0, 0.0), top_k.to(tl.float32), key, high)
         if top_p < 1.0:
-            weights = _weights(x, largest, lowest, True, inverse_temperature)
+            weights = weights_of(x, largest, lowest, True, inverse_temperature)
             if not whole:
                 total = tl.sum(tl.where(keys >= key, weights, 0.0), 0)
-            key = _search(keys, weights, total * top_p, key, high)
+            key = search(keys, weights, total * top_p, key, high)
     else:
         if top_k > 0:
-            key = _search_listed(
+            key = search_listed(
                 top_k.to(tl.float32), key, high, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest,
                 lowest, False, inverse_temperature, shift, V, GROUP, POOL,
             )  # fmt: skip
         if top_p < 1.0:
             if not whole:
-                total = _sum_from(
+                total = sum_from(
                     key, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest, lowest, True,
                     inverse_temperature, shift, V, GROUP, POOL,
                 )  # fmt: skip
-            key = _search_listed(
+            key = search_listed(
                 total * top_p, key, high, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest, lowest,
                 True, inverse_temperature, shift, V, GROUP, POOL,
             )  # fmt: skip
-    tl.store(thresholds_ptr + index, tl.maximum(_unkey(key, shift), lowest))
+    tl.store(thresholds_ptr + index, tl.maximum(float_of(key, shift), lowest))
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------
