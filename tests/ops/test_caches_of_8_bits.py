@@ -108,7 +108,7 @@ def test_limits_hold_for_them_too(kind, device, limit, dtype, tolerance):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tile_of_large_steps_reads_them(monkeypatch, kind, device):
-    tiles = paged.files.read("default").groups["attention"].paged.prefill
+    tiles = paged.files.read("default").attention.paged.prefill
     paged.with_tiles(monkeypatch, small_prefill=tiles)
     check(kind, device, [(150, 301), (1, 7)], 2, 2, 64, torch.float16, 2e-3)
 

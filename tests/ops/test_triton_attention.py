@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 
@@ -90,7 +91,8 @@ def with_tiles(monkeypatch, **tiles):
 
     def of(device):
         by = real(device)
-        return replace(by, attention=replace(by.attention, paged=replace(by.attention.paged, **tiles)))
+        paged = msgspec.structs.replace(by.attention.paged, **tiles)
+        return msgspec.structs.replace(by, attention=msgspec.structs.replace(by.attention, paged=paged))
 
     monkeypatch.setattr(tuning, "of", of)
 
@@ -99,7 +101,7 @@ def with_tiles(monkeypatch, **tiles):
 @pytest.mark.parametrize("head_size", [64, 96, 128])
 def test_large_tiles_match_the_reference(monkeypatch, device, dtype, tolerance, head_size):
     """Those of steps with many tokens of 16 bits, which the small steps of the other tests would never choose."""
-    with_tiles(monkeypatch, small_prefill=files.read("default").groups["attention"].paged.prefill)
+    with_tiles(monkeypatch, small_prefill=files.read("default").attention.paged.prefill)
     check(*case(device, [(150, 301), (1, 7), (64, 64), (128, 140)], 6, 2, head_size, dtype), tolerance)
 
 

@@ -117,7 +117,7 @@ def test_what_neighbours_among_all_give_is_a_part_of_the_sum(num_tokens, dtype, 
     assert error(total, case.expected()) < tolerance
 
 
-TILES = files.read("nvidia-h200").groups["experts"]
+TILES = files.read("nvidia-h200").experts
 ODD = ExpertTiles(1, ProductTiles(64, 16, 16, 4, 2), ProductTiles(16, 128, 32, 4, 2))
 EVERY_CHOICE = [*TILES.half, *TILES.float32, ODD]
 
