@@ -350,7 +350,6 @@ NB_MODULE(oneloop_native, m) {
 
     nb::class_<LoraShare>(m, "LoraShare", "What one adapter does to one linear layer.")
         .def(nb::new_(&make_lora_share), "shrink"_a, "parts"_a, "out_features"_a, "rank_scales"_a = std::vector<float>{});
-    m.attr("lora_int8") = true;  // PackedLinear takes int8, whose scales LoraShare has
     nb::class_<LoraSlots>(m, "LoraSlots", "The shares of one linear layer, by slot.")
         .def(nb::init<int64_t, int64_t, int64_t>(), "out_features"_a, "in_features"_a, "num_slots"_a)
         .def("put", &LoraSlots::put, "slot"_a, "share"_a.none())
@@ -361,7 +360,6 @@ NB_MODULE(oneloop_native, m) {
     m.def("layer_norm", &bind_layer_norm, "x"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a, "out"_a);
     m.def("add_layer_norm", &bind_add_layer_norm, "x"_a, "residual"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a, "out"_a);
     m.def("rope", &bind_rope, "q"_a, "k"_a, "positions"_a, "cos_sin"_a, "interleaved"_a);
-    m.attr("CACHE_TYPES") = nb::make_tuple("float32", "bfloat16", "int8");
     m.def("store_kv", &bind_store_kv, "k"_a, "v"_a, "k_cache"_a, "v_cache"_a, "slots"_a);
     m.def("packed_attention", &bind_packed_attention, "q"_a, "k"_a, "v"_a, "query_starts"_a, "scale"_a, "out"_a, "window"_a = 0,
           "softcap"_a = 0.0f, "sinks"_a.none() = nb::none());

@@ -40,9 +40,24 @@ public:
     virtual int64_t nbytes() const = 0;
 };
 
-// A weight [N, K] as [panels][K][kPanel], kPanel neighbouring output columns side by side, zeros past N; bias likewise.
-// The only copy of it: rows can be read back. Of any element type: the sums are float32, of int8 without scales.
-class PackedLinear final : public Linear {
+// A weight [N, K] in panels of kPanel neighbouring output columns, zeros past N; bias likewise. The only copy of it.
+class PanelLinear : public Linear {
+public:
+    int64_t n() const final { return n_; }
+    int64_t k() const final { return k_; }
+    int64_t nbytes() const final { return nbytes_; }
+    int64_t panels() const { return panels_; }
+
+protected:
+    // Room for panels of `panel_bytes`, and a copy of bias [n] contiguous or null.
+    PanelLinear(int64_t n, int64_t k, int64_t panel_bytes, const float* bias);
+
+    int64_t n_, k_, panels_, nbytes_;
+    Memory weight_, bias_;
+};
+
+// Panels [K][kPanel] of any element type: the sums are float32, of int8 without scales.
+class PackedLinear final : public PanelLinear {
 public:
     // weight [n, k] of `element` with strides; bias [n] contiguous or null.
     PackedLinear(const void* weight, Element element, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, const float* bias);
@@ -51,24 +66,17 @@ public:
                 const Upcoming* then = nullptr) const override;
     void rows(const int64_t* ids, int64_t count, float* out) const override;
 
-    int64_t n() const override { return n_; }
-    int64_t k() const override { return k_; }
-    int64_t nbytes() const override { return nbytes_; }
-
     // All of it, for whoever calls the kernel himself: rows packed already, out [rows, n].
     LinearArgs args(PackedRows rows, float* out, int64_t stride_out) const;
-    int64_t panels() const { return panels_; }
 
 private:
     void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;
 
     Element element_;
-    int64_t n_, k_, panels_, nbytes_;
-    Memory weight_, bias_;
 };
 
 // A quantised weight [N, K] in panels as quants.h describes them.
-class QuantLinear final : public Linear {
+class QuantLinear final : public PanelLinear {
 public:
     // rows: n rows of the file's blocks, `row_bytes` apart; bias [n] contiguous or null.
     QuantLinear(QuantType type, const uint8_t* rows, int64_t row_bytes, int64_t n, int64_t k, const float* bias);
@@ -80,22 +88,17 @@ public:
                 const Upcoming* then = nullptr) const override;
     void rows(const int64_t* ids, int64_t count, float* out) const override;
 
-    int64_t n() const override { return n_; }
-    int64_t k() const override { return k_; }
-    int64_t nbytes() const override { return nbytes_; }
-
 private:
     QuantLinear(QuantType type, int64_t n, int64_t k, const float* bias);
     void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out, const Upcoming* then) const;
     uint8_t* panel(int64_t index) const { return weight_.as<uint8_t>() + index * panel_bytes_; }
 
     QuantType type_;
-    int64_t n_, k_, blocks_, panels_, panel_bytes_, nbytes_;
-    Memory weight_, bias_;
+    int64_t blocks_, panel_bytes_;
 };
 
 // A weight [N, K] of sixteen bits in panels as shorts.h describes them.
-class ShortLinear final : public Linear {
+class ShortLinear final : public PanelLinear {
 public:
     // weight [n, k] of `element` with strides, to be rounded; bias [n] contiguous or null. Throws std::invalid_argument for NaNs and
     // infinities.
@@ -105,16 +108,11 @@ public:
                 const Upcoming* then = nullptr) const override;
     void rows(const int64_t* ids, int64_t count, float* out) const override;
 
-    int64_t n() const override { return n_; }
-    int64_t k() const override { return k_; }
-    int64_t nbytes() const override { return nbytes_; }
-
 private:
     void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;
     uint8_t* block_at(int64_t panel, int64_t block) const;
 
-    int64_t n_, k_, blocks_, panels_, nbytes_;
-    Memory weight_, bias_;
+    int64_t blocks_;
 };
 
 // Layers with the same inputs, their outputs side by side.

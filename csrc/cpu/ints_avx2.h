@@ -4,54 +4,17 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <cstring>
+
+#include "ints.h"
 
 namespace {
-
-inline __m256i broadcast_four(const uint8_t* p) {
-    int32_t four;
-    std::memcpy(&four, p, sizeof four);
-    return _mm256_set1_epi32(four);
-}
-
-struct Ints {
-    __m256i v;
-
-    static Ints zero() { return {_mm256_setzero_si256()}; }
-    static Ints broadcast(int32_t x) { return {_mm256_set1_epi32(x)}; }
-    static Ints broadcast_from(const uint8_t* p) { return {broadcast_four(p)}; }
-    friend Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
-    template <int kBits>
-    Ints shifted_left() const {
-        return {_mm256_slli_epi32(v, kBits)};
-    }
-    Vec floats() const { return {_mm256_cvtepi32_ps(v)}; }
-};
-
-struct Bytes {
-    __m256i v;
-
-    static Bytes load(const uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
-    static Bytes broadcast(uint8_t x) { return {_mm256_set1_epi8(static_cast<char>(x))}; }
-    void store(uint8_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
-    friend Bytes operator&(Bytes a, Bytes b) { return {_mm256_and_si256(a.v, b.v)}; }
-    friend Bytes operator|(Bytes a, Bytes b) { return {_mm256_or_si256(a.v, b.v)}; }
-    friend Bytes operator^(Bytes a, Bytes b) { return {_mm256_xor_si256(a.v, b.v)}; }
-    // To the left, or to the right below zero; bits cross the borders of bytes.
-    template <int kBits>
-    Bytes shifted() const {
-        if constexpr (kBits == 0) return *this;
-        if constexpr (kBits > 0) return {_mm256_slli_epi16(v, kBits)};
-        return {_mm256_srli_epi16(v, -kBits)};
-    }
-};
 
 #if defined(__AVXVNNI__)
 #define ONELOOP_DOT 1
 // sum + the four products of each lane, unsigned weights times the same four signed bytes.
 template <int>
 inline Ints dot(Ints sum, Bytes weights, const uint8_t* four) {
-    return {_mm256_dpbusd_avx_epi32(sum.v, weights.v, broadcast_four(four))};
+    return {(Ints::Lanes)_mm256_dpbusd_avx_epi32((__m256i)sum.v, (__m256i)weights.v, (__m256i)Ints::broadcast(four_bytes(four)).v)};
 }
 #else
 struct Shorts {
@@ -60,20 +23,20 @@ struct Shorts {
     static Shorts zero() { return {_mm256_setzero_si256()}; }
     // sum + the products of neighbours; no sum may leave 16 bits.
     static Shorts dot(Shorts sum, Bytes weights, const uint8_t* four) {
-        sum.v = _mm256_add_epi16(sum.v, _mm256_maddubs_epi16(weights.v, broadcast_four(four)));
+        sum.v = _mm256_add_epi16(sum.v, _mm256_maddubs_epi16((__m256i)weights.v, (__m256i)Ints::broadcast(four_bytes(four)).v));
         asm("" : "+x"(sum.v));  // else gcc keeps all products, in memory, to add them up as a tree
         return sum;
     }
-    Ints pairs() const { return {_mm256_madd_epi16(v, _mm256_set1_epi16(1))}; }
+    Ints pairs() const { return {(Ints::Lanes)_mm256_madd_epi16(v, _mm256_set1_epi16(1))}; }
 };
 #endif
 
 // sum + the two products of each lane, of signed numbers of sixteen bits.
 inline Ints dot_shorts(Ints sum, Bytes weights, Ints two) {
 #if defined(__AVXVNNI__)
-    return {_mm256_dpwssd_avx_epi32(sum.v, weights.v, two.v)};
+    return {(Ints::Lanes)_mm256_dpwssd_avx_epi32((__m256i)sum.v, (__m256i)weights.v, (__m256i)two.v)};
 #else
-    return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(weights.v, two.v))};
+    return {sum.v + (Ints::Lanes)_mm256_madd_epi16((__m256i)weights.v, (__m256i)two.v)};
 #endif
 }
 

@@ -6,47 +6,15 @@
 #include <cstdint>
 #include <cstring>
 
+#include "ints.h"
+
 namespace {
-
-struct Ints {
-    int32x4_t v;
-
-    static Ints zero() { return {vdupq_n_s32(0)}; }
-    static Ints broadcast(int32_t x) { return {vdupq_n_s32(x)}; }
-    static Ints broadcast_from(const uint8_t* p) {
-        int32_t four;
-        std::memcpy(&four, p, sizeof four);
-        return broadcast(four);
-    }
-    friend Ints operator+(Ints a, Ints b) { return {vaddq_s32(a.v, b.v)}; }
-    Vec floats() const { return {vcvtq_f32_s32(v)}; }
-};
-
-struct Bytes {
-    uint8x16_t v;
-
-    static Bytes load(const uint8_t* p) { return {vld1q_u8(p)}; }
-    static Bytes broadcast(uint8_t x) { return {vdupq_n_u8(x)}; }
-    void store(uint8_t* p) const { vst1q_u8(p, v); }
-    friend Bytes operator&(Bytes a, Bytes b) { return {vandq_u8(a.v, b.v)}; }
-    friend Bytes operator|(Bytes a, Bytes b) { return {vorrq_u8(a.v, b.v)}; }
-    friend Bytes operator^(Bytes a, Bytes b) { return {veorq_u8(a.v, b.v)}; }
-    // To the left, or to the right below zero. Bits do not cross the borders of bytes here, and whoever shifts masks those that do.
-    template <int kBits>
-    Bytes shifted() const {
-        if constexpr (kBits == 0) return *this;
-        if constexpr (kBits > 0) return {vshlq_n_u8(v, kBits)};
-        if constexpr (kBits < 0) return {vshrq_n_u8(v, -kBits)};
-    }
-};
 
 #define ONELOOP_DOT 1
 // sum + the four products of each lane, unsigned weights of kBits bits times the same four signed bytes.
 template <int kBits>
 inline Ints dot(Ints sum, Bytes weights, const uint8_t* four) {
-    int32_t bytes;
-    std::memcpy(&bytes, four, sizeof bytes);
-    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(bytes));
+    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four_bytes(four)));
 #if defined(__ARM_FEATURE_MATMUL_INT8)
     return {vusdotq_s32(sum.v, weights.v, x)};
 #elif defined(__ARM_FEATURE_DOTPROD)

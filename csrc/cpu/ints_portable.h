@@ -7,54 +7,16 @@
 #include <emmintrin.h>
 #endif
 
+#include "ints.h"
+
 namespace {
-
-struct Ints {
-    typedef int32_t Lanes __attribute__((vector_size(16)));
-    Lanes v;
-
-    static Ints zero() { return {Lanes{0, 0, 0, 0}}; }
-    static Ints broadcast(int32_t x) { return {Lanes{x, x, x, x}}; }
-    static Ints broadcast_from(const uint8_t* p) {
-        int32_t four;
-        std::memcpy(&four, p, sizeof four);
-        return broadcast(four);
-    }
-    friend Ints operator+(Ints a, Ints b) { return {a.v + b.v}; }
-    Vec floats() const { return {__builtin_convertvector(v, Vec::Lanes)}; }
-};
-
-struct Bytes {
-    typedef uint8_t Lanes __attribute__((vector_size(16)));
-    typedef uint16_t Pairs __attribute__((vector_size(16)));
-    Lanes v;
-
-    static Bytes load(const uint8_t* p) {
-        Bytes x;
-        std::memcpy(&x.v, p, sizeof x.v);
-        return x;
-    }
-    static Bytes broadcast(uint8_t x) { return {Lanes{} + x}; }
-    void store(uint8_t* p) const { std::memcpy(p, &v, sizeof v); }
-    friend Bytes operator&(Bytes a, Bytes b) { return {a.v & b.v}; }
-    friend Bytes operator|(Bytes a, Bytes b) { return {a.v | b.v}; }
-    friend Bytes operator^(Bytes a, Bytes b) { return {a.v ^ b.v}; }
-    // To the left, or to the right below zero; bits cross the borders of bytes.
-    template <int kBits>
-    Bytes shifted() const {
-        if constexpr (kBits > 0) return {(Lanes)((Pairs)v << kBits)};
-        return {(Lanes)((Pairs)v >> -kBits)};
-    }
-};
 
 #define ONELOOP_DOT 1
 // sum + the four products of each lane, unsigned weights times the same four signed bytes.
 template <int>
 inline Ints dot(Ints sum, Bytes weights, const uint8_t* four) {
 #if defined(__SSE2__)
-    int32_t bytes;
-    std::memcpy(&bytes, four, sizeof bytes);
-    const __m128i zero = _mm_setzero_si128(), w = (__m128i)weights.v, x = _mm_cvtsi32_si128(bytes);
+    const __m128i zero = _mm_setzero_si128(), w = (__m128i)weights.v, x = _mm_cvtsi32_si128(four_bytes(four));
     const __m128i shorts = _mm_srai_epi16(_mm_unpacklo_epi8(x, x), 8), twice = _mm_unpacklo_epi64(shorts, shorts);
     const __m128 low = _mm_castsi128_ps(_mm_madd_epi16(_mm_unpacklo_epi8(w, zero), twice));
     const __m128 high = _mm_castsi128_ps(_mm_madd_epi16(_mm_unpackhi_epi8(w, zero), twice));

@@ -39,22 +39,23 @@ void pack(const T* weight, int64_t n, int64_t k, int64_t stride_n, int64_t strid
 
 }  // namespace
 
+PanelLinear::PanelLinear(int64_t n, int64_t k, int64_t panel_bytes, const float* bias)
+    : n_(n), k_(k), panels_((n + kPanel - 1) / kPanel), nbytes_(panels_ * panel_bytes), weight_(allocate_weight(nbytes_)) {
+    if (!bias) return;
+    bias_ = allocate_weight(panels_ * kPanel * sizeof(float));
+    std::copy(bias, bias + n, bias_.as<float>());
+    nbytes_ += panels_ * kPanel * static_cast<int64_t>(sizeof(float));
+}
+
 PackedLinear::PackedLinear(const void* weight, Element element, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k,
                            const float* bias)
-    : element_(element), n_(n), k_(k), panels_((n + kPanel - 1) / kPanel) {
-    nbytes_ = panels_ * k * kPanel * element_bytes(element);
-    weight_ = allocate_weight(nbytes_);
+    : PanelLinear(n, k, k * kPanel * element_bytes(element), bias), element_(element) {
     if (element == Element::kFloat32)
         pack(static_cast<const float*>(weight), n, k, stride_n, stride_k, weight_.as<float>());
     else if (element == Element::kInt8)
         pack(static_cast<const int8_t*>(weight), n, k, stride_n, stride_k, weight_.as<int8_t>());
     else
         pack(static_cast<const uint16_t*>(weight), n, k, stride_n, stride_k, weight_.as<uint16_t>());
-    if (bias) {
-        bias_ = allocate_weight(panels_ * kPanel * sizeof(float));
-        std::copy(bias, bias + n, bias_.as<float>());
-        nbytes_ += panels_ * kPanel * static_cast<int64_t>(sizeof(float));
-    }
 }
 
 void Upcoming::fetch(int64_t i, int64_t count) const {

@@ -45,19 +45,10 @@ bool round_weights(const void* weight, Element element, int64_t first, int64_t s
 }  // namespace
 
 QuantLinear::QuantLinear(QuantType type, int64_t n, int64_t k, const float* bias)
-    : type_(type),
-      n_(n),
-      k_(k),
+    : PanelLinear(n, k, layout_of(type).panel_bytes((k + kBlock - 1) / kBlock), bias),
+      type_(type),
       blocks_((k + kBlock - 1) / kBlock),
-      panels_((n + kPanel - 1) / kPanel),
-      panel_bytes_(layout_of(type).panel_bytes(blocks_)),
-      nbytes_(panels_ * panel_bytes_),
-      weight_(allocate_weight(nbytes_)) {
-    if (!bias) return;
-    bias_ = allocate_weight(panels_ * kPanel * sizeof(float));
-    std::copy(bias, bias + n, bias_.as<float>());
-    nbytes_ += panels_ * kPanel * static_cast<int64_t>(sizeof(float));
-}
+      panel_bytes_(layout_of(type).panel_bytes(blocks_)) {}
 
 QuantLinear::QuantLinear(QuantType type, const uint8_t* rows, int64_t row_bytes, int64_t n, int64_t k, const float* bias)
     : QuantLinear(type, n, k, bias) {

@@ -45,12 +45,7 @@ uint8_t* ShortLinear::block_at(int64_t panel, int64_t block) const {
 
 ShortLinear::ShortLinear(const void* weight, Element element, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k,
                          const float* bias)
-    : n_(n),
-      k_(k),
-      blocks_((k + kBlock - 1) / kBlock),
-      panels_((n + kPanel - 1) / kPanel),
-      nbytes_(panels_ * blocks_ * kShortBlockBytes),
-      weight_(allocate_weight(nbytes_)) {
+    : PanelLinear(n, k, (k + kBlock - 1) / kBlock * kShortBlockBytes, bias), blocks_((k + kBlock - 1) / kBlock) {
     std::atomic<bool> fits = true;
     parallel_for(panels_, [&](int64_t panel) {
         for (int64_t j = 0; j < std::min<int64_t>(kPanel, n - panel * kPanel); j++)
@@ -62,10 +57,6 @@ ShortLinear::ShortLinear(const void* weight, Element element, int64_t n, int64_t
             }
     });
     if (!fits) throw std::invalid_argument("weight has numbers that cannot be rounded to sixteen bits: NaN or infinite");
-    if (!bias) return;
-    bias_ = allocate_weight(panels_ * kPanel * sizeof(float));
-    std::copy(bias, bias + n, bias_.as<float>());
-    nbytes_ += panels_ * kPanel * static_cast<int64_t>(sizeof(float));
 }
 
 void ShortLinear::matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out, const Upcoming*) const {
