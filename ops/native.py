@@ -41,7 +41,7 @@ def choose_isa(name: str) -> None:
 if "ONELOOP_ISA" in os.environ:
     choose_isa(os.environ["ONELOOP_ISA"])
 
-CACHE_TYPES = frozenset(getattr(torch, name) for name in getattr(module, "CACHE_TYPES", ("float32", "bfloat16")))
+CACHE_TYPES = frozenset({torch.float32, torch.bfloat16, torch.int8})
 
 
 def supports(case: ShapeClass) -> str | None:
@@ -55,17 +55,6 @@ def supports(case: ShapeClass) -> str | None:
     if case.kv_dtype is not None and case.kv_dtype not in CACHE_TYPES:
         return f"reads no {case.kv_dtype} caches".replace("torch.", "")
     return None
-
-
-def lacks(function: str) -> str | None:
-    """Why the module cannot do what newer code than it asks for; None if it can."""
-    if missing is not None or hasattr(module, function):
-        return missing
-    return f"oneloop_native has no {function}: it is older than this code, reinstall oneloop"
-
-
-def supports_sampling(case: ShapeClass) -> str | None:
-    return supports(case) or lacks("sample_largest")
 
 
 def supports_attention(case: ShapeClass) -> str | None:

@@ -63,10 +63,13 @@ class BlockFormat(NamedTuple):
     size: int
     codes: WeightFormat
     groups: int
+    on_cpu: bool  # whether the compiled CPU kernels read it
 
 
 BLOCKS: Mapping[WeightFormat, BlockFormat] = {
-    WeightFormat(name): BlockFormat(each["columns"], each["bytes"], WeightFormat(each["codes"]), each["groups"])
+    WeightFormat(name): BlockFormat(
+        each["columns"], each["bytes"], WeightFormat(each["codes"]), each["groups"], "bits" in each
+    )
     for name, each in _WRITTEN["blocks"].items()
     if "codes" in each
 }

@@ -47,8 +47,7 @@ class Symbol(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         x, *others = args
-        has_copies = isinstance(x, Symbol) and hasattr(x.program, "copy")  # an older oneloop_native has none
-        if has_copies and x.register is not None and not others and not kwargs:
+        if isinstance(x, Symbol) and x.register is not None and not others and not kwargs:
             if func is torch.ops.aten.clone.default:
                 copy = Symbol.of(x.program, x.shape[1])
                 x.program.copy(x.register, copy.register)

@@ -169,7 +169,7 @@ def _full_only(case: ShapeClass) -> str | None:
 
 
 def _full_on_cpu(case: ShapeClass) -> str | None:
-    return cpu.supports_attention(case) or cpu.lacks("packed_attention") or _full_only(case)
+    return cpu.supports_attention(case) or _full_only(case)
 
 
 def _full_on_cuda(case: ShapeClass) -> str | None:

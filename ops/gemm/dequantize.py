@@ -19,32 +19,24 @@ def dequantize(stored: StoredWeight, dtype: torch.dtype = torch.float32) -> Tens
     if stored.format not in CODED:
         assert stored.format.dtype is not None, stored.format
         return stored.weight.to(dtype)
-    if stored.format in DECODED:
-        return _decoded(stored).to(dtype)
-    codes = codes_of(stored.format, stored.weight).double()
-    scales, zeros, order = stored.tensors["scales"].double(), stored.tensors.get("zeros"), stored.tensors.get("order")
-    groups = codes.unflatten(1, (scales.shape[1], -1))
+    codes, table = codes_of(stored.format, stored.weight), TABLES.get(stored.format)
+    if table is None:
+        numbers = codes.double()
+    else:
+        numbers = torch.tensor(table, dtype=torch.float64, device=codes.device)[codes.int()]
+    scales, mins = of_groups(stored, "scales"), of_groups(stored, "mins")
+    assert scales is not None
+    groups = numbers.unflatten(1, (scales.shape[1], -1))
     if stored.format == W4:
+        zeros = stored.tensors.get("zeros")
         groups = groups - (8.0 if zeros is None else zeros.double().unsqueeze(2))
-    values = (groups * scales.unsqueeze(2)).flatten(1).to(dtype)
-    if order is None:
+    groups = groups * scales.unsqueeze(2)
+    values = (groups if mins is None else groups - mins.unsqueeze(2)).flatten(1).to(dtype)
+    if (order := stored.tensors.get("order")) is None:
         return values
     out = torch.empty_like(values)
     out[:, order.long()] = values
     return out
-
-
-def _decoded(stored: StoredWeight) -> Tensor:
-    """In float64."""
-    codes = codes_of(stored.format, stored.weight)
-    table = TABLES.get(stored.format)
-    numbers = (
-        codes.double() if table is None else torch.tensor(table, dtype=torch.float64, device=codes.device)[codes.int()]
-    )
-    scales, mins = of_groups(stored, "scales"), of_groups(stored, "mins")
-    assert scales is not None
-    groups = numbers.unflatten(1, (scales.shape[1], -1)) * scales.unsqueeze(2)
-    return (groups if mins is None else groups - mins.unsqueeze(2)).flatten(1)
 
 
 def of_groups(stored: StoredWeight, role: str) -> Tensor | None:

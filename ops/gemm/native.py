@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,26 +17,16 @@ from ops.gemm.blocks import CODES, as_blocks
 from ops.gemm.weight import LinearWeight, check_refill
 from ops.native import module as native
 from ops.registry import ShapeClass
-from ops.stored import INT8, INT16, Stored, StoredWeight, WeightFormat, parts_of
+from ops.stored import BLOCKS, INT8, INT16, Stored, StoredWeight, parts_of
 from ops.symbols import Symbol
 
-BLOCK_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"})
-# MXFP4's sixteen numbers, twice as large, as Q5_0 writes them: plus 16. And the lower four bits of any four in two bytes.
-_E2M1 = np.array([16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4], np.uint16) & 15
-_TWO = (_E2M1[None, :] | _E2M1[:, None] << 4).reshape(256)
-_LOW_BITS = (_TWO[None, :] | _TWO[:, None] << 8).reshape(1 << 16)
 _DENSE = (torch.float32, torch.bfloat16, torch.float16)
-_SLICE = 4096  # blocks whose conversion stays in the cache
+_READ = {kind for kind, block in BLOCKS.items() if block.on_cpu} | CODES | {INT8, INT16}
 
 
 def supports(case: ShapeClass) -> str | None:
     """float32 activations, and weights in 32 or 16 bits, in blocks or what becomes some, or to be rounded to 8 or 16 bits."""
-    known = {WeightFormat(name) for name in BLOCK_TYPES} | CODES | {INT8}
-    if INT16 in case.weight:
-        if (why := built.lacks("ShortLinear")) is not None:
-            return why
-        known = known | {INT16}
-    unread = [each for each in case.weight if each not in known and each.dtype not in _DENSE]
+    unread = [each for each in case.weight if each not in _READ and each.dtype not in _DENSE]
     return built.supports(case) or (f"it reads no weights in {', '.join(map(str, unread))}" if unread else None)
 
 
@@ -99,8 +87,6 @@ def _packed(part: StoredWeight) -> Any:
         return native.ShortLinear(part.weight, part.bias)
     if part.format.dtype is not None:
         return native.PackedLinear(part.weight, part.bias)
-    if part.format.name == "MXFP4":
-        return native.QuantLinear("Q5_0", _as_q5_0(part.weight), part.bias)
     return native.QuantLinear(part.format.name, part.weight, part.bias)
 
 
@@ -108,24 +94,3 @@ def _trace(x: Symbol, packed: Any) -> Symbol:
     out = Symbol.of(x.program, packed.out_features)
     x.program.linear(packed, x.register, out.register)
     return out
-
-
-def _as_q5_0(mxfp4: Tensor) -> Tensor:
-    """Rows in the one format's blocks -> in the other's."""
-    blocks = mxfp4.numpy().reshape(-1, 17)
-    scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
-    if (scales >= 1 << 16).any():
-        raise ValueError("MXFP4 with a scale of 2^16 or more")
-    out = np.empty((len(blocks), 22), np.uint8)
-    out[:, :2] = scales.astype(np.float16).view(np.uint8)
-    for start in range(0, len(blocks), _SLICE):
-        part, pairs = out[start : start + _SLICE], np.ascontiguousarray(blocks[start : start + _SLICE, 1:])
-        part[:, 2:4] = _bits((pairs & 15) <= 8)  # the fifth bit says that a number is not below zero
-        part[:, 4:6] = _bits(pairs < 9 << 4)
-        part[:, 6:] = _LOW_BITS[pairs.view(np.uint16)].view(np.uint8)
-    return torch.from_numpy(out.reshape(len(mxfp4), -1))
-
-
-def _bits(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    """Each eight of them as the bits of a byte, lowest first: np.packbits, faster. A product moves flag i to bit 56 + i."""
-    return (flags.view(np.uint64) * np.uint64(0x0102040810204080) >> np.uint64(56)).astype(np.uint8)

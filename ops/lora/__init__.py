@@ -19,7 +19,7 @@ _prepare_lora = Op(
     "lora",
     USUAL,
     [
-        backends.native("lora", native.NativeLoraSlots, native.supports),
+        backends.native("lora", native.NativeLoraSlots),
         Kernel("lora", "triton", backends.on_cuda_at_any_size, "ops.lora.triton_lora:prepare"),
         backends.reference("lora", reference.ReferenceLoraSlots),
     ],

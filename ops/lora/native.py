@@ -9,15 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ops import native as built
 from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
 from ops.native import module as native
-from ops.registry import ShapeClass
 from ops.symbols import Symbol
-
-
-def supports(case: ShapeClass) -> str | None:
-    return built.supports(case) or built.lacks("LoraSlots")
 
 
 class NativeLoraSlots(LoraSlots):
@@ -27,7 +21,7 @@ class NativeLoraSlots(LoraSlots):
 
     def prepared(self, parts: Sequence[LoraPart]) -> Any:
         """Return the parts in the kernel's form. Their A matrices are joined into one, so that x is read once."""
-        if self.shape.bits == 8 and built.lacks("lora_int8") is None:
+        if self.shape.bits == 8:
             a, of_a = _rounded(torch.cat([part.a.float() for part in parts]))
             b, of_b = zip(*(_rounded(part.b.float().T) for part in parts), strict=True)
             scales = (of_a * torch.cat(of_b)).tolist()

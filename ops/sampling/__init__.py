@@ -14,7 +14,7 @@ _sample = Op(
     "sample",
     USUAL,
     [
-        backends.native("sample", native.sample, cpu.supports_sampling),
+        backends.native("sample", native.sample, cpu.supports),
         backends.triton("sample", "ops.sampling.triton_sample:sample"),
         backends.reference("sample", reference.sample),
     ],

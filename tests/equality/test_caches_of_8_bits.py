@@ -24,7 +24,7 @@ LOSSES = {"int8_per_token_head": 0.01, "fp8": 0.03}  # of the logarithm
 def case(request) -> Iterator[tuple[str, Decoder]]:
     if request.param == "fp8":  # which a CPU reads by references
         ops.force("reference")
-    elif refusal := native.lacks("CACHE_TYPES"):
+    elif refusal := native.missing:
         pytest.skip(refusal)
     yield request.param, load_smollm2(WeightPolicy("float32", keep_quantized=True))
     ops.force(None)

@@ -14,9 +14,9 @@ import transformers
 
 import ops
 from ops.lora import triton_lora
-from ops.lora.native import supports as native_supports
 from ops.lora.triton_index import index
 from ops.moe.triton_experts import TritonExpertWeights
+from ops.native import supports as native_supports
 from ops.registry import USUAL
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig, WeightPolicy

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 import ops
-from ops.gemm.native import BLOCK_TYPES
+from ops.stored import BLOCKS
 from tests.ops.rounded_case import assert_bad_rows_stay_alone, assert_finite_at_any_size
 
-TYPES = sorted(BLOCK_TYPES)
+TYPES = sorted(kind.name for kind in BLOCKS)
 TOKENS = [0, 1, 2, 3, 4, 5, 7, 11, 12, 13, 14, 16, 25, 33, 64, 130]
 
 

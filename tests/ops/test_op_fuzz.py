@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 
 import ops
 from ops import native
-from ops.gemm.native import BLOCK_TYPES
 from ops.kv.eight_bits import from_int8_entries, to_int8_entries
+from ops.stored import BLOCKS
 from tests.ops.test_op_block_linear import random_rows, rounded
 
 FUZZ = settings(max_examples=25)
 
+TYPES = sorted(kind.name for kind in BLOCKS)
+
 
 @FUZZ
 @given(
-    st.sampled_from(sorted(BLOCK_TYPES)), st.integers(1, 70), st.integers(1, 4), st.integers(1, 40), st.integers(0, 99)
+    st.sampled_from(TYPES), st.integers(1, 70), st.integers(1, 4), st.integers(1, 40), st.integers(0, 99)
 )  # fmt: skip
 def test_quantised_linears(isa: str, kind: str, n: int, blocks: int, tokens: int, seed: int) -> None:
     k = blocks * gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]

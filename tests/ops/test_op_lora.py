@@ -8,8 +8,8 @@ import torch
 import ops
 import ops.native
 from ops.lora.native import NativeLoraSlots
-from ops.lora.native import supports as native_supports
 from ops.lora.reference import ReferenceLoraSlots
+from ops.native import supports as native_supports
 from ops.registry import USUAL
 
 CPU = torch.device("cpu")
@@ -121,8 +121,6 @@ def test_half_precision_is_computed_as_its_values_are_in_float32(kind):
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_eight_bits_are_what_each_rank_is_rounded_to(kind):
     """A's rows and B's columns, each to 127 steps of its largest number; a rank of zeros stays one."""
-    if (reason := ops.native.lacks("lora_int8")) is not None:
-        pytest.skip(reason)
 
     def rounded(values: torch.Tensor, dim: int) -> torch.Tensor:
         step = values.abs().amax(dim, keepdim=True) / 127

@@ -150,7 +150,7 @@ def test_tracing_refuses_other_masks():
 
     with pytest.raises(ops.NotTraceable):
         tracer.add(cached)
-    if native.lacks("packed_attention") is not None:
+    if native.missing is not None:
         with pytest.raises(ops.NotTraceable):
             tracer.add(packed)
 

@@ -21,7 +21,7 @@ HEADS = [(3, 3, 64), (4, 2, 32), (2, 1, 72), (1, 1, 128)]
 
 @pytest.fixture(autouse=True)
 def _native() -> None:
-    if refusal := native.lacks("packed_attention"):
+    if refusal := native.missing:
         pytest.skip(refusal)
 
 

@@ -13,7 +13,7 @@ from ops import native
 
 @pytest.fixture(autouse=True)
 def _native() -> None:
-    if refusal := native.lacks("Program"):
+    if refusal := native.missing:
         pytest.skip(refusal)
     if not hasattr(native.module.Program, "finished"):
         pytest.skip("oneloop_native is older than these checks")

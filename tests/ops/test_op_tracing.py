@@ -15,7 +15,7 @@ H, HEADS, KV_HEADS, D, BLOCK, POSITIONS = 48, 4, 2, 16, 8, 64
 
 @pytest.fixture(autouse=True)
 def _native() -> None:
-    if refusal := native.lacks("Program"):
+    if refusal := native.missing:
         pytest.skip(refusal)
 
 

@@ -1,10 +1,6 @@
-"""Codes and scales as kernels take them (`ops.stored`): bytes by role, and what they are worth.
+"""Codes and scales as kernels take them, in numpy: bytes by role, and what they are worth.
 
-"weight" [rows, bytes]: a byte a column of "fp8" (E4M3) and "w8" (signed), two columns of "w4", the even one in the lower half;
-"scales" [rows, groups] float32; "zeros" [rows, groups] uint8 of w4, where they are not 8; "order" [1, columns] int32, where columns
-do not stand as the model has them. Of four bits, too: "nf4", "fp4" and "e2m1", whose codes are places of sixteen numbers, and "q4",
-0 to 15; less the "mins" [rows, groups] float32 if there are any, as those of "q8" are, a signed byte each. "super_scales" [rows, 1]
-float32 are to be multiplied with scales, which then are E4M3. numpy alone."""
+Roles and formats are those of `ops.stored`; here each is [rows, bytes], but for "order" [1, columns] int32."""
 
 from __future__ import annotations
 

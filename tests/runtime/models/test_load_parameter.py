@@ -81,7 +81,7 @@ def test_so_is_one_whose_weights_stay_quantised(family, tmp_path):
     assert_same(logits(living, 50), logits(other, 50))
 
 
-@pytest.mark.skipif(native.lacks("Program") is not None, reason=str(native.lacks("Program")))
+@pytest.mark.skipif(native.missing is not None, reason=str(native.missing))
 @pytest.mark.parametrize("family", ["llama, biases, tied", "gemma", "starcoder2", "mixtral"])
 def test_what_was_traced_of_a_decoder_changes_with_it(family, tmp_path):
     first, second = (checkpoint(tmp_path / str(seed), FAMILIES[family].config(), seed) for seed in (1, 2))
