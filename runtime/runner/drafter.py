@@ -1,133 +1,108 @@
-"""Drafter: what guesses a row's next tokens on the device, behind each step: a look-up (`lookup_drafter.py`), a draft model, or a
-draft head (`head_drafter.py`).
+"""Drafter: makes drafts on the device, behind each step, in rounds of one draft token for each row that wants one.
 
-A draft model computes every step's tokens as the model does, at the same positions and in blocks of the same tables, so prompts,
-chunks, hits of the prefix cache and guesses that are taken back are for it what they are for the model. Then, for rows that are to
-have guesses, it goes on alone: a token at a time behind the one that was sampled last, each drawn by the row's own settings and
-noise of (seed, position), which makes it the likeliest to be what the model itself will draw there. Penalties are left out: they
-count what was drawn, and a guess is not. The guesses stay on the device, in `Inputs.draft_ids`, and the next step takes them from
-there."""
+Drafts stay on the device, in `Inputs.draft_ids`, and the next step takes them from there. What a round reads and writes lies at
+fixed addresses, so that rounds can be captured and replayed; nothing of a round depends on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
+from ops.transfer import index_on
 from runtime.batch import RowBinding, ScheduledRow
-from runtime.kv.kv_cache import LayerKV
-from runtime.models.draft_head import DraftHead
-from runtime.models.model import Model
-from runtime.models.pair import ModelPair
-from runtime.runner.head_drafter import HeadDrafter
-from runtime.runner.lookup_drafter import LookupDrafter
-from runtime.runner.rounds import Round, Wanting
 from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.sample.sampler import Sampler
-from runtime.speculate.config import Lookup
 
 
-class Drafter(Protocol):
-    """`rounds`: kinds of rounds that it makes guesses in, and which may be captured. `follows`: whether it has a part of its own in
-    steps."""
+class Drafter:
+    """Makes no drafts: the base of those that do, and the drafter where drafts, if any, come from the host.
 
-    @property
-    def rounds(self) -> Sequence[Round]: ...
-    @property
-    def follows(self) -> bool: ...
-
-    def bind(self, row: int, binding: RowBinding) -> None:
-        """A new sequence has taken `row`. Enqueued before the step that first has it."""
-        ...
-
-    def begin(self, rows: Sequence[ScheduledRow]) -> None:
-        """A step of `rows` that it follows is next, all of them bound."""
-        ...
-
-    def keep(self, hidden: Any) -> Any:
-        """What it will read of the hidden states that the model has given, as before logits have been made of them. At most a copy
-        is enqueued: in steps that it does not follow, too."""
-        ...
-
-    def follow(self, step: StepInputs, kept: Any) -> None:
-        """Enqueue its own part of a step, which has been sampled, given what it has kept of it: nothing of the step is changed, and
-        nothing uploaded."""
-        ...
-
-    def propose(self, rows: Sequence[ScheduledRow]) -> None:
-        """Enqueue the guesses that `rows`, whose step has been sampled, are to have."""
-        ...
-
-
-class NoDrafter:
-    """Guesses, if any, come from the host."""
+    `rounds`: kinds of rounds, which may be captured. `follows`: whether it has a part of its own in steps."""
 
     rounds: Sequence[Round] = ()
     follows = False
 
     def bind(self, row: int, binding: RowBinding) -> None:
-        pass
+        """Note that a new sequence has taken `row`. Called before the first step with it is enqueued."""
 
     def begin(self, rows: Sequence[ScheduledRow]) -> None:
-        pass
+        """Prepare for a step of `rows`, all of them bound, that it follows."""
 
-    def keep(self, hidden: Any) -> None:
-        pass
+    def keep(self, hidden: Any) -> Any:
+        """Return what it will read of the model's hidden states, as before logits are computed of them. Enqueues a copy at most,
+        in steps that it does not follow, too."""
+        return None
 
     def follow(self, step: StepInputs, kept: Any) -> None:
-        pass
+        """Enqueue its own part of a step, which has been sampled, given what it kept. It changes nothing of the step, and uploads
+        nothing."""
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:
-        pass
+        """Enqueue the drafts of `rows`, whose step has been sampled."""
 
 
-def drafter_of(
-    model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler, lookup: Lookup | None
-) -> Drafter:
-    if lookup is not None:
-        return LookupDrafter(lookup, inputs)
-    if not isinstance(model, ModelPair):
-        return NoDrafter()
-    caches = model.draft_caches(kv_caches)
-    if isinstance(model.draft, DraftHead):
-        return HeadDrafter(model.draft, caches, inputs, sampler)
-    return ModelDrafter(model.draft, caches, inputs, sampler)
+class ProposalGraphs(Protocol):
+    def replay(self, num_rows: int) -> bool:
+        """Enqueue a round that was captured for `num_rows` or more. Return False if none was."""
+        ...
 
 
-class ModelDrafter:
-    """A Drafter. `kv_caches`: the draft model's own."""
+class NoProposalGraphs:
+    def replay(self, num_rows: int) -> bool:
+        return False
 
-    follows = True
 
-    def __init__(self, model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler) -> None:
-        self._model = model
-        self._kv_caches = kv_caches
+class Round:
+    """A kind of round. `compute`: enqueues one for the first rows that want drafts; `graphs`: captured ones."""
+
+    def __init__(self, compute: Callable[[int], None]) -> None:
+        self.compute = compute
+        self.graphs: ProposalGraphs = NoProposalGraphs()
+
+    def enqueue(self, num_rows: int) -> None:
+        if not self.graphs.replay(num_rows):
+            self.compute(num_rows)
+
+
+class Wanting:
+    """Rows that want drafts behind a step, those that want most first. `number` [1]: index of the round, while it lasts."""
+
+    def __init__(self, inputs: Inputs, sampler: Sampler) -> None:
         self._inputs = inputs
-        self._wanting = Wanting(inputs, sampler)
-        self._round = Round(self._one)
-        self.rounds = (self._round,)
+        self._sampler = sampler
+        max_num_seqs, device = len(inputs.last_ids), inputs.last_ids.device
+        self._rows = torch.zeros((2, max_num_seqs), dtype=torch.int64, device=device)  # and how many guesses each wants
+        self._ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def bind(self, row: int, binding: RowBinding) -> None:
-        """What it knows of a row is in the row's blocks."""
+    def begin(self, rows: Sequence[ScheduledRow]) -> list[int]:
+        """Return how many of `rows`, whose step has been sampled, want a draft token in each round."""
+        wanting = sorted((row for row in rows if row.num_proposed), key=lambda row: -row.num_proposed)
+        if not wanting:
+            return []
+        counts = [row.num_proposed for row in wanting]
+        self._rows[1].zero_()
+        self._rows[:, : len(wanting)] = index_on(self._rows.device, [[row.row for row in wanting], counts])
+        self._ids[: len(wanting)] = self._inputs.last_ids[self._rows[0, : len(wanting)]]
+        self.number.zero_()
+        return [sum(count > nth for count in counts) for nth in range(counts[0])]
 
-    def begin(self, rows: Sequence[ScheduledRow]) -> None:
-        """It computes what the step does."""
+    def ids(self, num_rows: int) -> Tensor:
+        """Return the last draft or sampled ids of the first `num_rows`, [num_rows] int64."""
+        return self._ids[:num_rows]
 
-    def keep(self, hidden: Any) -> None:
-        """It reads tokens."""
+    def rows(self, num_rows: int) -> Tensor:
+        """Return the first `num_rows`, [num_rows] int64, -1 for rows that want no draft token in this round."""
+        rows, counts = self._rows[:, :num_rows]
+        return torch.where(self.number < counts, rows, -1)
 
-    def follow(self, step: StepInputs, kept: None) -> None:
-        # Adapters are the model's, and so is what it sees: the draft reads ids alone, each at its own position.
-        own = replace(step.forward, input_embeds=None, rope_positions=None, deepstack=None, blocks=())
-        self._model.forward(replace(own, kv_caches=self._kv_caches, adapters=None))
-
-    def propose(self, rows: Sequence[ScheduledRow]) -> None:
-        for num_rows in self._wanting.begin(rows):
-            self._round.enqueue(num_rows)
-
-    def _one(self, num_rows: int) -> None:
-        wanting = self._wanting
-        rows = wanting.rows(num_rows)
-        step = self._inputs.behind(rows, wanting.ids(num_rows), wanting.number)
-        hidden = self._model.forward(replace(step, kv_caches=self._kv_caches))
-        wanting.draw(rows, self._model.compute_logits(hidden, None), step.positions + 1)
+    def draw(self, rows: Tensor, logits: Tensor, positions: Tensor) -> None:
+        """Draw a draft token for each of `rows` from logits [num_rows, V], at positions [num_rows] int64, by the row's own
+        settings and noise. This ends the round."""
+        ids = self._sampler.guessing().draw(logits, rows.to(torch.int32), positions)
+        self._ids[: len(rows)] = ids
+        self._inputs.put_drafts(rows, self.number, ids)
+        self.number += 1

@@ -19,13 +19,13 @@ from ops.transfer import index_on
 from runtime.batch import RowBinding, Sample, ScheduledRow
 from runtime.kv.kv_cache import LayerKV
 from runtime.models.draft_head import DraftHead
-from runtime.runner.rounds import Round, Wanting
+from runtime.runner.drafter import Drafter, Round, Wanting
 from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.sample.sampler import Sampler
 
 
-class HeadDrafter:
-    """A Drafter. `kv_caches`: the head's own."""
+class HeadDrafter(Drafter):
+    """Drafter by a head. `kv_caches`: the head's own."""
 
     follows = True
 

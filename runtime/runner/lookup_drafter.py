@@ -1,14 +1,12 @@
-"""LookupDrafter: n-grams on the device. What followed a row's last tokens where they stood before, in prompt or answer, is guessed
-to follow now; the host learns nothing of it before it is checked, so steps with guesses stay one ahead.
+"""LookupDrafter: n-grams on the device. What followed a row's last tokens where they stood before, in prompt or answer, is its
+draft; the host learns of it when it has been checked, so steps with drafts stay one ahead.
 
-It keeps each row's text: what its binding brings, of a long prompt the last tokens, and behind each step what the row has gained,
-which are the guesses that were right and the id sampled last. That is part of the step, in a few small kernels, so a step behind
-which nothing is looked up takes hardly longer than one of a server that has no such thing."""
+It keeps each row's text: the end of the prompt, and behind each step what the row has gained, which are the accepted drafts and
+the last sampled id. That is part of the step, in a few small kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,16 +14,15 @@ import torch
 import ops
 from ops.transfer import index_on, upload
 from runtime.batch import RowBinding, ScheduledRow
-from runtime.runner.rounds import Round
+from runtime.runner.drafter import Drafter
 from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.speculate.config import Lookup
 from runtime.speculate.gram_index import MAX_PROMPT
 
 
-class LookupDrafter:
-    """A Drafter."""
+class LookupDrafter(Drafter):
+    """Drafter by n-grams."""
 
-    rounds: Sequence[Round] = ()
     follows = True
 
     def __init__(self, lookup: Lookup, inputs: Inputs) -> None:
@@ -46,14 +43,8 @@ class LookupDrafter:
         upload(self._history[row, first : first + len(ids)], ids)
         self._lengths[row].fill_(first + len(ids))
 
-    def begin(self, rows: Sequence[ScheduledRow]) -> None:
-        """Their text is known by their binding."""
-
-    def keep(self, hidden: Any) -> None:
-        """It reads tokens."""
-
     def follow(self, step: StepInputs, kept: None) -> None:
-        """Write down what rows have gained: what a step computes else is known by its binding."""
+        """Append what rows have gained; the rest of their text came with their binding."""
         inputs, history, nobody = self._inputs, self._history, len(self._lengths) - 1
         known = step.rows.long().clamp(min=0)
         has_sampled = torch.zeros(nobody + 1, dtype=torch.bool, device=history.device)

@@ -25,9 +25,9 @@ from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.parallel.stages import RowTables
 from runtime.pool.pooling import Pooled, Pooling
-from runtime.runner.drafter import drafter_of
 from runtime.runner.encoding import EncoderOutputs, Encoding
 from runtime.runner.lane import Lane, Part
+from runtime.runner.model_drafter import drafter_of
 from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.sample.drafts import accepted_ids, check_drafts, num_drafts
 from runtime.sample.logprobs import LogprobsState, StepLogprobs

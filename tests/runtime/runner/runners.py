@@ -20,8 +20,8 @@ from runtime.platform.cuda_lane import CudaLane
 from runtime.platform.graph_pool import Captured, Follow, GraphPool
 from runtime.platform.worker_lane import WorkerLane
 from runtime.runner.device_inputs import DeviceInputs, StepShape
+from runtime.runner.drafter import Round
 from runtime.runner.input_buffers import InputBuffers
-from runtime.runner.rounds import Round
 from runtime.runner.runner import ModelRunner, NoGraphs
 from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler

@@ -1,0 +1,67 @@
+"""ModelDrafter: a draft model that goes on alone behind each step.
+
+A draft model computes every step's tokens as the model does, at the same positions and in blocks of the same tables. So prompts,
+chunks, prefix cache hits and rejected drafts are to it what they are to the model. Then, for rows that want drafts, it goes on
+alone: a token at a time behind the last sampled one, each drawn by the row's own settings and noise of (seed, position), which
+makes it the likeliest to be what the model will draw. Penalties are left out: they count drawn tokens, and a draft is not one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from runtime.batch import ScheduledRow
+from runtime.kv.kv_cache import LayerKV
+from runtime.models.draft_head import DraftHead
+from runtime.models.model import Model
+from runtime.models.pair import ModelPair
+from runtime.runner.drafter import Drafter, Round, Wanting
+from runtime.runner.head_drafter import HeadDrafter
+from runtime.runner.lookup_drafter import LookupDrafter
+from runtime.runner.step_inputs import Inputs, StepInputs
+from runtime.sample.sampler import Sampler
+from runtime.speculate.config import Lookup
+
+
+def drafter_of(
+    model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler, lookup: Lookup | None
+) -> Drafter:
+    """Return the drafter of `model`; one that makes no drafts where `lookup` is None and the model has no draft model or head."""
+    if lookup is not None:
+        return LookupDrafter(lookup, inputs)
+    if not isinstance(model, ModelPair):
+        return Drafter()
+    caches = model.draft_caches(kv_caches)
+    if isinstance(model.draft, DraftHead):
+        return HeadDrafter(model.draft, caches, inputs, sampler)
+    return ModelDrafter(model.draft, caches, inputs, sampler)
+
+
+class ModelDrafter(Drafter):
+    """Drafter by a model. `kv_caches`: the draft model's own."""
+
+    follows = True
+
+    def __init__(self, model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler) -> None:
+        self._model = model
+        self._kv_caches = kv_caches
+        self._inputs = inputs
+        self._wanting = Wanting(inputs, sampler)
+        self._round = Round(self._one)
+        self.rounds = (self._round,)
+
+    def follow(self, step: StepInputs, kept: None) -> None:
+        # Adapters are the model's, and so is what it sees: the draft reads ids alone, each at its own position.
+        own = replace(step.forward, input_embeds=None, rope_positions=None, deepstack=None, blocks=())
+        self._model.forward(replace(own, kv_caches=self._kv_caches, adapters=None))
+
+    def propose(self, rows: Sequence[ScheduledRow]) -> None:
+        for num_rows in self._wanting.begin(rows):
+            self._round.enqueue(num_rows)
+
+    def _one(self, num_rows: int) -> None:
+        wanting = self._wanting
+        rows = wanting.rows(num_rows)
+        step = self._inputs.behind(rows, wanting.ids(num_rows), wanting.number)
+        hidden = self._model.forward(replace(step, kv_caches=self._kv_caches))
+        wanting.draw(rows, self._model.compute_logits(hidden, None), step.positions + 1)
