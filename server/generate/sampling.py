@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from runtime.api import MatcherFactory, ModelInfo, SamplingParams
 from server.generate.request import GenerateRequest
@@ -77,9 +77,10 @@ def _shared_params(
         raise InvalidRequest(MIN_TOKENS, f" {min_tokens} is more than ", MAX_TOKENS, f" {max_tokens}", param=MIN_TOKENS)
     temperature = defaults.temperature if wanted.temperature is None else wanted.temperature
     top_k = defaults.top_k if wanted.top_k is None else wanted.top_k
-    as_given = {name: value for name in _AS_GIVEN if (value := getattr(wanted, name)) is not None}
-    return dataclasses.replace(
-        defaults,
+    as_given: dict[str, Any] = {
+        name: getattr(defaults, name) if (value := getattr(wanted, name)) is None else value for name in _AS_GIVEN
+    }
+    return SamplingParams(
         **as_given,
         max_tokens=max_tokens,
         temperature=0.0 if temperature < GREEDY_BELOW else max(temperature, LOWEST_TEMPERATURE),
