@@ -89,13 +89,6 @@ def start_batches(service: Service, folder: BatchFolder) -> BatchRunner:
     return runner
 
 
-async def stop_batches(service: Service) -> None:
-    """Leave what is not finished to the next process."""
-    if service.batches is not None and service.batch_folder is not None:
-        await service.batches.close()
-        service.batch_folder.close()
-
-
 def create_app(service: Service) -> ASGIApp:
     """The routes, and what surrounds them (`guarded`). What is not asked for is not there."""
     config = service.config

@@ -27,7 +27,6 @@ from server.models.pooling import PoolerConfig, Prompts, ServedPooling
 from server.models.prompt import ChatTemplate
 from server.models.score_template import ScoreTemplate
 from server.models.tokenizer import Tokenizer
-from server.process.app import stop_batches
 from server.process.listening import listen
 from server.process.serve import HttpServer, http_server
 from tests.fakes import FakeEngine, fake_model
@@ -224,6 +223,13 @@ async def running(
         await engine.close()
         await close(server, task)
         service.offload.close()
+
+
+async def stop_batches(service: Service) -> None:
+    """Leave unfinished batches to the next server on their folder, as the end of a process does."""
+    if service.batches is not None and service.batch_folder is not None:
+        await service.batches.close()
+        service.batch_folder.close()
 
 
 async def close(server: HttpServer, serving: asyncio.Task[None]) -> None:

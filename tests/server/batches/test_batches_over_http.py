@@ -17,8 +17,7 @@ from server.batches import runner as batch_runner
 from server.batches.files import FileStore, Shares
 from server.batches.store import BatchStore
 from server.config.server_options import ConfigError
-from server.process.app import stop_batches
-from tests.server.conftest import MESSAGES
+from tests.server.conftest import MESSAGES, stop_batches
 from tests.server.pooling.embedders import EMBEDDER
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

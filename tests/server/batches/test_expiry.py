@@ -9,7 +9,6 @@ from pathlib import Path
 import openai
 import pytest
 
-from server.process.app import stop_batches
 from tests.server.batches.test_batches_over_http import (
     CHAT,
     COMPLETIONS,
@@ -23,6 +22,7 @@ from tests.server.batches.test_batches_over_http import (
     submit,
     upload,
 )
+from tests.server.conftest import stop_batches
 from tests.server.test_refusals import error_of
 
 __all__ = ["folder"]  # the fixture
