@@ -134,11 +134,6 @@ class BatchRunner:
             raise InvalidRequest(f"a batch that is {batch.status} cannot be cancelled")
         return batch
 
-    def uses(self, file_id: str) -> str | None:
-        """The id of a batch that is not finished with the file."""
-        found = (batch.id for batch in self._store.unfinished() if batch.input_file_id == file_id)
-        return next(found, None)
-
     def expire(self, id: str) -> None:
         """The time of a batch is over: what is not answered will not be, and is recorded so."""
         run = self._runs.get(id)

@@ -15,16 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from server.batches.api_types import (
-    BatchBody,
-    BatchError,
-    BatchErrors,
-    BatchUsage,
-    CachedTokens,
-    ReasoningTokens,
-    RequestCounts,
-    Status,
-)
+from server.batches import api_types
+from server.batches.api_types import BatchBody, BatchUsage, Status
 from server.batches.files import Owner, write_whole
 from server.batches.lines import digest
 from server.http.errors import BatchObjectNotFound
@@ -62,9 +54,12 @@ class Usage:
     @property
     def body(self) -> BatchUsage:
         return BatchUsage(
-            self.input_tokens, CachedTokens(self.cached_tokens), self.output_tokens, ReasoningTokens(self.reasoning_tokens),
+            self.input_tokens,
+            api_types.CachedTokens(self.cached_tokens),
+            self.output_tokens,
+            api_types.ReasoningTokens(self.reasoning_tokens),
             self.input_tokens + self.output_tokens,
-        )  # fmt: skip
+        )
 
 
 logger = logging.getLogger("oneloop.batch")
@@ -116,7 +111,9 @@ class StoredBatch:
         return BatchBody(
             id=self.id,
             endpoint=self.endpoint,
-            errors=BatchErrors(data=[BatchError(**error) for error in self.errors]) if self.errors else None,
+            errors=api_types.BatchErrors(data=[api_types.BatchError(**error) for error in self.errors])
+            if self.errors
+            else None,
             input_file_id=self.input_file_id,
             completion_window=self.window,
             status=self.status,
@@ -124,7 +121,7 @@ class StoredBatch:
             error_file_id=self.error_file_id if has_ended else None,
             created_at=self.created_at,
             expires_at=self.expires_at,
-            request_counts=RequestCounts(self.total, self.completed, self.failed),
+            request_counts=api_types.RequestCounts(self.total, self.completed, self.failed),
             usage=self.usage.body,
             metadata=None if self.metadata is None else dict(self.metadata),
             **times,

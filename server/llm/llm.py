@@ -38,6 +38,7 @@ from server.http.call import Call
 from server.http.errors import ApiError, UnsupportedParameter
 from server.http.offload import Offload
 from server.http.watch import gather_or_cancel
+from server.llm import pooling, prepare
 from server.llm.loop_thread import LoopThread
 from server.llm.lora_request import LoraNames, LoRARequest, each_lora
 from server.llm.outputs import (
@@ -50,34 +51,8 @@ from server.llm.outputs import (
     increment,
     prompt_logprobs,
 )
-from server.llm.pooling import (
-    ClassificationRequestOutput,
-    Compare,
-    EmbeddingRequestOutput,
-    Pooler,
-    PoolingParams,
-    PoolingRequestOutput,
-    RerankOutput,
-    ScoringRequestOutput,
-    ask_to_pool,
-    ask_to_rerank,
-    ask_to_score,
-    classification_output,
-    embedding_output,
-    pooling_output,
-    scoring_output,
-)
-from server.llm.prepare import (
-    Conversation,
-    Prepared,
-    SamplingParams,
-    check_chat_options,
-    conversations,
-    naming,
-    of_conversation,
-    of_prompt,
-    one_each,
-)
+from server.llm.pooling import PoolingParams
+from server.llm.prepare import Conversation, Prepared, SamplingParams
 from server.llm.progress import Progress
 from server.llm.prompts import Prompt, as_value_error, several
 from server.llm.tokenizer import as_transformers
@@ -125,7 +100,7 @@ class _Core:
         self._service = Service(config, lifecycle, Offload(max_waiting=sys.maxsize))
         self._loaded = loaded
         self._names = LoraNames(loaded)
-        self.pooler = Pooler(self._service, loaded)
+        self.pooler = pooling.Pooler(self._service, loaded)
         rows = loaded.engine.model.max_num_seqs
         self._window = _Window(rows + max(4, rows // 4))
 
@@ -191,7 +166,7 @@ class _Core:
 
         async def work() -> None:
             for number, ask in todo:
-                with naming(ask.param, number, len(asks)):
+                with prepare.naming(ask.param, number, len(asks)):
                     answer = found[number] = await self._whole(ask)
                 progress.done(sum(len(output.token_ids) for output in answer.outputs))
 
@@ -276,7 +251,7 @@ class LLM:
         prompts' order. `lora_request`: with which adapter, all or each.
 
         Raises ValueError, naming the prompt and the field, and then nothing is answered."""
-        return self._answers("prompt", several(prompts), of_prompt, sampling_params, lora_request, use_tqdm)
+        return self._answers("prompt", several(prompts), prepare.of_prompt, sampling_params, lora_request, use_tqdm)
 
     def chat(
         self,
@@ -288,9 +263,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers one conversation or several: lists of {"role": …, "content": …}. `options`: CHAT_FIELDS, as the HTTP API has
         them (`tools` …). Otherwise as `generate`."""
-        check_chat_options(options)
-        make = partial(of_conversation, options=options)
-        return self._answers("messages", conversations(messages), make, sampling_params, lora_request, use_tqdm)
+        prepare.check_chat_options(options)
+        make = partial(prepare.of_conversation, options=options)
+        return self._answers("messages", prepare.conversations(messages), make, sampling_params, lora_request, use_tqdm)
 
     def agenerate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: LoRARequest | None = None
@@ -300,7 +275,7 @@ class LLM:
         leave through `contextlib.aclosing`.
 
         Raises ValueError: for what is wrong in itself here, for what does not fit the model at the first step."""
-        return self._iterate(of_prompt(prompt, sampling_params or SamplingParams(), lora_request))
+        return self._iterate(prepare.of_prompt(prompt, sampling_params or SamplingParams(), lora_request))
 
     def achat(
         self,
@@ -310,8 +285,10 @@ class LLM:
         **options: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Increments of the answer to one conversation. See `agenerate`."""
-        check_chat_options(options)
-        return self._iterate(of_conversation(messages, sampling_params or SamplingParams(), options, lora_request))
+        prepare.check_chat_options(options)
+        return self._iterate(
+            prepare.of_conversation(messages, sampling_params or SamplingParams(), options, lora_request)
+        )
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
@@ -348,9 +325,9 @@ class LLM:
         *,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-    ) -> list[EmbeddingRequestOutput]:
+    ) -> list[pooling.EmbeddingRequestOutput]:
         """The vector of each prompt, in order. Raises ValueError as `generate`, and where the model is not served to embed."""
-        return [embedding_output(each) for each in self._pool(prompts, pooling_params, "embed", use_tqdm)]
+        return [pooling.embedding_output(each) for each in self._pool(prompts, pooling_params, "embed", use_tqdm)]
 
     def classify(
         self,
@@ -358,9 +335,11 @@ class LLM:
         *,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-    ) -> list[ClassificationRequestOutput]:
+    ) -> list[pooling.ClassificationRequestOutput]:
         """How likely each class is, of each prompt. Raises ValueError as `embed`."""
-        return [classification_output(each) for each in self._pool(prompts, pooling_params, "classify", use_tqdm)]
+        return [
+            pooling.classification_output(each) for each in self._pool(prompts, pooling_params, "classify", use_tqdm)
+        ]
 
     def encode(
         self,
@@ -369,9 +348,9 @@ class LLM:
         *,
         use_tqdm: bool = True,
         pooling_task: PoolingTask | None = None,
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[pooling.PoolingRequestOutput]:
         """What the model pools each prompt to: arrays. `pooling_task` None: what it is served for. Raises ValueError as `embed`."""
-        return [pooling_output(each) for each in self._pool(prompts, pooling_params, pooling_task, use_tqdm)]
+        return [pooling.pooling_output(each) for each in self._pool(prompts, pooling_params, pooling_task, use_tqdm)]
 
     def score(
         self,
@@ -381,11 +360,11 @@ class LLM:
         *,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
-    ) -> list[ScoringRequestOutput]:
+    ) -> list[pooling.ScoringRequestOutput]:
         """How well texts go together: as many of each, or one of the first with all of the second. Raises ValueError as `embed`."""
-        num, compare = ask_to_score(data_1, data_2, pooling_params)
+        num, compare = pooling.ask_to_score(data_1, data_2, pooling_params)
         scores, sides = self._compare(num, compare, use_tqdm)
-        return [scoring_output(score, pair) for score, pair in zip(scores, sides, strict=True)]
+        return [pooling.scoring_output(score, pair) for score, pair in zip(scores, sides, strict=True)]
 
     def rerank(
         self,
@@ -395,11 +374,11 @@ class LLM:
         top_n: int | None = None,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
-    ) -> list[RerankOutput]:
+    ) -> list[pooling.RerankOutput]:
         """The documents, best first. Raises ValueError as `embed`."""
-        scores, _ = self._compare(len(documents), ask_to_rerank(query, documents, pooling_params), use_tqdm)
+        scores, _ = self._compare(len(documents), pooling.ask_to_rerank(query, documents, pooling_params), use_tqdm)
         found = ranked(scores, None, top_n)
-        return [RerankOutput(each.index, documents[each.index], each.relevance_score) for each in found]
+        return [pooling.RerankOutput(each.index, documents[each.index], each.relevance_score) for each in found]
 
     def _pool(
         self,
@@ -408,14 +387,16 @@ class LLM:
         task: PoolingTask | None,
         use_tqdm: bool,
     ) -> list[Pooled]:
-        num, ask = ask_to_pool(prompts, params, task)
+        num, ask = pooling.ask_to_pool(prompts, params, task)
         if not num:
             return []
         with self._progress(num, "prompt", use_tqdm) as (core, progress):
             work = core.pooler.pooled(ask, task or "embed", lambda result: progress.done(result.num_tokens))
             return self._background.run(work)
 
-    def _compare(self, num: int, compare: Compare, use_tqdm: bool) -> tuple[list[float], list[tuple[Pooled, ...]]]:
+    def _compare(
+        self, num: int, compare: pooling.Compare, use_tqdm: bool
+    ) -> tuple[list[float], list[tuple[Pooled, ...]]]:
         with self._progress(num, "text", use_tqdm) as (core, progress):
             return self._background.run(core.pooler.compared(compare, lambda result: progress.done(result.num_tokens)))
 
@@ -446,10 +427,10 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         """Answer what `make` makes of each of `given` with its params and its adapter. `field`: names them in errors."""
-        params, adapters = one_each(sampling_params, len(given)), each_lora(lora_request, len(given))
+        params, adapters = prepare.one_each(sampling_params, len(given)), each_lora(lora_request, len(given))
         asks = []
         for number, (each, its_params, adapter) in enumerate(zip(given, params, adapters, strict=True)):
-            with naming(field, number, len(given)):
+            with prepare.naming(field, number, len(given)):
                 asks.append(make(each, its_params, lora=adapter))
         with self._progress(len(asks), "prompt", use_tqdm) as (core, progress):
             return self._background.run(core.answers(asks, progress))

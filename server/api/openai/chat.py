@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from server.api.openai import api_types, request_types, requests
-from server.api.openai.generated import answer
+from server.api.openai.frames import answer
 from server.api.openai.shapes import ChatShape
 from server.api.route import EVENTS, GENERATION_REFUSALS, JSON, route
 from server.api.service import Service

@@ -9,21 +9,35 @@ Where answers are events, each has a chunk of its own, in the order the model wr
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec import UNSET, UnsetType
 from msgspec.json import encode
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from runtime.api import Output, TokenWriter
 from server.api.frames import HOLE, around, event
 from server.api.openai.api_types import ChatChoice, ChatChunkChoice, ChatCompletion, TextChoice, TextCompletion, Usage
+from server.api.openai.request_types import GenerationRequest
 from server.api.openai.shapes import ResponseShape
+from server.api.service import Service
+from server.generate.collect import collect_transcripts
 from server.generate.generation import Choice, Generation, PromptChoice
 from server.generate.logprobs import PromptLogprobs, prompt_table
+from server.generate.request import GenerateRequest
+from server.generate.start import start
 from server.generate.transcript import Transcript
+from server.http.answers import json_response, long_json_response
+from server.http.call import call_of, note_ignored
 from server.http.errors import as_api_error
+from server.http.sse import EventStream
+from server.http.watch import ClientWatch, while_waited_for
+from server.models.model import LoadedModel
 from server.text.events import Text
 
 
@@ -203,3 +217,43 @@ class ChunkFrames:
 
     def fail(self, error: Exception) -> bytes:
         return b"data: " + as_api_error(error, self._envelope.id).body() + b"\n\n"
+
+
+# --- the answer of a route --------------------------------------------------------------------------------------------
+
+
+async def answer(
+    service: Service,
+    loaded: LoadedModel,
+    http: HttpRequest,
+    wire: GenerationRequest,
+    request: GenerateRequest,
+    shape: ResponseShape,
+) -> ASGIApp:
+    """`request`: what `wire` asks for.
+
+    Raises ApiError, and ClientLeft for an answer nobody waits for any more."""
+    call = call_of(http)
+    id = shape.id_prefix + call.id
+    generation, ignored = await while_waited_for(http.receive, start(service.config, call, loaded, request, id=id))
+    note_ignored(http, ignored, service.config)
+    envelope = Envelope(id, int(time.time()), loaded.name, loaded.fingerprint, shape)
+    if wire.stream:
+        options = wire.stream_options
+        frames = ChunkFrames(
+            envelope,
+            generation,
+            include_usage=options is not None and bool(options.include_usage),
+            continuous_usage=options is not None and bool(options.continuous_usage_stats),
+        )
+        return EventStream(generation.open, frames, ping_interval_s=service.config.ping_interval)
+    transcript = await collect_transcripts(generation, ClientWatch(http.receive))
+    if not generation.rendering_chars:
+        return json_response(envelope.body(generation, transcript))
+
+    def response() -> Response:
+        body = envelope.body(generation, transcript)
+        generation.release()
+        return long_json_response(body)
+
+    return await call_of(http).run(generation.rendering_chars, response)

@@ -7,16 +7,7 @@ from typing import Any, Protocol, cast
 from msgspec import UNSET
 
 from server.api.openai import api_types
-from server.api.openai.api_types import (
-    AssistantMessage,
-    ChatChoice,
-    ChatChunkChoice,
-    ChatDelta,
-    Custom,
-    FinishReason,
-    Function,
-    TextChoice,
-)
+from server.api.openai.api_types import ChatChoice, ChatChunkChoice, ChatDelta, FinishReason, TextChoice
 from server.api.openai.conversation_types import CustomTool
 from server.api.openai.request_types import ChatRequest
 from server.generate.custom_tools import InputReader, input_of
@@ -112,7 +103,9 @@ class ChatShape:
             case ToolArguments(index, text):
                 reader = self._readers.get(choice, {}).get(index)
                 if reader is None:
-                    return ChatDelta(tool_calls=[api_types.ToolCall(index=index, function=Function(arguments=text))])
+                    return ChatDelta(
+                        tool_calls=[api_types.ToolCall(index=index, function=api_types.Function(arguments=text))]
+                    )
                 read = reader.feed(text)
                 return ChatDelta(tool_calls=[_input_delta(index, read)]) if read else ChatDelta()
 
@@ -128,13 +121,13 @@ class ChatShape:
         readers = self._readers.pop(choice, {})
         return [_input_delta(index, rest) for index, reader in readers.items() if (rest := reader.end())]
 
-    def _message(self, transcript: Transcript) -> AssistantMessage:
+    def _message(self, transcript: Transcript) -> api_types.AssistantMessage:
         """Return the whole message. Its content is null where there is something else and no text."""
         text, reasoning, calls = transcript.text, transcript.reasoning, transcript.calls
         if transcript.cut_off is not None:
             call, written = transcript.cut_off
             text, calls = text.removesuffix(written).rstrip(), [*calls, call]
-        return AssistantMessage(
+        return api_types.AssistantMessage(
             content=text or (None if calls or reasoning else ""),
             reasoning=reasoning or UNSET,
             reasoning_content=reasoning or UNSET,
@@ -143,13 +136,13 @@ class ChatShape:
 
     def _call(self, call: Call) -> api_types.ToolCall:
         if call.name in self._custom_tools:
-            custom = Custom(call.name, input_of(call.arguments) if call.arguments else "")
+            custom = api_types.Custom(call.name, input_of(call.arguments) if call.arguments else "")
             return api_types.ToolCall(id=call.id, type="custom", custom=custom)
-        return api_types.ToolCall(id=call.id, type="function", function=Function(call.name, call.arguments))
+        return api_types.ToolCall(id=call.id, type="function", function=api_types.Function(call.name, call.arguments))
 
 
 def _input_delta(index: int, text: str) -> api_types.ToolCall:
-    return api_types.ToolCall(index=index, custom=Custom(input=text))
+    return api_types.ToolCall(index=index, custom=api_types.Custom(input=text))
 
 
 COMPLETION = CompletionShape()

@@ -151,6 +151,12 @@ class ResponseText(Struct):
     verbosity: str = "medium"
 
 
+# Fields of a request that its response has as they are.
+_REPEATED = (
+    "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key", "safety_identifier", "user"
+)  # fmt: skip
+
+
 class Response(Struct, kw_only=True):
     """`store`: whether it can be retrieved and continued, as long as the server keeps it. Times are seconds since the epoch."""
 
@@ -199,15 +205,9 @@ class Response(Struct, kw_only=True):
             created_at=created_at,
             model=model,
             background=bool(wire.background),
-            instructions=wire.instructions,
-            max_output_tokens=wire.max_output_tokens,
-            max_tool_calls=wire.max_tool_calls,
             metadata=wire.metadata or {},
             parallel_tool_calls=wire.parallel_tool_calls is not False,
-            previous_response_id=wire.previous_response_id,
-            prompt_cache_key=wire.prompt_cache_key,
             reasoning=ResponseReasoning(None if reasoning is None else reasoning.effort),
-            safety_identifier=wire.safety_identifier,
             store=stored,
             temperature=params.temperature,
             text=ResponseText(format),
@@ -216,7 +216,7 @@ class Response(Struct, kw_only=True):
             top_logprobs=wire.top_logprobs or 0,
             top_p=params.top_p,
             truncation=wire.truncation or "disabled",
-            user=wire.user,
+            **{name: getattr(wire, name) for name in _REPEATED},
         )
 
 

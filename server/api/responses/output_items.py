@@ -8,17 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from server.api.frames import encoded
 from server.api.responses import api_types
-from server.api.responses.api_types import (
-    ContentPartAdded,
-    ContentPartDone,
-    EventOfItem,
-    ItemStatus,
-    OutputItem,
-    OutputItemAdded,
-    OutputItemDone,
-    OutputTextPart,
-    ReasoningTextPart,
-)
+from server.api.responses.api_types import EventOfItem, ItemStatus, OutputItem
 from server.api.responses.input_items import new_id, seal
 from server.generate.custom_tools import InputReader
 from server.generate.logprobs import SampledToken
@@ -41,26 +31,26 @@ class OpenItem:
         raise NotImplementedError
 
     def begin(self) -> list[EventOfItem]:
-        return [OutputItemAdded(self.item("in_progress"))]
+        return [api_types.OutputItemAdded(self.item("in_progress"))]
 
     def end(self, status: ItemStatus) -> list[EventOfItem]:
-        return [OutputItemDone(self.item(status))]
+        return [api_types.OutputItemDone(self.item(status))]
 
 
 class _TextItem(OpenItem):
     """An item of one part, which is a text."""
 
-    def _part(self) -> OutputTextPart | ReasoningTextPart:
+    def _part(self) -> api_types.OutputTextPart | api_types.ReasoningTextPart:
         raise NotImplementedError
 
     def _is_shown(self, status: ItemStatus) -> bool:
         return bool(self._pieces) or status != "in_progress"
 
     def begin(self) -> list[EventOfItem]:
-        return [*super().begin(), ContentPartAdded(self.id, 0, self._part())]
+        return [*super().begin(), api_types.ContentPartAdded(self.id, 0, self._part())]
 
     def end(self, status: ItemStatus) -> list[EventOfItem]:
-        return [ContentPartDone(self.id, 0, self._part()), *super().end(status)]
+        return [api_types.ContentPartDone(self.id, 0, self._part()), *super().end(status)]
 
 
 class MessageItem(_TextItem):
@@ -85,8 +75,8 @@ class MessageItem(_TextItem):
         content = [self._part()] if self._is_shown(status) else []
         return api_types.OutputMessage(id=self.id, status=status, content=content)
 
-    def _part(self) -> OutputTextPart:
-        return OutputTextPart(self._text, [], _joined(self._logprobs))
+    def _part(self) -> api_types.OutputTextPart:
+        return api_types.OutputTextPart(self._text, [], _joined(self._logprobs))
 
 
 def _joined(pieces: list[bytes]) -> list[SampledToken]:
@@ -117,8 +107,8 @@ class ReasoningItem(_TextItem):
             id=self.id, status=status, summary=[], content=content, encrypted_content=sealed
         )
 
-    def _part(self) -> ReasoningTextPart:
-        return ReasoningTextPart(self._text)
+    def _part(self) -> api_types.ReasoningTextPart:
+        return api_types.ReasoningTextPart(self._text)
 
 
 class CallItem(OpenItem):
@@ -168,7 +158,7 @@ class CustomCallItem(CallItem):
     def end(self, status: ItemStatus) -> list[EventOfItem]:
         last = self._delta(self._reader.end())
         done = api_types.CustomToolCallInputDone(self.id, self._text)
-        return [*([] if last is None else [last]), done, OutputItemDone(self.item(status))]
+        return [*([] if last is None else [last]), done, api_types.OutputItemDone(self.item(status))]
 
     def item(self, status: ItemStatus) -> OutputItem:
         return api_types.CustomToolCallItem(
