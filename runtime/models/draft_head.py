@@ -29,10 +29,10 @@ from runtime.weights.rules import WeightsError
 
 
 class EntryBlock(Protocol):
-    """What becomes of the embeddings of tokens and of hidden states before the first layer."""
+    """Entry of a draft head: combines token embeddings and hidden states before the first layer."""
 
     def read(self, hidden_states: Tensor) -> Tensor:
-        """[T, *], of the model -> [T, H], what takes the place of the head's own hidden states."""
+        """Convert the model's hidden states [T, *] to [T, H], which replace the head's own."""
         ...
 
     def forward(self, embeds: Tensor, hidden_states: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def _entry(spec: DraftHeadSpec, weights: Weights) -> EntryBlock:
 
 
 def _token_ids(spec: DraftHeadSpec, weights: Weights) -> Tensor | None:
-    """[draft_vocab_size] int64: the model's ids of the head's tokens, None where they are the same. Raises WeightsError."""
+    """Return the model's ids of the head's tokens [draft_vocab_size] int64, or None if they are equal. Raises WeightsError."""
     if spec.draft_vocab_size is None:
         return None
     offsets = weights.tensors[TOKEN_OFFSETS]
@@ -84,7 +84,7 @@ def _token_ids(spec: DraftHeadSpec, weights: Weights) -> Tensor | None:
 
 
 class DraftHead:
-    """`model`: whose hidden states it reads, and whose ends it has, as far as it has none of its own."""
+    """Draft head of `model`: reads its hidden states, and uses its embedding and head unless it has its own."""
 
     def __init__(
         self, spec: DraftHeadSpec, entry: EntryBlock, token_ids: Tensor | None, stack: LayerStack,
@@ -106,7 +106,7 @@ class DraftHead:
 
     @classmethod
     def build(cls, spec: DraftHeadSpec, weights: Weights, model: Decoder, *, max_positions: int) -> DraftHead:
-        """`max_positions`: the longest context it will be asked for."""
+        """Build a head. `max_positions`: the longest context."""
         head = None if spec.own_head else spec.head.name
         whole = model.vocabulary.lend(weights, table=not spec.own_embedding, head=head)
         return cls(
@@ -120,20 +120,20 @@ class DraftHead:
         )
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> DraftHead:
-        """Its few layers run as they are described."""
+        """Return the head itself: its few layers are not traced."""
         return self
 
     @property
     def hidden_size(self) -> int:
-        """Of what `forward` gives."""
+        """Size of `forward`'s results."""
         return self.spec.hidden_size
 
     def keep(self, hidden: Hidden) -> Hidden:
-        """Of the hidden states that the model gives what logits of them leave whole, for `read`."""
+        """Return the part of the model's hidden states that `read` needs and that computing logits leaves unchanged."""
         return self._model.kept_for_head(hidden)
 
     def read(self, kept: Hidden) -> Tensor:
-        """What it takes of what it has kept, which is overwritten: [T, H], as `forward` takes them."""
+        """Return the head's input [T, H] from what `keep` returned, which is overwritten."""
         return self._entry.read(self._model.read_by_head(kept))
 
     def forward(self, step: ForwardStep) -> Tensor:
@@ -148,7 +148,7 @@ class DraftHead:
         return residual if x is None else residual.add_(x)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """What `forward` gave, [S, H] -> [S, V]."""
+        """Compute logits [S, V] from `forward`'s result [S, H]."""
         if not self.spec.hands_on_normed:
             hidden = self._vocabulary.final_hidden(None, hidden)
         logits = self._vocabulary.logits(hidden)

@@ -1,4 +1,4 @@
-"""What runners need of a loaded encoder of pictures, sounds or videos, whoever computes it."""
+"""Protocol of a loaded encoder of images, audio or video, for runners."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Compute: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class EncoderPasses(Protocol):
-    """Who runs an encoder's passes, and may do so by a captured graph."""
+    """Execution of an encoder's passes, possibly by captured graphs."""
 
     def run(self, key: bytes, num_outputs: int, inputs: Mapping[str, Tensor], compute: Compute) -> Tensor:
-        """What `compute` makes of `inputs`, all on the device. `key`: of whatever else it hangs on, and of their shapes.
-        `num_outputs`: that come of it, or as many as are as much work."""
+        """Return `compute(inputs)`, all on the device. `key`: identifies everything else that the result depends on, and the
+        shapes. `num_outputs`: number of outputs, or an equal amount of work."""
         ...
 
 
@@ -38,7 +38,6 @@ class Encoder(Protocol):
         ...
 
     def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
-        """Of each item, all of one modality, its outputs [N, W], in the model's dtype: what takes the place of N embeddings, and
-        behind it what further layers add (`EncoderSpec.num_deepstack`). Raises ValueError where an item has another number of
-        positions."""
+        """Return the outputs [N, W] of each item, all of one modality, in the model's dtype: N embeddings, followed by what
+        further layers add (`EncoderSpec.num_deepstack`). Raises ValueError if an item has another number of positions."""
         ...

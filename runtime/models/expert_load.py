@@ -18,8 +18,8 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 
 class ExpertLoad:
     def __init__(self, counts: Sequence[Mapping[str, Tensor]], num_devices: int = 1) -> None:
-        """`counts`: by the names of experts, [E] int64 in the order in which routers have them; of each stage. `num_devices`: among
-        which a layer's experts are shared out, neighbours together."""
+        """Read counts of tokens. `counts`: for each stage by the names of experts, [E] int64 in router order. `num_devices`:
+        devices that share a layer's experts, neighbours together."""
         self._tables = [each for of_stage in counts for each in of_stage.items()]
         self._num_devices = num_devices
         self._before: dict[str, Tensor] = {}  # what was counted before the model slept
@@ -31,7 +31,7 @@ class ExpertLoad:
         self._before, self._tables = dict(self._read()), other._tables
 
     def by_layer(self) -> dict[str, list[int]]:
-        """Of each layer, by its number, the tokens that each expert has taken."""
+        """Return the number of tokens of each expert, by layer number."""
         return {_layer(name): table.tolist() for name, table in self._read()}
 
     def metrics(self) -> list[Metric]:
@@ -77,7 +77,7 @@ def _max_over_mean(counts: list[int]) -> float:
 
 
 def _on_host(table: Tensor) -> Tensor:
-    """As it is now: who asks does not wait for steps that are under way."""
+    """Return the current values on the host without waiting for steps in flight."""
     if table.device.type == "cpu":
         return table.clone()
     stream: Any = torch.cuda.Stream

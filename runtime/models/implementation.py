@@ -1,6 +1,7 @@
-"""Who computes a model: our own decoder, which a family describes, or transformers' modules over our attention.
+"""Choice of the implementation of a model: our own decoder, which a family describes, or transformers' modules over our
+attention.
 
-Knows no torch until a model is loaded, and of transformers nothing until a model needs it."""
+Imports no torch until a model is loaded, and no transformers until a model needs it."""
 
 from __future__ import annotations
 

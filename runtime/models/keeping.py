@@ -27,8 +27,8 @@ def _whole_blocks(columns: Span | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """`policy`: how matrices are to be kept. `dtype`: of activations. `types`: of the checkpoint's tensors. `rounded`: names of
-    the parameters that are rounded at load."""
+    """Decision how each matrix is stored. `policy`: the requested policy. `dtype`: of activations. `types`: of the
+    checkpoint's tensors. `rounded`: names of the parameters that are rounded at load."""
 
     policy: WeightPolicy
     dtype: str
@@ -46,7 +46,7 @@ class Keeping:
         return narrow.pop() if len(narrow) == 1 and refusal(frozenset(narrow)) is None else self.dtype
 
     def widened(self, load: Load, refusal: Refusal) -> str | None:
-        """What to tell of quantised rows that become plain numbers though they should not; None where nothing does."""
+        """Return a message about quantised rows that become plain numbers against the policy, or None."""
         if not self.policy.keep_quantized or self._types(load) <= _PLAIN or self.storage(load, refusal) == AS_STORED:
             return None
         types = ", ".join(sorted(self._types(load)))
@@ -68,7 +68,8 @@ class Keeping:
         return whole_rows and self._may_stay(load) and not self._types(load) & _PLAIN
 
     def _may_stay(self, load: Load) -> bool:
-        """Whether quantised rows are wanted as they are: of those to be rounded, the ones already in that format."""
+        """Return whether quantised rows should stay as stored. Matrices to be rounded stay only if they have the target
+        format already."""
         if load.parameter.name in self.rounded and not self._types(load) <= _ALREADY[self.policy.online]:
             return False
         return self.policy.keep_quantized

@@ -27,7 +27,7 @@ KV_SCALES = (
 
 
 def kv_scale_loads(spec: DecoderSpec, source: TensorSource) -> dict[str, tuple[Load, Load]]:
-    """What to read of keys and of values, by the name of a layer; none of those that a checkpoint has nothing for."""
+    """Return what to read for the scales of keys and values, by layer name; layers without scales are absent."""
     stored = spec.own(source.shapes)
     if not any(name.endswith(KV_SCALES) for name in stored):
         return {}

@@ -44,14 +44,13 @@ def load_model(
     stage: Handover | None = None,
     counts_experts: bool = False,
 ) -> Decoder:
-    """`spec`: of the files' config, unless it is to be read here. `dtype`: of activations, and of weights unless `weights` says
-    how those are kept. `files`: a `weights.fetch.ModelFiles`. `max_model_len`: positions that will be asked for, by default all
-    that the model was made for; it sizes the rotary tables. `progress` counts stored bytes. Each tensor goes to `device` as
-    soon as it is read, so the host holds a few at a time. `adapters`: the room that layers are to have for some. `peers`: those
-    with whom this rank computes, where `spec` is a shard. `stage`: what hands hidden states on, where it is one of several.
-    `counts_experts`: whether tokens are counted that take each expert.
+    """Load a model. `spec`: of the files' config, read here by default. `dtype`: of activations, and of weights unless
+    `weights` says how those are stored. `files`: a `weights.fetch.ModelFiles`. `max_model_len`: size of the rotary tables, by
+    default the model's. `progress` counts stored bytes. Each tensor goes to `device` as soon as it is read. `adapters`: room
+    for adapters. `peers`: the other ranks, if `spec` is a shard. `stage`: hands hidden states on, if `spec` is a stage.
+    `counts_experts`: count the tokens of each expert.
 
-    Raises WeightsError where config and weights do not fit each other, UnsupportedModel where they ask for too much."""
+    Raises WeightsError if config and weights do not match, UnsupportedModel if they need something unsupported."""
     spec = spec or spec_from_config(files.config)
     with opened(spec, files, dtype=dtype, load_format=load_format, seed=seed, device=device, policy=weights) as reader:
         read = read_weights(spec, reader, dtype=dtype, device=device, progress=progress)
@@ -145,7 +144,7 @@ def read_weights(spec: DecoderSpec, reader: ParameterReader, *, dtype: str, devi
 
 
 def _activations(stored: ops.Stored, activations: torch.dtype) -> torch.dtype:
-    """What a matrix will meet: a router in float32 is asked in that."""
+    """Return the type of activations that a matrix multiplies. A float32 router promotes it."""
     parts = [stored] if isinstance(stored, ops.StoredWeight) else stored
     own = parts[0].format.dtype
     return activations if own is None else torch.promote_types(own, activations)

@@ -1,4 +1,4 @@
-"""What runners need of a loaded model, whoever computes it: our own decoder, or transformers' modules."""
+"""Protocol of a loaded model for runners: our own decoder, or transformers' modules."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from runtime.models.spec.model import ModelSpec
 
 
 class Model(Protocol):
-    """`dtype`: of activations, by torch's name; `device`: "cpu" or "cuda". `graph_unsupported_reason`: why its steps cannot be
-    captured as CUDA graphs, None where they can. `may_refuse_capture`: that nobody wrote the modules for it, so a capture that
-    fails is no error: steps then run one kernel after another. `adapters`: its room for them, None where it has none. `encoder`: of
-    what prompts have beside text, None where it takes text alone."""
+    """Loaded model. `dtype`: of activations, by torch's name; `device`: "cpu" or "cuda". `graph_unsupported_reason`: why its
+    steps cannot be captured as CUDA graphs, or None. `may_refuse_capture`: a failed capture is no error, because the modules
+    are not ours; steps then run without a graph. `adapters`: its room for them, or None. `encoder`: of media, or None."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -56,7 +55,7 @@ class Model(Protocol):
         ...
 
     def compute_logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
-        """`tokens` [S] int64: those whose logits [S, V] are wanted. None: of all, and `hidden` may be overwritten."""
+        """Compute the logits [S, V] of `tokens` [S] int64; None: of all, and `hidden` may be overwritten."""
         ...
 
     def final_hidden(self, hidden: Any, tokens: Tensor | slice) -> Tensor:

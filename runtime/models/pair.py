@@ -52,12 +52,12 @@ class ModelPair:
 
     @property
     def adapters(self) -> ModelAdapters | None:
-        """Of the model: drafts are guessed without any."""
+        """Adapters of the model; drafts use none."""
         return self.model.adapters
 
     @property
     def encoder(self) -> Encoder | None:
-        """Of the model: the draft guesses from ids alone."""
+        """Encoder of the model; the draft model uses ids only."""
         return self.model.encoder
 
     @property
@@ -65,7 +65,7 @@ class ModelPair:
         return self.model.may_refuse_capture or self.draft.may_refuse_capture
 
     def draft_caches(self, kv_caches: Sequence[LayerKV]) -> Sequence[LayerKV]:
-        """Those of `draft`, among those of both."""
+        """Return the caches of `draft`, among those of both."""
         return kv_caches[self._num_caches :]
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> ModelPair:

@@ -45,8 +45,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class ParameterReader:
-    """What `source` holds of the model that `spec` describes. `dtype`: of activations; matrices are kept as `policy` says, as far
-    as kernels for the device go along; where they do not, that is said in the log once.
+    """Parameters of the model `spec` from `source`. `dtype`: of activations. Matrices are stored as `policy` says if kernels
+    for the device support it; otherwise the log says so once.
 
     Raises WeightsError naming missing, surplus and wrong-shape tensors."""
 
@@ -87,7 +87,7 @@ class ParameterReader:
         return frozenset({self._online if name in self._rounded and self._online else self.storage[name]})
 
     def kv_scales(self) -> dict[str, tuple[float, float]]:
-        """What a checkpoint wants keys and values of an fp8 KV cache to be divided by, by layer."""
+        """Return the checkpoint's divisors of keys and values of an fp8 KV cache, by layer."""
         loads = dict.fromkeys(load for pair in self._kv_scales.values() for load in pair)
         stream = self._source.stream(list(loads), "float32", lambda progress: None)
         # Of several, a head each, the largest suits all. What is not above zero was never measured.
@@ -186,7 +186,7 @@ class ParameterReader:
 
 
 def planned_loads(spec: DecoderSpec, source: TensorSource) -> list[Load]:
-    """What to read for each parameter of `spec`, in their order. Raises WeightsError naming what does not fit."""
+    """Return what to read for each parameter of `spec`, in order. Raises WeightsError naming what does not fit."""
     whole = spec.whole
     parameters = tuple(whole.parameters())
     # Some checkpoints carry a second copy of a tied embedding, or a head that is not asked for.

@@ -93,7 +93,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def is_described(architecture: str) -> bool:
-    """Whether it is a family's, or what `causal_with_other_head` makes of one."""
+    """Return whether a family, or `causal_with_other_head`, describes the architecture."""
     return architecture in FAMILIES or causal_with_other_head(architecture, FAMILIES) is not None
 
 

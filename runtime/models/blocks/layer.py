@@ -157,8 +157,8 @@ class FusedBlock:
 def build_layer(
     layer: AnyLayer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
 ) -> LayerBlock:
-    """`tables`: of every rotary embedding that the layers have. `first_cache`: the index in a step of the cache of the layer's
-    first mixer, which those of the others follow."""
+    """Build a layer. `tables`: of all rotary embeddings. `first_cache`: index in a step of the cache of the layer's first
+    mixer; the others follow it."""
     match layer:
         case Layer():
             return SequentialBlock(layer, name, hidden_size, weights, tables, first_cache)

@@ -1,4 +1,4 @@
-"""What lets a token know of those before it: which block computes which description, and several of them side by side."""
+"""Mixers: which block computes which description, and several of them side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tables = Mapping[Rope | None, Tensor]
 
 
 class MixerBlock(Protocol):
-    """What lets a token know of those before it. It knows the index of its own cache in a step."""
+    """Block that lets tokens see earlier tokens. It has the index of its own cache in a step."""
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H], a fresh tensor."""
@@ -75,7 +75,7 @@ class Mixers:
 def build_mixer(
     mixer: Mixer, layer: str, hidden_size: int, weights: Weights, tables: Tables, cache_index: int
 ) -> MixerBlock:
-    """`cache_index`: of its own cache among those of a step."""
+    """Build a mixer. `cache_index`: index of its cache in a step."""
     match mixer:
         case LatentAttention():
             return LatentAttentionBlock(mixer, layer, hidden_size, weights, tables[mixer.rope], cache_index)

@@ -27,7 +27,7 @@ class NormBlock(Protocol):
         ...
 
     def add_for(self, linear: ops.LinearWeight, x: Tensor | None, residual: Tensor) -> Tensor | ops.RoundedRows:
-        """`add`, to be given to that linear layer and to nothing else."""
+        """Do as `add`, for use by that linear layer only."""
         ...
 
 
@@ -77,7 +77,7 @@ class LayerNormBlock(_ForAll):
 
 
 class NoNormBlock(_ForAll):
-    """Only adds: `forward` and `add` may return what they were given."""
+    """Block that only adds: `forward` and `add` may return their arguments."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x

@@ -24,7 +24,7 @@ class HoldsTraces(Protocol):
 
 
 class Parameters:
-    """Those of `spec.parameters()`, in the form in which `weights` keeps them."""
+    """Parameters of `spec.parameters()`, in the form in which `weights` stores them."""
 
     def __init__(self, spec: DecoderSpec, weights: Weights) -> None:
         self.trace_holders: WeakSet[HoldsTraces] = WeakSet()

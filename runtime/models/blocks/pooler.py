@@ -35,10 +35,10 @@ class _DenseBlock:
 
 
 class PoolerBlock:
-    """`dtype`: torch's, of the model's activations, which `spec`'s matrices are asked in."""
+    """Pooler of hidden states. `dtype`: torch's type of activations, in which `spec`'s matrices are requested."""
 
     def __init__(self, spec: PoolerSpec, weights: Weights | None, dtype: torch.dtype) -> None:
-        """`weights` None: `spec` names none."""
+        """Build the pooler. `weights` is None if `spec` names none."""
         self._dtype = dtype
         self._activation = spec.activation
         self._dense, self._head = (

@@ -25,7 +25,7 @@ from runtime.models.spec.rope import (
 
 
 def cos_sin_table(rope: Rope | None, num_positions: int) -> Tensor:
-    """[num_positions, dim] float32: dim / 2 cosines, then as many sines. No rotation is one of no dims."""
+    """Return [num_positions, dim] float32: dim / 2 cosines, then as many sines. No rotation gives dim 0."""
     if rope is None:
         return torch.empty((num_positions, 0), dtype=torch.float32)
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope, num_positions)
@@ -48,7 +48,7 @@ class RopeAxes:
 
     @classmethod
     def of(cls, tables: Mapping[Rope | None, Tensor]) -> RopeAxes | None:
-        """Of a model's tables, where it has such an embedding; it has no other then."""
+        """Return the axes of a model's tables, or None if it has no such embedding. A model with one has no other."""
         found = [(rope, table) for rope, table in tables.items() if rope is not None and rope.axes]
         if not found:
             return None
@@ -56,7 +56,7 @@ class RopeAxes:
         return cls(table, rope.axes)
 
     def rotated(self, step: ForwardStep) -> ForwardStep:
-        """`step` with a table of its own: a row of cosines and sines for each token."""
+        """Return `step` with a table of its own: a row of cosines and sines for each token."""
         assert step.rope_positions is not None
         positions = step.rope_positions[self._axes].T  # [T, dim]
         return replace(step, rope_table=self._cos_sin[positions, self._columns].contiguous())

@@ -30,9 +30,9 @@ class StackOutput(NamedTuple):
 
 
 class LayerStack:
-    """`keeps_embedding`: some layer asks for what the residual stream began with. `aux_layers`: those whose inputs are given out.
-    `parts`: the layers as they run, in their order, each with the index of its first one; None: each by itself. `continues`: the
-    first of them is behind others, which are elsewhere."""
+    """Layers in order. `keeps_embedding`: some layer needs the initial residual stream. `aux_layers`: layers whose inputs
+    are returned. `parts`: the layers as they run, each with the index of its first one; None: each by itself. `continues`:
+    the first layer follows layers of another stage."""
 
     def __init__(
         self, layers: Sequence[LayerBlock], *, keeps_embedding: bool, aux_layers: Sequence[int] = (),

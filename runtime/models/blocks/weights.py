@@ -17,11 +17,11 @@ from runtime.parallel.group import Peers
 
 
 class Weights(NamedTuple):
-    """`linears`: prepared matrices by the names of `spec.linears()`. `experts`: by those of `spec.experts()`. `tensors`:
-    everything else, by parameter. `recipes`: by parameter, what writes other values of it into all that was derived of it.
-    `kv_scales`: by layer, what numbers of an fp8 KV cache are times, keys and values; of those that a checkpoint has it for.
-    `sums`: by the names of norms that are given parts of a sum, those with whom it is taken. `counts`: by the names of
-    `spec.experts()`, how many tokens took each that the router knows, [E] int64, where that is counted."""
+    """Weights of a model. `linears`: prepared matrices by the names of `spec.linears()`. `experts`: by those of
+    `spec.experts()`. `tensors`: everything else, by parameter. `recipes`: by parameter, how to update what was derived from
+    it. `kv_scales`: by layer, factors of an fp8 KV cache's keys and values, if the checkpoint has them. `sums`: by the names
+    of norms that receive parts of a sum, the ranks that share it. `counts`: by the names of `spec.experts()`, number of
+    tokens of each expert [E] int64, if counted."""
 
     linears: Mapping[str, ops.LinearWeight]
     tensors: Mapping[str, Tensor]
@@ -37,7 +37,7 @@ class Weights(NamedTuple):
         return sum(each.nbytes for kind in kinds for each in kind.values())
 
     def derive(self, name: str, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """What `make` computes of parameter `name`; it is written anew, at the same address, when that is loaded again."""
+        """Return `make` of parameter `name`. It is updated in place when the parameter is loaded again."""
         made = make(self.tensors[name])
 
         def write(values: Tensor) -> None:

@@ -81,7 +81,7 @@ def _rules(heads: Attention) -> tuple[Rule, ...]:
 
 
 def _rotated(config: HfConfig) -> list[bool]:
-    """For each layer, whether it rotates."""
+    """Return for each layer whether it has a rotary embedding."""
     count, listed = (
         num_layers(config),
         config.get("no_rope_layers"),

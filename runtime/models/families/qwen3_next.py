@@ -57,7 +57,7 @@ def _with_experts(config: HfConfig, architecture: str, net: GatedDeltaNet, rules
 
 
 def _hybrid(config: HfConfig, spec: DecoderSpec, net: GatedDeltaNet, rules: tuple[Rule, ...]) -> DecoderSpec:
-    """`rules`: of the nets' checkpoints."""
+    """Return a hybrid spec. `rules`: of the nets' checkpoints."""
     period = config.count("full_attention_interval", 4)
     types = hybrid_types(config, [RECURRENT if (i + 1) % period else FULL for i in range(num_layers(config))])
     attention = replace(spec.attention, qk_norm=QKNorm(spec.norm), output_gate=True)

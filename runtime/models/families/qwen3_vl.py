@@ -39,7 +39,7 @@ def qwen3_vl_moe(config: HfConfig) -> DecoderSpec:
 
 
 def stacked_moe(config: HfConfig) -> DecoderSpec:
-    """Their checkpoints have all experts of a layer as one stack, of columns."""
+    """Return the spec of checkpoints that store all experts of a layer as one stack of columns."""
     spec = qwen3_moe(config)
     return replace(spec, rules=_COLUMNS, other_rules=(spec.rules, *spec.other_rules))
 

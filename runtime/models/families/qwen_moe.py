@@ -51,7 +51,7 @@ def _moe(config: HfConfig, intermediate_size: int) -> MoE:
 
 
 def sparse(spec: DecoderSpec, moe: MoE, config: HfConfig) -> DecoderSpec:
-    """`spec` with experts in the layers that the config names, and the rules of their checkpoints."""
+    """Return `spec` with experts in the layers that the config names, and the rules of their checkpoints."""
     step, dense = config.count("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(index) is int for index in dense):
         raise UnsupportedModel(f"config: mlp_only_layers is {dense!r}, not a list of layers")

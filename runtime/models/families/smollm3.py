@@ -24,7 +24,7 @@ def smollm3(config: HfConfig) -> DecoderSpec:
 
 
 def _rotated(config: HfConfig) -> list[bool]:
-    """`no_rope_layers` holds a one for each layer that has a rotary embedding, whatever its name says."""
+    """Return for each layer whether it has a rotary embedding; despite its name, `no_rope_layers` holds 1 for those."""
     count, listed, interval = (
         num_layers(config),
         config.get("no_rope_layers"),

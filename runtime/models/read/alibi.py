@@ -19,7 +19,7 @@ def geometric(count: int, bias_max: float) -> tuple[float, ...]:
 
 
 def rounded_to_bfloat16(number: float) -> float:
-    """`number` rounded to the nearest bfloat16, ties to even; it is positive and finite."""
+    """Round a positive finite `number` to the nearest bfloat16, ties to even."""
     (bits,) = struct.unpack("<I", struct.pack("<f", number))
     bits += 0x7FFF + (bits >> 16 & 1)
     (rounded,) = struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))

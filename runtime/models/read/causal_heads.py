@@ -18,7 +18,7 @@ _BARE = tuple(NameMapping((below,), ((),)) for below in ("model", "transformer")
 
 
 def with_bare_names(spec: DecoderSpec) -> DecoderSpec:
-    """`spec` for checkpoints, too, that leave the first word of names away."""
+    """Return `spec` for checkpoints that may also omit the first word of names."""
     ways = (spec.rules, *spec.other_rules)
     return replace(spec, other_rules=(*ways[1:], *((*way, bare) for way in ways for bare in _BARE)))
 
@@ -36,7 +36,7 @@ def causal_with_other_head(
 
 
 def both_ways(spec: DecoderSpec, config: HfConfig) -> DecoderSpec:
-    """`spec`, whose tokens see those behind them, too, where the config says so, as some embedding models are trained."""
+    """Return `spec` with bidirectional attention if the config says so, as some embedding models are trained."""
     if config.get("is_causal") is not False and config.get("use_bidirectional_attention") is not True:
         return spec
     if any(attention.window is not None for attention in spec.attentions()):

@@ -1,4 +1,4 @@
-"""What encoders' configs and checkpoints have in common: layers of BERT's kind, heads for classes, names below a prefix."""
+"""Common parts of encoders' configs and checkpoints: BERT's layers, heads for classes, names below a prefix."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def encoder(
 
 
 def architectures(name: str, family: EncoderFamily) -> dict[str, Callable[[HfConfig], DecoderSpec]]:
-    """`family` under each name that transformers gives the model and its heads."""
+    """Return `family` under each name that transformers gives the model and its heads."""
     kinds: dict[str, Kind] = {
         "Model": "model", "ForMaskedLM": "model", "ForSequenceClassification": "sequence", "ForTokenClassification": "token",
     }  # fmt: skip
@@ -104,8 +104,8 @@ def labels(config: HfConfig) -> tuple[str, ...]:
 
 
 def probabilities(config: HfConfig, num_labels: int) -> Literal["softmax", "sigmoid", "none"]:
-    """What makes probabilities of scores: what sentence-transformers wrote for a cross-encoder, else by the problem, else a sigmoid
-    of a single score and the softmax of several."""
+    """Return the function from scores to probabilities: the one that sentence-transformers stored for a cross-encoder, else
+    by the problem type, else sigmoid for a single score and softmax for several."""
     written = config.section("sentence_transformers").get("activation_fn") or config.get(
         "sbert_ce_default_activation_function"
     )
@@ -138,7 +138,7 @@ def with_classes(
     spec: DecoderSpec, config: HfConfig, before: tuple[Dense, ...], name: str = "classifier", *, by_token: bool = False,
     pooling: Literal["cls", "mean", "last"] = "cls", bias: bool = True,
 ) -> DecoderSpec:  # fmt: skip
-    """`spec` with a head: layers `before`, then one to the config's classes, at `name`."""
+    """Return `spec` with a head: layers `before`, then one to the config's classes, at `name`."""
     names = labels(config)
     last = dense(config, name, out=len(names), bias=bias)
     return replace(
@@ -151,7 +151,8 @@ def with_classes(
 
 
 def with_head(spec: DecoderSpec, config: HfConfig, kind: Kind, before: Dense, name: str = "classifier") -> DecoderSpec:
-    """`spec` as BERT's kin are published: a text's classes come of `before` and what is at `name`, a token's of "classifier"."""
+    """Return `spec` with a head as BERT's relatives have it: `before` and `name` for a text's classes, "classifier" for a
+    token's."""
     match kind:
         case "sequence":
             return with_classes(spec, config, (before,), name)
@@ -162,7 +163,7 @@ def with_head(spec: DecoderSpec, config: HfConfig, kind: Kind, before: Dense, na
 
 
 def with_dimensions(pooler: PoolerSpec, config: HfConfig) -> PoolerSpec:
-    """`pooler` with the sizes to which its embeddings were trained to be cut, as vLLM's users write them in a config."""
+    """Return `pooler` with the sizes that its embeddings were trained for, as vLLM's users write them in a config."""
     sizes = config.get("matryoshka_dimensions")
     if sizes is None and not config.flag("is_matryoshka", False):
         return pooler

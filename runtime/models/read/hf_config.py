@@ -42,7 +42,7 @@ class HfConfig:
         return self._values
 
     def __contains__(self, key: str) -> bool:
-        """Whether the key is written, be it null."""
+        """Return whether the key is present, even as null."""
         return key in self._values
 
     def get(self, key: str) -> Any:
@@ -204,7 +204,7 @@ def local_rope(config: HfConfig, head_size: int, theta: float) -> Rope:
 
 
 def context_length(config: HfConfig, default: int) -> int:
-    """How many positions the rotary embedding was made for."""
+    """Return the number of positions that the rotary embedding was made for."""
     positions = config.count("max_position_embeddings", default)
     parameters = rope_parameters(config, FULL)
     if _kind(parameters) == "yarn":

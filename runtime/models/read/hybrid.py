@@ -17,7 +17,7 @@ _NO_LIMIT = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]  # as transformers
 
 
 def block_types(config: HfConfig, key: str, default: Sequence[str], known: frozenset[str]) -> list[str]:
-    """What each layer is, as `key` lists it; where it is not written, `default`."""
+    """Return the kind of each layer, from `key` or `default`."""
     listed = config.get(key)
     if listed is None:
         return list(default)

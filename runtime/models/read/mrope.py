@@ -26,9 +26,9 @@ def interleaved(config: HfConfig, default: Sections, spec: DecoderSpec) -> tuple
 
 
 def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
-    """`spec`, all of whose attention turns pairs by these axes.
+    """Return `spec` with M-RoPE: all attention rotates pairs by these axes.
 
-    Raises UnsupportedModel where there are others than so many pairs."""
+    Raises UnsupportedModel if the number of pairs differs."""
     for attention in spec.attentions():
         if attention.rope is None or attention.rope.dim != 2 * len(axes):
             raise UnsupportedModel(
@@ -40,7 +40,7 @@ def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
 
 
 def without_mrope(config: HfConfig) -> HfConfig:
-    """`config`, whose rotary embedding calls itself "default" where it does "mrope"."""
+    """Return `config` with rope_type "default" instead of "mrope"."""
     parameters = rope_parameters(config)
     kind = parameters.get("rope_type") or parameters.get("type")
     if kind != "mrope":

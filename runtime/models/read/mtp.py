@@ -41,7 +41,8 @@ def mtp(
 
 
 def beyond_the_last(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
-    """As DeepSeek-V3 has it: one layer more than the model, with copies of both of the model's ends, which are not read."""
+    """Return the MTP head of DeepSeek-V3's form: one layer beyond the model's last. Its copies of embedding and head are not
+    read."""
     name = f"model.layers.{len(spec.layers)}"
     rules = (
         rename(f"{name}.enorm", into="model.entry.embedding_norm"),

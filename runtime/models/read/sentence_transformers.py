@@ -17,8 +17,8 @@ _ACTIVATIONS: dict[str, PoolerActivation] = {
 
 
 def with_modules(spec: DecoderSpec, modules: SentenceModules) -> DecoderSpec:
-    """`spec` pooled as `modules` say; of a model that also generates the checkpoint may lack the head, and its name. Raises
-    UnsupportedModel."""
+    """Return `spec` with the pooling of `modules`. The checkpoint of a generating model may lack its head and the name
+    prefix. Raises UnsupportedModel."""
     if spec.generates:
         spec = with_bare_names(spec)
     if modules.label_token_ids:

@@ -64,9 +64,9 @@ def text_part(config: HfConfig, family: Family, architecture: str, **defaults: A
 
 
 def text_of_any(config: HfConfig, families: Mapping[str, Family], architecture: str, default: str) -> DecoderSpec:
-    """`text_part` of the family that the section's model_type says, `default` where it says none.
+    """Return `text_part` of the family that the section's model_type names, or `default`.
 
-    Raises UnsupportedModel for another."""
+    Raises UnsupportedModel for another one."""
     kind = config.section("text_config").with_defaults(model_type=default).get("model_type")
     if kind not in families:
         raise UnsupportedModel(f"config: text_config is of model_type {kind!r}; supported: {', '.join(families)}")
@@ -76,8 +76,8 @@ def text_of_any(config: HfConfig, families: Mapping[str, Family], architecture: 
 def seeing(
     spec: DecoderSpec, config: HfConfig, *modalities: str, stored_below: tuple[str, ...] = (), **rest: Any
 ) -> DecoderSpec:
-    """`spec` with the encoder that transformers' class of its architecture has. `stored_below`: how names of its tensors begin
-    beside the usual ones. `rest`: of `EncoderSpec`."""
+    """Return `spec` with the encoder that transformers' class of its architecture has. `stored_below`: further prefixes of
+    its tensors' names. `rest`: fields of `EncoderSpec`."""
     below = (*STORED_BELOW, *stored_below)
     encoder = EncoderSpec(spec.architecture, frozenset(modalities or ("image",)), below, config.values, **rest)
     return replace(spec, encoder=encoder, ignored_below=(*spec.ignored_below, *stored_below))

@@ -15,7 +15,7 @@ from runtime.weights.rules import Parameter
 
 
 class Mask(Enum):
-    """Which keys a query sees, by the names that `ops` has for them."""
+    """Keys that a query attends to, by the names of `ops`."""
 
     CAUSAL = "causal"
     FULL = "full"  # all of its sequence, which is computed in one step and leaves nothing behind
@@ -23,7 +23,7 @@ class Mask(Enum):
 
 
 class NormScope(Enum):
-    """Which vectors a norm of q and k is over, and how far its weights go."""
+    """Vectors that a norm of q and k applies to, and the extent of its weights."""
 
     HEAD = "each head, all with the same weights"
     EACH_HEAD = "each head, with weights of its own"

@@ -51,7 +51,7 @@ class LearnedPositions:
 
 @dataclass(frozen=True, slots=True)
 class ShardOf:
-    """What a spec is a part of: that of device `rank` of `size` (sharding.py)."""
+    """Whole spec of a shard for device `rank` of `size` (sharding.py)."""
 
     whole: DecoderSpec
     rank: int
@@ -60,9 +60,9 @@ class ShardOf:
 
 @dataclass(frozen=True, slots=True)
 class StageOf:
-    """What a spec is a stage of (stages.py): stage `number` of `size`, whose layers begin with `first_layer` of `whole`, which has
-    the layers of all. `elsewhere`: kinds that blocks have room for because of other stages. `lends`: it has the embedding, too, for
-    a draft head that stands beside it."""
+    """Whole spec of stage `number` of `size` (stages.py), whose layers begin with `first_layer` of `whole`. `elsewhere`:
+    memory kinds that blocks have room for because of other stages. `lends`: it has the embedding too, for a draft head
+    beside it."""
 
     whole: DecoderSpec
     number: int
@@ -82,17 +82,16 @@ class StageOf:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """`max_model_len`: the longest context, in tokens, that the model was made for and this spec computes exactly.
+    """Description of a decoder or encoder: everything that computing it needs, as plain data.
 
-    `norm`: of the last layer's output. `tied_embedding`: the head is the embedding matrix. `embedding_size`: of both, where a
-    matrix each leads from there to the hidden size and back. `embedding_norm`: of what the first layer is given. Embeddings are
-    multiplied by `embedding_multiplier`, logits by `logit_scale`, and then softcap * tanh(logit / softcap) is taken of them where
-    `logit_softcap` is given. `rules`, `ignored` and `ignored_below` say how its checkpoints are written, `other_rules` how else
-    they may be. `pooler`: of prompts that are pooled. `num_token_types`: kinds of tokens, whose vectors are added to the embedding.
-    `generates`: there is a head that makes logits. `encoder`: of what prompts may have beside text. `shard_of`: where this is what
-    one of several devices computes; it holds `vocab_rows` of the vocabulary. `stage_of`: where this is one of several stages, of
-    which the first embeds, and the last makes something of hidden states. `aux_layers`: layers, ascending, whose inputs a forward
-    pass gives out beside its last hidden states, for a draft head; their number stands for what the last one gives."""
+    `max_model_len`: the longest context, in tokens, that the model was made for. `norm`: of the last layer's output.
+    `tied_embedding`: the head is the embedding matrix. `embedding_size`: width of both, with a matrix each from and to the
+    hidden size. `embedding_norm`: of the first layer's input. `embedding_multiplier`, `logit_scale`: factors;
+    `logit_softcap`: softcap * tanh(logit / softcap). `rules`, `ignored`, `ignored_below`: how checkpoints are written,
+    `other_rules` alternatives. `pooler`: of pooled prompts. `num_token_types`: kinds of tokens whose vectors are added to
+    the embedding. `generates`: it has a head for logits. `encoder`: of media. `shard_of`: set on a shard, which has
+    `vocab_rows` of the vocabulary. `stage_of`: set on a stage. `aux_layers`: layers, ascending, whose inputs a forward pass
+    also returns for a draft head; the number of layers stands for the last output."""
 
     architecture: str
     vocab_size: int
@@ -154,7 +153,7 @@ class DecoderSpec:
 
     @property
     def embeds(self) -> bool:
-        """Whether ids come in here, and not what another stage has made of them."""
+        """True if the input is ids, not another stage's hidden states."""
         return self.stage_of is None or self.stage_of.is_first
 
     @property
@@ -163,7 +162,7 @@ class DecoderSpec:
 
     @property
     def hands_on(self) -> bool:
-        """Whether what the layers give goes to another stage."""
+        """True if the output goes to another stage."""
         return self.stage_of is not None and not self.stage_of.is_last
 
     @property
@@ -250,7 +249,7 @@ class DecoderSpec:
         yield from self.pooler.parameters()
 
     def own(self, stored: Mapping[str, Shape]) -> Mapping[str, Shape]:
-        """Of a checkpoint's tensors, by name, those that are to fill its parameters or to be explained. Raises WeightsError."""
+        """Return the checkpoint's tensors that must fill parameters or be explained. Raises WeightsError."""
         return stored
 
     @property
@@ -262,6 +261,7 @@ class DecoderSpec:
         return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:
-        """What each mixer keeps of a sequence, layer by layer; then what blocks have room for because of other stages."""
+        """Return what each mixer keeps of a sequence, layer by layer, then the kinds that blocks have room for because of
+        other stages."""
         elsewhere = () if self.stage_of is None else self.stage_of.elsewhere
         return (*(mixer.memory_kind for mixer in self._mixers()), *elsewhere)

@@ -67,10 +67,9 @@ class PlainMLP:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Which experts a token takes, and with which weights: `ops.Routing`, which says what the rules mean.
+    """Router of experts: which experts a token takes, and with which weights (`ops.Routing` explains the rules).
 
-    `e_score_correction_bias`: one for each expert's score that only choosing sees. `float32`: the router computes in that precision
-    whatever the model's."""
+    `e_score_correction_bias`: a bias per expert that only the choice sees. `float32`: the router computes in float32."""
 
     top_k: int
     score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
@@ -88,7 +87,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiglu:
-    """(up + 1) * gate * sigmoid(alpha * gate), after gate <= limit and -limit <= up <= limit."""
+    """Activation (up + 1) * gate * sigmoid(alpha * gate), with gate <= limit and -limit <= up <= limit."""
 
     alpha: float
     limit: float

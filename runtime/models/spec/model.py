@@ -1,4 +1,4 @@
-"""What any model is known by before its weights are read, whoever will compute it."""
+"""Protocol of model specs: what is known before weights are read, for any implementation."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ class ModelSpec(Protocol):
         ...
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:
-        """What is kept of a sequence between steps, in the order of a forward pass: an entry for each attention or recurrence.
-        Dtypes may be left open."""
+        """Return what is kept of a sequence between steps, in the order of a forward pass: an entry for each attention or
+        recurrence. Dtypes may be undecided."""
         ...

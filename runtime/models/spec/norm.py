@@ -23,7 +23,7 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, with either or neither of the two."""
+    """Norm (x - mean(x)) / sqrt(var(x) + eps) * weight + bias; weight and bias are optional."""
 
     eps: float
     weight: bool = True

@@ -44,7 +44,7 @@ class PairSpec:
 
     @classmethod
     def with_head(cls, model: DecoderSpec, head: DraftHeadSpec) -> PairSpec:
-        """`head`, made for `model`, which gives out what the head reads."""
+        """Return `model` with draft head `head`. The model returns what the head reads."""
         return cls(replace(model, aux_layers=head.reads_layers), head)
 
     @property

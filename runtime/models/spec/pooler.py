@@ -31,9 +31,9 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class PoolerSpec:
-    """`pooling` and `normalize`: how an embedding is made of hidden states where a request leaves that open; `dense` is computed of
-    it in between. `head`: of a pooled vector, or of each token where it `labels_tokens`, one number for each of `labels`; what
-    makes probabilities of these is `activation`. `matryoshka_dimensions`, `label_token_ids`: see `PoolerInfo`."""
+    """Pooling of a model. `pooling`, `normalize`: defaults of embeddings; `dense` layers are computed in between. `head`: of
+    a pooled vector, or of each token if `labels_tokens`, with one number for each of `labels`; `activation` makes
+    probabilities. `matryoshka_dimensions`, `label_token_ids`: see `PoolerInfo`."""
 
     pooling: SequencePooling = "last"
     normalize: bool = True

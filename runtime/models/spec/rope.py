@@ -20,7 +20,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """`attention_factor` multiplies cosines and sines."""
+    """YaRN scaling of a rotary embedding. `attention_factor` multiplies cosines and sines."""
 
     factor: float
     original_max_positions: int

@@ -34,17 +34,17 @@ from runtime.weights.rules import Cut, Parameter, Span
 
 
 class Placement(NamedTuple):
-    """Which device has which experts, whole ones (expert parallel). `orders`: by a layer's index all its experts by the
-    checkpoint's numbers, those of the first device first, of each as many; other layers have them in their own order."""
+    """Assignment of whole experts to devices (expert parallel). `orders`: by layer index, all experts by the checkpoint's
+    numbers, those of the first device first, equally many each; other layers keep their order."""
 
     orders: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
 def sharded(spec: DecoderSpec, rank: int, size: int, placement: Placement | None = None) -> DecoderSpec:
-    """What device `rank` of `size` computes; names stay. One device has the whole. `placement`: of experts, which are shared out by
-    their columns without one.
+    """Return the spec of device `rank` of `size`; names stay. One device has the whole. `placement`: of experts; without one
+    they are cut by columns.
 
-    Raises UnsupportedModel, naming what cannot be shared out evenly or not at all."""
+    Raises UnsupportedModel, naming what cannot be divided."""
     if not 0 <= rank < size:
         raise ValueError(f"there is no rank {rank} of {size}")
     if size == 1:
@@ -62,7 +62,7 @@ def sharded(spec: DecoderSpec, rank: int, size: int, placement: Placement | None
 
 
 def cuts(spec: DecoderSpec) -> dict[str, Cut]:
-    """What `spec`, made by `sharded`, holds of those parameters of the whole that it does not have entirely."""
+    """Return the part that `spec`, made by `sharded`, has of each parameter that it does not have entirely."""
     spec = spec.all_layers  # of what a stage does not have nobody asks
     if spec.shard_of is None:
         return {}
@@ -86,7 +86,7 @@ def cuts(spec: DecoderSpec) -> dict[str, Cut]:
 
 
 def _reordered(moe: MoE, layer: str, hidden_size: int) -> Iterator[tuple[str, Cut]]:
-    """What has a row for each expert has them in the order of their places."""
+    """Yield the cuts of parameters with a row for each expert, in the order of their places."""
     rows = tuple(Span(number, number + 1) for number in moe.order)
     router = moe.router_linear(layer, hidden_size)
     for parameter in router.parameters():
@@ -123,16 +123,16 @@ def reduced_linears(spec: DecoderSpec) -> Iterator[str]:
 
 
 class DeferredSums(NamedTuple):
-    """`norms`: names of those that are given parts of a sum to add to the stream, and take the sum first. `parts`: names of the
-    linears and experts that these parts come from, or that give a part to experts, and are not summed by themselves."""
+    """Sums that wait for a norm. `norms`: names of norms that receive parts of a sum and take it first. `parts`: names of
+    linears and experts that produce these parts and are not summed by themselves."""
 
     norms: frozenset[str]
     parts: frozenset[str]
 
 
 def deferred_sums(spec: DecoderSpec) -> DeferredSums:
-    """Which sums of `spec`, made by `sharded`, can wait for the norm that adds them to the stream: so each is one operation with
-    it, and what stands side by side has one sum together."""
+    """Return the sums of `spec`, made by `sharded`, that can wait for the norm that adds them to the stream. Each becomes
+    one operation with the norm, and parallel blocks share one sum."""
     spec = spec.all_layers  # what one stage leaves to be added the next one's first norm adds
     reduced = frozenset(reduced_linears(spec)) | (
         frozenset() if spec.shard_of is None else {each.name for each in spec.experts()}
@@ -173,7 +173,7 @@ def deferred_sums(spec: DecoderSpec) -> DeferredSums:
 
 
 def _last_of(block: OnlyBlock, layer: str, hidden_size: int) -> frozenset[str]:
-    """What gives all that a block gives, where that can be a part of a sum."""
+    """Return the names of the block's last linears or experts, if their outputs can be parts of a sum."""
     if isinstance(block, MoE):
         return frozenset() if block.latent else frozenset({block.experts(layer, hidden_size).name})
     return frozenset(linear.name for linear in block.linears(layer, hidden_size) if linear.reduce)
@@ -188,7 +188,7 @@ def _within_experts(spec: DecoderSpec) -> Iterator[frozenset[str]]:
 
 
 def kept_whole(spec: DecoderSpec) -> frozenset[str]:
-    """What `spec`, made by `sharded`, computes on every device, by the names of the kinds."""
+    """Return the kinds of blocks that `spec`, made by `sharded`, computes on every device."""
     if spec.shard_of is None:
         return frozenset()
     layers = zip(spec.whole.layers, spec.all_layers.layers, strict=True)
@@ -276,8 +276,8 @@ def _plain_or_gated(mlp: GatedMLP | PlainMLP, size: int) -> GatedMLP | PlainMLP:
 
 
 def _by_heads(attention: Attention) -> bool:
-    """Whether each head can be computed by itself, knowing nothing of its number: it has no gate in q's matrix, no slope of its
-    own, and no norm over all of them."""
+    """Return whether each head can be computed by itself: no gate in q's matrix, no slope of its own, no norm over all
+    heads."""
     over_all = attention.qk_norm is not None and attention.qk_norm.over is NormScope.ALL_HEADS
     return not attention.output_gate and attention.alibi is None and not over_all
 

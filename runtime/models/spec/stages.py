@@ -71,13 +71,13 @@ def _stage(
 
 
 def keeps_embedding(spec: DecoderSpec) -> bool:
-    """Whether some layer asks for what the residual stream began with."""
+    """Return whether some layer needs the initial residual stream."""
     return any(isinstance(layer, HybridLayer) for layer in spec.layers)
 
 
 def even_layers(spec: DecoderSpec, size: int) -> list[int]:
-    """How many layers each stage has, so that the largest stage reads as little as it can: what layers hold, and the last one the
-    head too. Of an embedding a step reads a few rows."""
+    """Return the number of layers of each stage, so that the largest stage reads as few weights as possible, the head
+    included."""
     sizes = [_num(layer.parameters("", spec.hidden_size)) for layer in spec.layers]
     sizes[-1] += prod((spec.head.out_features, spec.head.in_features)) if spec.generates else 0
     totals = list(accumulate(sizes, initial=0))

@@ -34,7 +34,7 @@ def probe_ids(vocab_size: int) -> list[int]:
 
 @torch.inference_mode()
 def check_agreement(model: TransformersModel, expected: Tensor) -> None:
-    """`expected` [NUM_TOKENS, V]: transformers' logits for `probe_ids`.
+    """Check the model against `expected` [NUM_TOKENS, V]: transformers' logits for `probe_ids`.
 
     Raises UnsupportedModel."""
     ours = _logits_in_pieces(model, probe_ids(model.spec.vocab_size))
@@ -47,7 +47,7 @@ def check_agreement(model: TransformersModel, expected: Tensor) -> None:
 
 
 def _logits_in_pieces(model: TransformersModel, ids: Sequence[int]) -> Tensor:
-    """[NUM_TOKENS, V], by steps in which another sequence goes before."""
+    """Return logits [NUM_TOKENS, V], computed in steps behind another sequence."""
     assert NUM_TOKENS <= BLOCK_SIZE
     device = torch.device(model.device)
 

@@ -1,8 +1,8 @@
-"""Which model transformers builds of a config, and what attention that does.
+"""Description of a model that transformers builds from a config, and of its attention.
 
-A model is described by running it once on the meta device, without memory or weights, with functions of ours behind
-transformers' interfaces for attention and masks: so every head, window and cap is known before anything is read, and what is
-not plain causal attention is refused. Only classes of the package itself are built: code that comes with a model never runs."""
+The model runs once on the meta device, without memory or weights, with our functions behind transformers' interfaces for
+attention and masks. So every head, window and cap is known before anything is read, and attention that is not plain causal
+is refused. Only classes of the package itself are built: code that comes with a model never runs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _rope_types(parameters: Any) -> set[str]:
 
 
 def describe(architecture: str, config: Mapping[str, Any]) -> TransformersSpec:
-    """`config`: as in config.json. Raises UnsupportedModel, which says why."""
+    """Describe a model from its config.json. Raises UnsupportedModel with the reason."""
     own = _own_config(architecture, config)
     text = own.get_text_config()
     model = on_meta(architecture, own)
@@ -164,8 +164,8 @@ def on_meta(architecture: str, own: Any) -> nn.Module:
 
 @dataclass(slots=True)
 class _Trace:
-    """What a forward pass asks of attention. `windows`: by a mask's id, or why it is none, with the mask, so that the id stays its
-    own."""
+    """Attention calls of a forward pass. `windows`: by a mask's id, its window or why it has none, with the mask, so that
+    ids stay unique."""
 
     calls: list[AttentionCall] = field(default_factory=list)
     windows: dict[int, tuple[int | UnsupportedModel | None, Tensor]] = field(default_factory=dict)
@@ -210,7 +210,7 @@ def _trace(model: Any, own: Any) -> tuple[AttentionCall, ...]:
 
 
 def _traced_mask(*, q_length: int, kv_length: int, mask_function: MaskFunction, **_: Any) -> Tensor:
-    """What transformers' mask interface calls while a model is traced: a token for the mask, known again by its id."""
+    """Return a token for a mask, recognised by its id. Called by transformers' mask interface while a model is traced."""
     mask = torch.empty((1, 1, q_length, kv_length), dtype=torch.bool, device="meta")
     window: int | UnsupportedModel | None
     try:
@@ -226,7 +226,8 @@ def _traced_attention(
     scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
     s_aux: Tensor | None = None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """What transformers' attention interface calls while a model is traced. `sliding_window` is in the mask too."""
+    """Record a call. Called by transformers' attention interface while a model is traced. `sliding_window` is in the mask
+    too."""
     trace = _trace_under_way.get()
     known = trace.windows.get(id(attention_mask))
     if known is None:
@@ -254,8 +255,8 @@ _BY_VALUES = "what they do depends on the values they compute"
 
 
 def said(error: Exception, otherwise: str = "") -> str:
-    """What follows a colon: one line of what a library tells people, which may be a page. Of its inner trouble nothing but what we
-    make of it, `otherwise`, and the rest in the log."""
+    """Return the end of a message, after a colon: one line of a library's error. Internal errors become `otherwise`; the
+    rest is logged."""
     log.debug("transformers", exc_info=error)
     words = otherwise if isinstance(error, _INTERNAL) else " ".join(str(error).split())[:300]
     return f": {words}" if words else ""

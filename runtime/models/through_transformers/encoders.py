@@ -45,7 +45,7 @@ _SPANS = (12, 11, 5)  # tokens of the texts it is tried with, of which two are p
 
 
 def is_encoder(architecture: str) -> bool:
-    """Whether transformers has a model of this name that reads texts and generates nothing."""
+    """Return whether transformers has a model of this name that reads texts and generates nothing."""
     if architecture in _NO_BASE:
         return False
     bare = {name for each in _BARE.values() for name in ((each,) if isinstance(each, str) else each)}
@@ -53,7 +53,7 @@ def is_encoder(architecture: str) -> bool:
 
 
 def describe(architecture: str, config: Mapping[str, Any]) -> PaddedSpec:
-    """`config`: as in config.json. Raises UnsupportedModel."""
+    """Describe an encoder from its config.json. Raises UnsupportedModel."""
     own = config_of(config)
     if own.is_encoder_decoder:
         raise UnsupportedModel("it is an encoder-decoder")
@@ -178,7 +178,7 @@ def load(
 
 
 def _alone(whole: Any, ids: list[int], by_token: bool, device: str) -> Tensor:
-    """[T, H], or [T, H + C] with what a head says, of one text by transformers' own modules."""
+    """Compute one text by transformers' own modules: [T, H], or [T, H + C] with a head's output."""
     seen: list[Any] = []
     base = _base_of(whole)
     hook = base.register_forward_hook(lambda module, given, output: seen.append(output))
@@ -195,7 +195,7 @@ def _alone(whole: Any, ids: list[int], by_token: bool, device: str) -> Tensor:
 
 
 def _error(model: PaddedModel, ids: list[int], wanted: list[Tensor]) -> float:
-    """By how much a token of texts beside each other is off from what it is alone, at most, against its own length."""
+    """Return the largest relative error of a token in a batch, compared with its text alone."""
     device = torch.device(model.device)
     starts = torch.tensor([0, *torch.tensor(_SPANS).cumsum(0).tolist()], dtype=torch.int32, device=device)
     lengths = torch.tensor(_SPANS, dtype=torch.int32, device=device)

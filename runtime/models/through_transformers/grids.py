@@ -1,7 +1,8 @@
-"""What a tower makes of the grids of its pictures, beside pixels: where patches stand, and which see each other.
+"""Inputs that a tower derives from the grids of its images, besides pixels: positions of patches, and which attend to each
+other.
 
-By transformers' own functions, on the host, once for the same grids: left to the tower it would ask the device in the middle of a
-pass, which no captured graph can hold."""
+Computed by transformers' own functions, on the host, once for equal grids. The tower would read them from the device in the
+middle of a pass, which no captured graph can contain."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _MOST = 32  # of which it is remembered
 
 
 class Grids:
-    """Of transformers' `tower`."""
+    """Cache of grid inputs for transformers' `tower`."""
 
     def __init__(self, tower: Any) -> None:
         self._tower = tower

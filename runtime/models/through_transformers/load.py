@@ -1,6 +1,6 @@
-"""From model files to a TransformersModel: transformers fills its modules with what our readers read.
+"""Loading of a TransformersModel: transformers fills its modules with what our readers read.
 
-Names and layouts of stored tensors are transformers' affair; only our readers open files. A loaded model is run once beside
+Names and layouts of stored tensors are transformers'; only our readers open files. A loaded model is run once beside
 transformers' own attention, and served only if they agree."""
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def state_shapes(model: nn.Module) -> dict[str, Shape]:
 
 
 def _experts(model: nn.Module, dtype: torch.dtype) -> str | None:
-    """How transformers multiplies by experts: in groups, which is its choice, or one by one, where torch's kernel for groups, which
-    reads rows at multiples of 16 bytes, cannot read theirs."""
+    """Return how transformers multiplies by experts: in groups (its choice), or one by one if torch's grouped kernel, which
+    needs rows at multiples of 16 bytes, cannot read them."""
     stacks = [each for each in model.parameters() if each.ndim == 3]
     aligned = all(size * dtype.itemsize % 16 == 0 for stack in stacks for size in stack.shape[1:])
     return None if aligned else "eager"
@@ -132,7 +132,7 @@ def lazily(source: TensorSource, names: Sequence[str], progress: Report) -> dict
 
 @dataclass(slots=True)
 class _Reading:
-    """`num_read` of `total` tensors of `source`."""
+    """Progress of reading: `num_read` of `total` tensors of `source`."""
 
     source: TensorSource
     progress: Report

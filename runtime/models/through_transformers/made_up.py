@@ -17,7 +17,7 @@ _VIDEO_FRAMES = 4
 
 
 def on_a_grid(vision: Any, modality: str, steps: int, side: int, number: int) -> MediaItem:
-    """`steps` grey pictures of `side` by `side` tokens, for a tower that takes patches. `number`: by which it is another one."""
+    """Return `steps` grey images of `side` by `side` tokens, for a tower that takes patches. `number` makes them distinct."""
     merge_size, patch_size = vision.spatial_merge_size, vision.patch_size
     channels = getattr(vision, "in_channels", getattr(vision, "in_chans", 3))
     patches = steps * (side * merge_size) ** 2
@@ -30,8 +30,8 @@ def on_a_grid(vision: Any, modality: str, steps: int, side: int, number: int) ->
 
 
 def of_one_size(config: Any, modality: str) -> Iterator[Inputs]:
-    """What a picture or a video may look like for models whose encoders see squares: the first that is taken is right. Not black:
-    what is all zeros is padding for some."""
+    """Yield candidate inputs for encoders of square images; the first that is accepted is right. Not black, since zeros are
+    padding for some."""
     size: Any = getattr(config.vision_config, "image_size", None)
     sides = (size, size) if isinstance(size, int) else tuple(size or ())
     if modality == "video":

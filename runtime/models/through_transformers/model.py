@@ -65,7 +65,8 @@ def _widened(heads: Tensor, size: int) -> Tensor:
 def paged_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers' attention interface calls in a step; which keys a query sees is in the step, not in a mask."""
+    """Compute attention of a step. Called by transformers' attention interface; the step says which keys a query sees, not
+    the mask."""
     current = _pass.get()
     index = current.num_calls
     mixed = current.layers[index].attend(query, key, value, options.get("s_aux"), index, current.step)
@@ -74,10 +75,10 @@ def paged_attention(
 
 
 class TransformersModel:
-    """`causal`: a model of transformers that calls `paged_attention`, made of a base, which is its attribute `base`, and a head.
-    `linears`: the dtype to keep its linear layers in.
+    """Model computed by transformers' modules. `causal`: calls `paged_attention`, and consists of a base, its attribute `base`,
+    and a head. `linears`: the dtype of its linear layers.
 
-    It is taken apart, and its linear layers go over to `ops`: nobody else may use it afterwards. See `model.Model`."""
+    It is taken apart, and its linear layers go over to `ops`: do not use it afterwards. See `model.Model`."""
 
     graph_unsupported_reason = None  # nobody knows before it is tried
     may_refuse_capture = True  # modules may look at what they computed, which no graph can record
@@ -101,7 +102,7 @@ class TransformersModel:
         return self
 
     def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
-        """What transformers calls inputs_embeds, [T, H]; it has no room for adapters."""
+        """Return transformers' inputs_embeds [T, H]. Adapters are not supported."""
         table: Any = self._base.get_input_embeddings
         embeds: Tensor = table()(input_ids)
         return embeds
@@ -120,7 +121,7 @@ class TransformersModel:
             _pass.reset(token)
 
     def final_hidden(self, hidden: Any, tokens: Tensor | slice) -> Tensor:
-        """What the base gives for `tokens` [S] int64, [S, H]: its last norm is its own."""
+        """Return the base's output for `tokens` [S] int64, [S, H], after its own last norm."""
         states: Tensor = hidden.last_hidden_state
         return states[0, tokens]
 
@@ -134,8 +135,8 @@ class TransformersModel:
 
 
 class Head:
-    """What makes logits of a base's output: `causal`, a causal model of transformers, whose base, its attribute `base`, gives way
-    to what the base has given before. Nobody else may use `causal` afterwards."""
+    """Head of `causal`, a causal model of transformers, applied to an earlier output of its base. Do not use `causal`
+    afterwards."""
 
     def __init__(self, causal: nn.Module, base: str) -> None:
         self._computed = _ComputedBase()
@@ -164,7 +165,8 @@ class _ComputedBase(nn.Module):
 
 
 class _PreparedLinear(nn.Module):
-    """`like`: of the dtype and on the device of what was there. Modules may ask `weight` for these, which holds nothing else."""
+    """Linear layer of `ops` in a module. `like` has the dtype and device of the original weight; modules may read these from
+    `weight`."""
 
     def __init__(self, weight: ops.LinearWeight, like: Tensor) -> None:
         super().__init__()

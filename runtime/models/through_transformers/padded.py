@@ -39,8 +39,8 @@ class _Sides(PoolerBlock):
 
 
 class PaddedModel:
-    """`whole`: a model of transformers, and `base`, the part of it that gives hidden states, which may be the same. See
-    `model.Model`."""
+    """Encoder whose texts are padded to a batch. `whole`: a model of transformers; `base`: the part that returns hidden
+    states, possibly the same. See `model.Model`."""
 
     graph_unsupported_reason = "its modules pad texts to a batch, whose shape is the texts'"
     may_refuse_capture = True
@@ -91,7 +91,7 @@ class PaddedModel:
         return packed
 
     def _states(self, step: ForwardStep, rows: Sequence[slice]) -> Tensor:
-        """[R, most tokens of a row, H + C]."""
+        """Return states [R, longest row, H + C]."""
         ids = pad_sequence(
             [step.input_ids[row] for row in rows], batch_first=True, padding_value=self.spec.pad_token_id
         )

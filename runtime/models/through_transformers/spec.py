@@ -42,8 +42,8 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class TransformersSpec:
-    """`calls`: in the order in which a forward pass makes them. `config`: transformers' own. `native_reason`: why our own decoder
-    does not compute this model, where it has its family."""
+    """Spec of a model through transformers. `calls`: attention calls in the order of a forward pass. `config`: transformers'
+    own. `native_reason`: why our own decoder does not compute this model, if it has its family."""
 
     architecture: str
     vocab_size: int
@@ -69,7 +69,7 @@ class TransformersSpec:
 
     @property
     def encoder(self) -> None:
-        """Its text alone is served."""
+        """None: only text is served."""
 
     def weights_bytes(self, dtype: str) -> int:
         return ELEMENT_BYTES[dtype] * self.num_parameters
@@ -110,7 +110,7 @@ class PaddedSpec:
 
 
 def padded_with_modules(spec: TransformersSpec | PaddedSpec, modules: SentenceModules) -> PaddedSpec:
-    """`spec` pooled as sentence-transformers' modules say. Raises UnsupportedModel."""
+    """Return `spec` with the pooling of sentence-transformers' modules. Raises UnsupportedModel."""
     if not isinstance(spec, PaddedSpec) or modules.dense or modules.label_token_ids:
         raise UnsupportedModel(
             f"{spec.architecture} runs through transformers; of sentence-transformers' modules behind such a model, only pooling "
