@@ -39,7 +39,7 @@ class Uploads:
             slab.close()
 
     def begin(self, shape: tuple[int, ...], dtype: torch.dtype) -> Upload | None:
-        """None where the detour through a slab gains nothing, or a row is longer than one."""
+        """Begin an upload through a slab; None if that gains nothing, or a row is longer than a slab."""
         row_bytes = prod(shape[1:]) * dtype.itemsize
         if shape[0] * row_bytes < _MIN_BYTES or row_bytes > _SLAB_BYTES:
             return None
@@ -50,7 +50,7 @@ class Uploads:
 
     @property
     def num_slabs(self) -> int:
-        """That were ever needed at a time."""
+        """Largest number of slabs in use at a time."""
         return len(self._slabs)
 
     def take(self) -> _Slab:

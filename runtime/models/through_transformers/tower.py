@@ -100,7 +100,7 @@ class Tower:
         return list(features.split_with_sizes(sizes))
 
     def _outputs(self, modality: str, given: Sequence[made_up.Inputs]) -> Tensor:
-        """[N, W] of what a processor made of items, side by side."""
+        """Return outputs [N, W] of processed items, concatenated."""
         taken = {name: [each[name] for each in given] for name in given[0] if name in self._takes[modality]}
         known = taken.get(_GRIDS.get(modality, ""))
         if known is None or self._grids is None:
@@ -120,7 +120,7 @@ class Tower:
         return self.passes.run(key, self._grids.num_outputs(grids), placed, compute)
 
     def _computed(self, modality: str, inputs: Mapping[str, Tensor], beside: Mapping[str, Any] = _NOTHING) -> Tensor:
-        """`inputs` where the tower is; `beside`: what else it is given."""
+        """Compute `inputs`, which are on the tower's device, with further inputs `beside`."""
         found = self._features[modality](**inputs, **beside, return_dict=True)
         features = _flat(found.last_hidden_state if found.pooler_output is None else found.pooler_output)
         if self.spec.num_deepstack and modality == "audio":  # of which only pictures and videos have any
@@ -191,8 +191,8 @@ def _own_blocks(model: nn.Module) -> Grids | None:
 
 
 def _features(model: Any, modality: str) -> Any:
-    """What computes items of a modality: a method of the model, or, of a class whose own does less or
-    nothing, what its forward pass does."""
+    """Return the function that computes items of a modality: a method of the model, or the relevant part of its forward
+    pass."""
     if isinstance(model, transformers.Llama4ForConditionalGeneration):
         return partial(_llama4, model)
     if isinstance(model, transformers.Phi4MultimodalModel):
@@ -271,7 +271,7 @@ def _of_outputs(num: int, token: int, last: nn.Linear) -> tuple[Tensor, Tensor]:
 
 
 def _flat(features: Any) -> Tensor:
-    """[N, W] of one item's outputs, which may come in parts, or with a batch of one."""
+    """Return one item's outputs as [N, W]; they may come in parts, or with a batch of one."""
     parts = features if isinstance(features, list | tuple) else [features]
     return torch.cat([part.flatten(0, -2) for part in parts])
 
@@ -326,7 +326,7 @@ def load(
 
 
 def num_parameters(spec: EncoderSpec) -> int:
-    """Of the encoder alone, without memory for any."""
+    """Return the number of parameters of the encoder alone, without allocating them."""
     with torch.device("meta"):
         model = _built(getattr(transformers, spec.architecture), _small_decoder(spec))
     return sum(each.numel() for name, each in model.named_parameters() if not _is_decoders(name))
@@ -350,7 +350,7 @@ def _small_decoder(spec: EncoderSpec) -> Any:
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Without how the decoder's weights are quantised: an encoder's never are."""
+    """Return the config without the decoder's quantisation: encoders are never quantised."""
     return {key: value for key, value in config.items() if key != "quantization_config"}
 
 
@@ -367,7 +367,7 @@ def _is_decoders(name: str) -> bool:
 
 
 def _drop_decoder(model: nn.Module) -> None:
-    """What is left of it: an embedding of nothing, a norm, a head."""
+    """Remove the decoder. An empty embedding, a norm and a head remain."""
     for parent in [*model.modules()]:
         for name in _DECODERS:
             if name in dict(parent.named_children()):
@@ -385,8 +385,8 @@ def _packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, cu_seq_lens_q: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """What transformers' attention interface calls: query, key and value [1, Hq, T, D] -> [1, T, Hq, D]. `cu_seq_lens_q` [R + 1]:
-    where those that see each other begin."""
+    """Compute attention for transformers' interface: query, key and value [1, Hq, T, D] -> [1, T, Hq, D]. `cu_seq_lens_q` [R
+    + 1]: starts of groups that attend to each other."""
     assert attention_mask is None
     assert cu_seq_lens_q is not None
     num_heads, num_tokens, size = query.shape[1:]

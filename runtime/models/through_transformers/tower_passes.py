@@ -22,7 +22,7 @@ _Layout: TypeAlias = Mapping[str, Any]  # by name a shape, or a tuple of shapes 
 
 
 class TowerPasses:
-    """In the place of `tower.forward`. `passes`: who runs them now, if anybody."""
+    """Replacement of `tower.forward`. `passes` returns what runs the passes now, or None."""
 
     def __init__(self, tower: Any, passes: Callable[[], EncoderPasses | None]) -> None:
         self._forward, self._passes = tower.forward, passes

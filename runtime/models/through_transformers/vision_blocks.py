@@ -26,7 +26,7 @@ _GATED = {
 
 
 class _Pass:
-    """What the blocks of a pass have in common, made by the first that asks."""
+    """Common data of the blocks of a pass, computed by the first block that needs it."""
 
     def __init__(self) -> None:
         self._cos: Tensor | None = None
@@ -50,7 +50,7 @@ class _Pass:
         self._pictures = None
 
     def pictures(self, num_pictures: int, num_patches: int, like: Tensor) -> ops.AttentionMeta:
-        """Of pictures of as many patches each."""
+        """Return metadata for images with equal numbers of patches."""
         if self._pictures is None:
             num = num_pictures * num_patches
             starts = torch.arange(0, num + 1, num_patches, dtype=torch.int32, device=like.device)
@@ -64,7 +64,7 @@ class _Pass:
         return self._pictures
 
     def meta(self, starts: Tensor) -> ops.AttentionMeta:
-        """`starts` [R + 1]: where patches begin that see each other."""
+        """Return metadata for groups of patches that attend to each other, which begin at `starts` [R + 1]."""
         known = self._starts.get(id(starts))
         if known is None:
             num = len(self.positions)
@@ -93,7 +93,7 @@ class _Norm:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Of residual [T, H], to which x is added in place."""
+        """Add x to residual [T, H] in place, and return its norm."""
         if self.is_rms:
             return ops.add_rms_norm(x, residual, self.weight, self.eps)
         return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
@@ -102,8 +102,8 @@ class _Norm:
 def _linear(
     *parts: Any, more_rows: int = 0, more_columns: int = 0, factors: Tensor | None = None
 ) -> ops.LinearWeight:  # fmt: skip
-    """Of modules whose outputs stand side by side, each with so many rows and columns of zeros more, and multiplied by
-    `factors` [H], if there are any."""
+    """Join modules into one linear layer with their outputs side by side, padded with `more_rows` and `more_columns` of
+    zeros each, and multiplied by `factors` [H], if given."""
     stored = []
     for part in parts:
         weight, bias = part.weight.data, None if part.bias is None else part.bias.data
@@ -116,7 +116,7 @@ def _linear(
 
 
 class _Parts(NamedTuple):
-    """What a block is made of: transformers' modules, and by what features of attention's and the MLP's outputs are multiplied."""
+    """Parts of a block: transformers' modules, and the factors of attention's and the MLP's outputs."""
 
     norms: tuple[Any, Any]
     attention: Any
@@ -196,7 +196,8 @@ class VisionBlock(Block):
     def forward(
         self, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> Tensor:
-        """As transformers calls it. hidden_states [T, H]; cu_seqlens [R + 1]; position_embeddings [T, D] each."""
+        """Compute the block as transformers calls it. hidden_states [T, H]; cu_seqlens [R + 1]; position_embeddings [T, D]
+        each."""
         self._shared.turn(*position_embeddings)
         return self._computed(hidden_states, lambda qkv: self._attended(qkv, self._shared.meta(cu_seqlens)))
 
@@ -205,7 +206,8 @@ class PictureBlock(Block):
     """A block among patches of pictures that have as many each."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Tensor:
-        """As transformers calls it. hidden_states [B, N, H]; attention_mask [B, 1, 1 or N, N]: where some patches are padding."""
+        """Compute the block as transformers calls it. hidden_states [B, N, H]; attention_mask [B, 1, 1 or N, N] marks
+        padding."""
         num_pictures, num_patches, _width = hidden_states.shape
         meta = self._shared.pictures(num_pictures, num_patches, hidden_states)
 
@@ -225,16 +227,16 @@ class TurnedBlock(Block):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> Tensor:
-        """As transformers calls it. hidden_states [1, T, H]; position_embeddings [T, D] each. The mask hides other pictures, of
-        which there are none."""
+        """Compute the block as transformers calls it. hidden_states [1, T, H]; position_embeddings [T, D] each. The mask
+        would hide other images, and there are none."""
         self._shared.turn(*position_embeddings)
         meta = self._shared.pictures(1, hidden_states.shape[1], hidden_states)
         return self._computed(hidden_states[0].contiguous(), lambda qkv: self._attended(qkv, meta))[None]
 
 
 def _mlp(mlp: Any, activation: str, factors: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """What is between its linear layers has a multiple of eight features: Qwen2.5-VL's 3,420 are no whole number of the 16 bytes
-    that a GPU's matrix units read at once, and took three times as long."""
+    """Return an MLP whose inner width is padded to a multiple of eight: Qwen2.5-VL's 3,420 features are no whole number of
+    the 16 bytes that a GPU's matrix units read, and took three times as long."""
     if hasattr(mlp, "gate_proj"):
         more = -mlp.gate_proj.out_features % 8
         gate_up = _linear(mlp.gate_proj, mlp.up_proj, more_rows=more)
@@ -262,7 +264,7 @@ class PatchProjection(nn.Module):
         self.weight = torch.empty(0, dtype=conv.weight.dtype)  # transformers asks for its dtype
 
     def forward(self, patches: Tensor) -> Tensor:
-        """[T, channels, time, height, width] of one kernel each -> [T, H]."""
+        """Project patches [T, channels, time, height, width], each of one kernel, to [T, H]."""
         return ops.linear(patches.flatten(1), self._linear)
 
 
@@ -310,5 +312,5 @@ def take_over_layers(model: nn.Module) -> int:
 
 
 def towers(model: nn.Module) -> Sequence[Any]:
-    """Those parts of a model that take patches side by side."""
+    """Return the parts of a model that take packed patches."""
     return [each for each in model.modules() if hasattr(each, "blocks") and hasattr(each, "patch_embed")]

@@ -15,9 +15,9 @@ MaskFunction = Callable[..., Any]  # batch, head, query and key index, each a te
 
 
 def window_of(sees: MaskFunction) -> int | None:
-    """How many keys a query sees, itself the last; None for all.
+    """Return the number of keys that a query sees, itself the last; None for all.
 
-    Raises UnsupportedModel where it sees others, or not the same number at every position."""
+    Raises UnsupportedModel if it sees other keys, or a varying number."""
 
     def seen(query: int, key: int) -> bool:
         return bool(sees(*(torch.tensor(index) for index in (0, 0, query, key))))
