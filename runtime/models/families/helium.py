@@ -14,10 +14,10 @@ def helium(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(
         num_key_value_heads=20, head_dim=128, max_position_embeddings=4096, rms_norm_eps=1e-8, rope_theta=100000.0
     )
-    spec = llama(config, "HeliumForCausalLM")
-    heads = replace(spec.attention, output_bias=False)
+    spec = llama(config, "HeliumForCausalLM").with_attention(output_bias=False)
+    heads = spec.attention
     pairs = InterleavedRope(heads.num_heads + heads.num_kv_heads, heads.head_size, heads.head_size)
-    return replace(spec.with_mixers(lambda *_: heads), rules=(*LLAMA_RULES, transform("qkv_proj", pairs)))
+    return replace(spec, rules=(*LLAMA_RULES, transform("qkv_proj", pairs)))
 
 
 ARCHITECTURES = {"HeliumForCausalLM": helium}

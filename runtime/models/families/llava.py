@@ -1,12 +1,13 @@
-"""LLaVA 1.5, LLaVA-NeXT, VipLLaVA and LLaVA-OneVision: a vision tower and a projector before a decoder of another family."""
+"""Vision towers and projectors before a decoder of any family.
+
+LLaVA 1.5, LLaVA-NeXT, VipLLaVA and LLaVA-OneVision; InternVL 2.5 to 3.5, as transformers has them; Idefics 3 and SmolVLM."""
 
 from __future__ import annotations
 
 from runtime.models.families.gemma import gemma, gemma2
 from runtime.models.families.llama import llama
 from runtime.models.families.mistral import mistral
-from runtime.models.families.qwen2 import qwen2
-from runtime.models.families.qwen3 import qwen3
+from runtime.models.families.qwen import qwen2, qwen3
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.text_part import Family, seeing, text_of_any
 from runtime.models.spec.decoder import DecoderSpec
@@ -16,18 +17,20 @@ TEXTS: dict[str, Family] = {
 }  # fmt: skip
 
 
-def _llava(architecture: str, *modalities: str, text: str = "llama") -> Family:
+def _seeing(architecture: str, text: str = "llama", *modalities: str) -> Family:
+    """Return the family of `architecture`, whose text is of the model_type `text` unless its config names another."""
+
     def family(config: HfConfig) -> DecoderSpec:
         return seeing(text_of_any(config, TEXTS, architecture, text), config, *modalities)
 
     return family
 
 
+_OF_LLAMA = ("Llava", "LlavaNext", "VipLlava", "Idefics3", "SmolVLM")
 ARCHITECTURES = {
-    "LlavaForConditionalGeneration": _llava("LlavaForConditionalGeneration"),
-    "LlavaNextForConditionalGeneration": _llava("LlavaNextForConditionalGeneration"),
-    "VipLlavaForConditionalGeneration": _llava("VipLlavaForConditionalGeneration"),
-    "LlavaOnevisionForConditionalGeneration": _llava(
-        "LlavaOnevisionForConditionalGeneration", "image", "video", text="qwen2"
+    **{f"{name}ForConditionalGeneration": _seeing(f"{name}ForConditionalGeneration") for name in _OF_LLAMA},
+    "LlavaOnevisionForConditionalGeneration": _seeing(
+        "LlavaOnevisionForConditionalGeneration", "qwen2", "image", "video"
     ),
+    "InternVLForConditionalGeneration": _seeing("InternVLForConditionalGeneration", "qwen2"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.models.families.qwen2 import qwen2
+from runtime.models.families.qwen import qwen2
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.mtp import mtp
 from runtime.models.spec.decoder import DecoderSpec

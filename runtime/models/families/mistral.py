@@ -1,5 +1,6 @@
 """Mistral: Llama without biases, with a sliding window in its first generation. Ministral: only some layers may have it.
-Ministral 3: queries that grow with their position."""
+
+Ministral 3: queries that grow with their position. Mixtral: eight experts instead of each MLP, two of them for each token."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from dataclasses import replace
 
 from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import FULL, SLIDING, HfConfig, layer_types, window
+from runtime.models.read.mixture import MIXTRAL, STACKED, STACKED_BY_KIND, checked_moe, num_experts, with_mlps
 from runtime.models.spec.attention import AttentionTemperature
 from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.mlp import MoE, Router
 
 _ROPE_3 = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
@@ -18,9 +21,7 @@ _ROPE_3 = {
 
 def mistral(config: HfConfig) -> DecoderSpec:
     config = _with_defaults(config)
-    spec = llama(config, "MistralForCausalLM")
-    attention = replace(spec.attention, window=window(config))
-    return spec.with_mixers(lambda *_: attention)
+    return llama(config, "MistralForCausalLM").with_attention(window=window(config))
 
 
 def ministral(config: HfConfig) -> DecoderSpec:
@@ -39,16 +40,25 @@ def ministral3(config: HfConfig) -> DecoderSpec:
     spec = llama(config, "Ministral3ForCausalLM")
     rope = config.section("rope_parameters")
     growth = AttentionTemperature(rope.number("llama_4_scaling_beta"), rope.count("original_max_position_embeddings"))
-    attention = replace(spec.attention, window=window(config), growth=growth)
-    return spec.with_mixers(lambda *_: attention)
+    return spec.with_attention(window=window(config), growth=growth)
 
 
 def _with_defaults(config: HfConfig) -> HfConfig:
     return config.with_unsaid(sliding_window=4096).with_defaults(num_key_value_heads=8, max_position_embeddings=131072)
 
 
+def mixtral(config: HfConfig) -> DecoderSpec:
+    # Unlike Mistral, it has no window unless its config gives one.
+    config = config.with_defaults(rope_theta=1e6, rms_norm_eps=1e-5).with_unsaid(sliding_window=None)
+    router = Router(config.count("num_experts_per_tok", 2), renormalize=True)
+    moe = MoE(num_experts(config, 8), config.count("intermediate_size"), router)
+    spec = with_mlps(mistral(config), checked_moe(moe))
+    return replace(spec, architecture="MixtralForCausalLM", rules=MIXTRAL, other_rules=(STACKED, STACKED_BY_KIND))
+
+
 ARCHITECTURES = {
     "MistralForCausalLM": mistral,
     "MinistralForCausalLM": ministral,
     "Ministral3ForCausalLM": ministral3,
+    "MixtralForCausalLM": mixtral,
 }

@@ -1,5 +1,7 @@
-"""OLMo: layer norms without weights, clipped q, k and v. OLMo 2: norms behind each block and over all of q and of k. OLMo 3: the
-same, with windows in three of four layers, which do not take part in a scaled rotary embedding."""
+"""OLMo: layer norms without weights, clipped q, k and v. OLMo 2: norms after each block and over all of q and of k.
+
+OLMo 3: windows in three of four layers, which do not take part in a scaled rotary embedding. OLMoE: norms over all of q and of k,
+clipped projections, and many small experts."""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ from dataclasses import replace
 
 from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import FULL, SLIDING, HfConfig, every, layer_types, local_rope, rope, window
+from runtime.models.read.mixture import checked_moe, num_experts, with_expert_rules
 from runtime.models.spec.attention import Attention, NormScope, QKNorm
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import Layer
+from runtime.models.spec.mlp import MoE, Router
 from runtime.models.spec.norm import LayerNorm
 
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
@@ -46,8 +50,19 @@ def _olmo2(config: HfConfig, architecture: str) -> DecoderSpec:
     return spec.with_layers(lambda _, layer: Layer(attention, layer.mlp, layer.norm, None, _AFTER))
 
 
+def olmoe(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(rms_norm_eps=1e-5, max_position_embeddings=4096)
+    spec = llama(config, "OlmoeForCausalLM")
+    clip, qk_norm = config.number_or_none("clip_qkv"), QKNorm(spec.norm, NormScope.ALL_HEADS)
+    attention = replace(spec.attention, qk_norm=qk_norm, clip=clip)
+    router = Router(config.count("num_experts_per_tok", 8), renormalize=config.flag("norm_topk_prob", False))
+    moe = checked_moe(MoE(num_experts(config, 64), config.count("intermediate_size"), router))
+    return with_expert_rules(spec.with_layers(lambda _, layer: Layer(attention, moe, layer.norm)))
+
+
 ARCHITECTURES = {
     "OlmoForCausalLM": olmo,
     "Olmo2ForCausalLM": olmo2,
     "Olmo3ForCausalLM": olmo3,
+    "OlmoeForCausalLM": olmoe,
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from runtime.models.families.gemma import gemma, gemma2
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.text_part import seeing, text_of_any
@@ -27,7 +25,7 @@ def paligemma(config: HfConfig) -> DecoderSpec:
         "PaliGemmaForConditionalGeneration",
         "gemma",
     )
-    spec = spec.with_mixers(lambda _, attention: replace(attention, mask=Mask.PREFIX_FULL))
+    spec = spec.with_attention(mask=Mask.PREFIX_FULL)
     return seeing(spec, config)
 
 

@@ -4,7 +4,7 @@ axes."""
 from __future__ import annotations
 
 from runtime.encode.rope_positions import VisionPositions
-from runtime.models.families.qwen2 import qwen2
+from runtime.models.families.qwen import qwen2
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.mrope import by_sections, with_axes, without_mrope
 from runtime.models.read.text_part import seeing, text_part

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runtime.models.families.llama import llama
-from runtime.models.families.qwen_moe import shared_expert_moe, sparse
+from runtime.models.families.qwen import shared_expert_moe, sparse
 from runtime.models.read.hf_config import FULL, HfConfig, num_layers
 from runtime.models.read.hybrid import RECURRENT, check_silu, conv_kernel, hybrid_types
 from runtime.models.read.mtp import mtp

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.encode.rope_positions import VisionPositions
-from runtime.models.families.qwen3 import qwen3
-from runtime.models.families.qwen_moe import qwen3_moe
+from runtime.models.families.qwen import qwen3, qwen3_moe
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.mixture import STACKED
 from runtime.models.read.mrope import interleaved, with_axes, without_mrope

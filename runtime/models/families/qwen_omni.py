@@ -4,7 +4,7 @@ speaks is left out."""
 from __future__ import annotations
 
 from runtime.encode.rope_positions import VisionPositions
-from runtime.models.families.qwen2 import qwen2
+from runtime.models.families.qwen import qwen2
 from runtime.models.families.qwen3_vl import stacked_moe
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.mrope import by_sections, interleaved, with_axes, without_mrope

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
+from typing import Any
 
 from runtime.api import PoolerInfo
 from runtime.config import ELEMENT_BYTES
@@ -132,6 +133,10 @@ class DecoderSpec:
             return layer
 
         return replace(self, layers=tuple(changed(*each) for each in enumerate(self.layers)))
+
+    def with_attention(self, **changes: Any) -> DecoderSpec:
+        """The same with these fields of the attention of all layers changed."""
+        return self.with_mixers(lambda _, attention: replace(attention, **changes))
 
     def with_layers(self, change: Callable[[int, Layer], AnyLayer]) -> DecoderSpec:
         """The same with each `Layer`, by index, changed; those of other kinds stay."""

@@ -57,7 +57,7 @@ def test_what_a_package_brings_is_off_until_it_is_named(installed):
     [
         ("yours", "'yours' is of no installed package; those that are there: .*mine"),
         ("empty", "'empty' brings no ARCHITECTURES"),
-        ("taken", "'taken' serves Qwen2ForCausalLM, which runtime.models.families.qwen2 already does"),
+        ("taken", "'taken' serves Qwen2ForCausalLM, which runtime.models.families.qwen already does"),
     ],
 )
 def test_what_cannot_be_added_is_said_and_changes_nothing(installed, name, says):

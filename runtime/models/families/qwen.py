@@ -1,19 +1,42 @@
-"""Qwen1.5-MoE, Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 with experts in most layers, the former with a shared one as well.
+"""Qwen2 and Qwen3, dense and with experts.
 
-Where windows are asked for, transformers gives them to other layers than in the dense models: of Qwen2-MoE to every other one below
-`max_window_layers`, of Qwen3-MoE to all."""
+Qwen2 is Llama with biases on q, k and v, and perhaps windows in its upper layers. Qwen3 has an RMS norm on each head's q and k, and
+heads of their own size. Qwen2-MoE has a shared expert as well. As in transformers, its windows, if the config has any, are in
+every other layer below `max_window_layers`, and those of Qwen3-MoE in all layers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.models.families.qwen2 import qwen2
-from runtime.models.families.qwen3 import qwen3
-from runtime.models.read.hf_config import FULL, SLIDING, HfConfig, num_layers
+from runtime.models.families.llama import llama
+from runtime.models.read.hf_config import FULL, SLIDING, HfConfig, layer_types, num_layers, window
 from runtime.models.read.mixture import checked_moe, num_experts, with_expert_rules, with_mlps
+from runtime.models.spec.attention import Attention, QKNorm
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.mlp import GatedMLP, MoE, Router
 from runtime.models.spec.model import UnsupportedModel
+
+
+def qwen2(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(max_position_embeddings=32768)
+    spec = llama(config, "Qwen2ForCausalLM")
+    return with_attention(spec, replace(spec.attention, qkv_bias=True, output_bias=False), config)
+
+
+def with_attention(spec: DecoderSpec, attention: Attention, config: HfConfig) -> DecoderSpec:
+    """All layers attend alike, but for the windows that some of them look through."""
+    first = (
+        config.count_or_zero("max_window_layers", 28) if config.flag("use_sliding_window", False) else len(spec.layers)
+    )
+    types = layer_types(config, lambda index: SLIDING if index >= first else FULL)
+    by_type = {each: replace(attention, window=window(config, each)) for each in types}
+    return spec.with_mixers(lambda index, _: by_type[types[index]])
+
+
+def qwen3(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(max_position_embeddings=32768, head_dim=128)
+    spec = llama(config, "Qwen3ForCausalLM")
+    return with_attention(spec, replace(spec.attention, qk_norm=QKNorm(spec.norm)), config)
 
 
 def qwen2_moe(config: HfConfig) -> DecoderSpec:
@@ -24,7 +47,7 @@ def qwen2_moe(config: HfConfig) -> DecoderSpec:
     moe = shared_expert_moe(config, 1408, 5632)
     spec = qwen2(config.with_defaults(num_key_value_heads=16))
     bias = config.flag("qkv_bias", True)
-    spec = spec.with_mixers(lambda _, attention: replace(attention, qkv_bias=bias))
+    spec = spec.with_attention(qkv_bias=bias)
     return sparse(replace(spec, architecture="Qwen2MoeForCausalLM"), moe, config)
 
 
@@ -59,4 +82,9 @@ def sparse(spec: DecoderSpec, moe: MoE, config: HfConfig) -> DecoderSpec:
     return with_expert_rules(spec)
 
 
-ARCHITECTURES = {"Qwen2MoeForCausalLM": qwen2_moe, "Qwen3MoeForCausalLM": qwen3_moe}
+ARCHITECTURES = {
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
+    "Qwen2MoeForCausalLM": qwen2_moe,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+}
