@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from ops.activation import activate, gated, silu_mul
 from ops.attention import attend, attend_blocks, attend_latent, attend_packed, cache_refusal, paged_attention
-from ops.attention.blocks import TokenBlock
 from ops.attention.heads import AttentionHeads, LatentHeads
-from ops.attention.meta import AttentionMeta, in_chunks, max_pieces
-from ops.attention.stand_in import caches_stand_for
+from ops.attention.meta import AttentionMeta, caches_stand_for, in_chunks, max_pieces
+from ops.attention.reference import TokenBlock
 from ops.conv import causal_conv
 from ops.delta import gated_delta_rule
-from ops.delta.heads import DeltaHeads
+from ops.delta.reference import DeltaHeads
 from ops.embedding import embedding
 from ops.gemm import (
     activated_linear,
@@ -36,7 +35,7 @@ from ops.gemm.dequantize import apart, dequantize, round_to_fp8, round_to_w4
 from ops.gemm.rounded import RoundedRows
 from ops.gemm.weight import LinearWeight, read_in_turn
 from ops.inputs import place_behind, place_tokens, unpack
-from ops.inputs.tensors import StepTensors
+from ops.inputs.reference import StepTensors
 from ops.kv import store_kv
 from ops.lookup import look_up
 from ops.lora import index_adapters, prepare_embedding_lora, prepare_lora
@@ -49,7 +48,7 @@ from ops.registry import describe, force
 from ops.rope import rope
 from ops.sampling import sample
 from ops.scan import selective_scan, state_space_scan
-from ops.scan.heads import ScanHeads
+from ops.scan.reference import ScanHeads
 from ops.segment import segment_mean
 from ops.start import compile_ahead, compile_together, native_isa, set_num_threads
 from ops.stored import Stored, StoredWeight, WeightFormat

@@ -11,9 +11,9 @@ from torch import Tensor
 from ops import backends
 from ops import native as cpu
 from ops.attention import native, packed_torch, reference, traced
-from ops.attention.blocks import TokenBlock, mix_blocks
 from ops.attention.heads import CAUSAL, FULL, AttentionHeads, LatentHeads, causal_only
 from ops.attention.meta import AttentionMeta
+from ops.attention.reference import TokenBlock, mix_blocks
 from ops.kv import read_scales, store_kv
 from ops.kv.eight_bits import FP8
 from ops.norm import rms_norm

@@ -4,7 +4,9 @@ Built once per step and shared by every layer. It knows no tensor of a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import torch
@@ -94,3 +96,21 @@ def _cut(meta: AttentionMeta, positions: Tensor, chunk: int, num_pieces: int) ->
     nowhere = num_pieces + 1
     places = torch.where(begins, begins.cumsum(0) - 1, nowhere).clamp(max=nowhere)
     return end.repeat(nowhere + 1).scatter(0, places, tokens)[:-1], request_of_token
+
+
+_times: ContextVar[float] = ContextVar("times", default=1.0)
+
+
+@contextmanager
+def caches_stand_for(times: float) -> Iterator[None]:
+    """On this thread, choose kernels as for caches `times` as large."""
+    before = _times.set(times)
+    try:
+        yield
+    finally:
+        _times.reset(before)
+
+
+def num_elements(cache: Tensor) -> float:
+    """Return the number of elements of the cache that `cache` stands for."""
+    return cache.numel() * _times.get()

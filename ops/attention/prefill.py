@@ -16,8 +16,7 @@ from ops import tuning
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.attention.triton_widened import Widened
-from ops.cuda.program import CompiledKernel, Program
-from ops.cuda.tensor_map import TensorMap, tensor_map
+from ops.cuda.program import CompiledKernel, Program, TensorMap, tensor_map
 from ops.kv import read_scales
 from ops.kv.eight_bits import FP8
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ops import tuning
 from ops.attention.heads import LatentHeads
 from ops.attention.meta import AttentionMeta
-from ops.attention.triton_walk import (
+from ops.attention.triton_paged import (
     HIDDEN,
     LOG2E,
     NONE_YET,

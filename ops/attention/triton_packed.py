@@ -12,8 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ops import tuning
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
-from ops.attention.triton_paged import choose_tiles
-from ops.attention.triton_walk import HIDDEN, LOG2E, NONE_YET, fold, precision, with_sink
+from ops.attention.triton_paged import HIDDEN, LOG2E, NONE_YET, choose_tiles, fold, precision, with_sink
 from ops.launch import overlap, wait_for_previous
 from ops.rope.triton_qkv import norm_rope_store
 from ops.tuning.numbers import QueryTiles, Tuning

@@ -1,7 +1,7 @@
 // What only Hopper has: barriers in shared memory that count bytes, copies of whole tiles by a tensor map, and matrix
 // instructions that read their tiles where those copies put them (128-byte rows, swizzled in groups of eight).
 
-struct alignas(64) TensorMap {  // made by the host (tensor_map.py)
+struct alignas(64) TensorMap {  // made by the host (program.py)
   u64 words[16];
 };
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from ops import backends
 from ops.attention.meta import AttentionMeta
 from ops.delta import reference
-from ops.delta.heads import DeltaHeads
+from ops.delta.reference import DeltaHeads
 
 _gated_delta_rule = backends.on_gpus(
     "gated_delta_rule", "ops.delta.triton_delta:gated_delta_rule", reference.gated_delta_rule

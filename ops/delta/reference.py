@@ -6,14 +6,35 @@ any device; math in float32 at least. It reads the step on the host."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ops.attention.meta import AttentionMeta
-from ops.delta.heads import DeltaHeads
-from ops.scan.heads import decays
-from ops.scan.reference import walk
+from ops.scan.reference import decays, walk
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaHeads:
+    """Value head h reads with query and key head h // (num_value_heads // num_key_heads).
+
+    a (below 0) and dt_bias [num_value_heads] float32: how fast a head forgets, and what is added to its dt."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int
+    value_size: int
+    a: Tensor
+    dt_bias: Tensor
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Sizes of q, k and v of a token, all heads."""
+        keys = self.num_key_heads * self.key_size
+        return keys, keys, self.num_value_heads * self.value_size
+
 
 CHUNK = 64  # tokens of one triangular system
 NORM_EPS = 1e-6

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ops import tuning
 from ops.attention.meta import AttentionMeta
-from ops.delta.heads import DeltaHeads
-from ops.delta.reference import NORM_EPS
+from ops.delta.reference import NORM_EPS, DeltaHeads
 from ops.launch import overlap, wait_for_previous
 from ops.scan.triton_common import EXACT, chunk_size, lanes, precision, request_span, softplus
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional
 
 from ops import backends
-from ops.embedding import reference
 from ops.gemm.weight import LinearWeight
 from ops.registry import USUAL, Op
 
@@ -14,7 +14,7 @@ _embedding = Op(
     USUAL,
     [
         backends.triton("embedding", "ops.embedding.triton_embedding:embedding"),
-        backends.reference("embedding", reference.embedding),
+        backends.reference("embedding", functional.embedding),
     ],
 )
 

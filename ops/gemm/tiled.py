@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ops import tuning
-from ops.cuda.program import CompiledKernel, Program
-from ops.cuda.tensor_map import TensorMap, tensor_map
+from ops.cuda.program import CompiledKernel, Program, TensorMap, tensor_map
 from ops.gemm import warpgroups
 
 _HERE = Path(__file__).parent

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ops import tuning
-from ops.cuda.program import CompiledKernel, Program
-from ops.cuda.tensor_map import tensor_map
+from ops.cuda.program import CompiledKernel, Program, tensor_map
 from ops.gemm import warpgroups
 from ops.gemm.tiled import pairs_map
 

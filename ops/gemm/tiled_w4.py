@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ops import tuning
-from ops.cuda.program import CompiledKernel, Program
-from ops.cuda.tensor_map import tensor_map
+from ops.cuda.program import CompiledKernel, Program, tensor_map
 from ops.gemm import warpgroups
 from ops.gemm.pieces import CHUNK, FINEST, SOURCES, Tile, group_counts, groups_of, tables, tile_of
 from ops.stored import FOUR_BITS, W4, WeightFormat

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ops import backends
 from ops.inputs import reference
-from ops.inputs.tensors import Behind, StepTensors
+from ops.inputs.reference import Behind, StepTensors
 from ops.registry import Op, ShapeClass
 
 _place = Op(

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ops.inputs.tensors import Behind, StepTensors
+from ops.inputs.reference import Behind, StepTensors
 
 _LANES = 256  # entries of any kind that a program handles
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 from torch import Tensor
 
 from ops import backends
-from ops.kv import native, reference
+from ops.kv import reference
 from ops.kv.eight_bits import FP8, UNSCALED
+from ops.native import module as native
 from ops.registry import USUAL_ATTENTION, Op
+
+
+def _natively(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_scales: tuple[float, float]
+) -> None:
+    """Store keys and values. `kv_scales` belong to fp8 caches, which this kernel does not write."""
+    native.store_kv(k, v, k_cache, v_cache, slot_mapping)
+
 
 _store_kv = Op(
     "store_kv",
     USUAL_ATTENTION,
-    [backends.native("store_kv", native.store_kv), backends.reference("store_kv", reference.store_kv)],
+    [backends.native("store_kv", _natively), backends.reference("store_kv", reference.store_kv)],
 )
 
 

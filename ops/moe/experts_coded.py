@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ops import tuning
-from ops.cuda.program import CompiledKernel, Program
-from ops.cuda.tensor_map import tensor_map
+from ops.cuda.program import CompiledKernel, Program, tensor_map
 from ops.gemm import pieces as lie
 from ops.gemm import warpgroups
 from ops.gemm.pieces import Tile

@@ -5,10 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from ops import backends
+from ops.native import module as native
 from ops.registry import USUAL, Op
-from ops.rope import native, reference
+from ops.rope import reference
 
-_rope = Op("rope", USUAL, [backends.native("rope", native.rope), backends.reference("rope", reference.rope)])
+
+def _natively(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -> None:
+    if cos_sin.shape[1]:  # else nothing rotates
+        native.rope(q, k, positions, cos_sin, interleaved)
+
+
+_rope = Op("rope", USUAL, [backends.native("rope", _natively), backends.reference("rope", reference.rope)])
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ops import backends
 from ops.attention.meta import AttentionMeta
 from ops.scan import reference
-from ops.scan.heads import ScanHeads
+from ops.scan.reference import ScanHeads
 
 _state_space_scan = backends.on_gpus(
     "state_space_scan", "ops.scan.triton_scan:state_space_scan", reference.state_space_scan

@@ -11,7 +11,7 @@ from torch import Tensor
 from ops import tuning
 from ops.attention.meta import AttentionMeta
 from ops.launch import overlap, wait_for_previous
-from ops.scan.heads import ScanHeads
+from ops.scan.reference import ScanHeads
 from ops.scan.triton_common import chunk_size, lanes, precision, request_span, softplus
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ops.inputs import reference, triton_unpack
-from ops.inputs.tensors import StepTensors
+from ops.inputs.reference import StepTensors
 from tests.ops.places import DEVICES
 
 MAX_ROWS, ENTRIES, BLOCK = 600, 7, 4

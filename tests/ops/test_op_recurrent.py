@@ -15,7 +15,7 @@ from ops.norm import reference as norm_reference
 from ops.norm import triton_gated
 from ops.scan import reference as scan_reference
 from ops.scan import triton_scan, triton_selective
-from ops.scan.heads import decays
+from ops.scan.reference import decays
 from tests.ops import recurrent_case as case
 from tests.ops.places import DEVICES, places
 from tests.ops.recurrent_case import STEPS

@@ -295,7 +295,7 @@ def test_tiles_of_prompts(lanes: int, num_tokens: int, tiles: tuple[int, int, in
      (4, 4096, 256, 16)],
 )  # fmt: skip
 def test_splits_of_a_context(num_programs: int, max_context: int, min_keys: int, splits: int) -> None:
-    walk = pytest.importorskip("ops.attention.triton_walk", reason="needs Triton")
+    walk = pytest.importorskip("ops.attention.triton_paged", reason="needs Triton")
     assert walk.num_splits_for(num_programs, max_context, min_keys, H200) == splits
 
 

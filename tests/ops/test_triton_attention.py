@@ -12,7 +12,7 @@ import ops
 from ops import tuning
 from ops.attention import reference, triton_paged
 from ops.attention.meta import AttentionMeta
-from ops.attention.triton_walk import is_wide
+from ops.attention.triton_paged import is_wide
 from ops.tuning import files
 from ops.tuning.numbers import QueryTiles
 from tests.ops.places import DEVICES, interpreted_in_16_bits, interpreted_once, places
