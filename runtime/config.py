@@ -77,22 +77,22 @@ class EngineConfig(EngineOptions):
 
     @property
     def num_devices(self) -> int:
-        """Of one engine."""
+        """Devices of one engine."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def stages_apart(self) -> bool:
-        """Whether each stage has a process of its own."""
+        """Whether each stage has its own process."""
         return self.distributed_executor_backend != "uni"
 
     @property
     def num_stages_here(self) -> int:
-        """Of those of an engine, which this process computes."""
+        """Stages of an engine in this process."""
         return 1 if self.stages_apart else self.pipeline_parallel_size
 
     @property
     def lora(self) -> LoraLimits | None:
-        """The room that adapters are to have. Raises PlanError."""
+        """Limits of adapters, or None. Raises PlanError."""
         if not self.enable_lora:
             return None
         try:
@@ -105,20 +105,19 @@ class EngineConfig(EngineOptions):
 
     @property
     def online(self) -> str | None:
-        """To what weights are to be rounded at load."""
+        """Format to which weights are rounded at load, or None."""
         return _ONLINE.get(self.quantization)
 
     @property
     def captures(self) -> bool:
-        """Whether steps are captured in graphs on a device that has them. The reference attention reads lengths on the host."""
+        """Whether steps are captured in graphs. The reference attention reads lengths on the host, so it is not."""
         return not (self.enforce_eager or "reference" in (self.kernels, self.attention_backend))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPolicy:
-    """How matrices are kept in memory. `dense_dtype`: of those that a checkpoint has as plain numbers, or "stored" for the
-    checkpoint's own. `keep_quantized`: those it has quantised stay so where a kernel reads them; else they become numbers.
-    `online`: to what numbers are rounded at load, "int8" or "int16" (blocks of so many bits, on a CPU), "fp8" or "w4"."""
+    """How matrices are kept in memory. `dense_dtype`: type of unquantised ones, or "stored" for the checkpoint's. `keep_quantized`:
+    quantised ones stay so where a kernel reads them. `online`: format of all at load: "int8", "int16" (CPU), "fp8" or "w4"."""
 
     dense_dtype: str
     keep_quantized: bool = False
@@ -127,7 +126,7 @@ class WeightPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
-    """What suits a kind of device where nothing was asked."""
+    """Defaults of a kind of device."""
 
     dtype: str
     max_num_seqs: int
@@ -151,23 +150,23 @@ class EnginePlan:
     policy: Callable[[], Policy]
     steps_in_flight: int
     speculative: SpeculativeConfig | None
-    notes: tuple[str, ...]  # what was cut to fit, for people
+    notes: tuple[str, ...]  # limits that were reduced to fit, for the log
     lora: LoraLimits | None = None
     enable_prompt_embeds: bool = False
     max_num_encoder_tokens: int = 0
     encoder_cache_size: int = 0
-    kv_cache_note: str = ""  # what the KV cache is kept in and what that gains, where it is not `dtype`; for people
+    kv_cache_note: str = ""  # type of the KV cache and its gain, if not `dtype`
     num_stages: int = 1
-    draft_share: float = 0.1  # of a step with a single row, that a draft is taken to cost until steps have told
-    max_drafted_tokens: int | None = None  # of a step with drafts that is captured, where steps are
+    draft_share: float = 0.1  # assumed cost of a draft, in steps of one row
+    max_drafted_tokens: int | None = None  # tokens of the longest captured step with drafts
 
     def for_layers(self, kinds: tuple[MemoryKind, ...]) -> EnginePlan:
-        """For another stage of the model: of as many layers of each kind, in another order. Block tables are the same."""
+        """Return the plan of another stage, with as many layers of each kind in another order. Block tables are the same."""
         dtype = CACHE_TYPES[self.kv_cache_dtype]
         return replace(self, layout=KVLayout.of(tuple(kind.with_dtype(dtype) for kind in kinds)))
 
     def timed(self, config: EngineConfig, timed: TimedSteps, weights_bytes: int, platform: PlatformSteps) -> EnginePlan:
-        """With what was timed."""
+        """Return the plan with budgets by the times measured at the start."""
         max_itl_s, target_ttft_s = (None if ms is None else ms / 1000 for ms in (config.max_itl, config.target_ttft))
         goals = Goals.resolve(max_itl_s, target_ttft_s, timed.token_s, platform)
         self = replace(self, draft_share=timed.token_s / timed.smallest_s)
@@ -188,20 +187,20 @@ class EnginePlan:
         return replace(self, step_budget=budget, notes=(*self.notes, note))
 
     def _no_longer_than(self, step_s: float, timed: TimedSteps) -> EnginePlan:
-        """Steps of no more tokens than take so long, but of the longest text that must be computed in one."""
+        """Return the plan with steps of at most `step_s`, but long enough for a text that must be computed in one."""
         needed = self.max_model_len if self.layout.in_one_step else 2
         tokens = max(needed, min(self.max_num_batched_tokens, int((step_s - timed.smallest_s) / timed.token_s)))
         return replace(self, max_num_batched_tokens=tokens, max_num_seqs=min(self.max_num_seqs, tokens))
 
     def speculation(self, follow_share: float = 0.0) -> Speculation | None:
-        """`follow_share`: of a step, what a draft model or a head is assumed to add by computing it, too."""
+        """Return the speculation, or None. `follow_share`: assumed cost of a draft model or head that follows a step, in steps."""
         if self.speculative is None:
             return None
         return speculation_of(self.speculative, self.draft_share, follow_share, self.max_drafted_tokens)
 
     @property
     def max_proposed(self) -> int:
-        """Guesses of a row that are made on the device behind a step."""
+        """Maximum drafts of a row that the device makes behind a step."""
         return self.speculative.num_speculative_tokens if self.speculative and self.speculative.on_device else 0
 
     @property
@@ -214,7 +213,7 @@ class EnginePlan:
 
     @property
     def max_concurrency(self) -> float:
-        """Sequences of `max_model_len` tokens that the KV cache holds at a time; without a cache, as many as there are rows."""
+        """Sequences of `max_model_len` tokens that fit the KV cache; without a cache, the rows."""
         blocks = self.layout.max_blocks(self.max_model_len, self.max_num_batched_tokens)
         return self.num_kv_blocks / blocks if blocks else float(self.max_num_seqs)
 
@@ -223,10 +222,8 @@ class EnginePlan:
         cls, config: EngineConfig, *, dtype: str, layers: tuple[MemoryKind, ...], model_len: int,
         defaults: DeviceDefaults, free_bytes: int, weights: WeightPolicy | None = None,
     ) -> EnginePlan:  # fmt: skip
-        """`model_len`: the longest context the model was made for, in tokens; `free_bytes`: memory left beside the weights;
-        `weights`: if plain numbers among them are kept otherwise than as `dtype`.
-
-        Raises PlanError."""
+        """Return the plan for a model. `model_len`: the model's context, in tokens; `free_bytes`: memory left beside the weights;
+        `weights`: None keeps unquantised ones as `dtype`. Raises PlanError."""
         kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         kinds = tuple(layer.with_dtype(CACHE_TYPES[kv_cache_dtype]) for layer in layers)
         _refuse(kinds)
@@ -311,7 +308,7 @@ def _kv_cache_note(layout: KVLayout, kv_cache_dtype: str, layers: tuple[MemoryKi
 
 
 def _refuse(kinds: tuple[MemoryKind, ...]) -> None:
-    """What no kernel or block suits."""
+    """Raise PlanError for kinds that no kernel or block supports."""
     if any(isinstance(kind, Cross) for kind in kinds):
         raise PlanError("models with cross attention are not served yet: no runner writes an encoder's keys and values")
     attention = [kind.kv for kind in kinds if not isinstance(kind, State | Nothing)]

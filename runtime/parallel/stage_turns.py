@@ -1,4 +1,4 @@
-"""Turns of pipeline stages: which decodes are in a step, where each stage of the model computes another step."""
+"""Turns of pipeline stages: shares decodes out among steps, one of which each stage computes at a time."""
 
 from __future__ import annotations
 

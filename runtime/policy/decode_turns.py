@@ -1,9 +1,8 @@
-"""Decode turns: who decodes in a step where not all can, since each row makes the step longer. Pure.
+"""Decode turns: which sequences decode in a step that is too short for all. Pure.
 
-Whoever asked for much must not keep others waiting: rows are shared by caller, then by request, then by row. In every step each
-caller has as many rows as the one with the fewest, and so has each request of a caller; what a step's time has room for beyond
-goes to the others evenly, and of each request to those rows first whose last turn is longest ago. So where all requests have one
-row, all of them decode in every step."""
+Wide requests must not delay others, so rows are shared by caller, then by request, then by row. In every step each caller has as
+many rows as the caller with the fewest, and so has each request of a caller. Further rows are shared evenly; of a request, the
+rows whose last turn is longest ago come first. If all requests have one row, all of them decode in every step."""
 
 from __future__ import annotations
 
@@ -17,9 +16,10 @@ Asking = tuple[bytes | None, int]  # a caller, and a request (its group)
 
 
 class Turns(NamedTuple):
-    """`order`: all that could decode, those first whose turn it is. `num_always`: so many of them decode whatever it takes.
-    `narrowest`: the rows of the requests that want least, which are what these would wait for without the others. `wide`: callers
-    and groups with rows beyond those that always decode; none where nobody asks for more than others."""
+    """The turns of a step.
+
+    `order`: all that could decode, those with a turn first. `num_always`: how many of them always decode. `narrowest`: rows of the
+    requests with the fewest rows. `wide`: callers and groups with rows beyond those that always decode."""
 
     order: Several[Sequence]
     num_always: int
@@ -28,18 +28,19 @@ class Turns(NamedTuple):
 
 
 class DecodeTurns:
-    """Remembers who had turns."""
+    """Turns of decodes, by the last turn of each sequence."""
 
     def __init__(self) -> None:
         self._num_turns = 0
 
     def took(self, sequences: Iterable[Sequence]) -> None:
-        """These decode in the step that is being decided, and others had to rest."""
+        """Note that these decode in the step being decided, and others rest."""
         self._num_turns += 1
         for sequence in sequences:
             sequence.last_turn = self._num_turns
 
     def shared(self, decodes: Several[Sequence]) -> Turns:
+        """Return the turns of `decodes`."""
         requests: dict[bytes | None, dict[int, list[Sequence]]] = {}  # rows by caller and group
         for sequence in decodes:
             requests.setdefault(sequence.request.caller, {}).setdefault(sequence.group, []).append(sequence)
@@ -73,12 +74,12 @@ class DecodeTurns:
 
 
 def asking(sequence: Sequence) -> Asking:
-    """Whose request it is of, and which one."""
+    """Return the caller and the group of the sequence."""
     return sequence.request.caller, sequence.group
 
 
 def num_asking(requests: Set[Asking], narrowest: Iterable[Sequence]) -> int:
-    """How many requests `narrowest` share steps with: to the stream of somebody else, all of one caller are one."""
+    """Return how many requests `narrowest` share steps with. All requests of one caller count as one beside another caller's."""
     callers = {caller for caller, _ in requests}
     if len(callers) == 1 and any(one.request.caller not in callers for one in narrowest):
         return 1

@@ -1,14 +1,13 @@
-"""Scheduling policies: whose turn it is.
+"""Scheduling policies: the order of requests.
 
-`order` is a sort key that never changes: sequences that run are served by it, and preempted from its end; keys are unique, so
-the first in line can always make progress. Which waiting sequence starts next, and which of several prompts goes on first, may
-depend on what everybody has had so far.
+`order` is a sort key that never changes: running sequences are served by it, and preempted from its end. Keys are unique, so the
+first sequence can always make progress. Which waiting sequence starts next, and which of several prompts continues, may depend
+on what each caller has had so far.
 
-`Fair` is a virtual token counter ("Fairness in Serving Large Language Models", Sheng et al., OSDI 2024): what each caller got
-is counted in tokens, and the caller who got least is next. A caller who begins to wait starts at the least count among those
-who wait, so nobody saves up while he asks for nothing. As long as nobody waits nothing is counted: there is nothing to share.
-Unlike in the paper a prompt is counted as its chunks are computed, so one long prompt does not keep others waiting for more
-than a step; and what is preempted is computed again at nobody's cost."""
+`Fair` is a virtual token counter ("Fairness in Serving Large Language Models", Sheng et al., OSDI 2024): tokens of each caller are
+counted, and the caller with the lowest count is next. A newly waiting caller starts at the current minimum, so idle callers
+accumulate no credit. While nobody waits, nothing is counted. Unlike in the paper, a prompt is counted as its chunks are computed,
+so a long prompt delays others by one step at most; and preempted tokens are not counted twice."""
 
 from __future__ import annotations
 
@@ -19,49 +18,49 @@ from typing import Protocol
 
 from runtime.sequence import Sequence
 
-MAX_COUNTERS = 4096  # of callers; beyond, those who ask for nothing at the moment are forgotten
-OUTPUT_COST = 2.0  # of a generated token, in tokens of a prompt: as in the paper, after what providers charge
+MAX_COUNTERS = 4096  # callers; beyond, idle callers are forgotten
+OUTPUT_COST = 2.0  # of a generated token, in prompt tokens: as in the paper
 
 
 class Policy(Protocol):
-    """Called by the scheduler, with the lists that it keeps in `order`."""
+    """Order of requests. Called by the scheduler, with lists that are sorted by `order`."""
 
     def order(self, sequence: Sequence) -> tuple[int, int]:
-        """The smallest is served first and preempted last."""
+        """Return the sort key: the smallest is served first and preempted last."""
         ...
 
     def waits(self, sequence: Sequence) -> None:
-        """It has arrived, or been preempted; it is not in the list of those waiting yet."""
+        """Note that the sequence arrived or was preempted. It is not in the list of waiting ones yet."""
         ...
 
     def starts(self, sequence: Sequence) -> None:
-        """It waits no longer, and runs."""
+        """Note that the sequence waits no longer, and runs."""
         ...
 
     def ends(self, sequence: Sequence) -> None:
-        """It has ended, running or waiting."""
+        """Note that the sequence ended, running or waiting."""
         ...
 
     def computes(self, sequence: Sequence, num_tokens: int) -> None:
-        """A step computes so many tokens of its prompt."""
+        """Note that a step computes `num_tokens` of the sequence's prompt."""
         ...
 
     def next_waiting(self, waiting: Several[Sequence]) -> int:
-        """The index of who starts next. `waiting`: not empty."""
+        """Return the index of the sequence that starts next. `waiting` is not empty."""
         ...
 
     def next_prompt(self, prompts: Several[Sequence]) -> int:
-        """The index of the one that goes on first, of running ones that are in the middle of their prompts. `prompts`: not
+        """Return the index of the prompt that continues first. `prompts`, running sequences in the middle of theirs, is not
         empty."""
         ...
 
     def overtakes(self, waiting: Sequence, prompt: Sequence) -> bool:
-        """Whether `waiting` starts before running `prompt` goes on."""
+        """Return whether `waiting` starts before the running `prompt` continues."""
         ...
 
 
 class FirstCome:
-    """In the order of arrival."""
+    """Order of arrival."""
 
     def order(self, sequence: Sequence) -> tuple[int, int]:
         return 0, sequence.number
@@ -89,14 +88,14 @@ class FirstCome:
 
 
 class Priority(FirstCome):
-    """In the order of the requests' priorities, the smallest first; among equals in that of arrival."""
+    """Order of priorities, the smallest first, then of arrival."""
 
     def order(self, sequence: Sequence) -> tuple[int, int]:
         return sequence.request.priority, sequence.number
 
 
 class Fair(FirstCome):
-    """Callers share what there is; the requests of one go in the order of their arrival."""
+    """Equal shares of tokens for callers; requests of a caller in the order of arrival."""
 
     def __init__(self) -> None:
         self._counters: dict[bytes | None, float] = {}  # by caller, since somebody began to wait

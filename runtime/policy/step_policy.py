@@ -1,7 +1,6 @@
-"""Step policy: who decodes in a step, and how many tokens of prompts it may hold beside them.
+"""Step policy: which sequences decode in a step, and how many prompt tokens it holds beside them. Pure.
 
-Where decodes are bounded (`StepBudget.has_turns`), rows take turns; where prompts wait beside decodes, they get what the budget
-says. Pure: it is told what there is, and decides."""
+If decodes are bounded (`StepBudget.has_turns`), rows take turns. If prompts wait beside decodes, the budget bounds them."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ _TILES = (
 
 
 class Queues(NamedTuple):
-    """The sequences when a step is decided. `wanted`: tokens that each of `running` could compute. `num_could_start`: rows that
-    are free. `hit_share`: of the tokens of those waiting, found in the prefix cache, as expected."""
+    """The sequences when a step is decided. `wanted`: tokens that each of `running` could compute. `num_could_start`: free rows.
+    `hit_share`: expected share of prefix cache hits in waiting tokens."""
 
     running: Several[Sequence]
     wanted: list[int]
@@ -36,8 +35,8 @@ class Queues(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """`budget`: tokens of the step. `extra_room`: tokens that it may compute on trial. `scored_cost`: what a token of a prompt
-    that is scored counts as, in tokens."""
+    """The plan of a step. `budget`: its tokens. `extra_room`: tokens that it may compute on trial. `scored_cost`: cost of a prompt
+    token with logprobs, in tokens."""
 
     num_decodes: int
     budget: int
@@ -46,8 +45,8 @@ class StepPlan(NamedTuple):
 
 
 def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
-    """Return the tokens of a step with so many decodes and tokens of prompts, less what would only begin a further tile of a
-    device's matrix units."""
+    """Return the tokens of a step with `num_decodes` and `num_prompt_tokens`, without those that would only begin another tile of
+    the matrix units."""
     total = num_decodes + num_prompt_tokens
     return (
         total if num_prompt_tokens < 2 * _TILE else total - total % next(tile for size, tile in _TILES if total >= size)
@@ -55,12 +54,12 @@ def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
 
 
 def _is_answering(sequence: Sequence) -> bool:
-    """Return whether it has begun to answer and goes on, even if it waits for a mask or for ids at the moment."""
+    """Return whether the sequence has begun to answer and continues, even if it waits for a mask or ids now."""
     return bool(sequence.output_ids or sequence.num_in_flight) and sequence.num_tokens < sequence.max_tokens_total
 
 
 class StepPolicy:
-    """`budget`: of prompts beside decodes. `max_num_tokens`: of any step."""
+    """Plans steps. `budget`: prompts beside decodes. `max_num_tokens`: maximum of any step."""
 
     def __init__(self, budget: StepBudget, max_num_tokens: int) -> None:
         self.budget = budget
@@ -93,8 +92,8 @@ class StepPolicy:
         )  # prompts move on, too
 
     def _take_turns(self, queues: Queues) -> tuple[Turns, bool]:
-        """Return whose turn it is to decode, and whether only those decode that want least, with no prompts beside them.
-        Sequences that rest in this step get 0 in `queues.wanted`."""
+        """Return the turns of decodes, and whether only the narrowest decode, without prompts. Sequences that rest in this step get
+        0 in `queues.wanted`."""
         running, wanted, budget = queues.running, queues.wanted, self.budget
         turns = self._turns.shared(
             [

@@ -1,21 +1,20 @@
-"""Acceptance: how likely the next draft of a sequence is right, from how its last guesses did.
+"""Acceptance: the chance that the next draft token of a sequence is right, from its last guesses.
 
-A guess is compared with what the sequence gains whether a step checked it or not: so what is known stays fresh, at no device's
-cost, while nothing is drafted. Late guesses count more than early ones, and what goes for all sequences stands in for the few
-that a new one has had."""
+A guess is compared with the tokens that came, whether a step checked it or not: so the chance stays known, without any work of the
+device, while nothing is drafted. Recent guesses count more. A new sequence begins with the average of all sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
 
-_KEPT = 0.9  # of what is known, from guessed token to guessed token
-_KEPT_OF_ALL = 0.99
-_PRIOR = 3.0  # what goes for all counts, in guessed tokens
-_FIRST = 0.5  # before anything is known
+_KEPT = 0.9  # weight of the past, from guessed token to guessed token
+_KEPT_OF_ALL = 0.99  # the same for the average
+_PRIOR = 3.0  # weight of the average, in guessed tokens
+_FIRST = 0.5  # the first average
 
 
 class Chances:
-    """Of all sequences together: the chance of a guessed token whose predecessors were right."""
+    """Average chance, over all sequences, of a guessed token whose predecessors were right."""
 
     def __init__(self) -> None:
         self.average = _FIRST
@@ -25,7 +24,7 @@ class Chances:
 
 
 class Acceptance:
-    """Of one sequence."""
+    """Chance of the guessed tokens of one sequence."""
 
     def __init__(self, chances: Chances) -> None:
         self._chances = chances
@@ -37,10 +36,11 @@ class Acceptance:
         return (self._right + _PRIOR * self._chances.average) / (self._num + _PRIOR)
 
     def guessed(self, guess: Several[int]) -> None:
-        """`guess` is what should come next; whatever was guessed before counts no more."""
+        """Note the guess of the next tokens, instead of any earlier one."""
         self._guess = [*guess]
 
     def gained(self, token_ids: Several[int]) -> None:
+        """Compare the guess with tokens that came."""
         for token_id, guess in zip(token_ids, self._guess, strict=False):
             right = token_id == guess
             self._note(right)
@@ -50,7 +50,7 @@ class Acceptance:
         self._guess = self._guess[len(token_ids) :]
 
     def checked(self, num_guesses: int, num_right: int) -> None:
-        """Of so many guesses, whatever they were, the first `num_right` were right."""
+        """Note that of `num_guesses` the first `num_right` were right."""
         for _ in range(num_right):
             self._note(True)
         if num_right < num_guesses:
@@ -62,8 +62,7 @@ class Acceptance:
         self._chances.note(right)
 
     def num_worth(self, price: float, most: int) -> int:
-        """How many drafts, each of which is checked for nothing where one before it was wrong, are right with a chance of at least
-        `price`."""
+        """Return how many drafts, up to `most`, are all right with a chance of at least `price`."""
         chance, num, all_right = self.chance, 0, 1.0
         while num < most:
             all_right *= chance
@@ -73,6 +72,6 @@ class Acceptance:
         return num
 
     def expected(self, num: int) -> float:
-        """How many of `num` drafts are right."""
+        """Return how many of `num` drafts should be right."""
         chance = self.chance
         return num if chance >= 1 else chance * (1 - chance**num) / (1 - chance)

@@ -1,4 +1,4 @@
-"""SpeculativeConfig: what a user asks of speculative decoding, by vLLM's names. Standard library only: `--help` reads it."""
+"""SpeculativeConfig: options of speculative decoding, by vLLM's names. Standard library only: `--help` imports this module."""
 
 from __future__ import annotations
 
@@ -8,30 +8,27 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self
 
 METHODS: Final = ("ngram", "suffix", "draft_model", "ngram_gpu", "ngram_cpu", "mtp", "eagle", "eagle3")
-DEVICE_METHODS: Final = (
-    "draft_model",
-    "ngram_gpu",
-    "mtp",
-    "eagle",
-    "eagle3",
-)  # methods that guess behind a step, on the device
-HEADS: Final = ("mtp", "eagle", "eagle3")  # of these, those by layers that read the model's hidden states
-WITH_MODEL: Final = ("draft_model", "eagle", "eagle3")  # of these, those that a checkpoint of their own is named for
-_ELSEWHERE: Final = {  # vLLM's, and why they are refused
-    "extract_hidden_states": "it guesses nothing",
-    "medusa": "its heads are published as pickle files, which are never loaded, and were made for trees of guesses; an eagle3 head "
-    "is right more often",
-    "mlp_speculator": "its heads guess less than those of eagle3",
+HEADS: Final = ("mtp", "eagle", "eagle3")  # layers that read the model's hidden states
+WITH_MODEL: Final = ("draft_model", "eagle", "eagle3")  # methods with a checkpoint of their own
+DEVICE_METHODS: Final = ("draft_model", "ngram_gpu", *HEADS)  # methods that make drafts on the device, behind a step
+_LOOKUPS: Final = ("ngram", "ngram_gpu", "ngram_cpu")
+_OF_METHODS: Final = {
+    "prompt_lookup_": _LOOKUPS,
+    "suffix_decoding_": ("suffix",),
+    "model": WITH_MODEL,
+}  # keys, by prefix
+_REFUSED: Final = {  # methods of vLLM
+    "extract_hidden_states": "it makes no drafts",
+    "medusa": "its heads are pickle files, which are never loaded; use an eagle3 head",
+    "mlp_speculator": "eagle3 heads are right more often",
 }
-MAX_DRAFTS: Final = 64  # a row's in one step
+MAX_DRAFTS: Final = 64  # of a sequence in a step
 _DEFAULT_DRAFTS: Final = 8
-_DEFAULT_OF_HEADS: Final = 3  # which are trained to guess the next few
-_DEFAULT_LOOKUP: Final = (2, 5)  # tokens
-_LOOKUP, _SUFFIX = "prompt_lookup_", "suffix_decoding_"
+_DEFAULT_OF_HEADS: Final = 3
 
 
 class Lookup(NamedTuple):
-    """How many last tokens are looked for in a text, which is `max_model_len` tokens at most."""
+    """Minimum and maximum of last tokens to look up, in a text of at most `max_model_len` tokens."""
 
     shortest: int
     longest: int
@@ -40,21 +37,19 @@ class Lookup(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """`num_speculative_tokens`: drafts of a row in one step at most; `adaptive`: fewer where fewer bring more, and none where they
-    cost more than they bring. `prompt_lookup_max`, `prompt_lookup_min` (ngram, ngram_gpu, ngram_cpu): how many last tokens are
-    looked for. (ngram is one of the other two: see `where`.)
-    `suffix_decoding_*` (suffix): how many last tokens are looked for at most, how many past answers are kept, how many drafts
-    there are at most for each token found again, and how likely all drafts up to one must be right. `model` (draft_model,
-    eagle, eagle3): what guesses, called as `--model` is. (mtp: layers that the model's own checkpoint brings.)
-    `synthetic_acceptance`: drafts are accepted by this chance and not by truth, so answers are nonsense: to measure speed.
+    """Options of speculative decoding. Raises ValueError for invalid ones.
 
-    Raises ValueError, which names what is wrong."""
+    `num_speculative_tokens`: maximum drafts of a sequence in a step; `adaptive`: fewer, or none, where that is faster.
+    `prompt_lookup_*` (n-grams): how many last tokens are looked up. `suffix_decoding_*` (suffix): maximum last tokens, past
+    answers that are kept, maximum drafts for each token in common, and minimum chance of all drafts up to one. `model`
+    (draft_model, eagle, eagle3): as `--model` takes it. `synthetic_acceptance`: accept drafts by this chance, to measure speed;
+    answers are nonsense."""
 
     method: str
     num_speculative_tokens: int
     model: str | None = None
-    prompt_lookup_min: int = _DEFAULT_LOOKUP[0]
-    prompt_lookup_max: int = _DEFAULT_LOOKUP[1]
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 5
     suffix_decoding_max_tree_depth: int = 24
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_spec_factor: float = 1.0
@@ -64,7 +59,7 @@ class SpeculativeConfig:
 
     @classmethod
     def parse(cls, given: object) -> Self:
-        """The configuration that a text of JSON says, or an object. Raises ValueError."""
+        """Return the configuration of a JSON text or an object. Raises ValueError."""
         if isinstance(given, str):
             import json
 
@@ -78,7 +73,7 @@ class SpeculativeConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """What is None is as if it were not there. Raises ValueError."""
+        """Return the configuration of an object; keys with None are ignored. Raises ValueError."""
         known = [field.name for field in fields(cls)]
         for key in given:
             if key not in known:
@@ -97,11 +92,9 @@ class SpeculativeConfig:
         elif "prompt_lookup_min" in values and "prompt_lookup_max" not in values:
             values["prompt_lookup_max"] = values["prompt_lookup_min"]
         for key in values:
-            for prefix, owners in ((_LOOKUP, ("ngram", "ngram_gpu", "ngram_cpu")), (_SUFFIX, ("suffix",))):
+            for prefix, owners in _OF_METHODS.items():
                 if key.startswith(prefix) and method not in owners:
                     raise ValueError(f"{key} is for method {' and '.join(owners)}, not {method}")
-        if "model" in values and method not in WITH_MODEL:
-            raise ValueError(f"model is for method {' and '.join(WITH_MODEL)}, not {method}")
         values.setdefault("num_speculative_tokens", _DEFAULT_OF_HEADS if method in HEADS else _DEFAULT_DRAFTS)
         return cls(**values)
 
@@ -128,13 +121,13 @@ class SpeculativeConfig:
             raise ValueError(f"adaptive {self.adaptive!r} is neither true nor false")
 
     def where(self, *, on_device: bool) -> Self:
-        """With ngram as the method that is meant, of which nobody has said where it looks things up."""
+        """Return the configuration with ngram_gpu or ngram_cpu for ngram."""
         if self.method != "ngram":
             return self
         return replace(self, method="ngram_gpu" if on_device else "ngram_cpu")
 
     def lookup(self, max_model_len: int) -> Lookup | None:
-        """What is looked up on the device, None where nothing is."""
+        """Return what is looked up on the device, or None."""
         if self.method != "ngram_gpu":
             return None
         return Lookup(self.prompt_lookup_min, self.prompt_lookup_max, max_model_len)
@@ -145,16 +138,16 @@ class SpeculativeConfig:
 
     @property
     def reads_predictions(self) -> bool:
-        """Whether what a request predicts is looked up."""
-        return self.method in ("suffix", "ngram", "ngram_gpu", "ngram_cpu")
+        """Whether a request's prediction is looked up."""
+        return self.method == "suffix" or self.method in _LOOKUPS
 
     @property
     def follows(self) -> bool:
-        """Whether what guesses has layers of its own, which compute steps as the model does."""
+        """Whether the maker of drafts has layers of its own, which compute steps as the model does."""
         return self.method in HEADS or self.method in WITH_MODEL
 
     def __str__(self) -> str:
-        """The method and its options, in words for the log."""
+        """Return the method and its options for the log."""
         length = "up to " if self.adaptive else ""
         by = self.method if self.model is None else f"{self.method} {self.model}"
         text = f"{by}, {length}{self.num_speculative_tokens} drafts of a sequence in a step"
@@ -166,7 +159,7 @@ class SpeculativeConfig:
 def _check_method(method: object) -> None:
     if method not in METHODS:
         served = f"{', '.join(METHODS[:-1])} and {METHODS[-1]} are"
-        if (why := _ELSEWHERE.get(str(method))) is not None:
+        if (why := _REFUSED.get(str(method))) is not None:
             raise ValueError(f"method {method!r} is not served: {why}; {served}")
         raise ValueError(f"unknown method {method!r}{_did_you_mean(str(method), METHODS)}; {served} served")
 

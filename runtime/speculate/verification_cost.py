@@ -1,31 +1,31 @@
-"""Verification cost: what drafts add to a step, in steps without any; learned from the steps that were. No clock of its own.
+"""Verification cost: time that drafts add to a step, in steps without drafts, learned from past steps. No clock of its own.
 
-By number of rows, in powers of two: beside few rows a draft is nearly free, since the weights are read anyway; beside many it costs
-what a row does. Of each such size are known how long steps without drafts take, and by least squares what it adds to have drafts at
-all (the step before has to settle first, it may run without a graph, and what makes them may have to compute it, too) and what each
-of them adds. Late steps count more than early ones, and what was assumed as much as a few."""
+It is learned by number of rows, in powers of two: beside few rows a draft is nearly free, since the weights are read anyway; beside
+many rows it costs as much as a row. Each size has the time of steps without drafts, and by least squares the cost of any drafts
+(the previous step must settle first, or a draft model must follow) and of each draft. Recent steps count more, and the
+assumptions count as a few steps."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-_ASSUMED_SHARE = 0.05  # of a step, for having drafts at all
-_MOST_ASSUMED = 0.5  # of a step, for each draft: so drafts that are mostly right are tried, whatever was timed at start
-_KEPT = 0.97  # of what is known, from step to step with drafts
-_KEPT_OF_PLAIN = 0.9
-_ODD = 3.0  # a step that takes so many times what was expected counts as one at this border
-_PRIOR_ANY, _PRIOR_EACH = 0.5, 4.0  # what the assumptions count, in steps, and in steps times drafts squared
+_ASSUMED_SHARE = 0.05  # assumed cost of any drafts
+_MOST_ASSUMED = 0.5  # maximum of the assumed cost of a draft, so that drafts that are mostly right are tried
+_KEPT = 0.97  # weight of the past, from step to step with drafts
+_KEPT_OF_PLAIN = 0.9  # the same for steps without drafts
+_ODD = 3.0  # maximum ratio of a step's time to the expected time, either way, that is learned from
+_PRIOR_ANY, _PRIOR_EACH = 0.5, 4.0  # weights of the assumptions, in steps, and in steps times drafts squared
 
 
 class Cost(NamedTuple):
-    """In steps without drafts: of having any, and of each."""
+    """Cost of any drafts and of each draft, in steps without drafts."""
 
     any: float
     each: float
 
 
 class _Size:
-    """Steps of about so many rows. `plain_s`: of one without drafts; `followed`: if what makes them computed that step, too."""
+    """Steps of about as many rows. `plain_s`: time of a step without drafts; `followed`: whether a draft model followed it."""
 
     def __init__(self, assumed: Cost, plain_s: float, *, followed: bool) -> None:
         self.cost = assumed
@@ -60,8 +60,10 @@ class _Size:
 
 
 class VerificationCost:
-    """`draft_share`: what a draft is assumed to take, in steps of a single row. `follow_share`: what it is assumed to add to a step
-    that what makes drafts computes it, too, as long as there was none which it did not."""
+    """Cost of drafts by number of rows.
+
+    `draft_share`: assumed cost of a draft, in steps of one row. `follow_share`: assumed cost of following a step, until a step
+    that was not followed is known."""
 
     def __init__(self, draft_share: float, follow_share: float = 0.0) -> None:
         self.draft_share = draft_share
@@ -69,12 +71,12 @@ class VerificationCost:
         self._sizes: dict[int, _Size] = {}  # by the bit length of a number of rows
 
     def of(self, num_rows: int) -> Cost | None:
-        """None before there was a step of about so many rows without drafts: nothing could be compared with it."""
+        """Return the cost for `num_rows`, or None before a step of about as many rows without drafts was observed."""
         size = self._sizes.get(num_rows.bit_length())
         return None if size is None else size.cost
 
     def learn(self, num_rows: int, num_drafts: int, took_s: float, *, followed: bool = False) -> None:
-        """A step of so many rows, none of a prompt, took so long, the wait before it included."""
+        """Learn from a step of `num_rows` without prompts, which took `took_s`, including the wait before it."""
         if not took_s:
             return  # shorter than the clock's resolution: nothing can be expressed in such steps
         if followed and not num_drafts:
@@ -86,6 +88,6 @@ class VerificationCost:
             self._sizes[num_rows.bit_length()] = _Size(self.assumed(num_rows), took_s, followed=followed)
 
     def assumed(self, num_rows: int) -> Cost:
-        """Before anything is known: the rows of a step take as long as so many drafts."""
+        """Return the assumed cost: a row of a step costs as much as a draft."""
         share = min(self.draft_share, _MOST_ASSUMED)
         return Cost(_ASSUMED_SHARE, share / (1 + share * (num_rows - 1)))

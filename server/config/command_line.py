@@ -1,4 +1,4 @@
-"""The command line: its commands, and the parser of the options behind them."""
+"""The command line: its commands, and the parser of their options."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ USAGE = (
 
 
 def command_of(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """One of COMMANDS, serve where none is named, and what is behind it; a model after `serve` as --model.
-
-    Raises ConfigError."""
+    """Return the command, by default `serve`, and its arguments; a model after `serve` becomes --model. Raises ConfigError."""
     if not argv or argv[0].startswith("-"):
         return "serve", [*argv]
     command, *rest = argv
@@ -59,7 +57,7 @@ def command_of(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Raises ConfigError in place of ending the process."""
+    """Argument parser that raises ConfigError instead of exiting."""
 
     secret_flags: Collection[str] = ()
 
@@ -67,7 +65,7 @@ class CommandParser(argparse.ArgumentParser):
         raise ConfigError(message[:1].lower() + message[1:])
 
     def read(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Parse arguments and options in any order, and return what was given by name. Raises ConfigError for what is unknown."""
+        """Parse arguments and options in any order, and return their values by name. Raises ConfigError for unknown ones."""
         given, unknown = self.parse_known_intermixed_args(argv)
         if not unknown:
             return vars(given)
@@ -94,7 +92,7 @@ COMMON = frozenset({
 
 
 class _Help(argparse.Action):
-    """Prints the options that most people use; with `all` every option, with the name of a group its options."""
+    """Prints the most used options, all options (`all`), or those of a group."""
 
     def __call__(
         self,
@@ -123,7 +121,7 @@ def _groups(options: Mapping[str, Option]) -> list[str]:
 
 
 def add_options(parser: CommandParser, options: Mapping[str, Option], shown: Collection[str] = ()) -> None:
-    """Add the options of the server to `parser`, except flags that it has already. `shown`: names of those that --help lists."""
+    """Add the options of the server to `parser`, except flags that it has. `shown`: names of options that --help lists."""
     parser.secret_flags = {flag_of(opt.name) for opt in options.values() if opt.metadata["secret"]}
     groups: dict[str, Any] = {}
     for opt in options.values():
@@ -145,14 +143,12 @@ def option_parser(options: Mapping[str, Option], shown: Collection[str] = COMMON
     parser = CommandParser(
         prog="oneloop",
         usage=USAGE,
-        description="Serve a language model over the OpenAI API. Without options: SmolLM2-135M-Instruct on 127.0.0.1:8000. "
-        "MODEL is the same as --model. `chat` talks at the terminal, `complete` goes on with a text, "
-        "`batch` answers a file of requests, `bench` measures any server, `models` lists what can be served, "
-        "`lora inspect` looks at an adapter, `doctor` at this machine, `quantize` writes a model in fewer bits, `health` asks a "
-        "server here whether it is well, `ray` serves by several processes on Ray; "
-        "`python -m server` is another name of oneloop.",
-        epilog="Every option is also an environment variable (in brackets) and a key of the --config file. "
-        "A flag beats the environment, the environment beats the file. Once it serves, ask from another terminal: "
+        description="Serve a language model over the OpenAI API. Default: SmolLM2-135M-Instruct on 127.0.0.1:8000. "
+        "MODEL is short for --model. Other commands: `chat` at the terminal, `complete` a text, `batch` a file of requests, "
+        "`bench` a server, list `models`, `lora inspect` an adapter, check this machine (`doctor`), `quantize` a model, check "
+        "`health`, serve on `ray`.",
+        epilog="Every option is also an environment variable (in brackets) and a key of the --config file. Flags override "
+        "variables, and variables override the file. Try the server from another terminal: "
         "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{\"messages\": "
         '[{"role": "user", "content": "Name the capital of France."}]}\', or in a browser at http://127.0.0.1:8000.',
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=width),
@@ -160,9 +156,7 @@ def option_parser(options: Mapping[str, Option], shown: Collection[str] = COMMON
         add_help=False,
         argument_default=argparse.SUPPRESS,
     )
-    listed = (
-        f"list the options that most people use, all {len(options)}, or those of a group: {', '.join(_groups(options))}"
-    )
+    listed = f"list the most used options, all {len(options)}, or a group: {', '.join(_groups(options))}"
     parser.add_argument("-h", "--help", nargs="?", action=_Help, metavar="all|GROUP", help=listed)
     parser.add_argument("--version", action="version", version=f"oneloop {__version__}")
     add_options(parser, options, shown)

@@ -1,6 +1,6 @@
-"""Option: a field of ServerConfig with its annotation taken apart: how text becomes its value, and what `--help` says of it.
+"""Option: a field of ServerConfig, with its type, bounds and help.
 
-What is out of range or no choice is refused by the name the user gave it, so a typing error never becomes a default."""
+Values that are out of range or no choice are refused by the name that the user gave, so a typing error never becomes a default."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def variable_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field of ServerConfig with its annotation taken apart. `name`: the user's word for it; `field`: where it is kept."""
+    """A field of ServerConfig with its type. `name`: the option's name; `field`: the field's."""
 
     name: str
     field: str
@@ -35,7 +35,7 @@ class Option:
     metadata: Mapping[str, Any]
 
     def read(self, value: Any, source: str) -> Any:
-        """`value` as text, or as YAML made it, turned into the field's type; `source` is the name in complaints."""
+        """Return `value`, text or what YAML made of it, as the field's type. `source` is its name in errors. Raises ConfigError."""
         if self.kind is tuple:
             items = value if isinstance(value, (list, tuple)) else [value]
             if self.metadata["secret"] and not items:
@@ -138,8 +138,7 @@ def options_by_name() -> dict[str, Option]:
 
 
 class Flag(NamedTuple):
-    """An option as a command line has it. `takes`: what stands behind it: None, "file", "folder" or "word", of which `values` are
-    all, where there are any."""
+    """An option on a command line. `takes`: its argument: None, "file", "folder" or "word"; `values`: all words, if listed."""
 
     names: tuple[str, ...]
     text: str
@@ -148,7 +147,7 @@ class Flag(NamedTuple):
 
 
 def flags() -> list[Flag]:
-    """All there are, in the order of --help."""
+    """Return all flags, in the order of --help."""
     return [
         Flag(
             (flag_of(opt.name), f"--no-{flag_of(opt.name)[2:]}")
@@ -166,7 +165,7 @@ _TAKES = {"FILE": "file", "PATH": "file", "MODEL": "file", "FOLDER": "folder"}
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Name the known word that `word` is a typing error of, if one is close. `prefix` makes words no more alike: "--"."""
+    """Return a hint with the known word that is close to `word`, or "". A common `prefix`, such as "--", does not count."""
     without = {each.removeprefix(prefix): each for each in known}
     close = difflib.get_close_matches(word.removeprefix(prefix), without, n=1, cutoff=0.75)
     return f" (did you mean {without[close[0]]}?)" if close else ""

@@ -1,7 +1,7 @@
-"""From flags, `ONELOOP_*` variables and the `--config` file to a ServerConfig, or from a program's keywords.
+"""Makes a ServerConfig of flags, `ONELOOP_*` variables and the `--config` file, or of a program's keywords.
 
-Precedence: flag, then environment, then file, then default. What is unknown is refused by the name the user gave it. Standard
-library only (yaml when a file is named): `--help` answers before anything heavy is imported."""
+Precedence: flag, environment, file, default. Unknown names are refused. Standard library only (yaml when a file is named):
+`--help` answers before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT\w*|_PORT_\d+_(TCP|UDP
 
 
 def _made(values: Mapping[str, Any], options: Mapping[str, Option]) -> ServerConfig:
-    """`values`: by the user's names."""
+    """Return the configuration of `values` by option name."""
     return ServerConfig(**{options[name].field: value for name, value in values.items()})
 
 
@@ -71,14 +71,14 @@ def _from_file(path: str, options: Mapping[str, Option]) -> dict[str, Any]:
 
 
 def _where(error: Exception) -> str:
-    """Line and problem of a YAML error, without what it quotes from the file: that may be a key."""
+    """Return line and problem of a YAML error, without quotes from the file, which may be keys."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     line = f", line {mark.line + 1}" if mark is not None else ""
     return line + (": " + re.sub(r"'[^']{4,}'", "…", problem) if problem else "")
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
-    """The configuration asked for by `argv` (without the program's name), `environ` and the file they name.
+    """Return the configuration of `argv` (without the program's name), of `environ` and of the file they name.
 
     Raises ConfigError; `--help` and `--version` print and raise SystemExit(0)."""
     return config_of(option_parser(options_by_name()).read(argv), environ)
@@ -95,7 +95,7 @@ def config_of(given: Mapping[str, Any], environ: Mapping[str, str]) -> ServerCon
     return _made((_from_file(path, options) if path else {}) | variables | flags, options)
 
 
-# Keywords of vLLM's LLM that scripts carry along: what they may say here, and why nothing else.
+# Keywords of vLLM's LLM that have no option here: values that are accepted, and why others are not.
 _VLLM_KEYWORDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "distributed_executor_backend": (("mp", "uni"), "stages in processes of their own are for the server"),
     "trust_remote_code": ((False,), "code that comes with a model is never run; models that need it cannot be served"),
@@ -105,7 +105,7 @@ _VLLM_KEYWORDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Whether a keyword of vLLM's asks for what is the case here anyway. Raises ConfigError where it asks for more."""
+    """Return whether a keyword of vLLM asks for the default behaviour. Raises ConfigError if it asks for another."""
     if name not in _VLLM_KEYWORDS:
         return False
     allowed, why = _VLLM_KEYWORDS[name]
@@ -115,10 +115,8 @@ def _says_nothing(name: str, value: Any) -> bool:
 
 
 def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
-    """The configuration asked for by a program: options of model, engine and media by their name, None for the default.
-    Neither environment nor file is read.
-
-    Raises ConfigError, which names the option as the program does."""
+    """Return the configuration of a program's keywords: options of model, engine and media, None for the default. Environment and
+    file are not read. Raises ConfigError."""
     groups, hidden = (
         (MODEL, ENGINE, MEDIA),
         ("served_model_name", "embedding_model", "max_loaded_models"),

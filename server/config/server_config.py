@@ -195,7 +195,7 @@ def _bad_uds(options: ServerOptions) -> str | None:
 
 
 def _bad_keys(options: ServerConfig) -> str | None:
-    """Return an error message for keys, without any key in it."""
+    """Return an error message for invalid keys; it contains no key."""
     for name, given in (("api_key", options.api_key), ("admin_api_key", (options.admin_api_key,))):
         if not all(key is None or KEY.fullmatch(key) for key in given):
             return f"{flag_of(name)} has to be visible ASCII characters without spaces, since it travels in a header"

@@ -21,7 +21,7 @@ from tests.kinds import full
         ("[1]", "is not a JSON object"),
         ({}, "method is missing: one of ngram"),
         ({"method": "ngam"}, r"unknown method 'ngam' \(did you mean ngram\?\); ngram, .* and eagle3 are served"),
-        ({"method": "medusa"}, "'medusa' is not served: its heads are published as pickle files, .*; ngram, suffix, "),
+        ({"method": "medusa"}, "'medusa' is not served: its heads are pickle files, .*; ngram, suffix, "),
         ({"method": "eagle3"}, "model None is not the name of a draft model"),
         ({"method": "deepseek_mtp", "model": "x/y"}, "model is for method draft_model and eagle and eagle3, not mtp"),
         ({"method": ["ngram"]}, r"unknown method \['ngram'\]"),
