@@ -70,6 +70,6 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Behind what was sent."""
+        """Close after everything sent has been written."""
         if self._transport is not None:
             self._transport.close()

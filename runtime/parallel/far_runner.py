@@ -38,7 +38,7 @@ class ProcessGone(WorkerGone):
 
 
 class FarFailure(RuntimeError):
-    """What a step raised in another process, in its words."""
+    """Error of a step in another process, with its message."""
 
     def __init__(self, text: str, fault: Fault) -> None:
         super().__init__(text)
@@ -71,7 +71,8 @@ class _Kept:
 
 class FarRunner:
     def __init__(self, connection: Connection, place: str, beside: Runner) -> None:
-        """`place`: of the process, for people. `beside`: the runner of this process' stage, which knows what errors mean here."""
+        """Create a runner of another process. `place`: of the process, for people. `beside`: this process's runner, which
+        classifies errors."""
         self.next = Turn()
         self._connection, self._beside = connection, beside
         self._place = place
@@ -141,7 +142,7 @@ class FarRunner:
     def _work(
         self, batch: ScheduledBatch, of: int | None = None, masks: RowMasks | None = None, *, to_sample: bool = False
     ) -> tuple[int, _Pending]:
-        """Of what is `to_sample` no end is told but by what samples it. Raises ProcessGone."""
+        """Send work. If it is `to_sample`, only the sampling reports an end. Raises ProcessGone."""
         turn, self.next = self.next, Turn()
         number, pending = self._awaited(has_prompt_logprobs=bool(batch.prompt_logprobs_rows))
         if to_sample:
@@ -185,7 +186,7 @@ class FarRunner:
         return ForwardOutput(batch, sample, snapshot_logits, done)
 
     def _forget(self, number: int) -> None:
-        """From whatever thread drops the last that knew of it."""
+        """Forget a forward pass. Called on whatever thread drops the last reference."""
         with suppress(RuntimeError):  # the loop has been closed
             self._loop.call_soon_threadsafe(self._send_forget, number)
 

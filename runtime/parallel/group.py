@@ -47,7 +47,7 @@ class Peers(Protocol):
         ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """`ops.add_rms_norm` of the sum of x [T, H] over the ranks."""
+        """Return `ops.add_rms_norm` of the sum of x [T, H] over the ranks."""
         ...
 
     def concat(self, x: Tensor) -> Tensor:

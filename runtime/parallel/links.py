@@ -202,7 +202,7 @@ class LinkPort:
     """A port at which other processes connect to the stage of this one. They have to send the model's secret first."""
 
     def __init__(self, host: str, secret: bytes) -> None:
-        """`host`: an address of this machine that the other processes reach. Raises OSError."""
+        """Listen. `host`: an address of this machine that the other processes can connect to. Raises OSError."""
         self._socket = socket.create_server((host, 0), backlog=1024)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         self._secret = secret

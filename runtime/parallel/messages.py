@@ -20,7 +20,7 @@ from runtime.step import RowMasks, StepResult
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """How a process becomes that of stage `stage`: where the first one listens, and the secret of the model."""
+    """Instructions for the process of stage `stage`: the address of the first process, and the model's secret."""
 
     stage: int
     host: str
@@ -30,7 +30,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """Where each host finds the model's files: what `--model` and `--revision` say."""
+    """Location of the model's files on each host: `--model` and `--revision`."""
 
     model: str
     revision: str | None
@@ -41,7 +41,7 @@ class ModelName:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """`links`: where other stages connect to this one. `place`: its host and process, for people."""
+    """Answer of a process that joined. `links`: where other stages connect. `place`: its host and process, for people."""
 
     stage: int
     links: tuple[str, int]
@@ -50,7 +50,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """`links`: of all stages."""
+    """Order to build a stage. `links`: addresses of all stages."""
 
     config: EngineConfig
     source: ModelName
@@ -70,7 +70,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class NotBuilt:
-    """`kind`: the name of the error's class, of those that starting raises; else it is a bug, and `text` its traceback."""
+    """Answer of a process that failed. `kind`: the class name of a start's error; otherwise `text` is a traceback."""
 
     kind: str
     text: str
@@ -81,8 +81,8 @@ class NotBuilt:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`number`: by which its end is told. `of`: the forward pass whose logits it samples or keeps, if there is one. Without `of`: a
-    step, whole, or up to its logits where they are `to_sample`. With `of` and no `masks`: a snapshot of the logits."""
+    """Work of a step. `number` identifies its end. `of`: the forward pass whose logits it samples or copies. Without `of`: a
+    step, whole, or up to its logits if `to_sample`. With `of` and without `masks`: a snapshot of the logits."""
 
     number: int
     batch: ScheduledBatch
@@ -113,7 +113,7 @@ class Close: ...
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """`result` of the last stage, None of others; pooled vectors as arrays."""
+    """End of a step. `result` is the last stage's, None from others; pooled vectors are arrays."""
 
     number: int
     result: StepResult | None = None
@@ -123,7 +123,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """What a step that is done tells of prompts."""
+    """Prompt log-probabilities of a step that is done."""
 
     number: int
     entries: list[list[TokenLogprobs] | None]
@@ -131,7 +131,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a launch or a step raised. `row`: of a RowFailed; `is_apart`: another stage or rank failed, and this one with it."""
+    """Error of a launch or a step. `row`: of a RowFailed. `is_apart`: the cause is another stage or rank."""
 
     number: int
     fault: Fault
@@ -142,7 +142,7 @@ class Failed:
 
 
 def with_arrays(result: StepResult) -> StepResult:
-    """With vectors that can be sent."""
+    """Return `result` with vectors as arrays, which can be sent."""
     return StepResult(
         result.tokens,
         result.logprobs,

@@ -39,14 +39,14 @@ _CLASSES: dict[str, type] = {
 
 
 class _Parts(NamedTuple):
-    """`of`: all that an instance is made of, in order; `whole`: makes one of these."""
+    """Codec of a class. `of`: the parts of an instance, in order; `whole`: makes an instance of them."""
 
     of: Callable[[Any], Iterable[Any]]
     whole: Callable[[Any], Any]
 
 
 def _parts(kind: type) -> _Parts | None:
-    """None for a class of things that do more than to be."""
+    """Return the codec of a class of plain data, or None."""
     if issubclass(kind, Enum):
         return _Parts(lambda value: (value.value,), lambda given: kind(*given))
     if issubclass(kind, tuple):
@@ -66,7 +66,7 @@ _INT64 = 1 << 63
 
 
 class _Tag(IntEnum):
-    """What a list is whose first element it is; where that is a text, an instance of the class of that name."""
+    """Type of a list by its first element. A text there is the name of a class."""
 
     TUPLE = 0
     LIST = 1
@@ -143,7 +143,7 @@ def _said(value: Any) -> Any:
 
 
 def _said_column(column: tuple[Any, ...]) -> Any:
-    """What all rows have, or a list of what each has."""
+    """Encode a column: the common value of all rows, or a list."""
     first = column[0]
     if column.count(first) == len(column):
         return [_said(first)]

@@ -67,7 +67,7 @@ class _Far:
 
 
 class StageProcesses:
-    """Those of one model. `source`: where each finds its files."""
+    """Processes of one model's stages. `source`: where each finds its files."""
 
     def __init__(self, launcher: Launcher, source: ModelName) -> None:
         self.secret = secrets.token_bytes(SECRET_BYTES)
@@ -93,18 +93,19 @@ class StageProcesses:
             log.info("stage %d of %d is computed by %s", each.stage, num_stages, joined.place)
 
     async def build(self, config: EngineConfig, links: tuple[str, int]) -> list[Built]:
-        """What each has built. `links`: where the first stage listens. Raises StageFailed, ProcessGone."""
+        """Build all stages and return their results. `links`: where the first stage listens. Raises StageFailed,
+        ProcessGone."""
         for each in self._far:
             assert each.connection is not None
             each.connection.send(Build(config, self._source, self.addresses(links)))
         return [await each.built for each in self._far]
 
     def addresses(self, links: tuple[str, int]) -> tuple[tuple[str, int], ...]:
-        """Where each stage listens, the first one at `links`; all have joined."""
+        """Return where each stage listens, the first one at `links`, after all have joined."""
         return (links, *[each.joined.result().links for each in self._far])
 
     def runners(self, beside: Runner) -> list[FarRunner]:
-        """Those of all stages but the first, which `beside` is."""
+        """Return the runners of all stages but the first, which is `beside`."""
         for each in self._far:
             assert each.connection is not None
             each.runner = FarRunner(each.connection, each.place, beside)
@@ -161,7 +162,7 @@ class RunnersOverProcesses(StageRunners):
     """The runners of all stages, of which the first is this process'. With them their processes end."""
 
     def __init__(self, processes: StageProcesses, *more: Any) -> None:
-        """`more`: as `StageRunners` has it."""
+        """Create the runner. `more`: arguments of `StageRunners`."""
         super().__init__(*more)
         self._processes = processes
 

@@ -42,7 +42,7 @@ CLOSE_LIMIT_S = 5.0
 
 class KeyedAdapters(AdapterClient, Protocol):
     async def load(self, name: str, path: str, *, key: int | None = None) -> Adapter:
-        """As an `AdapterClient`; `key`: by which others know the version already."""
+        """Load as `AdapterClient` does. `key`: the version's key in other engines."""
         ...
 
 
@@ -63,7 +63,7 @@ class Replica(EngineClient, Protocol):
 
 
 class Replicas:
-    """`replicas`: two or more, which name blocks alike and have the same limits."""
+    """Several engines as one. `replicas`: two or more, with equal block hashes and limits."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.replicas = tuple(replicas)
@@ -115,7 +115,7 @@ class Replicas:
         return JoinedStream(streams)
 
     def _prepared(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """With names for the blocks of their prompts, by which it is known who has them."""
+        """Return the requests with block hashes of their prompts, to find the engine that caches them."""
         if not self.model.prefix_caching or all(each.prepared is not None for each in requests):
             return requests
         found: dict[int, PreparedPrompt] = {}
@@ -132,7 +132,7 @@ class Replicas:
         return prepared
 
     def _choose(self, request: Request, taken: Sequence[int]) -> int:
-        """Where a request goes. `taken`: how many of the same call each replica is to have already."""
+        """Return the engine for a request. `taken`: requests of the same call that each engine gets already."""
         num, rows = len(self.replicas), max(1, self.model.max_num_seqs // len(self.replicas))
         loads = [each.load + new / rows for each, new in zip(self.replicas, taken, strict=True)]
         least = min(range(num), key=lambda place: (loads[place], (place - self._turn) % num))
@@ -161,7 +161,7 @@ class Replicas:
         return EngineHealth.of_all([each.health() for each in self.replicas])
 
     def metrics(self) -> list[Metric]:
-        """Those of each, labelled with its number as `engine`."""
+        """Return the metrics of each engine, labelled with its number as `engine`."""
         merged: dict[str, Metric] = {}
         for number, each in enumerate(self.replicas):
             for metric in each.metrics():
@@ -174,7 +174,7 @@ class Replicas:
         return [*merged.values()]
 
     def activity(self, *, after_step: int = 0, after_request: int = 0, num_cells: int = 1024) -> Activity:
-        """Of the first: steps are counted by each for itself. Who shows all asks `replicas` one by one."""
+        """Return the first engine's activity, since each engine counts its own steps. Use `replicas` for all."""
         return self.replicas[0].activity(after_step=after_step, after_request=after_request, num_cells=num_cells)
 
     def when_finished(self, call: Callable[[Finished], None]) -> None:
@@ -185,7 +185,7 @@ class Replicas:
         await asyncio.gather(*(each.probe() for each in self.replicas))
 
     async def death(self) -> str:
-        """Of the first that dies: a process that has lost a device is to be started anew."""
+        """Return the reason of the first engine that dies: a process that lost a device must be restarted."""
         deaths = [asyncio.ensure_future(each.death()) for each in self.replicas]
         try:
             done, _ = await asyncio.wait(deaths, return_when=asyncio.FIRST_COMPLETED)
@@ -204,7 +204,7 @@ class Replicas:
         await asyncio.gather(*(each.wake_up() for each in self.replicas))
 
     async def start_profile(self, path: Path, *, delay_steps: int = 0, num_steps: int | None = None) -> None:
-        """By the steps of the replica that is busiest now; what the others compute meanwhile is in the same trace."""
+        """Profile by the steps of the busiest engine; the others' work is in the same trace."""
         if self._profiled is not None:
             await self._profiled.start_profile(path, delay_steps=delay_steps, num_steps=num_steps)
             return
@@ -320,7 +320,7 @@ class JoinedStream(TokenStream):
 
 
 async def _next(stream: TokenStream) -> Sequence[Output]:
-    """What comes next, and nothing at the end: a task may not end with StopAsyncIteration."""
+    """Return the next outputs, or () at the end: a task must not end with StopAsyncIteration."""
     async for outputs in stream:
         return outputs
     return ()

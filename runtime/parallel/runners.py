@@ -19,7 +19,7 @@ L = TypeVar("L")
 
 class RankRunners:
     def __init__(self, runners: Sequence[Runner], end: Callable[[], None]) -> None:
-        """`end`: has ranks fail that wait for one which will compute nothing any more."""
+        """Create the runner. `end`: fails ranks that wait for one which will compute nothing more."""
         self._runners = runners
         self._end = end
 
@@ -89,10 +89,10 @@ def blame(error: BaseException, kind: str, number: int, size: int) -> None:
 
 
 class EveryEvent:
-    """When all have happened, one in each rank or stage; or one has failed by itself, and the others may never end."""
+    """Event of all ranks or stages: happens when each one's has, or when one has failed and the others may never end."""
 
     def __init__(self, events: Sequence[GpuEvent], kind: str) -> None:
-        """`events`: `SharedEvent`s. `kind`: what there is one of each."""
+        """Join `events`, `SharedEvent`s. `kind`: "rank" or "stage", for messages."""
         self._events, self._kind = cast("Sequence[SharedEvent]", events), kind
 
     async def wait(self) -> None:

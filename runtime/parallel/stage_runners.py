@@ -27,8 +27,8 @@ class StageRunners:
     def __init__(
         self, runners: Sequence[Runner], stages: Sequence[Sequence[TakesTurns]], depth: int, end: Callable[[], None]
     ) -> None:
-        """`stages`: by stage, those of each rank. `depth`: the most steps in flight. `end`: fails all that wait for another stage,
-        once one has failed to launch a step."""
+        """Create the runner. `stages`: by stage, those of each rank. `depth`: maximum number of steps in flight. `end`:
+        fails everything that waits for another stage, after one has failed to launch a step."""
         self._runners, self._stages = runners, stages
         self._depth = depth
         self._end = end

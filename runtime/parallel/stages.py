@@ -50,8 +50,8 @@ class Draws(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What a stage's next piece of work takes and gives. `num_tokens`: of the hidden states, 0 if there are none. `drawn`: the rows
-    of each draw that it takes, in order. `draws`: those that it gives."""
+    """Exchange of a stage's next step. `num_tokens`: of the hidden states, 0 for none. `drawn`: rows of each draw that it
+    receives, in order. `draws`: those that it sends."""
 
     num_tokens: int = 0
     drawn: tuple[Rows, ...] = ()

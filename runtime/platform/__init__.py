@@ -1,1 +1,1 @@
-"""Where a model runs: memory, queues and events, graphs, kernel sets, and how a runner is built there. Chosen once."""
+"""Platforms: memory, queues and events, graphs, kernel sets, and building a runner, for one kind of device. Chosen once."""

@@ -24,13 +24,13 @@ log = logging.getLogger("oneloop.start")
 
 class CapturedSteps:
     def __init__(self, inputs: DeviceInputs, pool: GraphPool, worker: Worker | None = None) -> None:
-        """`worker`: who captures late: the thread that captures at first."""
+        """Prepare captured steps. `worker`: the thread that captures, at first and later."""
         self._inputs = inputs
         self._pool = pool
         self._worker = worker
 
     def capture(self, shapes: Iterable[StepShape], capturable: Capturable) -> None:
-        """On the calling thread."""
+        """Capture steps of these shapes on the calling thread."""
         with UNCOLLECTED.after_collecting(), torch.inference_mode():
             self._pool.capture(shapes, self._computing(capturable))
 
@@ -78,8 +78,8 @@ class CapturedSteps:
 
 
 def serves(rows: Sequence[ScheduledRow]) -> bool:
-    """Whether `rows` want no more of a graph than draws and hidden states, and bring neither kinds of tokens nor pictures. Where
-    some have guesses, none has a piece of a prompt: attention would read a context once for each of its tokens."""
+    """Return whether a graph can compute `rows`: they need only draws and hidden states, and have neither token types nor
+    media. A step with drafts has no prompt chunk, because attention would read its context once for each of its tokens."""
     of = columns(rows)
     num = len(rows)
     if of.prompt_logprobs.count(None) < num or of.media.count(None) < num:

@@ -69,7 +69,7 @@ class CpuPlatform:
         return Stage(ways, num_tensors, width, getattr(torch, plan.dtype))
 
     def use(self, device: int) -> None:
-        """There is one, which all share."""
+        """Do nothing: there is one CPU, shared by all."""
 
     def refuse(self, config: EngineConfig) -> None:
         if config.online in _ROUNDED and not _native(config.online):
@@ -117,7 +117,7 @@ class CpuPlatform:
         )  # fmt: skip
 
     def compile_ahead(self, plan: EnginePlan) -> None:
-        """There is no compiler to wait for."""
+        """Do nothing: there is nothing to compile."""
 
     def out_of_memory_is(self, option: str) -> AbstractContextManager[None]:
         """The system ends a process that takes too much, and tells nobody."""
@@ -157,7 +157,7 @@ class CpuPlatform:
 
 
 def _native(rounded: str = "int8") -> bool:
-    """Whether kernels of our own read weights in other formats than the activations'."""
+    """Return whether our compiled kernels read weights rounded as `rounded`."""
     return ops.linear_refusal([ops.WeightFormat(rounded)], torch.float32, torch.device("cpu")) is None
 
 
@@ -194,7 +194,7 @@ def _warm_up(runner: ModelRunner, plan: EnginePlan, model: Model, least: Callabl
 
 
 def _seconds(runner: ModelRunner, batch: ScheduledBatch, least: Callable[[int], int]) -> float:
-    """What a step takes where nobody else has the cores: the least of a few, of which a large model has one."""
+    """Return the duration of a step on idle cores: the minimum of a few runs; a large model has one."""
     times: list[float] = []
     while not times or least(len(times) < _TIMED_TIMES and sum(times) < _TIMED_S):
         began_s = time.perf_counter()

@@ -63,7 +63,7 @@ _MEASURED_KV_BYTES = 256 << 20  # that the first step, which is measured, may ta
 
 
 class CudaPlatform:
-    """`gpu_memory_utilization` is this process's share of the device, whatever others hold of it, as vLLM has it."""
+    """NVIDIA devices. `gpu_memory_utilization` is this process's share of the device, whatever others use, as in vLLM."""
 
     name = device = "cuda"
 
@@ -123,7 +123,7 @@ class CudaPlatform:
         return topology(devices)
 
     def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
-        """At least: what no kernel reads becomes numbers, and not all is rounded."""
+        """Return a lower bound: weights that no kernel reads become plain numbers, and not all are rounded."""
         dense = spec.weights_bytes(_dtype(config))
         if config.online is not None:
             return dense // (4 if config.online == "w4" else 2)
@@ -133,7 +133,8 @@ class CudaPlatform:
         return self._plan(config, spec, self.weights_bytes(config, spec, stored_bytes))
 
     def _plan(self, config: EngineConfig, spec: ModelSpec, to_come: int) -> EnginePlan:
-        """`to_come`: bytes that model, steps and graphs will take on top of what is allocated now. Raises PlanError."""
+        """Plan the memory. `to_come`: bytes that model, steps and graphs will take on top of what is allocated now. Raises
+        PlanError."""
         to_come += _encoder_bytes(config, spec)
         free, total = self.memory()
         free_at_start = self._free_at_start.setdefault(_current().index if torch.cuda.is_available() else 0, free)
@@ -230,7 +231,7 @@ class CudaPlatform:
     def _capture(
         self, parts: _Parts, graphs: GraphPool, report: Report, *, all_now: bool, may_fail: bool
     ) -> None:  # fmt: skip
-        """`all_now`: none is captured while steps run."""
+        """Capture graphs. With `all_now`, none is captured while steps run."""
         every = graphs.shapes
         shapes = every if all_now else graphs.first
         free_before = self.memory().free
@@ -268,7 +269,7 @@ def _capture_proposals(drafter: Drafter, plan: EnginePlan, graphs: GraphPool) ->
 
 
 def _encoder_bytes(config: EngineConfig, spec: ModelSpec) -> int:
-    """What an encoder's outputs take, and what it computes them in, of which nobody knows the shapes."""
+    """Return the memory of an encoder's outputs, and an estimate of its activations."""
     if spec.encoder is None and not config.enable_prompt_embeds:
         return 0
     width = spec.pooler_info.embedding_size * (1 + (0 if spec.encoder is None else spec.encoder.num_deepstack))
@@ -332,7 +333,7 @@ def _measure_step(
 
 
 def _tried_blocks(plan: EnginePlan) -> int:
-    """Of the small cache with which a step is measured."""
+    """Return the number of blocks of the small cache with which a step is measured."""
     return max(1, min(64, _MEASURED_KV_BYTES // max(1, plan.layout.block_bytes)))
 
 
@@ -343,7 +344,7 @@ def _seconds(runner: ModelRunner, batch: ScheduledBatch) -> float:
 
 
 def _has_axes(model: Model) -> bool:
-    """Whether pictures may have tokens stand elsewhere than at their positions."""
+    """Return whether media may move tokens away from their positions (M-RoPE)."""
     return model.encoder is not None and model.encoder.spec.rope_positions is not None
 
 

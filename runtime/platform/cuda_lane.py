@@ -81,7 +81,8 @@ class EventWaiter:
         self._thread.start()
 
     def after(self, event: torch.cuda.Event) -> CudaEvent:
-        """`event` is recorded; made with `blocking`, it is slept for. Its wait raises what the device raised."""
+        """Return a wait for the recorded `event`. An event made with `blocking` is slept for. The wait raises the device's
+        error."""
         future = asyncio.get_running_loop().create_future()
         self.watch(event, future)
         return CudaEvent(future)
@@ -91,7 +92,7 @@ class EventWaiter:
         self._recorded.put((event, future))
 
     def give_up(self, future: asyncio.Future[None], error: BaseException) -> None:
-        """There will be no event; on any thread."""
+        """Fail `future`: its event will not happen. Call on any thread."""
         if not isinstance(error, Exception):
             error = RuntimeError(f"{type(error).__name__}: {error}")  # the loop would end with it
         with contextlib.suppress(RuntimeError):  # the loop has been closed
@@ -104,7 +105,7 @@ class EventWaiter:
 
     @property
     def has_ended(self) -> bool:
-        """Whether, once it is closed, it waits for nothing any more."""
+        """True after `close`, when no event is waited for."""
         return not self._thread.is_alive()
 
     def _wait_in_order(self) -> None:
@@ -159,14 +160,14 @@ class SideStream:
             self._waiter.watch(event, ended)
 
     async def close(self) -> bool:
-        """False where something is still computed."""
+        """Close. Return False if something is still computed."""
         has_ended = await self._worker.close()
         self._waiter.close()
         return has_ended and self._waiter.has_ended
 
 
 class CudaLane:
-    """`worker`: whoever built the engine, with nothing left to do but to be closed."""
+    """Lane of one CUDA device. `worker`: the thread that built the engine, which only has to be closed."""
 
     def __init__(
         self, max_num_seqs: int, steps_in_flight: int, device: torch.device, worker: Worker | None = None
@@ -248,7 +249,7 @@ class CudaLane:
 
 
 def recorded(*, blocking: bool = False) -> torch.cuda.Event:
-    """What this thread has enqueued so far."""
+    """Return an event for everything that this thread has enqueued so far."""
     event = torch.cuda.Event(enable_timing=True, blocking=blocking)
     event.record()
     return event
@@ -302,7 +303,7 @@ class RankLane(CudaLane):
         return Fault.STEP if isinstance(error, RowFailed) else Fault.LOST
 
     def _ends(self, run: Callable[[], torch.cuda.Event]) -> GpuEvent:
-        """When the event that `run` records, on the rank's thread, has happened."""
+        """Return a wait for the event that `run` records on the rank's thread."""
         done = asyncio.get_running_loop().create_future()
         part = self._rank.of_step(run)
 

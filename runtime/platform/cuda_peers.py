@@ -1,8 +1,8 @@
-"""What ranks and stages on CUDA devices exchange.
+"""Exchange of tensors between ranks and stages on CUDA devices.
 
-Between threads of a process a copy goes from device to device. Between processes tensors go by NCCL, on streams of their own. The
-host's link says when a copy has been enqueued, so no device waits for a stage that failed. NCCL accepts a device only once: between
-processes that share a device, as in tests, tensors go through the host's memory."""
+Between threads of a process a copy goes from device to device. Between processes tensors go by NCCL, on streams of their
+own. The host's link says when a copy has been enqueued, so no device waits for a stage that failed. NCCL accepts a device
+only once: between processes that share a device, as in tests, tensors go through the host's memory."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class NcclLink:
     """A `Link` by NCCL, with a communicator of its own, so that links do not wait for each other."""
 
     def __init__(self, words: HostLink, device: torch.device, *, gives: bool) -> None:
-        """`words`: by which is said that something has been enqueued."""
+        """Connect to the other process. `words`: the link that announces an enqueued copy."""
         dist: Any = import_module("torch.distributed")  # which takes a second
         self._words, self._other = words, 1 if gives else 0
         self._stream = torch.cuda.Stream(device)

@@ -1,6 +1,6 @@
-"""How CUDA devices are connected, for people: whether they reach each other's memory, and how wide their links are.
+"""Connections of CUDA devices, for people: access to each other's memory, and width of links.
 
-The driver's management library (NVML) knows of links; where it is not there, or does not say, nothing is told of them."""
+The driver's management library (NVML) knows links; without it, nothing is reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_NVLINKS = 18  # of any device so far
 
 
 class Links(NamedTuple):
-    """Of one device. `pcie`: generation and lanes, None where nobody says; `num_nvlinks`: those that are up."""
+    """Links of one device. `pcie`: generation and lanes, or None; `num_nvlinks`: active NVLinks."""
 
     pcie: tuple[int, int] | None = None
     num_nvlinks: int = 0
@@ -33,7 +33,7 @@ def topology(devices: Sequence[int]) -> str:
 
 
 def described(devices: Sequence[int], links: Sequence[Links], reaches: Callable[[int, int], bool]) -> str:
-    """`links`: of each device; `reaches`: whether one reads and writes another's memory."""
+    """Describe the connections. `links`: of each device; `reaches`: whether one device accesses another's memory."""
     parts = []
     pairs = [*permutations(devices, 2)]
     apart = [pair for pair in pairs if not reaches(*pair)]

@@ -24,7 +24,7 @@ class Graph(Protocol):
 
 
 class _Captured(NamedTuple):
-    """`compute`: kept for the tensors that it holds, whose addresses the graph knows."""
+    """Captured pass. `compute` is kept for the tensors that it holds, whose addresses the graph uses."""
 
     graph: Graph
     inputs: Mapping[str, Tensor]

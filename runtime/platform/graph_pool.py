@@ -97,7 +97,7 @@ def _aliases(hidden: Any) -> Any:
 
 
 class Captured(NamedTuple):
-    """What a captured step gives: what it samples, and the model's hidden states of all its tokens."""
+    """Result of a captured step: what it samples, and the hidden states of all its tokens."""
 
     sampled: Sampled
     hidden: Any
@@ -111,8 +111,8 @@ class GraphPool:
     def __init__(
         self, max_num_seqs: int, max_num_tokens: int, *, drafts: bool = False, adapters: bool = False, pools: bool = False
     ) -> None:  # fmt: skip
-        """`drafts`: steps with guesses are captured, too. `adapters`: every step is, with and without any: without, it costs what
-        it would on a server that has none. `pools`: no step is of decodes, and none samples."""
+        """Choose the shapes to capture. `drafts`: also steps with drafts. `adapters`: each step with and without adapters,
+        so that steps without cost nothing extra. `pools`: no decodes, and no sampling."""
         self.pools = pools
         self._decodes = [] if pools else decode_sizes(max_num_seqs)
         self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
@@ -139,8 +139,8 @@ class GraphPool:
 
     @property
     def first(self) -> list[StepShape]:
-        """Those of `shapes` without which no server begins: so many that a step of any size fits one less than twice as large, for
-        as many rows as there can be; all with guesses; and the largest, whose memory is all others' too."""
+        """Shapes that a start captures: enough that a step of any size fits one less than twice as large, for the maximum
+        number of rows; all with drafts; and the largest, whose memory the others share."""
         max_rows = {shape.num_tokens: shape.num_rows for shape in self._mixed}  # the last of a size has most
 
         def is_first(shape: StepShape) -> bool:
@@ -160,7 +160,7 @@ class GraphPool:
         self._uncaptured = dict.fromkeys(sorted(left, key=lambda shape: not shape.uniform), 0)  # decodes, then prompts
 
     def next_due(self, *, idle: bool) -> StepShape | None:
-        """What is to be captured next, and is no longer due; where something runs, only what many steps went without."""
+        """Return the next shape to capture and remove it. While steps run, only shapes that many steps lacked."""
         if self._due:
             shape = self._due.pop()
         elif idle and self._uncaptured:
@@ -171,7 +171,7 @@ class GraphPool:
         return shape
 
     def capture_late(self, shape: StepShape, compute: Compute) -> None:
-        """As `capture`, for one of `next_due`; no step may be enqueued meanwhile. Where it fails, which raises what failed, nothing
+        """Capture a shape of `next_due`. No step may be enqueued meanwhile. If it fails, the error is raised and nothing
         more is captured."""
         try:
             self._capture(shape, compute)
@@ -213,7 +213,7 @@ class GraphPool:
 
     @property
     def has_more(self) -> bool:
-        """Whether something is left to be captured."""
+        """True while shapes are left to capture."""
         return bool(self._uncaptured)
 
     def find(self, wanted: StepShape) -> StepShape | None:

@@ -28,7 +28,7 @@ def num_cores() -> int:
 
 
 def has_nvidia_driver() -> bool:
-    """Whether a driver is installed here; whether it finds a device is torch's to say."""
+    """Return whether an NVIDIA driver is installed. torch decides whether there is a device."""
     import ctypes  # most starts never ask
 
     try:

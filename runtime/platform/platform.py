@@ -40,9 +40,9 @@ class DeviceMemory(NamedTuple):
 
 
 class Platform(Protocol):
-    """`name`: by which --device asks for it; `device`: where tensors live, by torch's name.
+    """Kind of device. `name`: its --device name; `device`: torch's name of where tensors are.
 
-    Its methods are called in this order, on the thread that builds the engine; that one is also the worker's."""
+    Methods are called in this order, on the thread that builds the engine and later works for it."""
 
     @property
     def name(self) -> str: ...
@@ -58,8 +58,8 @@ class Platform(Protocol):
         ...
 
     def join(self, rank: HostRank) -> Peers:
-        """What a model's ranks exchange tensors through. Called on each rank's own thread, by all at once, before all else there:
-        from here on its device is this thread's."""
+        """Return the exchange between a model's ranks. Called on each rank's own thread, by all at once, first of all: from
+        here on the rank's device is this thread's."""
         ...
 
     def stage(self, ways: Ways, num_tensors: int, width: int, plan: EnginePlan) -> Stage:
@@ -83,15 +83,15 @@ class Platform(Protocol):
     def memory(self) -> DeviceMemory: ...
 
     def topology(self, devices: Sequence[int]) -> str:
-        """How the devices of these numbers are connected, for people, in a line; empty where there is nothing to tell."""
+        """Return a line about the connections of these devices, "" for none."""
         ...
 
     def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
-        """What the weights will take here. `stored_bytes`: what they take in the model's files, if there are any."""
+        """Return the memory of the weights here. `stored_bytes`: their size in the model's files, if there are any."""
         ...
 
     def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> EnginePlan:
-        """Before loading. `stored_bytes` as above. Raises PlanError."""
+        """Plan the engine before loading. `stored_bytes`: size of the files. Raises PlanError."""
         ...
 
     def compile_ahead(self, plan: EnginePlan) -> None:
@@ -110,8 +110,8 @@ class Platform(Protocol):
         ...
 
     def first_items(self, encoder: Encoder, plan: EnginePlan) -> Sequence[Sequence[MediaItem]]:
-        """What an encoder is tried with before anybody brings it anything, those of a step together; nothing where the first are as
-        fast as any. Asked of models that have one, on any thread, once a runner is built."""
+        """Return the items to try an encoder with at start, grouped by step; none if a first item is as fast as any. Called
+        on any thread, after a runner is built."""
         ...
 
     def release_memory(self) -> None:

@@ -32,8 +32,8 @@ _UPDATES = 1 << 14  # table entries of one upload; a step that has more takes se
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """`num_tokens` and `num_rows` with padding. `uniform`: every row decodes one token behind what earlier steps wrote. `drafts`:
-    some row has guesses; `adapters`: some has an adapter."""
+    """Shape of a captured step. `num_tokens` and `num_rows` include padding. `uniform`: every row decodes one token after
+    what earlier steps wrote. `drafts`: some row has drafts; `adapters`: some row has an adapter."""
 
     num_tokens: int
     num_rows: int
@@ -43,8 +43,8 @@ class StepShape:
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow], *, adapters: bool = False) -> StepShape:
-        """Without padding. A new row may share blocks that its neighbours fill in this very step, so it must be stored before it
-        is read, which a uniform step does in one."""
+        """Return the shape without padding. A new row may share blocks that other rows fill in the same step, so its tokens
+        must be stored before they are read; a uniform step does both in one kernel."""
         uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
         if uniform:
             return cls(len(rows), len(rows), uniform, adapters=adapters)
@@ -53,14 +53,14 @@ class StepShape:
 
 
 def spans_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[int, int, int], ...]:
-    """(start, end, context length) of each row's tokens in the step. The last is the greatest that it can be: it is exact where a
-    row's counts are known to the host, as a fresh prompt's are."""
+    """Return (start, end, context length) of each row's tokens in the step. The context length is an upper bound: it is
+    exact where the host knows the row's counts, as for a fresh prompt."""
     stops = accumulate(row.num_tokens for row in rows)
     return tuple((stop - row.num_tokens, stop, row.end) for row, stop in zip(rows, stops, strict=True))
 
 
 def _by_token(rows: Sequence[ScheduledRow], padded: int) -> _Int32s:
-    """[3 * padded]: for each token the row that samples behind it, -1 for none; then whether it is a guess; then its row."""
+    """Return [3 * padded]: for each token the row that samples after it, or -1; whether it is a draft; its row."""
     facts = np.full((3, padded), -1, np.int32)
     owners, guesses, table_rows = facts
     guesses.fill(0)
@@ -75,15 +75,15 @@ def _by_token(rows: Sequence[ScheduledRow], padded: int) -> _Int32s:
 
 
 class DeviceInputs:
-    """`kv_caches`: the model's, of which every step has the list. `max_proposed`: guesses that a drafter makes of a row."""
+    """Inputs of steps at fixed device addresses. `kv_caches`: the model's. `max_proposed`: drafts of a device drafter per
+    row."""
 
     def __init__(
         self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, layout: KVLayout, steps_in_flight: int,
         device: torch.device, kv_caches: Sequence[LayerKV] = (), max_proposed: int = 0, adapters: bool = False,
         axes: bool = False,
     ) -> None:  # fmt: skip
-        """`adapters`: whether rows may have some. `axes`: whether the rotary embedding has three, so that rows may stand
-        elsewhere."""
+        """Allocate the buffers. `adapters`: rows may have adapters. `axes`: the rotary embedding has three axes."""
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
         self._max_proposed = max_proposed
@@ -142,7 +142,7 @@ class DeviceInputs:
         return tuple(sorted(rows, key=lambda row: row.start + row.num_tokens, reverse=True))
 
     def shape_of(self, rows: Sequence[ScheduledRow]) -> StepShape:
-        """Without padding."""
+        """Return the shape of `rows` without padding."""
         slots = self._entered_slots
         adapters = self._adapter_slots is not None and any(
             (slots[row.row] if row.binding is None else row.binding.adapter_slot) >= 0 for row in rows
@@ -291,7 +291,7 @@ class DeviceInputs:
     def _rope_positions(
         self, rows: Sequence[ScheduledRow] | None, positions: Tensor, by_row: ops.AttentionMeta
     ) -> Tensor | None:
-        """Where tokens stand for a rotary embedding of three axes; [3, T] where a row of `rows` says so."""
+        """Return the rotary positions of tokens; [3, T] if a row of `rows` has M-RoPE positions."""
         if self._rope_deltas is None:
             return None
         placed = positions + _of_tokens(self._rope_deltas, by_row, len(positions))
@@ -356,7 +356,7 @@ def _written(parts: Sequence[_Part], to: _Int32s) -> int:
 
 
 def _pack_uniform(rows: Sequence[ScheduledRow]) -> list[_Part]:
-    """What `DeviceInputs._pack` gives for the rows of a uniform step, sooner."""
+    """Pack the rows of a uniform step: the same result as `DeviceInputs._pack`, faster."""
     of, num = columns(rows), len(rows)
     table_rows = np.array(of.row, np.int32)
     samples = np.ones(num, np.int32)
@@ -371,7 +371,7 @@ def _pack_uniform(rows: Sequence[ScheduledRow]) -> list[_Part]:
 
 
 def _of_tokens(table: Tensor, by_row: ops.AttentionMeta, num_tokens: int) -> Tensor:
-    """What `table` [max_num_seqs + 1] has for the row of each token [T]; its last entry for padding."""
+    """Return the entries of `table` [max_num_seqs + 1] for the row of each token [T]; padding has the last entry."""
     rows = by_row.rows
     assert rows is not None
     if by_row.uniform:

@@ -108,7 +108,7 @@ class Encoding:
             item.done.set_exception(error if is_lost else RowFailed(item.work.number))
 
     def outputs(self, batch: ScheduledBatch) -> EncoderOutputs:
-        """What the batch's rows need, by key."""
+        """Return the encoder outputs of the batch's rows, by key."""
         keys = [span.key for row in batch.rows if row.media is not None for span in row.media.spans]
         found = {}
         for key in keys:
@@ -118,8 +118,8 @@ class Encoding:
         return found
 
     def embedded(self, step: ForwardStep, rows: Sequence[ScheduledRow], given: EncoderOutputs) -> ForwardStep:
-        """`step` of `rows`, arranged, with outputs in the place of embeddings where their prompts say so, and which of
-        their tokens see each other all."""
+        """Return `step` with encoder outputs as embeddings at their positions, and the groups of tokens that all attend to
+        each other."""
         tokens: list[int] = []
         outputs: list[Tensor] = []
         blocks: list[ops.TokenBlock] = []
@@ -152,7 +152,7 @@ class Encoding:
 
 
 def _table(step: ForwardStep, row: ScheduledRow, index: int) -> int:
-    """Which of a step's block tables is the row's, the `index`-th of it."""
+    """Return the index of the row's block table in a step."""
     return index if step.attn_metadata[0].rows is None else row.row
 
 

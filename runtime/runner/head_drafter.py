@@ -48,7 +48,7 @@ class HeadDrafter(Drafter):
         self._known[row] = binding.prompt_ids, binding.output_ids
 
     def begin(self, rows: Sequence[ScheduledRow]) -> None:
-        """What stands behind pieces of prompts takes the place of what their rows sampled last, which is nothing."""
+        """Store the token after each prompt chunk as the row's last sampled token; a chunk samples none."""
         behind = [(row.row, token) for row in rows if (token := self._behind(row)) is not None]
         if behind:
             pieces, ids = index_on(self._last.device, list(zip(*behind, strict=True)))
@@ -93,7 +93,7 @@ class HeadDrafter(Drafter):
             (self._further if nth else self._first).enqueue(num_rows)
 
     def _guess_first(self, num_rows: int) -> None:
-        """Of what it has made of each row's last token when it followed."""
+        """Make the first draft of each row from the hidden state of its last followed token."""
         rows = self._wanting.rows(num_rows)
         hidden = self._last[rows]  # the last one where a row wants none
         self._hidden[:num_rows] = hidden

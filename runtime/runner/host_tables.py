@@ -18,7 +18,7 @@ Int64s = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Update(NamedTuple):
-    """`ids` of `table`'s entries for `row`, from `first_entry` on."""
+    """Change of a block table: `ids` of the entries of `row` from `first_entry` on."""
 
     table: int
     row: int
@@ -35,7 +35,8 @@ class _Table(NamedTuple):
 
 
 class TableUpdates:
-    """What rows bring, in the numbers of the kernels. `shape`: [tables, max_num_seqs, entries of the longest context]."""
+    """Changes of block tables in the kernels' block numbers. `shape`: [tables, max_num_seqs, entries of the longest
+    context]."""
 
     def __init__(self, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:
         size = layout.block_size // layout.kernel_block_size
@@ -65,7 +66,7 @@ class TableUpdates:
 
 
 class HostTables:
-    """`entries` [tables, max_num_seqs, entries of the longest context] int32; gives tokens' slot_mapping, rows' states."""
+    """Block tables on the host: `entries` [tables, max_num_seqs, entries of the longest context] int32."""
 
     def __init__(self, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:
         self._updates = TableUpdates(layout, max_num_seqs, max_model_len)
@@ -81,11 +82,11 @@ class HostTables:
             self.entries[table, row, first : first + len(ids)] = ids
 
     def slot_mapping(self, token_rows: Int64s, positions: Int64s) -> Int64s:
-        """[tables of no states, T]: where tokens of these rows and positions, both [T], are stored."""
+        """Return [tables without states, T]: the slots of tokens with these rows and positions, both [T]."""
         entries = positions // self._block_size
         blocks = self._flat.take(token_rows * self.entries.shape[2] + entries, axis=1)
         return (blocks - entries) * self._block_size + positions
 
     def states(self, rows: Int64s) -> Int64s | tuple[()]:
-        """[tables of states, B]: where the states of these rows [B] lie."""
+        """Return [tables of states, B]: the state entries of rows [B]."""
         return self._states.take(rows, axis=1).astype(np.int64) if len(self._states) else ()

@@ -22,7 +22,7 @@ from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, rope_posi
 
 
 class InputBuffers:
-    """`kv_caches`: the model's, of which every step has the list. `max_proposed`: guesses that a drafter makes of a row."""
+    """Inputs of steps on a CPU. `kv_caches`: the model's. `max_proposed`: drafts of a drafter per row."""
 
     def __init__(
         self, max_num_seqs: int, max_model_len: int, layout: KVLayout, kv_caches: Sequence[LayerKV] = (),
@@ -119,7 +119,7 @@ class InputBuffers:
         self.draft_ids[rows, nth] = ids
 
     def behind(self, rows: torch.Tensor, ids: torch.Tensor, offset: torch.Tensor) -> ForwardStep:
-        """Without padding, of which nothing on a CPU has any."""
+        """Return a forward step of one more token for each row, without padding."""
         row_ids: Int64s = rows.numpy()
         positions = self._num_computed[row_ids] + offset.numpy()
         max_seq_len = int(positions.max()) + 1
@@ -146,7 +146,7 @@ class InputBuffers:
     def _seen(
         self, by_table: Sequence[ops.AttentionMeta], positions: Int64s, starts: Int64s
     ) -> tuple[ops.AttentionMeta, ...]:
-        """`starts`: where each row's first token stands."""
+        """Return attention metadata in chunks. `starts`: position of each row's first token."""
 
         def num_pieces(chunk: int) -> int:
             return int(len(starts) + np.sum(positions % chunk == 0) - np.sum(starts % chunk == 0))

@@ -51,7 +51,7 @@ class Lane(Protocol):
         ...
 
     def fault_beside(self, error: BaseException) -> Fault:
-        """As `fault`, of an error that such work raised."""
+        """Classify an error of work beside steps, as `fault` does."""
         ...
 
     def ids_to_host(self, ids: Tensor) -> Tensor:
@@ -68,11 +68,11 @@ class Lane(Protocol):
         ...
 
     def fault(self, error: BaseException) -> Fault:
-        """What an error of a step means, raised where it was submitted or where its end was awaited. Does not wait."""
+        """Classify an error of a step, raised when it was submitted or awaited. Does not wait."""
         ...
 
     async def close(self) -> bool:
-        """False where what is being computed did not end: it goes on by itself, and nobody may use its device again."""
+        """Close. Return False if a computation did not end; its device must not be used again."""
         ...
 
     def stop(self) -> None:

@@ -16,8 +16,7 @@ T = TypeVar("T")
 
 
 class RankWorker(Worker):
-    """`ways`: the links of the stage that it computes, if there are several. `stage`: set once the tensors that stages hand on are
-    known."""
+    """Thread of a rank. `ways`: links of its stage, if there are several. `stage`: set once the exchanged tensors are known."""
 
     def __init__(self, rank: HostRank, ways: Ways | None = None) -> None:
         super().__init__()
@@ -54,8 +53,8 @@ class RankWorker(Worker):
 
 
 async def on_every_rank(workers: Sequence[RankWorker], work: Callable[[RankWorker], T]) -> list[T]:
-    """What `work` gives on each one's thread, within one meeting of those of its stage, and one of all, in the order of the ranks.
-    Raises what one of them raised."""
+    """Run `work` on each rank's thread, within one meeting of its stage and one of all, and return the results in rank
+    order. Raises a rank's error."""
 
     async def of(worker: RankWorker) -> T:
         rank, everyone = worker.rank, worker.rank.everyone

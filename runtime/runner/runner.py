@@ -71,7 +71,7 @@ class Computed(NamedTuple):
         cls, rows: tuple[ScheduledRow, ...], sampled: Sampled, prompt_logprobs: PromptLogprobs | None = None,
         pooled: Pooled | None = None,
     ) -> Computed:  # fmt: skip
-        """`rows`, in order, have a logits row each, and one more for each draft."""
+        """Return the results of `rows`, in order: a logits row each, and one more for each draft."""
         starts: Sequence[int] = range(len(rows))
         stops: Sequence[int] = range(1, len(rows) + 1)
         if sampled.drafts is not None:
@@ -110,7 +110,7 @@ class NoGraphs:
 
 
 class Outputs(NamedTuple):
-    """What there is to read once a step is done."""
+    """Results of a step that can be read when it is done."""
 
     result: Callable[[], StepResult]
     prompt_logprobs: Callable[[], list[list[TokenLogprobs] | None]]
@@ -122,7 +122,7 @@ class ModelRunner:
         self, model: Model, cache: KVCache, inputs: Inputs, sampler: Sampler, lane: Lane, graphs: Graphs,
         lookup: Lookup | None = None, *, pools: bool = False,
     ) -> None:  # fmt: skip
-        """`lookup`: if guesses are looked up on the device. `pools`: captured steps sample nothing, as if the model could not."""
+        """Create a runner. `lookup`: device n-gram drafts. `pools`: captured steps sample nothing, even if the model could."""
         self._model = model
         self._cache = cache
         self._inputs = inputs
@@ -199,7 +199,8 @@ class ModelRunner:
         logits: Tensor | None = None  # of what is sampled
 
         def logits_of(tokens: Tensor) -> Tensor:
-            """Beside the first of them those of what is sampled: reading the head's weights takes as long as both."""
+            """Return logits of prompt tokens. The first call also computes those that are sampled, since reading the head's
+            weights takes as long for both."""
             nonlocal logits
             if logits is not None or not samples or step.logit_tokens is None:
                 return self._model.compute_logits(hidden, tokens)
@@ -215,7 +216,7 @@ class ModelRunner:
         return Computed.of(step.logits_of if samples else (), sampled, prompt_logprobs, pooled)
 
     def _sampled(self, step: StepInputs, hidden: Any, logits: Tensor | None = None) -> Sampled:
-        """`logits`: if they have been computed."""
+        """Sample the step. `logits`: if computed already."""
         if logits is None:
             logits = self._model.compute_logits(hidden, step.logit_tokens)
         ids = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._inputs.last_ids, step.drafts)
@@ -374,8 +375,8 @@ def read_result(
     batch: ScheduledBatch, rows: tuple[ScheduledRow, ...], spans: tuple[Sequence[int], Sequence[int]], ids: Tensor,
     guesses: Tensor | None, logprobs: StepLogprobs | None, pooled: Pooled | None,
 ) -> StepResult:  # fmt: skip
-    """`spans`: where the logits rows of each of `rows` begin, and end as far as they were sampled. `guesses`: as in `Drafts.ids`,
-    where only the device knew some. Reads the tensors, so they must be there."""
+    """Return the step's result. `spans`: begin and end of the sampled logits rows of each of `rows`. `guesses`: as in
+    `Drafts.ids`, if only the device knew some. The tensors must be computed."""
     drawn = ids.tolist()
     if len(drawn) == len(rows):
         tokens = {row.row: [token_id] for row, token_id in zip(rows, drawn, strict=True)}

@@ -54,7 +54,7 @@ class Inputs(Protocol):
     def num_computed(self) -> Tensor: ...
 
     def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
-        """`rows` in the order in which a step has them."""
+        """Return `rows` in the order in which a step computes them."""
         ...
 
     def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
@@ -83,8 +83,8 @@ def token_types(rows: Sequence[ScheduledRow]) -> list[int] | None:
 
 
 def rope_positions(rows: Sequence[ScheduledRow], positions: Int64s) -> Int64s | None:
-    """[3, T]: where a step's tokens stand for a rotary embedding of three axes, as rows say; those of others at `positions` [T].
-    None where no row says anything."""
+    """Return M-RoPE positions [3, T] of a step's tokens, those of rows without media at `positions` [T]; None if no row has
+    media positions."""
     if not any(row.media is not None and row.media.rope_positions is not None for row in rows):
         return None
     by_axis = np.repeat(positions[None], 3, axis=0)
@@ -98,8 +98,8 @@ def seen_in_chunks(
     by_table: Sequence[ops.AttentionMeta], chunks: Sequence[int | None], positions: Tensor, block_size: int,
     num_pieces: Callable[[int], int],
 ) -> tuple[ops.AttentionMeta, ...]:  # fmt: skip
-    """What attention needs of a step by block table, where the layers of some see chunks of so many tokens. `num_pieces`: how many
-    requests chunks make of the step's, at most."""
+    """Return attention metadata by block table, cut into chunks for the layers that need it. `num_pieces`: upper bound of
+    requests that a chunk size makes of the step's."""
     metas = list(by_table)
     for chunk in {chunk for chunk in chunks if chunk is not None}:
         tables = [table for table, of_table in enumerate(chunks) if of_table == chunk]

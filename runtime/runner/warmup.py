@@ -17,7 +17,8 @@ POOLED = Pool(PoolingParams(pooling="mean", use_activation=True))  # what a mode
 
 
 def work_of(model: Model, *, pools: bool = False) -> Work:
-    """What any row can be asked of it; `pools`: what rows are asked, though it could sample. Nothing of a stage that hands on."""
+    """Return the work of a warm-up row: sampling, or pooling with `pools` or for models that do not generate; None for a
+    stage that is not last."""
     if model.spec.hands_on:
         return None
     return SAMPLE if model.spec.generates and not pools else POOLED

@@ -45,7 +45,7 @@ class Worker:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being computed or waits for its turn, as far as the event loop knows, which asks."""
+        """True while something is computed or queued, as far as the event loop, the caller, knows."""
         return any(not job.done.done() for job in tuple(self._untold))
 
     def submit(self, work: Callable[[], None]) -> WorkerEvent:
@@ -55,7 +55,7 @@ class Worker:
         return WorkerEvent(self.enqueue(self.of_step(work)))
 
     def of_step(self, work: Callable[[], T]) -> Callable[[], T]:
-        """`work`, a part of the step that is submitted now, as it is to be run."""
+        """Return `work`, a part of the step being submitted, in the form to run."""
         return work
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -64,7 +64,7 @@ class Worker:
         return result
 
     async def close(self, limit_s: float = CLOSE_LIMIT_S) -> bool:
-        """What was submitted before is computed. False where that took longer than `limit_s`: nobody waits for it any more."""
+        """Close after everything submitted has been computed. Return False if that takes longer than `limit_s`."""
         self.num_users -= 1
         if self.num_users:
             return True
