@@ -14,6 +14,7 @@ from msgspec.json import encode
 from runtime.api import FinishReason, Output
 from server.generate.generation import Choice, Generation
 from server.http.errors import Aborted, ApiError, as_api_error
+from server.http.sse import Frames
 
 HOLE = "\x00text\x00"  # stands for a text in an event whose constant bytes are wanted
 _HOLE = encode(HOLE)
@@ -45,7 +46,7 @@ def encoded(json: str | bytes) -> Any:
     return Raw(json.encode() if isinstance(json, str) else json)
 
 
-class AnswerFrames:
+class AnswerFrames(Frames[Sequence[Output]]):
     """Frames of one streamed answer: those of each Output, and an error as `write_error` has it."""
 
     def __init__(self, generation: Generation, request_id: str, write_error: Callable[[ApiError], bytes]) -> None:

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable
 from functools import cache, partial
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -54,23 +54,20 @@ class Frames(Protocol[T_contra]):
     """Turns what a source yields into bytes on the wire."""
 
     def feed(self, item: T_contra) -> bytes:
-        """Complete events, or nothing. After an exception `fail` is asked once, and nothing more."""
+        """Return complete events, or nothing. After an exception, `fail` is called once, and nothing more."""
         ...
+
+    def writer(self, index: int, connection: ChunkWriter) -> Any:
+        """Return what writes the items of number `index` to `connection` by itself, or None; asked behind the first of them."""
+        return None
 
     def end(self) -> bytes:
         """Return what comes between the last event and the end of the stream."""
         ...
 
     def fail(self, error: Exception) -> bytes:
-        """The event that tells the client of `error`."""
+        """Return the event that tells the client of `error`."""
         ...
-
-
-@runtime_checkable
-class Writing(Protocol):
-    """Frames that let another write: `writer` returns what writes the items of number `index` to `connection`, or None."""
-
-    def writer(self, index: int, connection: ChunkWriter) -> Any: ...
 
 
 class _Written(Protocol):
@@ -129,9 +126,8 @@ class EventStream(Generic[T]):
         write = None if make_write is None else make_write()
 
         def writer_of(index: int) -> Any:
-            if write is None or not isinstance(frames, Writing):
-                return None
-            if (writer := frames.writer(index, write)) is not None:
+            writer = None if write is None else frames.writer(index, write)
+            if writer is not None:
                 writers.append(writer)
             return writer
 

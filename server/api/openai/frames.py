@@ -35,7 +35,7 @@ from server.generate.transcript import Transcript
 from server.http.answers import json_response, long_json_response
 from server.http.call import call_of, note_ignored
 from server.http.errors import as_api_error
-from server.http.sse import EventStream
+from server.http.sse import EventStream, Frames
 from server.http.watch import ClientWatch, while_waited_for
 from server.models.model import LoadedModel
 from server.text.events import Text
@@ -92,7 +92,7 @@ class Envelope:
         return event(self.shape.chunk(id=self.id, created=self.created, model=self.model, choices=choices, **more))
 
 
-class ChunkFrames:
+class ChunkFrames(Frames[Sequence[Output]]):
     """Frames of one streamed answer. `include_usage`: as stream_options has it; other chunks then carry a null usage, or with
     `continuous_usage` what was used so far.
 

@@ -25,6 +25,7 @@ from server.api.responses.tools import Tool
 from server.generate.generation import Generation
 from server.generate.logprobs import chat_writer
 from server.http.errors import Aborted, ApiError, InvalidRequest
+from server.http.sse import Frames
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 
 logger = logging.getLogger("oneloop.http")
@@ -235,7 +236,7 @@ def _by_token(output: Output) -> Iterator[Output]:
             yield Output(output.index, [id], num_cached_tokens=output.num_cached_tokens, logprobs=own)
 
 
-class EventFrames:
+class EventFrames(Frames[Sequence[Output]]):
     """Renders events; `finished` is called once, after the last one, unless the client has left before."""
 
     def __init__(self, response_events: ResponseEvents, finished: Callable[[], object]) -> None:
