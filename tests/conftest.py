@@ -68,6 +68,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "nightly" in item.path.relative_to(TESTS).parts:
             item.add_marker(pytest.mark.nightly)
+    interpreted: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("interpreted") is not None:
+            interpreted.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
+    for cases in interpreted.values():
+        for item in cases[1:-1]:
+            item.add_marker(pytest.mark.nightly)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu") is not None:

@@ -21,6 +21,7 @@ from runtime.weights.fetch import resolve
 from tests.equality.greedy import Reference, compare, references, run
 from tests.equality.oracle import Oracle
 from tests.runtime.models.paged import Paged
+from tests.tiers import on_push
 
 VOCAB, MAX_TOKENS, WINDOW = 128, 12, 20
 SMALL = {
@@ -463,6 +464,7 @@ def test_half_precision_stays_close_and_made_up_weights_need_only_a_config(case)
     assert dummy.isfinite().all()
 
 
+@pytest.mark.parametrize("case", on_push(FAMILIES, *[*FAMILIES][::3]), indirect=True)
 def test_greedy_tokens_equal_transformers(case):
     expected: list[Reference] = []
     remembers_whole_sequences = any(isinstance(kind, State) for kind in case.ours.spec.memory_kinds())

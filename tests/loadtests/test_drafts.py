@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from loadtests.__main__ import main
 from tests.loadtests.test_commands import last_json
 
@@ -22,6 +24,7 @@ SMALL = [
 GUESSES = '{"method": "ngram", "num_speculative_tokens": 3, "synthetic_acceptance": 1.0, "adaptive": false}'
 
 
+@pytest.mark.nightly
 def test_steps_with_right_guesses_bring_four_tokens_a_row_beside_one(model, tmp_path, capsys):
     out_file = tmp_path / "records.jsonl"
     args = ["drafts", "--model", str(model), "--batch", "1", "3", "--config", GUESSES, "--output-json", str(out_file)]
@@ -46,6 +49,7 @@ def test_a_folder_without_a_model_is_no_measurement(tmp_path, capsys):
     assert "no config.json" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_head_beside_the_model_guesses_at_its_own_speed(model, tmp_path, capsys):
     """Of a shape that suits the model's."""
     said = json.loads((model / "config.json").read_text())

@@ -39,6 +39,7 @@ def folders(tmp_path):
     return [*common, "--logs", str(tmp_path / "logs"), "--idle-seconds", "0.1", "--workload", "c3_8_4"]
 
 
+@pytest.mark.nightly
 def test_one_command_starts_our_server_twice_and_takes_every_figure(folders, tmp_path, capsys):
     out_file = tmp_path / "records.jsonl"
     ladder = ["--ladder", "c3_8_4", "--shares", "50", "--ladder-seconds", "0.1"]
@@ -68,6 +69,7 @@ def test_one_command_starts_our_server_twice_and_takes_every_figure(folders, tmp
     assert json.loads(out_file.read_text()) == record
 
 
+@pytest.mark.nightly
 def test_repeated_starts_are_timed_and_give_one_answer(folders, capsys):
     assert main(["gpu", *folders, "--no-cold", "--workload", "--starts", "2", *OURS]) == 0
     _, record = last_json(capsys)

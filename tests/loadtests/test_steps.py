@@ -37,6 +37,7 @@ def test_steps_prints_a_table_and_leaves_a_record(model, tmp_path, capsys):
     assert json.loads(out_file.read_text()) == record
 
 
+@pytest.mark.nightly
 def test_a_profile_is_shown_and_left_as_small_files(model, tmp_path, capsys):
     args = ["--model", str(model), "--profile", str(tmp_path / "p"), "--profile-batch", "2"]
     assert main(["steps", *args, *SMALL]) == 0

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-_INTERPRETED = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+_INTERPRETED = (
+    pytest.mark.interpreted,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU"),
+)
 
 DEVICES = [pytest.param("cpu", marks=_INTERPRETED), pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -113,6 +113,7 @@ def test_lengths_known_to_the_host_change_nothing(device, dtype, tolerance):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.nightly
 def test_many_rows(device):
     check(*case(device, [2, 1, 3] * 50, 1, 1, 64, torch.float32), 1e-5)
 

@@ -49,6 +49,7 @@ def _nothing_is_frozen():
 
 
 @pytest.mark.usefixtures("_nothing_is_frozen")
+@pytest.mark.nightly
 def test_one_that_sleeps_has_neither_weights_nor_cache_and_says_the_same_when_it_wakes():
     gc.collect()
     objects, greedy = alive(), SamplingParams(temperature=0, max_tokens=8)

@@ -48,6 +48,7 @@ def references(node) -> set[str]:
 
 
 @pytest.mark.parametrize(("user_key", "admin_key"), KEYS)
+@pytest.mark.nightly
 def test_it_is_openapi_3_1(user_key, admin_key):
     OpenAPIV31SpecValidator(document(user_key, admin_key)).validate()
 
