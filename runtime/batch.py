@@ -49,9 +49,8 @@ class MediaSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowMedia:
-    """What a row of a prompt with pictures or sounds brings beside ids. `rope_positions` [3, num_tokens]: where its tokens stand
-    for a rotary embedding of three axes; None without one. `prompt_len`: of a prompt that begins here, whose tokens see each other
-    all; 0 where they do not."""
+    """Media of a row. `rope_positions` [3, num_tokens]: M-RoPE positions, or None. `prompt_len`: length of a prompt that
+    begins here and whose tokens all attend to each other; otherwise 0."""
 
     spans: tuple[MediaSpan, ...]
     rope_positions: Int32s | None = None
@@ -151,7 +150,7 @@ def decode_row(
 
 
 def columns(rows: Sequence[ScheduledRow]) -> Any:
-    """What `rows` have in each field: under its name a tuple, in their order."""
+    """Return a tuple of all rows' values for each field, under the field's name."""
     return ScheduledRow._make(zip(*rows, strict=True) if rows else ((),) * len(ScheduledRow._fields))
 
 
@@ -171,7 +170,7 @@ class AdapterLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncoderWork:
-    """`item`, of a prompt of sequence `number`, is encoded beside steps, and kept under `key`: a later batch needs it.
+    """Encoding of `item`, of a prompt of sequence `number`, beside steps. The output is stored under `key` for a later batch.
 
     A runner without an encoder refuses a batch that has some."""
 
@@ -182,10 +181,9 @@ class EncoderWork:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """`encoder_drops`: keys of what encoders have made and nobody needs, which goes before `encoder_work` is done. `follows`: what
-    makes drafts on the device computes the step, too, as far as there is anything; else no row has any made behind it.
-    `decodes_only`: each row is one token, which is sampled from, without a mask or a draft, of a tenant that is known, as in most
-    steps; False says nothing."""
+    """Decided step. `encoder_drops`: keys of encoder outputs to drop before `encoder_work`. `follows`: the device drafter
+    computes the step too; otherwise it makes no drafts after it. `decodes_only`: each row is one sampled token, without
+    mask, draft or binding, as in most steps; False has no meaning."""
 
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
@@ -211,7 +209,7 @@ class ScheduledBatch:
 
     @property
     def pooling_rows(self) -> tuple[ScheduledRow, ...]:
-        """Those that give something: with pieces of a prompt, its last."""
+        """Rows with a pooled result: of a prompt in pieces, the last piece."""
         if self.decodes_only:
             return ()
         return tuple([row for row in self.rows if type(row.work) is Pool and row.work.is_last])
@@ -223,7 +221,7 @@ class ScheduledBatch:
         return tuple([row for row in self.rows if row.prompt_logprobs is not None])
 
     def split(self, late: Collection[int]) -> tuple[ScheduledBatch, ScheduledBatch]:
-        """This step without the sampling of the device rows `late`, and their sampling alone."""
+        """Return this step without the sampling of the device rows `late`, and their sampling alone."""
         rest = tuple(row._replace(work=None) if row.row in late else row for row in self.rows)
         sampling = tuple(row._replace(prompt_logprobs=None) for row in self.rows if row.row in late)
         return (
@@ -232,6 +230,6 @@ class ScheduledBatch:
         )
 
     def sampled_by(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
-        """`rows`, computed for this batch and perhaps more, of which only those sample that it samples."""
+        """Return `rows`, which may include more than this batch, with sampling only for the rows that this batch samples."""
         sampled = {row.row for row in self.sampling_rows}
         return tuple(row if row.row in sampled or not row.samples else row._replace(work=None) for row in rows)

@@ -82,7 +82,7 @@ class EngineConfig(EngineOptions):
 
     @property
     def stages_apart(self) -> bool:
-        """Whether each stage has its own process."""
+        """True if each stage has its own process."""
         return self.distributed_executor_backend != "uni"
 
     @property
@@ -110,14 +110,15 @@ class EngineConfig(EngineOptions):
 
     @property
     def captures(self) -> bool:
-        """Whether steps are captured in graphs. The reference attention reads lengths on the host, so it is not."""
+        """True if steps are captured in graphs. The reference attention reads lengths on the host, so it is not captured."""
         return not (self.enforce_eager or "reference" in (self.kernels, self.attention_backend))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPolicy:
-    """How matrices are kept in memory. `dense_dtype`: type of unquantised ones, or "stored" for the checkpoint's. `keep_quantized`:
-    quantised ones stay so where a kernel reads them. `online`: format of all at load: "int8", "int16" (CPU), "fp8" or "w4"."""
+    """Policy of storing matrices. `dense_dtype`: type of unquantised ones, or "stored" for the checkpoint's.
+    `keep_quantized`: quantised ones stay so where a kernel reads them. `online`: format of all at load: "int8", "int16"
+    (CPU), "fp8" or "w4"."""
 
     dense_dtype: str
     keep_quantized: bool = False

@@ -21,7 +21,7 @@ class WorkerGone(Exception):
 
 
 class RowFailed(Exception):
-    """What sequence `number` asks for cannot be done. The others of its step are not to blame."""
+    """Error: the request of sequence `number` cannot be executed. Other rows of its step are not affected."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"the parameters of sequence {number} cannot be bound to its row")

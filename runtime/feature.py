@@ -80,7 +80,7 @@ class Claim:
 
 
 class Scheduling(Protocol):
-    """What features may see and do of the scheduler."""
+    """Parts of the scheduler that features may use."""
 
     limits: SchedulerLimits
     blocks: SequenceBlocks
@@ -91,13 +91,13 @@ class Scheduling(Protocol):
 
 
 class Door(Protocol):
-    """What features may ask of the engine, for work beside steps."""
+    """Parts of the engine that features may use, for work beside steps."""
 
     @property
     def runner(self) -> Runner: ...
 
     def wake(self) -> None:
-        """There may be something to schedule."""
+        """Note that there may be something to schedule."""
         ...
 
     def end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
@@ -143,7 +143,7 @@ class Feature:
 
     @property
     def is_busy(self) -> bool:
-        """Whether sequences with a claim of this feature are more than plain decodes in this step."""
+        """True if sequences with a claim of this feature are more than plain decodes in this step."""
         return False
 
     def admits(self) -> None:
@@ -154,7 +154,7 @@ class Feature:
 
     @property
     def has_work(self) -> bool:
-        """Whether the step is worth a launch even without rows."""
+        """True if the step must be launched even without rows."""
         return False
 
     def complete(self, batch: ScheduledBatch) -> ScheduledBatch:
@@ -172,7 +172,7 @@ class Feature:
 
     @property
     def slows_steps(self) -> bool:
-        """Whether work beside steps makes them longer now, so that their times are not typical."""
+        """True while work beside steps makes them longer, so that their times are not typical."""
         return False
 
     def took(self, batch: ScheduledBatch, took_s: float) -> None:

@@ -49,7 +49,7 @@ def _load(library: Path) -> None:
 
 
 def _begin_context(open_driver: Any = ctypes.CDLL) -> None:
-    """`open_driver`: gives the driver's functions, by the name of its library."""
+    """Create a CUDA context. `open_driver` opens the driver's library by name."""
     try:
         driver = open_driver("libcuda.so.1")
     except OSError:

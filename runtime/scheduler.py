@@ -41,8 +41,9 @@ from runtime.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """`max_num_seqs`: rows of the device tables. `max_num_batched_tokens`: budget of one step; more than `max_num_seqs`, so a
-    prompt moves on beside any decodes. `in_one_step`: a prompt is never cut, so none longer than a step may be added."""
+    """Limits of scheduling. `max_num_seqs`: rows of the device tables. `max_num_batched_tokens`: budget of one step; more
+    than `max_num_seqs`, so that prompts advance beside any decodes. `in_one_step`: prompts are never cut, so none longer
+    than a step may be added."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -74,7 +75,7 @@ class Scheduler:
         self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache, policy: Policy, *,
         step_budget: StepBudget | None = None, features: Several[Feature] = (),
     ) -> None:  # fmt: skip
-        """`step_budget`: tokens of prompts beside decodes; None: no limit but the step's."""
+        """Create a scheduler. `step_budget`: limit of prompt tokens beside decodes; None: only the step's."""
         self.limits = limits
         self.policy = policy
         self.blocks = SequenceBlocks(pool, cache)

@@ -30,7 +30,7 @@ class Status(Enum):
 
 
 class Forced(NamedTuple):
-    """Of an answer, from its token number `start` on, `ids` are all that may be drawn."""
+    """Forced tokens: from the answer's token number `start` on, only `ids` are allowed."""
 
     start: int
     ids: tuple[int, ...]
@@ -161,7 +161,7 @@ class Sequence:
         return [*self.prompt_ids, *self.output_ids]
 
     def known_ids(self, start: int, end: int) -> tuple[int, ...]:
-        """What is known of tokens [start, end)."""
+        """Return the known ids among tokens [start, end)."""
         num_prompt = self.num_prompt_tokens
         if start >= num_prompt:
             return tuple(self.output_ids[start - num_prompt : end - num_prompt])
@@ -186,7 +186,7 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log-probabilities of its prompt are still to be computed."""
+        """True while log-probabilities of its prompt are to be computed."""
         return self.next_prompt_logprob < self.num_prompt_tokens
 
     @property

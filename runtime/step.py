@@ -63,10 +63,9 @@ class RowMasks:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a step. `tokens`: for each sampling row, in row order, the ids that it gained: accepted drafts and one more,
-    [NOT_FINITE] where its logits were unusable. `logprobs`: for each sampling row those of its tokens or None, or nothing at
-    all where nobody asked. `pooled`: for each pooling row, in row order, what `Output.pooled` will be, None where it was not
-    finite."""
+    """Result of a step. `tokens`: for each sampling row, in row order, the ids that it gained: accepted drafts and one more,
+    [NOT_FINITE] if its logits were unusable. `logprobs`: for each sampling row those of its tokens or None; empty if none
+    were requested. `pooled`: for each pooling row, in row order, the future `Output.pooled`, None if it was not finite."""
 
     tokens: list[list[int]]
     logprobs: Sequence[list[TokenLogprobs] | None] = ()
@@ -75,9 +74,9 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`read` is valid once `done`. `read_prompt_logprobs` too, and takes long: for each row with a `PromptLogprobsSpan`, in row
-    order, its entries, None where its logits are not finite. `idle_before_s`: the device's pause since the step before.
-    `was_captured`: whether a graph was replayed."""
+    """Launched step. `read` is valid after `done`, as is `read_prompt_logprobs`, which is slow: for each row with a
+    `PromptLogprobsSpan`, in row order, its entries, None if its logits are not finite. `idle_before_s`: the device's pause
+    before the step. `was_captured`: a graph was replayed."""
 
     batch: ScheduledBatch
     done: GpuEvent
@@ -93,7 +92,7 @@ class Step:
         return self.read()
 
     async def prompt_logprobs(self) -> list[list[TokenLogprobs] | None]:
-        """What there is to tell of prompts, one entry per row that asks. Only after `result`."""
+        """Return the prompt log-probabilities, one entry per row that requested them. Call after `result`."""
         return [] if self.read_prompt_logprobs is None else await asyncio.to_thread(self.read_prompt_logprobs)
 
 
@@ -116,7 +115,7 @@ class ForwardOutput:
 
 
 class Runner(Protocol):
-    """What the engine needs of a model runner; FakeRunner in the tests is another one."""
+    """Protocol of a model runner. FakeRunner in the tests is another one."""
 
     def encode(self, batch: ScheduledBatch) -> Sequence[asyncio.Future[None]]:
         """Drop what `batch` drops of encoders' outputs and submit its encoder work, beside steps; call it before the batch is
@@ -138,7 +137,7 @@ class Runner(Protocol):
         ...
 
     def fault(self, error: BaseException) -> Fault:
-        """What an error means that a launch or a step's end raised."""
+        """Classify an error of a launch or of a step's end."""
         ...
 
     async def close(self) -> bool:

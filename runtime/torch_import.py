@@ -42,13 +42,14 @@ NEEDS_ALL = (
 
 
 def defer_parts_of_torch() -> None:
-    """From now on `import torch` goes without them. For a process of our own; does nothing where torch is imported already."""
+    """Import torch without rarely used parts from now on. For a process of our own; does nothing if torch is imported
+    already."""
     if "torch" not in sys.modules and not any(isinstance(finder, _Deferring) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Deferring())
 
 
 def import_all_of_torch() -> None:
-    """What was deferred is there when this returns, and nothing is deferred any more: for code that is not ours."""
+    """Import everything that was deferred, and defer nothing any more: for code that is not ours."""
     for finder in [finder for finder in sys.meta_path if isinstance(finder, _Deferring)]:
         finder.end()
 
@@ -81,7 +82,7 @@ class _Deferring(MetaPathFinder):
 
 
 def _torch_version() -> tuple[int, ...]:
-    """While it is being imported: one of the first things that it says; nothing before that."""
+    """Return torch's version while it is being imported; (0,) before it is set."""
     said = getattr(sys.modules.get("torch"), "__version__", "0")
     return tuple(map(int, str(said).split(".")[:2]))
 
@@ -90,7 +91,7 @@ class _WhenAsked(Loader):
     """Gives an empty module, which is filled by the first who asks for a name in it. One thread fills, others wait."""
 
     def __init__(self, loader: Loader, prepare: Callable[[], None]) -> None:
-        """`prepare` is called before it is filled."""
+        """Wrap `loader`. `prepare` is called before the module is executed."""
         self._loader, self._prepare = loader, prepare
         self._module: ModuleType | None = None
         self._given: dict[str, object] = {}  # to torch, in the place of its functions

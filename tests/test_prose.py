@@ -19,11 +19,11 @@ from server.config.server_config import ServerConfig
 
 ROOT = Path(__file__).parent.parent
 # How many there are. Lower a number when you have rewritten some; never raise one.
-LIMITS = {"docstrings": 637, "long help": 0, "private words": 27, "long paragraphs": 3}
+LIMITS = {"docstrings": 467, "long help": 0, "private words": 27, "long paragraphs": 3}
 
 RELATIVES = (
     "what|who|whose|whom|those|that|of|behind|beside|by|whether|where|which|how|when|as|in|on|at|for|from|to|with|without|not|only"
-    "|so|none|true|false|here|there|about|since|until|while|after|before|if|it|this|these|they|its|their"
+    "|so|none|here|there|about|since|until|while|after|before|if|it|this|these|they|its|their"
 )
 HEADLESS = re.compile(rf"(?:(?:{RELATIVES})\b|[`({{\[])", re.IGNORECASE)
 PRIVATE = re.compile(

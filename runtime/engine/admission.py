@@ -23,7 +23,8 @@ MAX_BUCKETS = 4096  # callers whose rate is known; beyond, those who are not in 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """None: no limit. What waits beyond `max_queue_time_s` without having started is ended."""
+    """Limits of admission; None means no limit. Requests that wait longer than `max_queue_time_s` without starting are
+    ended."""
 
     max_queue: int = 256
     max_queued_tokens: int | None = None
@@ -33,7 +34,7 @@ class AdmissionLimits:
 
 
 class StartRate:
-    """How many requests start in a second while others wait, lately."""
+    """Recent rate at which requests start while others wait."""
 
     def __init__(self) -> None:
         self._num = 0.0
@@ -41,7 +42,7 @@ class StartRate:
         self._since_s: float | None = None  # since when there has been a queue and nobody started
 
     def waiting(self, now: float) -> None:
-        """There is a queue."""
+        """Note that requests wait."""
         if self._since_s is None:
             self._since_s = now
 
@@ -53,7 +54,7 @@ class StartRate:
         self._since_s = now if others_wait else None
 
     def seconds_for(self, num: int, now: float) -> float | None:
-        """How long it takes until so many will have started; None where nobody knows yet."""
+        """Return the time in seconds until `num` requests will have started; None if unknown."""
         span_s = self._span_s + (0.0 if self._since_s is None else now - self._since_s)
         return num * span_s / self._num if self._num else None
 
@@ -85,7 +86,7 @@ class TokenBucket:
 
 
 class Callers:
-    """What callers have, of all engines that share this. `open`: sequences of each that have not ended."""
+    """State of callers, shared by engines. `open`: number of each caller's sequences that have not ended."""
 
     def __init__(self) -> None:
         self.open: Counter[bytes | None] = Counter()
@@ -109,7 +110,8 @@ class Admission:
         self._callers = callers or Callers()
 
     def check(self, requests: Several[Request], waiting: Several[Sequence], num_free_rows: int) -> None:
-        """Whether `requests`, of one caller, may join those `waiting`, of which free rows take up some at once. Raises Busy."""
+        """Check whether `requests`, of one caller, may join those `waiting`, of which free rows start some at once. Raises
+        Busy."""
         self.check_caller(requests[0].caller, waiting, num_free_rows, num_new=len(requests))
         if self.limits.max_queued_tokens is not None and waiting:
             self._check_tokens(requests, waiting, self.limits.max_queued_tokens)
@@ -117,7 +119,7 @@ class Admission:
     def check_caller(
         self, caller: bytes | None, waiting: Several[Sequence], num_free_rows: int, *, num_new: int = 1
     ) -> None:
-        """What of it does not depend on the prompts: so before they are read it can be said, too. Raises Busy."""
+        """Check the limits that do not depend on the prompts, before these are read. Raises Busy."""
         limits = self.limits
         num_waiting = max(0, len(waiting) - num_free_rows)
         if num_waiting >= limits.max_queue:
@@ -164,7 +166,7 @@ class Admission:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether it has to be told what sequences gain."""
+        """True if `gained` must be called."""
         return self.limits.max_tokens_per_minute_per_key is not None
 
     def gained(self, caller: bytes | None, num_tokens: int) -> None:
@@ -177,7 +179,7 @@ class Admission:
             del self._callers.open[caller]
 
     def retry_after_s(self, num_ahead: int) -> float:
-        """When so many that wait will have started, as far as anybody knows: from 1 s to MAX_RETRY_S."""
+        """Return the estimated time until `num_ahead` waiting requests will have started, from 1 s to MAX_RETRY_S."""
         return min(max(1.0, self._rate.seconds_for(num_ahead, self._clock()) or 0.0), MAX_RETRY_S)
 
     def _bucket(self, caller: bytes | None, per_minute: int) -> TokenBucket:
@@ -187,6 +189,6 @@ class Admission:
 def _share(
     waiting: Several[Sequence], caller: bytes | None, cost: Callable[[Sequence], int]
 ) -> tuple[int, int]:  # fmt: skip
-    """What of those `waiting` is `caller`'s, and how many callers there are, he included."""
+    """Return the part of `waiting` that is `caller`'s, and the number of callers including it."""
     own = sum(cost(sequence) for sequence in waiting if sequence.request.caller == caller)
     return own, len({sequence.request.caller for sequence in waiting} | {caller})

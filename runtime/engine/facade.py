@@ -57,7 +57,8 @@ def _none_to_record() -> Recorder:
 
 
 class Engine:
-    """`EngineClient` over a scheduler and a runner. Create it on the running loop; `close` it before the loop ends."""
+    """Engine: an `EngineClient` over a scheduler and a runner. Create it on the running loop; `close` it before the loop
+    ends."""
 
     def __init__(
         self,
@@ -79,7 +80,8 @@ class Engine:
         callers: Callers | None = None,
         more_metrics: Callable[[], list[Metric]] | None = None,
     ) -> None:
-        """`callers`: of other engines too, where limits are of all together. `more_metrics`: of what the engine does not see."""
+        """Create an engine and its loop. `callers`: shared with other engines if limits apply to all together.
+        `more_metrics`: metrics that the engine cannot count."""
         work = asyncio.Event()
         self.adapters = adapters
         self._scheduler = scheduler

@@ -23,7 +23,8 @@ class DeviceLost(Exception):
 
 
 class Faults:
-    """`death`: completed with the reason once the engine can never serve again."""
+    """Consequences of failed steps and lost devices. `death` completes with the reason once the engine can never serve
+    again."""
 
     def __init__(self, requests: OpenRequests, health: StepHealth, clock: Callable[[], float]) -> None:
         self._requests = requests

@@ -14,7 +14,7 @@ from runtime.sequence import Sequence
 
 
 class Intake:
-    """`seed`: makes the draws of requests without a seed repeatable."""
+    """Checks of requests, and their conversion to sequences. `seed` makes the draws of requests without a seed repeatable."""
 
     def __init__(self, scheduler: Scheduler, model: ModelInfo, adapters: Adapters | None, seed: int | None) -> None:
         self._scheduler = scheduler
@@ -37,7 +37,7 @@ class Intake:
         return [self._sequence(request, group) for request in requests]
 
     def _check(self, request: Request, *, knows_ids: bool) -> None:
-        """`knows_ids`: the ids of its prompt have been checked."""
+        """Check a request. `knows_ids`: the ids of its prompt have been checked."""
         self._model.check(request)
         self._scheduler.check(request)
         prepared = request.prepared

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Loop:
-    """`work`: set when there may be something to do. It is the `Door` of features and of masked sampling, too."""
+    """Loop of the engine, and the `Door` of features and masked sampling. `work` is set when there may be something to do."""
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, requests: OpenRequests, work: asyncio.Event, *, mask_maker: MaskMaker,

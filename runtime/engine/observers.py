@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 
 class Observers:
-    """`when_finished`: called with each request that ends, probes excepted."""
+    """Observers of the loop's events: metrics, health, learning, profiles. `when_finished` functions are called with each
+    request that ends, except probes."""
 
     def __init__(
         self, scheduler: Scheduler, admission: Admission, meter: EngineMeter, health: StepHealth, profiling: Profiling

@@ -28,7 +28,7 @@ STATES = {
 
 
 class Bed(Protocol):
-    """Where a runner comes from, and its memory goes."""
+    """Source of a runner after sleep."""
 
     async def build(self) -> Runner:
         """A runner like the one there was: of the same model, for as many rows and blocks. Raises what starting an engine does."""
@@ -65,7 +65,8 @@ class Asleep:
 
 
 class Sleeping:
-    """`after_s`: of idleness, before it sleeps by itself, if it does. `wake`: has the engine's loop look again."""
+    """Sleep of an engine. `after_s`: idle seconds before it sleeps by itself, or None. `wake`: makes the engine's loop check
+    again."""
 
     def __init__(
         self, bed: Bed | None, after_s: float | None, wake: Callable[[], None], clock: Callable[[], float],
@@ -112,8 +113,8 @@ class Sleeping:
         return self.level is not SleepLevel.AWAKE and self._wanted is SleepLevel.AWAKE
 
     async def rest(self, take_runner: Callable[[], Runner]) -> None:
-        """There is nothing to do: sleep, if it is time or somebody wants it, or see to it that this is looked at in time.
-        `take_runner`: gives the runner away."""
+        """Sleep if it is time or requested, or set an alarm. Call when there is nothing to do. `take_runner` gives the
+        runner away."""
         wanted = self._wanted
         if wanted is None and self._is_late():
             wanted = SleepLevel.HOST
@@ -139,7 +140,7 @@ class Sleeping:
         return runner
 
     def stop_waiting(self) -> None:
-        """There is something to do, or no engine any more."""
+        """Cancel the alarm: there is work, or no engine."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None

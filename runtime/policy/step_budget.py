@@ -53,7 +53,8 @@ class Load(NamedTuple):
 
 
 class StepBudget(Protocol):
-    """`has_turns`: decodes may have to take turns. `ending_cost`: cost of sampling at the end of a prompt, in prompt tokens."""
+    """Limit of a step's prompt tokens. `has_turns`: decodes may alternate. `ending_cost`: cost of sampling at the end of a
+    prompt, in prompt tokens."""
 
     @property
     def has_turns(self) -> bool: ...

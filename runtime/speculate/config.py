@@ -138,12 +138,12 @@ class SpeculativeConfig:
 
     @property
     def reads_predictions(self) -> bool:
-        """Whether a request's prediction is looked up."""
+        """True if a request's prediction is looked up."""
         return self.method == "suffix" or self.method in _LOOKUPS
 
     @property
     def follows(self) -> bool:
-        """Whether the maker of drafts has layers of its own, which compute steps as the model does."""
+        """True if the drafter has layers of its own that compute each step as the model does."""
         return self.method in HEADS or self.method in WITH_MODEL
 
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ MAX_PROMPT = 32_768  # last tokens of a prompt that are indexed, at some 300 byt
 
 
 class GramIndex:
-    """`sizes`: of the grams that are indexed. `ids`: the text."""
+    """Index of a text's n-grams. `sizes`: lengths of the n-grams. `ids`: the text."""
 
     def __init__(self, *sizes: int) -> None:
         self.ids: list[int] = []

@@ -34,8 +34,8 @@ class _Size:
 
 
 class Resting:
-    """`follows`: whether the step being decided is followed, if it has rows that may have drafts and lack no tokens;
-    `is_followed`: whether it has any."""
+    """Owner of the rest of drafts. `follows`: the step being decided is followed by the drafter, if it has rows for it;
+    `is_followed`: it has such rows."""
 
     def __init__(self, speculation: Speculation, block_size: int = 1) -> None:
         self._speculation = speculation

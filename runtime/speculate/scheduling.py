@@ -24,7 +24,7 @@ from runtime.speculate.speculation import Speculation
 
 
 class DraftScheduling(Feature):
-    """`speculation`: guesses, and what they are worth."""
+    """Host half of drafts. `speculation`: proposals and their worth."""
 
     looks_ahead = True
 
@@ -104,7 +104,8 @@ class DraftScheduling(Feature):
         return drafts
 
     def _takes_drafts(self, sequence: Sequence) -> bool:
-        """Where masks may be late, so that drafts are given up, states had better not have read them."""
+        """Return whether the sequence may have drafts. Recurrent states with masks have none, because late masks drop drafts
+        that the states have read."""
         return sequence.takes_drafts and not (self.has_states and sequence.has_matchers)
 
     def _proposals(self, wanted: Several[int], drafts: Mapping[int, Several[int]]) -> dict[int, int]:
@@ -241,7 +242,7 @@ class _Drafts(Claim):
             self.registered(0)
 
     def registered(self, first_entry: int) -> None:
-        """Of its entries that the prefix cache knows, from this one on, note those that lack some tokens."""
+        """Note the prefix-cache entries, from this one on, that lack draft KV of some tokens."""
         sequence, block_size = self._sequence, self._feature.scheduler.blocks.cache.block_size
         if sequence.first_unfollowed < 0:
             return

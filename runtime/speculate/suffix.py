@@ -21,7 +21,7 @@ MAX_PAST_TOKENS = 131_072  # of all past answers, some 300 bytes each
 
 
 class _Place(NamedTuple):
-    """`length`: tokens before `place` that are the last ones of the text at hand."""
+    """Match in a text. `length`: tokens before `place` that equal the end of the current text."""
 
     text: GramIndex
     place: int

@@ -1,4 +1,4 @@
-"""Who answers at a terminal: a model in this process, or an OpenAI endpoint somewhere. Either gives pieces of text as they come."""
+"""Sources of answers at a terminal: a model in this process, or an OpenAI endpoint. Both yield pieces of text as they come."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CONNECT_LIMIT_S = 10.0  # to an endpoint; an answer may take as long as it takes
 
 
 class AnswerFailed(Exception):
-    """There is no answer, or none any more; the message is for the person at the terminal."""
+    """Error: there is no answer, or it broke off. The message is for the person at the terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What came: of the answer, of the reasoning before it, and how many tokens it adds, where that is told."""
+    """Piece of an answer: text, reasoning, and the number of tokens if known."""
 
     text: str = ""
     reasoning: str = ""
@@ -32,7 +32,8 @@ class Piece:
 
 
 class Answerer(Protocol):
-    """`fields`: of a request, by OpenAI's names (`temperature` …). Leaving an iteration takes the request back."""
+    """Source of answers. `fields`: of a request, by OpenAI's names (`temperature` …). Leaving an iteration cancels the
+    request."""
 
     @property
     def name(self) -> str: ...

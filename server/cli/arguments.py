@@ -36,7 +36,7 @@ DESCRIPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """`url` None: a model in this process, by `config`. `fields`: of every request, by OpenAI's names."""
+    """Arguments of a chat. `url` None: a model in this process, by `config`. `fields`: of every request, by OpenAI's names."""
 
     prompt: str
     system: str
@@ -101,7 +101,7 @@ def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, 
 
 
 def read_value(name: str, text: str) -> dict[str, Any]:
-    """`{name: value}` of a number that a request can have; a value of nothing takes it out again.
+    """Parse a numeric field of a request as `{name: value}`; an empty value removes it.
 
     Raises ConfigError."""
     name = name.replace("-", "_")
@@ -118,7 +118,7 @@ def read_value(name: str, text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def answering(runner: asyncio.Runner, arguments: Arguments) -> Iterator[Answerer | None]:
-    """Who answers, as long as the block lasts; None where nobody can, which has been said then."""
+    """Yield the source of answers, or None after reporting that there is none."""
     from server.cli.answerers import AnswerFailed, Endpoint, LocalModel
     from server.llm.llm import LLM
     from server.models.lifecycle import LoadError

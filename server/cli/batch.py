@@ -84,7 +84,7 @@ class BatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the command line asks for. None is standard input or output."""
+    """Arguments of a batch. None is standard input or output."""
 
     source: Path | None
     target: Path | None

@@ -1,7 +1,8 @@
-"""`oneloop chat` and `oneloop complete PROMPT`: a model at the terminal, one in this process or any OpenAI endpoint (--url).
+"""Commands `oneloop chat` and `oneloop complete PROMPT`: a model at the terminal, in this process or at an OpenAI endpoint
+(--url).
 
-On a terminal a conversation, with lines that begin with a slash for everything else; from a pipe one question and its answer, and
-nothing but the answer on standard output. Ctrl-C stops an answer and keeps what came of it."""
+On a terminal a conversation, with commands that begin with a slash; from a pipe one question and its answer, and only the
+answer on standard output. Ctrl-C stops an answer and keeps its text."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ To write several lines, begin and end with a line of \"\"\", or end each line wi
 
 @dataclass(slots=True)
 class Chat:
-    """What was said, and what will be sent with it. Knows no terminal."""
+    """State of a conversation: its messages, and the fields that are sent with them. Knows no terminal."""
 
     messages: list[Message] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
@@ -131,7 +132,7 @@ class Session:
         self._print(shown.dim(f"  {shown.figures()}"))
 
     def _command(self, line: str) -> str | None:
-        """What to ask now; "" to end, None for neither."""
+        """Run a command. Return the next question, "" to end, or None."""
         name, _, rest = line[1:].partition(" ")
         rest, chat = rest.strip(), self._chat
         match name:
@@ -233,7 +234,7 @@ class Shown:
 
 
 def printable(text: str) -> str:
-    """`text` without what would command a terminal: control characters but newline and tab are shown as what they are no more."""
+    """Replace control characters, except newline and tab, which could command a terminal."""
     return "".join(char if char in "\n\t" or not (char < " " or "\x7f" <= char < "\xa0") else "�" for char in text)
 
 
@@ -289,7 +290,7 @@ def answer_once(
 
 
 def is_styled(out: TextIO, environment: Mapping[str, str]) -> bool:
-    """Whether escape sequences go there: a terminal, unless NO_COLOR (no-color.org) or TERM=dumb say otherwise."""
+    """Return whether escape sequences may be written: to a terminal, unless NO_COLOR (no-color.org) or TERM=dumb is set."""
     return out.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
 
 

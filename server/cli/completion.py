@@ -1,6 +1,6 @@
-"""`oneloop completion bash|zsh|fish`: a script by which that shell completes commands, options and their values.
+"""Command `oneloop completion bash|zsh|fish`: a script that completes commands, options and their values.
 
-Made of the table of options, so that it knows what the server knows; of sub-commands' own options it knows the names."""
+Generated from the table of options. For sub-commands' own options it has the names only."""
 
 from __future__ import annotations
 

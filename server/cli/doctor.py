@@ -1,5 +1,5 @@
-"""`oneloop doctor`: this machine as a server of models sees it: what it has, which kernels compute, what would fit and how fast it
-could be at most, and what is missing, with the command that mends it. Text from findings that others made."""
+"""Command `oneloop doctor`: hardware, kernels, models that fit and their maximum speed, and missing dependencies with the
+command that installs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`--dry-run`: what the options come to, as a table for people and a last line of JSON for programs. Nothing is served."""
+"""Option `--dry-run`: print the resolved options, as a table for people and a last line of JSON for programs. Nothing is
+served."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`oneloop health`: asks the server that these options would start whether it is well; for probes, where there is no curl.
+"""Command `oneloop health`: check the server that these options would start; for probes without curl.
 
-It finds the server as a start finds its place to listen: by options, environment and file. Standard library only, so that a probe
-each few seconds costs little."""
+It finds the server by options, environment and file, as a start does. Standard library only, so that frequent probes are
+cheap."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def ask(config: ServerConfig, path: str) -> tuple[int, bytes]:
 
 
 def _secured(config: ServerConfig) -> ssl.SSLContext:
-    """It is this machine that answers, whatever name its certificate has; where clients need one, the server's own is shown."""
+    """Return a TLS context that accepts any name, since the server is on this machine, and that shows the server's own
+    certificate."""
     import ssl
 
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

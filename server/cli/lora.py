@@ -1,5 +1,4 @@
-"""`oneloop lora inspect FOLDER`: what an adapter holds, and whether it can be served beside a model. Text from findings that others
-made."""
+"""Command `oneloop lora inspect FOLDER`: contents of an adapter, and whether a model can serve it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`oneloop models`: which models can be served: by name, from the hub's cache, and by their architectures. Text from what others
-found."""
+"""Command `oneloop models`: models that can be served: by name, from the hub's cache, and by architecture."""
 
 from __future__ import annotations
 

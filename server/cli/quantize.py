@@ -1,5 +1,5 @@
-"""`oneloop quantize MODEL OUT --scheme w4a16|fp8|w8a8`: write a model in fewer bits, as a folder that this server and others load
-(compressed-tensors). With --calibrate FILE matrices are rounded by what they read of a text (GPTQ), which four bits need."""
+"""Command `oneloop quantize MODEL OUT --scheme w4a16|fp8|w8a8`: write a quantised model as a compressed-tensors folder. With
+--calibrate FILE, matrices are rounded by GPTQ with the inputs of a text, which four bits need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TEXT_TOKENS = 512  # of a piece of the text, which the model reads by itself
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be done. `text`: to calibrate by, None for no calibration."""
+    """Arguments of a quantisation. `text`: for calibration, or None."""
 
     model: str
     revision: str | None
@@ -113,7 +113,7 @@ def report(job: Job, found: Mapping[str, Any]) -> str:
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """What a folder needs that is made of a file without one. Raises OSError."""
+    """Write the tokenizer's files into a folder made from a file without one. Raises OSError."""
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.named_tokens}
     match tokenizer.chat_template:

@@ -1,1 +1,1 @@
-"""`LLM`: the engine for programs, without a server."""
+"""Programs' interface: `LLM`, the engine without a server."""

@@ -70,7 +70,7 @@ UNBOUNDED = 2**31 - 1  # the queue's limit: `_Window` is what bounds it here
 
 
 class _Window:
-    """At most `limit` sequences are with the engine; a request that wants more than all of them goes alone. In order."""
+    """Limit of sequences in the engine, in order. A request that needs more than `limit` goes alone."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -92,7 +92,7 @@ class _Window:
 
 
 class _Core:
-    """What serves. Everything here happens on the background loop."""
+    """Core of an `LLM`. Everything here happens on the background loop."""
 
     def __init__(self, config: ServerConfig, loaded: LoadedModel) -> None:
         lifecycle = Lifecycle()
@@ -160,7 +160,7 @@ class _Core:
                 raise RuntimeError(f"the LLM was closed before the answer was complete: {error}") from None
 
     async def answers(self, asks: Sequence[Prepared], progress: Progress) -> list[RequestOutput]:
-        """In the order of `asks`; the first that fails ends the others."""
+        """Return the outputs in the order of `asks`. The first failure ends the others."""
         found: list[RequestOutput | None] = [None] * len(asks)
         todo = iter(enumerate(asks))
 
@@ -204,13 +204,13 @@ class _Core:
 
 
 class LLM:
-    """`LLM("Qwen/Qwen3-0.6B", max_model_len=4096)`: loads, and is ready when it returns. `model` as `--model` has it;
-    `options` are those of `oneloop serve` for model, engine and media, with underscores.
+    """Model for programs: `LLM("Qwen/Qwen3-0.6B", max_model_len=4096)` loads it and is ready when it returns. `model` as
+    `--model` takes it; `options` are those of `oneloop serve` for model, engine and media, with underscores.
 
-    Every method may be called from any thread. `with LLM() as llm:`, `close()` or dropping the last reference frees the
-    memory; a program that ends without ends all the same, quietly. Ctrl-C takes back what was asked and leaves the LLM usable.
+    Every method may be called from any thread. `with LLM() as llm:`, `close()` or dropping the last reference frees the memory.
+    A program that ends without closing ends cleanly. Ctrl-C cancels the call and leaves the LLM usable.
 
-    Raises ValueError for an option it does not know or that cannot be honoured, LoadError where the model cannot be served."""
+    Raises ValueError for an unknown or unsupported option, LoadError if the model cannot be served."""
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         path = None if model is None else os.fspath(model)
@@ -222,7 +222,7 @@ class LLM:
 
     @classmethod
     def of(cls, config: ServerConfig) -> Self:
-        """With options that were read from a command line. Raises LoadError."""
+        """Create an LLM with options from a command line. Raises LoadError."""
         llm = cls.__new__(cls)
         llm._load(config)
         return llm
@@ -336,7 +336,7 @@ class LLM:
         use_tqdm: bool = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
     ) -> list[pooling.ClassificationRequestOutput]:
-        """How likely each class is, of each prompt. Raises ValueError as `embed`."""
+        """Return the probability of each class for each prompt. Raises ValueError as `embed`."""
         return [
             pooling.classification_output(each) for each in self._pool(prompts, pooling_params, "classify", use_tqdm)
         ]
@@ -349,7 +349,7 @@ class LLM:
         use_tqdm: bool = True,
         pooling_task: PoolingTask | None = None,
     ) -> list[pooling.PoolingRequestOutput]:
-        """What the model pools each prompt to: arrays. `pooling_task` None: what it is served for. Raises ValueError as `embed`."""
+        """Pool each prompt to an array. `pooling_task` None: the model's default task. Raises ValueError as `embed`."""
         return [pooling.pooling_output(each) for each in self._pool(prompts, pooling_params, pooling_task, use_tqdm)]
 
     def score(
@@ -361,7 +361,8 @@ class LLM:
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
     ) -> list[pooling.ScoringRequestOutput]:
-        """How well texts go together: as many of each, or one of the first with all of the second. Raises ValueError as `embed`."""
+        """Return how well texts match: pairs of equal numbers, or one text with all of the second argument. Raises
+        ValueError as `embed`."""
         num, compare = pooling.ask_to_score(data_1, data_2, pooling_params)
         scores, sides = self._compare(num, compare, use_tqdm)
         return [pooling.scoring_output(score, pair) for score, pair in zip(scores, sides, strict=True)]
@@ -401,9 +402,9 @@ class LLM:
             return self._background.run(core.pooler.compared(compare, lambda result: progress.done(result.num_tokens)))
 
     def close(self) -> None:
-        """What is in flight ends with a RuntimeError. Closing again does nothing.
+        """Close. Requests in flight end with a RuntimeError. Closing again does nothing.
 
-        When it returns, the memory of model and cache is the system's again, though the closed LLM is still referred to."""
+        The memory of model and cache is freed when it returns, even if the LLM is still referenced."""
         if self._close.alive:
             self._close()
             self._core = None
@@ -454,8 +455,7 @@ class LLM:
 
 
 def _give_memory_back() -> None:
-    """What refers to itself is collected now, and not when it happens; then free pages leave malloc, which would keep some for
-    each thread that there ever was."""
+    """Collect reference cycles now, then return free pages of malloc to the system, which would keep some for each thread."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)

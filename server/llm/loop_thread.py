@@ -29,9 +29,9 @@ class LoopThread:
         self._started.wait()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns or raises; the calling thread waits, whether or not it has a running loop.
+        """Return or raise the result of `work`. The calling thread waits, whether or not it has a running loop.
 
-        It waits in turns of `SIGNAL_CHECK_S`: a Ctrl-C that comes just before a wait for a lock does not end that wait."""
+        It waits in intervals of `SIGNAL_CHECK_S`, because a Ctrl-C just before a wait for a lock does not end that wait."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         done = threading.Lock()
         done.acquire()
@@ -46,7 +46,7 @@ class LoopThread:
             raise
 
     async def iterate(self, source: AsyncGenerator[T, None]) -> AsyncIterator[T]:
-        """What `source` yields there, on the caller's loop; leaving closes `source`."""
+        """Yield on the caller's loop what `source` yields on the background loop. Leaving closes `source`."""
         here = asyncio.get_running_loop()
         arrived: asyncio.Queue[T | None] = asyncio.Queue()  # None: the end, for better or worse
 
@@ -76,7 +76,7 @@ class LoopThread:
             self._thread.join()
 
     def is_here(self) -> bool:
-        """Whether the caller is on the background thread itself: a garbage collection may bring anybody there."""
+        """Return whether the caller is on the background thread itself; a garbage collection may run there."""
         return threading.current_thread() is self._thread
 
     def _run_loop(self) -> None:

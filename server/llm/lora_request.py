@@ -15,8 +15,8 @@ from server.models.model import LoadedModel
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """`lora_name`: by which the adapter is known; loaded of the folder `lora_path` unless it is there by that name.
-    Without a path it is one of `lora_modules`. `lora_int_id` is taken for vLLM's sake and means nothing.
+    """Adapter of a request. `lora_name`: its name; loaded from the folder `lora_path` unless it is loaded already. Without a
+    path it is one of `lora_modules`. `lora_int_id` exists for compatibility with vLLM and has no effect.
 
     Raises ValueError."""
 

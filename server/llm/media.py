@@ -73,7 +73,7 @@ def source_of(value: Any, where: str) -> Url | Given:
 
 
 class Objects:
-    """What of messages is no JSON, while the wire reads them."""
+    """Python objects of messages that are not JSON, while the wire decoder reads them."""
 
     def __init__(self) -> None:
         self._sources: dict[str, tuple[Modality, Url | Given, str]] = {}

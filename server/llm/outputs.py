@@ -1,4 +1,4 @@
-"""What `LLM` answers, in vLLM's words: a RequestOutput with its CompletionOutputs, whole or in increments, and beams."""
+"""Outputs of `LLM`, with vLLM's names: a RequestOutput with its CompletionOutputs, whole or in increments, and beams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server.text.events import Malformed, Reasoning, Text
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """`rank` counts from 1, the most likely; None for tokens that were asked for by id."""
+    """Log-probability of a token. `rank` counts from 1, the most likely; None for tokens requested by id."""
 
     logprob: float
     rank: int | None
@@ -54,11 +54,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What came of one prompt: `outputs` by index, n of them. From `agenerate` and `achat` an increment: only the choices
-    that moved, with the text and ids that are new. `prompt` is None for a prompt of ids, and for a conversation the text
-    its template made. `finished`: nothing follows. `num_cached_tokens`: of the prompt, found in the prefix cache.
-    `prompt_logprobs`, if asked, when finished: as an answer's, for each token of the prompt; None for the first. Answers that
-    compete (`best_of`) come when all are complete."""
+    """Output of one prompt: `outputs` by index, n of them. `agenerate` and `achat` yield increments: only the changed
+    choices, with the new text and ids. `prompt` is None for a prompt of ids; for a conversation it is the rendered template.
+    `finished`: nothing follows. `num_cached_tokens`: prompt tokens from the prefix cache. `prompt_logprobs`: if requested,
+    when finished, for each token of the prompt; None for the first. With `best_of`, answers come when all are complete."""
 
     request_id: str
     prompt: str | None
@@ -129,7 +128,7 @@ class BeamSearchParams:
 
     @property
     def fields(self) -> dict[str, object]:
-        """As `SamplingParams` has them; `logprobs` for the sum that ranks beams."""
+        """Fields of `SamplingParams`; `logprobs` for the sum that ranks beams."""
         return {
             "use_beam_search": True,
             "n": self.beam_width,
@@ -144,7 +143,7 @@ class BeamSearchParams:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """`tokens` and `text`: of prompt and answer. `logprobs`: for each token of the answer; `cum_logprob`: their sum."""
+    """Beam. `tokens` and `text`: of prompt and answer. `logprobs`: for each token of the answer; `cum_logprob`: their sum."""
 
     tokens: list[int]
     logprobs: list[dict[int, Logprob]]

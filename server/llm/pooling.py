@@ -47,7 +47,7 @@ COMPARING_FIELDS = (
 
 
 class PoolingParams:
-    """How prompts are pooled: fields of /pooling, and of /score, by the same names, with the same limits. Raises ValueError."""
+    """Parameters of pooling: fields of /pooling and of /score, with the same names and limits. Raises ValueError."""
 
     __slots__ = ("fields",)
     _NAMES = tuple(dict.fromkeys(POOLING_FIELDS + COMPARING_FIELDS))
@@ -99,9 +99,9 @@ def ask_to_pool(
     params: PoolingParams | Sequence[PoolingParams] | None,
     task: PoolingTask | None,
 ) -> tuple[int, Ask]:
-    """How many prompts there are, and what is asked of a model: neighbours of the same params together.
+    """Return the number of prompts, and a function that makes the model's requests; neighbours with equal parameters share one.
 
-    Raises ValueError, and so does what it returns."""
+    Raises ValueError, as does the function."""
     given = [plain(prompt) for prompt in several(prompts)]
     if any(prompt.media or prompt.embeds is not None for prompt in given):
         raise ValueError("multi_modal_data, prompt_embeds: what is pooled is text")
@@ -136,7 +136,7 @@ Compare = Callable[[ServedPooling], Comparison]
 def ask_to_score(
     data_1: str | Sequence[str], data_2: str | Sequence[str], params: PoolingParams | None
 ) -> tuple[int, Compare]:
-    """How many scores there will be, and what is asked of a model. Raises ValueError, and so does what it returns."""
+    """Return the number of scores, and a function that makes the model's requests. Raises ValueError, as does the function."""
     fields = _checked(params or PLAIN, COMPARING_FIELDS, "score")
     first, second = (one if isinstance(one, str) else list(one) for one in (data_1, data_2))
     given = decoded(request_types.SCORE, {"data_1": first, "data_2": second, **fields})
@@ -144,7 +144,7 @@ def ask_to_score(
 
 
 def ask_to_rerank(query: str, documents: Sequence[str], params: PoolingParams | None) -> Compare:
-    """What is asked of a model. Raises ValueError, and so does what it returns."""
+    """Return a function that makes the model's requests. Raises ValueError, as does the function."""
     fields = _checked(params or PLAIN, COMPARING_FIELDS, "rerank")
     given = decoded(request_types.RERANK, {"query": query, "documents": list(documents), **fields})
     return lambda served: of_rerank(given, served)
@@ -155,7 +155,7 @@ def ask_to_rerank(query: str, documents: Sequence[str], params: PoolingParams | 
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
-    """`data`: float32, of the shape that the task gives."""
+    """Output of pooling. `data`: float32, in the task's shape."""
 
     data: Floats
 
@@ -208,7 +208,7 @@ class ClassificationRequestOutput(_RequestOutput):
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequestOutput:
-    """`prompt_token_ids`: of the pair as a cross-encoder read it, else of one text and then of the other."""
+    """Output of scoring. `prompt_token_ids`: of the pair as a cross-encoder reads it, or of one text followed by the other."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -235,9 +235,9 @@ class Pooler:
         self._loaded = loaded
 
     async def pooled(self, ask: Ask, name: str, note: Callable[[Pooled], object]) -> list[Pooled]:
-        """What each prompt became. `name`: what the program asked for; `note` is told of each.
+        """Pool all prompts. `name`: the program's call; `note` is called with each result.
 
-        Raises ValueError where a prompt does not fit the model, RuntimeError where the engine fails or is closed."""
+        Raises ValueError if a prompt does not fit the model, RuntimeError if the engine fails or is closed."""
         try:
             requests = ask(self._loaded.require_pooling(name))
             return [result for request in requests for result in await self._run(request, note)]

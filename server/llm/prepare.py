@@ -1,4 +1,4 @@
-"""From prompts and conversations to what is generated: SamplingParams, checked as the fields of the wire are."""
+"""Preparation of prompts and conversations, and SamplingParams, checked as the fields of the HTTP API."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ CHAT_FIELDS = (
 
 
 class SamplingParams:
-    """How to choose tokens and where to stop: the fields of the HTTP API, by the same names, with the same limits.
+    """Parameters of sampling: the fields of the HTTP API, with the same names and limits.
 
-    What is not given is as the model's authors advise; `max_tokens` is then 16 for `generate` and the rest of the context
-    for `chat`. Raises ValueError naming the field."""
+    Defaults are those of the model's authors; `max_tokens` is 16 for `generate` and the rest of the context for `chat`.
+    Raises ValueError naming the field."""
 
     __slots__ = ("fields",)
     __signature__ = inspect.Signature(

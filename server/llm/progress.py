@@ -8,7 +8,7 @@ from tqdm.auto import tqdm
 
 
 class Progress:
-    """`total`: None where nobody knows yet. `shown` None is for whoever looks: a bar on a terminal, nothing into a file."""
+    """Progress bar. `total`: None if unknown. `shown` None: only on a terminal."""
 
     def __init__(self, total: int | None, unit: str, *, shown: bool | None) -> None:
         self._bar = tqdm(total=total, unit=unit, disable=None if shown is None else not shown, dynamic_ncols=True)

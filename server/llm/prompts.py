@@ -19,7 +19,7 @@ from server.media.part import MediaPart
 
 
 def decoded(kind: Wire[Any], body: Mapping[str, Any]) -> Any:
-    """`body` as a client would have sent it. Raises ValueError."""
+    """Decode `body` as if a client had sent it. Raises ValueError."""
     try:
         return kind.decode(msgspec.json.encode(body))
     except ApiError as error:
@@ -47,8 +47,8 @@ _UNREAD = {
 
 @dataclass(frozen=True, slots=True)
 class PlainPrompt:
-    """`given`: as the API takes it. `text`: as it was given, where it was text. `media`: what stands at its placeholders, and how
-    it is processed. `embeds`: what is in its place, as the API takes it."""
+    """Prompt of a program. `given`: as the API takes it. `text`: the text, if it was text. `media`: items for its
+    placeholders, and how they are processed. `embeds`: embeddings instead of a prompt."""
 
     given: str | list[list[int]]
     text: str | None
