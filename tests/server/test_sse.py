@@ -230,19 +230,6 @@ async def test_silence_is_broken_by_a_ping_also_before_the_first_token(client, m
     assert client.bodies[-1].endswith(DONE)
 
 
-def test_a_ping_is_lost_on_clients_that_strip_what_they_read_and_nothing_else_is():
-    """vLLM's `bench serve` strips each chunk, joins what is left and cuts at empty lines."""
-    buffer, events = "", []
-    for chunk in (PING, b'data: {"a": 1}\n\n', PING, PING, b'data: {"b": 2}\n\n', PING + b"data: [DONE]\n\n"):
-        if not (stripped := chunk.strip()):
-            continue
-        buffer += stripped.decode()
-        if buffer.startswith("data: "):
-            events.append(buffer.removeprefix("data: "))
-            buffer = ""
-    assert (events, buffer) == (['{"a": 1}', '{"b": 2}', "[DONE]"], "")
-
-
 async def test_a_stream_that_flows_gets_no_ping(client, monkeypatch):
     clock = ManualClock(monkeypatch)
     source = ManualSource()
