@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from orjson import dumps
+from msgspec.json import encode
 
 from server.api.route import JSON, ErrorBody, Route
 from server.config import __version__
@@ -43,7 +43,7 @@ def document(routes: Sequence[Route], *, user_key: bool, admin_key: bool) -> byt
     }
     if schemes := _security_schemes(user_key=user_key, admin_key=admin_key):
         components_used["securitySchemes"] = schemes
-    return dumps(
+    return encode(
         {
             "openapi": "3.1.0",
             "info": {"title": "oneloop", "version": __version__, "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}},
@@ -71,7 +71,7 @@ def _named_by(schemas: Iterable[Json], components: Mapping[str, Json]) -> set[st
     found: set[str] = set()
     todo = list(schemas)
     while todo:
-        names = set(re.findall(r'"#/components/schemas/([^"]+)"', dumps(todo.pop()).decode())) - found
+        names = set(re.findall(r'"#/components/schemas/([^"]+)"', encode(todo.pop()).decode())) - found
         found |= names
         todo += [components[name] for name in names]
     return found

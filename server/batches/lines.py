@@ -199,15 +199,11 @@ class LineCalls:
 
 
 def record_of(custom_id: str | None, answer: LineAnswer) -> bytes:
-    import orjson
+    import msgspec
 
-    response = {
-        "status_code": answer.status,
-        "request_id": answer.request_id,
-        "body": orjson.Fragment(answer.body),
-    }
-    id = "batch_req_" + answer.request_id
-    return orjson.dumps({"id": id, "custom_id": custom_id, "response": response, "error": None}) + b"\n"
+    response = {"status_code": answer.status, "request_id": answer.request_id, "body": msgspec.Raw(answer.body)}
+    record = {"id": f"batch_req_{answer.request_id}", "custom_id": custom_id, "response": response, "error": None}
+    return msgspec.json.encode(record) + b"\n"
 
 
 def error_record_of(custom_id: str | None, number: int, error: ApiError) -> bytes:
