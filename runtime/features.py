@@ -11,7 +11,7 @@ from runtime.feature import Feature
 from runtime.lora.adapters import Adapters
 from runtime.lora.scheduling import AdapterScheduling
 from runtime.models.model import Model
-from runtime.models.spec.pair import PairSpec
+from runtime.models.spec.draft_head import PairSpec
 from runtime.parallel.stage_turns import StageTurns
 from runtime.speculate.scheduling import DraftScheduling
 

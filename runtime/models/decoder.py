@@ -27,8 +27,8 @@ from runtime.models.blocks.rope import RopeAxes, cos_sin_table
 from runtime.models.blocks.stack import LayerStack, TracedStack
 from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
-from runtime.models.encoder import Encoder
 from runtime.models.forward_step import ForwardStep
+from runtime.models.model import Encoder
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.stages import keeps_embedding
 from runtime.parallel.stages import Handover

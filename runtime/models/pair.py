@@ -11,10 +11,9 @@ from runtime.kv.kv_cache import LayerKV
 from runtime.models.adapters import ModelAdapters
 from runtime.models.blocks.pooler import PoolerBlock
 from runtime.models.draft_head import DraftHead
-from runtime.models.encoder import Encoder
 from runtime.models.forward_step import ForwardStep
-from runtime.models.model import Model
-from runtime.models.spec.pair import PairSpec
+from runtime.models.model import Encoder, Model
+from runtime.models.spec.draft_head import PairSpec
 
 
 class ModelPair:

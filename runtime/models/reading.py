@@ -6,9 +6,9 @@ weight is theirs."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence, Set
 from contextlib import closing, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,6 @@ from torch import Tensor
 
 import ops
 from runtime.config import WeightPolicy
-from runtime.models.keeping import Keeping, Refusal
-from runtime.models.kv_scales import KV_SCALES, kv_scale_loads
 from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
 from runtime.models.spec.mlp import MoE
 from runtime.models.spec.sharding import cuts
@@ -28,13 +26,124 @@ from runtime.weights.rules import (
     Load,
     Parameter,
     Report,
+    Rule,
+    Shape,
+    Span,
     StoredRows,
     TensorSource,
     WeightsError,
     fitting,
+    moves_rows,
     plan,
     reduced,
+    stored_as,
 )
+
+# Of keys and of values, behind a layer's name, as compressed-tensors, vLLM, ModelOpt, AutoFP8 and older compressed-tensors call
+# them; AutoFP8 has one for both.
+_NAMES = (
+    ("self_attn.k_scale", "self_attn.v_scale"),
+    ("self_attn.attn.k_scale", "self_attn.attn.v_scale"),
+    ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"),
+    ("self_attn.kv_scale", "self_attn.kv_scale"),
+    ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
+)
+
+KV_SCALES = (
+    ".k_scale",
+    ".v_scale",
+    ".kv_scale",
+    ".output_scale",
+)  # ends of all such names, and of what is written beside them
+
+
+def kv_scale_loads(spec: DecoderSpec, source: TensorSource) -> dict[str, tuple[Load, Load]]:
+    """Return what to read for the scales of keys and values, by layer name; layers without scales are absent."""
+    stored = spec.own(source.shapes)
+    if not any(name.endswith(KV_SCALES) for name in stored):
+        return {}
+    found = {}
+    for layer, _ in spec.named_layers():
+        for names in _NAMES:
+            keys, values = (_load(f"{layer}.{name}", spec.rules, stored) for name in names)
+            if keys is not None and values is not None:
+                found[layer] = keys, values
+                break
+    return found
+
+
+def _load(name: str, rules: Sequence[Rule], stored: Mapping[str, Shape]) -> Load | None:
+    (theirs,) = (shard.name for shard in stored_as(Parameter(name, (1,)), rules).shards)
+    if theirs not in stored:
+        return None
+    shape = stored[theirs] or (1,)  # a scalar is read as a row
+    return stored_as(Parameter(name, shape, float32=True), rules)
+
+
+NARROW = {"BF16": "bfloat16", "F16": "float16"}
+_PLAIN = frozenset({"F32", *NARROW})
+# Stored formats of the same bits, by `WeightPolicy.online`: rounding them again would only lose precision.
+_ALREADY: Mapping[str | None, Set[str]] = {"int8": {"Q8_0", "w8"}, "int16": set(), "fp8": {"fp8"}, "w4": {"w4"}}
+
+Refusal = Callable[[frozenset[str]], str | None]
+
+
+_BLOCK = 256  # columns; whatever a block has divides it
+
+
+def _whole_blocks(columns: Span | None) -> bool:
+    return columns is None or not (columns.start % _BLOCK or columns.stop % _BLOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Decision how each matrix is stored. `policy`: the requested policy. `dtype`: of activations. `types`: of the
+    checkpoint's tensors. `rounded`: names of the parameters that are rounded at load."""
+
+    policy: WeightPolicy
+    dtype: str
+    types: Mapping[str, str]
+    rounded: Collection[str] = ()
+
+    def storage(self, load: Load, refusal: Refusal) -> str:
+        """A dtype or AS_STORED. `refusal`: why no kernel multiplies rows of these formats, None where one does."""
+        types = self._types(load)
+        if self._stays(load) and refusal(types) is None:
+            return AS_STORED
+        if self.policy.dense_dtype != "stored":
+            return self.policy.dense_dtype
+        narrow = {NARROW.get(each, self.dtype) for each in types}
+        return narrow.pop() if len(narrow) == 1 and refusal(frozenset(narrow)) is None else self.dtype
+
+    def widened(self, load: Load, refusal: Refusal) -> str | None:
+        """Return a message about quantised rows that become plain numbers against the policy, or None."""
+        if not self.policy.keep_quantized or self._types(load) <= _PLAIN or self.storage(load, refusal) == AS_STORED:
+            return None
+        types = ", ".join(sorted(self._types(load)))
+        if load.parameter.name in self.rounded:
+            return f"weights in {types} are decoded, and rounded to {self.policy.online}"
+        why = (
+            refusal(self._types(load))
+            if self._stays(load)
+            else "what is wanted of them is not whole blocks in their order"
+        )
+        return f"weights in {types} become {self.storage(load, refusal)}: {why}"
+
+    def _types(self, load: Load) -> frozenset[str]:
+        return frozenset(self.types[shard.name] for shard in load.shards)
+
+    def _stays(self, load: Load) -> bool:
+        whole_rows = load.transform is None or (moves_rows(load.transform) and len(load.shards) == 1)
+        whole_rows = whole_rows and load.cut is None and all(_whole_blocks(shard.columns) for shard in load.shards)
+        return whole_rows and self._may_stay(load) and not self._types(load) & _PLAIN
+
+    def _may_stay(self, load: Load) -> bool:
+        """Return whether quantised rows should stay as stored. Matrices to be rounded stay only if they have the target
+        format already."""
+        if load.parameter.name in self.rounded and not self._types(load) <= _ALREADY[self.policy.online]:
+            return False
+        return self.policy.keep_quantized
+
 
 log = logging.getLogger("oneloop.start")
 

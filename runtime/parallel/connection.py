@@ -1,16 +1,207 @@
-"""Connection: between the process whose loop is in charge of a model and one that computes another stage of it.
+"""Connections between the process that schedules a model and those that compute its other stages, and their messages as bytes.
 
-Only who knows the model's secret may open it. Messages (`messages.py`) go as plain data, each behind its length in bytes."""
+Only a process that has the model's secret may open one. Messages (`messages.py`) go by msgpack, each after its length in bytes.
+They are plain data: numbers, texts, tuples, lists, mappings, frozen sets, arrays of numbers, and instances of the classes of
+`MODULES`. Reading can create nothing else, and runs only the constructors of these classes. Both ends have the same release.
+Rows of a step are written by columns, since all rows of most steps have the same value in most columns."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import struct
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum, IntEnum
+from functools import partial
+from itertools import chain, repeat
+from types import MappingProxyType, ModuleType
+from typing import Any, NamedTuple, cast
 
-from runtime.parallel.plain_data import packed, unpacked
+import msgspec
+import numpy as np
+
+from runtime import api, batch, config, engine_options, fault, step
+from runtime.batch import ScheduledRow, columns
+from runtime.constrain import masks
+from runtime.kv import block_table, kinds, layout
+from runtime.parallel import messages, stages
+from runtime.policy import fairness, step_budget, step_cost
+from runtime.speculate import config as speculate_config
+
+MODULES: tuple[ModuleType, ...] = (
+    messages, stages,
+    batch, step, block_table, masks, fault, api, config, engine_options, layout, kinds, fairness, step_budget, step_cost,
+    speculate_config,
+)  # fmt: skip
+_CLASSES: dict[str, type] = {
+    name: each
+    for module in MODULES
+    for name, each in vars(module).items()
+    if isinstance(each, type) and f"{each.__module__}.".startswith(f"{module.__name__}.")
+}
+
+
+class _Parts(NamedTuple):
+    """Codec of a class. `of`: the parts of an instance, in order; `whole`: makes an instance of them."""
+
+    of: Callable[[Any], Iterable[Any]]
+    whole: Callable[[Any], Any]
+
+
+def _parts(kind: type) -> _Parts | None:
+    """Return the codec of a class of plain data, or None."""
+    if issubclass(kind, Enum):
+        return _Parts(lambda value: (value.value,), lambda given: kind(*given))
+    if issubclass(kind, tuple):
+        return _Parts(tuple, getattr(kind, "_make", kind))
+    if is_dataclass(kind):
+        names = [each.name for each in fields(kind)]
+        return _Parts(
+            lambda value: [getattr(value, name) for name in names],
+            lambda given: kind(**dict(zip(names, given, strict=True))),
+        )
+    return None
+
+
+_PARTS = {name: parts for name, each in _CLASSES.items() if (parts := _parts(each)) is not None}
+_SCALARS = frozenset((type(None), bool, int, float, str, bytes))
+_INT64 = 1 << 63
+
+
+class _Tag(IntEnum):
+    """Type of a list by its first element. A text there is the name of a class."""
+
+    TUPLE = 0
+    LIST = 1
+    SET = 2
+    MAPPING = 3
+    ARRAY = 4
+    CLASS = 5
+    PARTIAL = 6
+    INTEGER = 7
+    ROWS = 8
+    SCALARS = 9  # a tuple of them
+    NESTED = 10  # a list of them, or of lists of them
+
+
+_EMPTY = [_Tag.SCALARS, ()]
+
+
+def packed(message: object) -> bytes:
+    """Raises TypeError where something of it is no plain data."""
+    return _encoder.encode(_said(message))
+
+
+def unpacked(data: bytes | memoryview) -> Any:
+    """Raises ValueError, TypeError or LookupError where `data` is not what `packed` gives."""
+    return _made(_decoder.decode(data))
+
+
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
+
+
+def _are_scalars(values: Sequence[Any]) -> bool:
+    kinds = set(map(type, values))
+    if not kinds <= _SCALARS:
+        return False
+    whole = values if kinds == {int} else [value for value in values if type(value) is int]
+    return not whole or (min(whole) >= -_INT64 and max(whole) < _INT64)
+
+
+def _said(value: Any) -> Any:
+    kind = type(value)
+    if kind is int and not -_INT64 <= value < _INT64:
+        return [_Tag.INTEGER, str(value)]
+    if kind in _SCALARS:
+        return value
+    if kind is tuple:
+        if not value:
+            return _EMPTY
+        if _are_scalars(value):
+            return [_Tag.SCALARS, value]
+        if type(value[0]) is ScheduledRow:
+            return [_Tag.ROWS, len(value), list(map(_said_column, columns(value)))]
+        return [_Tag.TUPLE, *map(_said, value)]
+    if kind is list:
+        if _are_scalars(value):
+            return [_Tag.NESTED, value]
+        if {list}.issuperset(map(type, value)) and _are_scalars([*chain.from_iterable(value)]):
+            return [_Tag.NESTED, value]
+        return [_Tag.LIST, *map(_said, value)]
+    if kind is dict or kind is MappingProxyType:
+        return [_Tag.MAPPING, [[_said(key), _said(each)] for key, each in value.items()]]
+    if kind is frozenset:
+        return [_Tag.SET, *map(_said, value)]
+    if kind is np.ndarray:
+        return [_Tag.ARRAY, value.dtype.str, value.shape, value.tobytes()]
+    if kind is partial:
+        return [_Tag.PARTIAL, *map(_said, (value.func, value.args, value.keywords))]
+    if kind.__name__ in _PARTS and _CLASSES[kind.__name__] is kind:
+        return [kind.__name__, *map(_said, _PARTS[kind.__name__].of(value))]
+    if isinstance(value, type) and _CLASSES.get(value.__name__) is value:
+        return [_Tag.CLASS, value.__name__]
+    if isinstance(value, Sequence) and not isinstance(value, tuple):  # a prompt's ids, as who read them keeps them
+        return _said(list(value))
+    raise TypeError(f"a {kind.__qualname__} is no plain data")
+
+
+def _said_column(column: tuple[Any, ...]) -> Any:
+    """Encode a column: the common value of all rows, or a list."""
+    first = column[0]
+    if column.count(first) == len(column):
+        return [_said(first)]
+    if _are_scalars(column):
+        return [None, column]
+    return [None, None, list(map(_said, column))]
+
+
+def _made(said: Any) -> Any:
+    if type(said) is not list:
+        return said
+    tag, *rest = said
+    if type(tag) is str:
+        return _PARTS[tag].whole(map(_made, rest))
+    match tag:
+        case _Tag.SCALARS:
+            return tuple(rest[0])
+        case _Tag.NESTED:
+            return rest[0]
+        case _Tag.TUPLE:
+            return tuple(map(_made, rest))
+        case _Tag.LIST:
+            return list(map(_made, rest))
+        case _Tag.ROWS:
+            num, said_columns = rest
+            each = (_made_column(column, num) for column in said_columns)
+            return tuple(map(ScheduledRow._make, zip(*each, strict=True)))
+        case _Tag.MAPPING:
+            return {_made(key): _made(each) for key, each in rest[0]}
+        case _Tag.SET:
+            return frozenset(map(_made, rest))
+        case _Tag.ARRAY:
+            dtype, shape, data = rest
+            return np.frombuffer(bytearray(data), np.dtype(dtype)).reshape(shape)  # to be written to, as it was
+        case _Tag.PARTIAL:
+            function, arguments, named = map(_made, rest)
+            return partial(function, *arguments, **named)
+        case _Tag.CLASS:
+            return _CLASSES[rest[0]]
+        case _Tag.INTEGER:
+            return int(rest[0])
+    raise ValueError(f"{tag!r} says nothing")
+
+
+def _made_column(said: Any, num: int) -> Any:
+    match said:
+        case [value]:
+            return repeat(_made(value), num)
+        case [None, values]:
+            return values
+        case [None, None, values]:
+            return map(_made, values)
+    raise ValueError("no column")
+
 
 _SIZE = struct.Struct("<Q")
 

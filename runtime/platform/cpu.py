@@ -24,8 +24,7 @@ from runtime.config import (
     WeightPolicy,
 )
 from runtime.kv.kv_cache import KVCache
-from runtime.models.encoder import Encoder
-from runtime.models.model import Model
+from runtime.models.model import Encoder, Model
 from runtime.models.spec.model import ModelSpec
 from runtime.parallel.group import HostRank, Peers
 from runtime.parallel.links import Ways

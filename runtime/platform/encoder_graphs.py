@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from runtime.models.encoder import Compute
+from runtime.models.model import Compute
 from runtime.platform.capture import recording
 
 log = logging.getLogger("oneloop.engine")

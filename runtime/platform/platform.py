@@ -17,8 +17,7 @@ from runtime.torch_import import import_all_of_torch
 
 if TYPE_CHECKING:
     from runtime.api.media import MediaItem
-    from runtime.models.encoder import Encoder
-    from runtime.models.model import Model
+    from runtime.models.model import Encoder, Model
     from runtime.models.spec.model import ModelSpec
     from runtime.parallel.group import HostRank, Peers
     from runtime.parallel.links import Ways

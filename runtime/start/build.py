@@ -18,8 +18,7 @@ from runtime.kv.prefix_cache import PrefixCache
 from runtime.lora.adapters import Adapters
 from runtime.models.implementation import load
 from runtime.models.spec.decoder import DecoderSpec
-from runtime.models.spec.draft_head import DraftHeadSpec
-from runtime.models.spec.pair import PairSpec
+from runtime.models.spec.draft_head import DraftHeadSpec, PairSpec
 from runtime.models.spec.stages import keeps_embedding
 from runtime.parallel.group import HostRank, Peers
 from runtime.parallel.stages import Handover

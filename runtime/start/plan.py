@@ -14,8 +14,8 @@ from runtime.models.implementation import describe
 from runtime.models.read.eagle import head_from_config
 from runtime.models.registry import add_plugins, mtp_from_config
 from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.draft_head import PairSpec
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.pair import PairSpec
 from runtime.models.spec.placement import read_placement
 from runtime.models.spec.sharding import Placement, kept_whole, sharded
 from runtime.models.spec.stages import stages

@@ -20,7 +20,7 @@ from typing import Self, cast
 import msgspec
 
 from server.http.errors import ReplicaLost
-from server.ray.forwarded import ACCEPTED, Head, Piece
+from server.ray.exchange import ACCEPTED, Head, Piece
 
 _FRAME = struct.Struct("<QIB")  # number of the request, bytes that follow, what they are
 _SECRET_BYTES = 32

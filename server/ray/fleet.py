@@ -8,7 +8,7 @@ from ray.serve.handle import DeploymentHandle
 
 from server.http.errors import ReplicaLost, TooManyRequests, Unavailable
 from server.ray.channel import Delivery, Mailbox
-from server.ray.forwarded import Answer, Forwarded
+from server.ray.exchange import Answer, Forwarded
 
 RETRY_AFTER_S = 5
 BROADCAST_LIMIT_S = 30.0

@@ -24,8 +24,8 @@ from server.http.errors import ApiError, ClientLeft, Conflict, ReplicaLost, Unav
 from server.http.metrics import HttpStats
 from server.http.watch import ClientWatch
 from server.process.app import guarded
+from server.ray.exchange import Answer, Forwarded, Head, Headers, Piece
 from server.ray.expositions import joined
-from server.ray.forwarded import Answer, Forwarded, Head, Headers, Piece
 from server.ray.last_words import last_words
 from server.ray.prefixes import prefixes_of
 

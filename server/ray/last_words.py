@@ -10,7 +10,7 @@ from orjson import dumps
 
 from server.http.errors import ApiError, ErrorShape
 from server.http.sse import DONE
-from server.ray.forwarded import Headers
+from server.ray.exchange import Headers
 
 RESPONSES = "/v1/responses"
 _NUMBER = re.compile(rb'"sequence_number":(\d+)')

@@ -24,8 +24,7 @@ from server.process.app import create_app
 from server.process.ending import EXIT_CANNOT_SERVE, leave_at_once
 from server.process.serve import DEATH_LIMIT_S, tracing_of, without_collections
 from server.ray.channel import Lines, ReplyTo
-from server.ray.exchange import Exchange
-from server.ray.forwarded import ACCEPTED, Answer, Forwarded, Head
+from server.ray.exchange import ACCEPTED, Answer, Exchange, Forwarded, Head
 
 logger = logging.getLogger("oneloop.ray")
 

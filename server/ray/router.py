@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from server.ray.forwarded import Forwarded
+from server.ray.exchange import Forwarded
 from server.ray.prefixes import Homes, choose
 
 

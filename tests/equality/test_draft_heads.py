@@ -21,7 +21,7 @@ from runtime.models.load import load_draft_head, load_model
 from runtime.models.pair import ModelPair
 from runtime.models.read.eagle import head_from_config
 from runtime.models.registry import mtp_from_config, spec_from_config
-from runtime.models.spec.pair import PairSpec
+from runtime.models.spec.draft_head import PairSpec
 from runtime.speculate.config import SpeculativeConfig
 from runtime.speculate.resting import Resting
 from runtime.speculate.speculation import DeviceSpeculation

@@ -12,8 +12,7 @@ from runtime.api import PoolerInfo
 from runtime.config import GIB, EngineConfig, EnginePlan, PlanError, WeightPolicy
 from runtime.kv.kinds import Cross, Nothing
 from runtime.models.registry import spec_from_config
-from runtime.models.spec.encoder import EncoderSpec
-from runtime.models.spec.model import ModelSpec
+from runtime.models.spec.model import EncoderSpec, ModelSpec
 from runtime.platform import cpu, cuda
 from runtime.platform.cpu import CpuPlatform
 from runtime.platform.cuda import CudaPlatform

@@ -12,8 +12,7 @@ from typing import Any
 
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.decoder import DecoderSpec
-from runtime.models.spec.encoder import EncoderSpec
-from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.model import EncoderSpec, UnsupportedModel
 from runtime.weights.rules import rename
 
 Family = Callable[[HfConfig], DecoderSpec]

@@ -14,10 +14,10 @@ from runtime.api import PoolerInfo
 from runtime.config import ELEMENT_BYTES
 from runtime.kv.kinds import MemoryKind
 from runtime.models.spec.attention import Attention
-from runtime.models.spec.encoder import EncoderSpec
 from runtime.models.spec.layer import AnyLayer, Block, Layer, Mixer, ParallelLayer, PostNormLayer
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.mlp import Experts, MoE
+from runtime.models.spec.model import EncoderSpec
 from runtime.models.spec.norm import Norm
 from runtime.models.spec.pooler import POOLS_LAST, PoolerSpec
 from runtime.weights.rules import Parameter, Rule, Shape, merge, rename

@@ -25,9 +25,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import ops
 from runtime.api.media import MediaItem
-from runtime.models.encoder import EncoderPasses
-from runtime.models.spec.encoder import EncoderSpec
-from runtime.models.spec.model import UnsupportedModel
+from runtime.models.model import EncoderPasses
+from runtime.models.spec.model import EncoderSpec, UnsupportedModel
 from runtime.models.through_transformers import made_up
 from runtime.models.through_transformers.describe import VERSION, said, without_code
 from runtime.models.through_transformers.grids import Grids

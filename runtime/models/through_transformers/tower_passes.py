@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from runtime.models.encoder import EncoderPasses
+from runtime.models.model import EncoderPasses
 from runtime.models.through_transformers.vision_blocks import Block
 
 _PATCHES_PER_OUTPUT = 4  # of most towers that merge any: so bounds of outputs hold for those that merge none, too

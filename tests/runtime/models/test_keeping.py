@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.config import WeightPolicy
-from runtime.models.keeping import Keeping
+from runtime.models.reading import Keeping
 from runtime.weights.rules import AS_STORED, Load, Parameter, Shard
 
 BLOCK_TYPES = frozenset({"Q4_K", "Q6_K"})

@@ -12,7 +12,7 @@ from transformers.masking_utils import (
 )
 
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.through_transformers.windows import window_of
+from runtime.models.through_transformers.describe import window_of
 
 
 def test_the_whole_past_is_no_window():

@@ -10,8 +10,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from runtime.parallel.connection import packed
 from runtime.parallel.messages import Join, ModelName
-from runtime.parallel.plain_data import packed
 from runtime.parallel.processes import StageProcesses
 from runtime.start.stage_process import compute_stage
 
@@ -36,7 +36,7 @@ class ThreadLauncher:
 
 _STAGE = """
 import asyncio, sys
-from runtime.parallel.plain_data import unpacked
+from runtime.parallel.connection import unpacked
 from runtime.start.stage_process import compute_stage
 
 asyncio.run(compute_stage(unpacked(sys.stdin.buffer.read())))

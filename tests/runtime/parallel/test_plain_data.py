@@ -26,8 +26,8 @@ from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
 from runtime.fault import Fault
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.kinds import AttentionKVSpec, Full, RecurrentStateSpec, State, Window
+from runtime.parallel.connection import MODULES, packed, unpacked
 from runtime.parallel.messages import Build, Done, Failed, ModelName, Work
-from runtime.parallel.plain_data import MODULES, packed, unpacked
 from runtime.parallel.stages import Draws, Turn
 from runtime.policy.fairness import Fair
 from runtime.policy.step_budget import Goals, PlatformSteps, Slowdown, TimedBudget

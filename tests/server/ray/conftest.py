@@ -12,8 +12,7 @@ from server.config.server_config import ServerConfig
 from server.http.errors import ReplicaLost
 from server.models.defaults import sampling_defaults
 from server.ray.channel import Delivery, Mailbox
-from server.ray.exchange import Exchange
-from server.ray.forwarded import Answer, Forwarded, Head
+from server.ray.exchange import Answer, Exchange, Forwarded, Head
 from server.ray.ingress import ingress_app
 from server.ray.replica import Replica
 from tests.fakes import FakeEngine, fake_model

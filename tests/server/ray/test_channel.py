@@ -10,7 +10,7 @@ import uvloop
 
 from server.http.errors import ReplicaLost
 from server.ray.channel import Delivery, Kind, Letterbox, Lines, Mailbox, ReplyTo
-from server.ray.forwarded import ACCEPTED, Head, Piece
+from server.ray.exchange import ACCEPTED, Head, Piece
 
 HEAD = Head(200, [(b"content-type", b"text/event-stream")])
 

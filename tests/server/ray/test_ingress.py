@@ -11,7 +11,7 @@ from orjson import dumps
 
 from runtime.api import FinishReason
 from server.ray import ingress, replica
-from server.ray.forwarded import Head
+from server.ray.exchange import Head
 from server.ray.prefixes import CHUNK_BYTES
 from server.ray.replica import Replica, Unhealthy
 
