@@ -135,18 +135,7 @@ def max_tokens_of_text(max_model_len: int) -> int:
 async def _encode_chat(
     chat: Chat, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> Encoded:
-    return await chat_prompt(
-        loaded, call, chat, show_reasoning=request.shown.reasoning, fits=request.truncation is None
-    )
-
-
-async def chat_prompt(
-    loaded: LoadedModel, call: Call, chat: Chat, *, show_reasoning: bool = True, fits: bool = True
-) -> Encoded:
-    """Return the ids of a conversation, and how answers to it are read. With `fits`, a conversation far too long for the context
-    is refused at the cost of its beginning.
-
-    Raises InvalidRequest where there is no template, it refuses the conversation (roles out of order …), or nobody could read
+    """Raises InvalidRequest where there is no template, it refuses the conversation (roles out of order …), or nobody could read
     the calls of the tools."""
     tools = tools_json(chat.shown_tools)
     if tools and loaded.chat_format.tool_parser is None:
@@ -154,12 +143,12 @@ async def chat_prompt(
             "this server does not know how the model writes tool calls, so it takes no ", TOOLS,
             ": start it with --tool-parser NAME", param=TOOLS,
         )  # fmt: skip
-    rendered, ignored = await _render(loaded, call, chat, tools, fits=fits)
+    rendered, ignored = await _render(loaded, call, chat, tools, fits=request.truncation is None)
     output_parser = loaded.chat_format.output_parser(
         tools,
         reasoning_open=_is_reasoning_open(loaded.chat_format, rendered.text, chat),
         parallel=chat.parallel_tool_calls,
-        show_reasoning=show_reasoning,
+        show_reasoning=request.shown.reasoning,
     )
     return Encoded([rendered.ids], rendered.media, output_parser, ignored, chat.continue_final_message)
 

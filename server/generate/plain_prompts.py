@@ -178,19 +178,6 @@ def echoed(tokenizer: Tokenizer, request: GenerateRequest, number: int, ids: Seq
 # --- for the engine -----------------------------------------------------------------------------------------------
 
 
-async def prepared(
-    loaded: LoadedModel,
-    call: Call,
-    ids: Sequence[int],
-    salt: str | None,
-    media: tuple[MediaItem, ...] = (),
-    adapter: Adapter | None = None,
-) -> PreparedPrompt | None:
-    """Check and hash a long prompt on a thread, so that to submit it costs the loop next to nothing; None for a short one."""
-    (made,) = await all_prepared(loaded, call, [ids], salt, media, adapter)
-    return made
-
-
 async def all_prepared(
     loaded: LoadedModel,
     call: Call,
@@ -199,7 +186,8 @@ async def all_prepared(
     media: tuple[MediaItem, ...] = (),
     adapter: Adapter | None = None,
 ) -> Sequence[PreparedPrompt | None]:
-    """Do the same for the prompts of one request, which are submitted together: None for each where they are short together."""
+    """Check and hash long prompts of one request on a thread, so that to submit them costs the loop next to nothing; None for each
+    where they are short together."""
     num_tokens = sum(map(len, prompts))
     if num_tokens <= LONG_PROMPT:
         return [None] * len(prompts)

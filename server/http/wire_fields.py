@@ -153,6 +153,11 @@ class QueueFields(Struct, kw_only=True, metaclass=WireType):
     cache_salt: CacheSalt | None = None
     timeout: Timeout | None = None
 
+    @property
+    def queue_terms(self) -> dict[str, Any]:
+        """The same as fields of a core's request."""
+        return {"priority": self.priority or 0, "cache_salt": self.cache_salt, "timeout_s": self.timeout}
+
 
 class TermFields(QueueFields, kw_only=True):
     """Fields of generation for the engine that change no answer."""
@@ -162,12 +167,7 @@ class TermFields(QueueFields, kw_only=True):
     @property
     def terms(self) -> dict[str, Any]:
         """The same as fields of a GenerateRequest."""
-        return {
-            "priority": self.priority or 0,
-            "cache_salt": self.cache_salt,
-            "timeout_s": self.timeout,
-            "speculative": self.speculative is not False,
-        }
+        return {**self.queue_terms, "speculative": self.speculative is not False}
 
 
 class CallerFields(Struct, kw_only=True, metaclass=WireType):

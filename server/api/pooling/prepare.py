@@ -107,7 +107,5 @@ def _shared(given: request_types.PoolingFields) -> dict[str, Any]:
     wanted = given.truncate_prompt_tokens
     return {
         "truncation": None if wanted is None else Truncation(wanted, given.truncation_side or "right"),
-        "priority": given.priority or 0,
-        "cache_salt": given.cache_salt,
-        "timeout_s": given.timeout,
+        **given.queue_terms,
     }

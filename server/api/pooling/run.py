@@ -16,7 +16,7 @@ from server.api.pooling.encode import Encoded, Encoder, cost_of
 from server.api.pooling.request import MAX_NUMBERS, PoolingRequest
 from server.config.server_config import ServerConfig
 from server.generate.generation import FAILED, failure_of
-from server.generate.plain_prompts import prepared
+from server.generate.plain_prompts import all_prepared
 from server.generate.start import Terms
 from server.http.call import Call
 from server.http.errors import Aborted, InvalidRequest
@@ -134,6 +134,7 @@ class _Run:
 
     async def _engine_request(self, number: int, prompt: Encoded) -> api.Request:
         params, types = self._request.params, prompt.token_type_ids
+        (prepared,) = await all_prepared(self._loaded, self._call, [prompt.ids], self._terms.cache_salt)
         return api.Request(
             id=f"{self._id}-{number}",
             prompt_ids=prompt.ids,
@@ -145,7 +146,7 @@ class _Run:
             parent_id=self._call.id or None,
             trace_headers=self._call.trace_headers,
             deadline_s=self._terms.deadline_s,
-            prepared=await prepared(self._loaded, self._call, prompt.ids, self._terms.cache_salt),
+            prepared=prepared,
             adapter=self._loaded.adapter,
         )
 

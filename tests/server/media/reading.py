@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from server.config.server_config import ServerConfig
-from server.generate.encode import Encoded, chat_prompt
-from server.generate.request import Chat, Content, Message
+from server.generate.encode import Encoded, encode_prompt
+from server.generate.request import Chat, Content, GenerateRequest, Message
 from server.http.call import Call
 from server.http.offload import Offload
 from server.media.fetch import Fetcher
@@ -51,6 +51,7 @@ async def prompt(loaded: LoadedModel, *contents: Content, **options: Any) -> Enc
     offload = Offload()
     try:
         messages = [Message(role="user", content=content) for content in contents]
-        return await chat_prompt(loaded, Call(offload=offload), Chat(messages=messages, **options))
+        request = GenerateRequest(prompt=Chat(messages=messages, **options))
+        return await encode_prompt(request.prompt, request, loaded, Call(offload=offload), ServerConfig())
     finally:
         offload.close()
