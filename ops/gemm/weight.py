@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from ops.gemm.low_rank import LowRank
 from ops.gemm.rounded import RoundedRows
 from ops.norm import add_rms_norm, rms_norm
 from ops.stored import Stored
+
+if TYPE_CHECKING:
+    from ops.lora.share import TokenAdapters
 
 
 class LinearWeight(ABC):
@@ -30,6 +34,10 @@ class LinearWeight(ABC):
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
         """x [T, in_features] -> x @ weight.T + bias, [T, out_features]."""
+
+    def of(self, adapters: TokenAdapters | None) -> LinearWeight:
+        """Return the layer for tokens that have these adapters."""
+        return self
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
         """silu of the first half of x @ weight.T + bias times the second, [T, out_features / 2], if that is one kernel."""

@@ -38,11 +38,12 @@ class PreparedLora:
 
 class LoraLayers:
     """Adapters of all layers. `slots`: of each layer, by name. Memory for `num_ready` adapters is pinned at once; further
-    ones allocate their own. `changed`: number of slots that change each layer that keeps its slots itself."""
+    ones allocate their own. `changed`: number of slots that change each layer that keeps its slots itself; kept up to date."""
 
     def __init__(
-        self, slots: Mapping[str, LoraSlots], num_slots: int, device: torch.device, num_ready: int = 0
-    ) -> None:
+        self, slots: Mapping[str, LoraSlots], num_slots: int, device: torch.device, num_ready: int = 0,
+        changed: Counter[str] | None = None,
+    ) -> None:  # fmt: skip
         self._slots = slots
         self._places: dict[str, slice] = {}
         end = 0
@@ -55,7 +56,7 @@ class LoraLayers:
             slots[name].bind(self._memory[:, place])
         self._host = _Host(end, num_ready if end else 0, pinned=device.type == "cuda")
         self._taken: list[frozenset[str]] = [frozenset()] * num_slots  # layers with slots of their own that one changes
-        self.changed: Counter[str] = Counter()
+        self.changed: Counter[str] = Counter() if changed is None else changed
 
     def prepared(self, parts: Mapping[str, Sequence[LoraPart]]) -> PreparedLora:
         """An adapter as `put` takes it, given what it does to each layer. On any thread; takes long."""

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
 from ops.stored import Stored
+
+if TYPE_CHECKING:
+    from ops.lora.share import TokenAdapters
 
 # Routing: by what rule a router's logits choose experts for a token, and with which weights. Data only.
 Score = Literal["softmax", "sigmoid", "sparsemixer"]
@@ -118,6 +121,10 @@ class ExpertWeights(ABC):
         numbers in place of the first, where what is not given stays.
 
         Raises ValueError for another shape, or a format that this kernel does not keep."""
+
+    def of(self, adapters: TokenAdapters | None) -> ExpertWeights:
+        """Return the experts for tokens that have these adapters."""
+        return self
 
     @abstractmethod
     def mix(

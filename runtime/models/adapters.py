@@ -4,8 +4,8 @@ Slots are written in the order of steps, by whoever computes them; to prepare an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 import ops
 from ops.moe.weights import Half
-from runtime.models.blocks.lora import LoraEmbedding, LoraExperts, LoraLinear, StepAdapters
+from runtime.models.blocks.lora import LoraEmbedding, LoraExperts, LoraLinear
 from runtime.models.blocks.weights import Weights
 from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
 from runtime.models.spec.linear import Linear
@@ -75,13 +75,12 @@ class ModelAdapters:
     others have the rest of, what is here."""
 
     def __init__(
-        self, slots: Mapping[str, ops.LoraSlots], room: AdapterRoom, device: str, step: StepAdapters,
+        self, slots: Mapping[str, ops.LoraSlots], room: AdapterRoom, device: str, changed: Counter[str],
         own: Mapping[str, Cut], *, has_experts: bool, has_vocabulary: bool,
     ) -> None:  # fmt: skip
         self.num_slots, self.has_experts, self.has_vocabulary = room.num_slots, has_experts, has_vocabulary
-        self._names, self._own, self._step = frozenset(slots), own, step
-        self._layers = ops.LoraLayers(slots, room.num_slots, torch.device(device), room.num_ready)
-        step.changed = self._layers.changed
+        self._names, self._own = frozenset(slots), own
+        self._layers = ops.LoraLayers(slots, room.num_slots, torch.device(device), room.num_ready, changed)
         self._kept: dict[int, ops.PreparedLora] = {}
 
     @classmethod
@@ -107,7 +106,7 @@ class ModelAdapters:
         for of, by_half in expert_linears(spec) if has_experts else ():
             experts[of.name] = make.experts(experts[of.name], by_half)
         adapters = cls(
-            make.slots, room, device, make.step, _own(spec), has_experts=has_experts, has_vocabulary=has_vocabulary
+            make.slots, room, device, make.changed, _own(spec), has_experts=has_experts, has_vocabulary=has_vocabulary
         )
         return weights._replace(linears=linears, tensors=tensors, experts=experts), adapters
 
@@ -139,35 +138,26 @@ class ModelAdapters:
         """From the next step on, tokens of `slot` take this adapter, and no longer the one before."""
         self._layers.put(slot, self._kept[key])
 
-    @contextmanager
-    def of_tokens(self, slots: Tensor | None) -> Iterator[None]:
-        """What is computed inside the block is of tokens that have adapters in these slots, [T] int32, -1 for none; None: no token
-        has one."""
-        if slots is None:
-            yield
-            return
-        self._step.current = ops.index_adapters(slots, self.num_slots)
-        try:
-            yield
-        finally:
-            self._step.current = None
+    def of_tokens(self, slots: Tensor | None) -> ops.TokenAdapters | None:
+        """Return the adapters of tokens as layers read them: slots [T] int32, -1 for none; None where no token has an adapter."""
+        return None if slots is None else ops.index_adapters(slots, self.num_slots)
 
 
 class _Maker:
     """Puts room around weights; `slots`: of all layers so far, by the names by which adapters know them."""
 
     def __init__(self, room: AdapterRoom, dtype: str, device: str) -> None:
-        self.step = StepAdapters()
+        self.changed: Counter[str] = Counter()  # see `ops.LoraLayers`
         self.slots: dict[str, ops.LoraSlots] = {}
         self._room, self._dtype, self._device = room, getattr(torch, dtype), torch.device(device)
 
     def linear(self, linear: Linear, weight: ops.LinearWeight) -> LoraLinear:
         self.slots[linear.name] = slots = ops.prepare_lora(*self._shape(linear, _bytes_each(weight)))
-        return LoraLinear(weight, slots, self.step)
+        return LoraLinear(weight, slots)
 
     def embedding(self, linear: Linear, weight: ops.LinearWeight) -> LoraEmbedding:
         self.slots[linear.name] = slots = ops.prepare_embedding_lora(*self._shape(linear, _bytes_each(weight)))
-        return LoraEmbedding(weight, slots, self.step)
+        return LoraEmbedding(weight, slots)
 
     def experts(self, weights: ops.ExpertWeights, by_half: Mapping[tuple[Half, int], Linear]) -> LoraExperts:
         bytes_each = weights.nbytes / sum(each.out_features * each.in_features for each in by_half.values())
@@ -176,7 +166,7 @@ class _Maker:
             for place, linear in by_half.items()
         }
         self.slots |= dict(own.values())
-        return LoraExperts(weights, own, self.step)
+        return LoraExperts(weights, own, self.changed)
 
     def _shape(
         self, linear: Linear, bytes_each: float, *, of_expert: bool = False

@@ -6,7 +6,6 @@ step. Knows tokens, positions and slots; neither requests nor where its weights 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import accumulate
 from math import prod
@@ -126,8 +125,7 @@ class Decoder:
     def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
         """input_ids [T] int64 -> [T, H], as `ForwardStep.input_embeds` takes them, for callers who put others among them.
         `adapters`: as of `ForwardStep`."""
-        with self._with(adapters):
-            return self._vocabulary.embed(input_ids)
+        return self._vocabulary.embed(input_ids, self._of_tokens(adapters))
 
     def forward(self, step: ForwardStep) -> Hidden:
         """One step, up to the last layer. The tokens' keys and values are written where the step's slot mappings say, then
@@ -136,14 +134,16 @@ class Decoder:
             step = self._axes.rotated(step)
         if self._stage is not None:
             return self._forward_of_stage(step, self._stage)
-        with self._with(step.adapters):
-            residual = self._embedded(step)
-            out = self._stack.forward(residual, step)
+        if step.adapters is not None:
+            step = replace(step, token_adapters=self._of_tokens(step.adapters))
+        residual = self._embedded(step)
+        out = self._stack.forward(residual, step)
         of_head = step.adapters if self.adapters is not None and self.adapters.has_vocabulary else None
         return Hidden(out.x, residual, out.aux, of_head)
 
     def _embedded(self, step: ForwardStep) -> Tensor:
-        x = self._vocabulary.embed(step.input_ids) if step.input_embeds is None else step.input_embeds.clone()
+        given, vocabulary = step.input_embeds, self._vocabulary
+        x = vocabulary.embed(step.input_ids, step.token_adapters) if given is None else given.clone()
         return self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
 
     def _forward_of_stage(self, step: ForwardStep, stage: Handover) -> Hidden:
@@ -165,12 +165,11 @@ class Decoder:
     def compute_logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:
         """`tokens` [S] int64: those whose logits [S, V] are wanted. None: of all, and `hidden` is overwritten."""
         final = self._final(hidden if tokens is None else hidden.of(tokens))
-        with self._with(hidden.adapters if hidden.adapters is None or tokens is None else hidden.adapters[tokens]):
-            return self._vocabulary.logits(final)
+        slots = hidden.adapters if hidden.adapters is None or tokens is None else hidden.adapters[tokens]
+        return self._vocabulary.logits(final, self._of_tokens(slots))
 
-    def _with(self, adapters: Tensor | None) -> AbstractContextManager[None]:
-        """What is computed inside is of tokens with these."""
-        return nullcontext() if self.adapters is None else self.adapters.of_tokens(adapters)
+    def _of_tokens(self, slots: Tensor | None) -> ops.TokenAdapters | None:
+        return None if self.adapters is None else self.adapters.of_tokens(slots)
 
     def final_hidden(self, hidden: Hidden, tokens: Tensor | slice) -> Tensor:
         """The final norm's output for `tokens` [S] int64, [S, H]; of a slice `hidden` is overwritten."""

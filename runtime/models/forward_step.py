@@ -31,7 +31,8 @@ class ForwardStep:
     token_type_ids [T] int64: which kind each token is of, None where all are of kind 0. input_embeds [T, H], of the model's dtype,
     in place of the embeddings of input_ids: scaled already, learned positions still to be added; left as it is.
 
-    adapters [T] int32: the slot of each token's adapter, -1 for none; None: no token has one.
+    adapters [T] int32: the slot of each token's adapter, -1 for none; None: no token has one. token_adapters: the same as layers
+    read it, once the model has prepared it.
 
     rope_positions: where tokens stand for rotary embeddings, if that is not `positions`; [T] int64, or [3, T] for embeddings of
     three axes, with rope_table [T, D_rot] float32: each token's own cosines and sines. deepstack: what the first layers add beside
@@ -53,6 +54,11 @@ class ForwardStep:
     deepstack: DeepstackStep | None = None
     blocks: Sequence[ops.TokenBlock] = ()
     hidden_states: Tensor | None = None
+    token_adapters: ops.TokenAdapters | None = None
+
+    def linear(self, x: Tensor | ops.RoundedRows, weight: ops.LinearWeight) -> Tensor:
+        """`ops.linear` of all tokens of the step, with their adapters."""
+        return ops.linear(x, weight.of(self.token_adapters))
 
     @property
     def rotated_at(self) -> Tensor:

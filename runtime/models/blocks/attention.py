@@ -63,7 +63,7 @@ class AttentionBlock:
 
     def forward(self, x: Tensor | ops.RoundedRows, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' keys and values are stored in their slots first."""
-        qkv, gate = ops.linear(x, self.qkv), None
+        qkv, gate = step.linear(x, self.qkv), None
         if self._has_gate:
             size = self._query_size
             q, gate, kv_rows = qkv.split_with_sizes([size, size, qkv.shape[1] - 2 * size], dim=1)
@@ -88,7 +88,7 @@ class AttentionBlock:
                 mixed = ops.attend(qkv, heads, positions, keys, values, slot_mapping, attn_metadata)
         else:  # a layer without memory
             mixed = ops.attend_packed(qkv, heads, positions, attn_metadata)
-        return ops.linear(mixed if gate is None else mixed * gate.sigmoid(), self._output)
+        return step.linear(mixed if gate is None else mixed * gate.sigmoid(), self._output)
 
 
 def _kernel_mask(mask: Mask) -> str:
@@ -182,19 +182,19 @@ class LatentAttentionBlock:
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' latents are stored in their slots first."""
-        latent = ops.linear(x, self._into_latent)
+        latent = step.linear(x, self._into_latent)
         latent[:, : self._rank] = self._norm.forward(latent[:, : self._rank])
-        queries = self._make_queries(x)
+        queries = self._make_queries(x, step)
         (latents, _), slot_mapping, attn_metadata = step.cache(self._cache_index)
         mixed = ops.attend_latent(queries, latent, self._heads, step.positions, latents, slot_mapping, attn_metadata)
-        return ops.linear(ops.linear_by_head(mixed, self._to_values).reshape(len(x), -1), self._output)
+        return step.linear(ops.linear_by_head(mixed, self._to_values).reshape(len(x), -1), self._output)
 
-    def _make_queries(self, x: Tensor) -> Tensor:
+    def _make_queries(self, x: Tensor, step: ForwardStep) -> Tensor:
         """[T, H] -> [T, heads, rank + rotary_dim]: a head's query times its part of the matrix that would make the keys."""
         first, *second = self._queries
-        x = ops.linear(x, first)
+        x = step.linear(x, first)
         if self._query_norm is not None:
-            x = ops.linear(self._query_norm.forward(x), second[0])
+            x = step.linear(self._query_norm.forward(x), second[0])
         heads = x.view(len(x), self._heads.num_heads, -1)
         queries = x.new_empty(len(x), self._heads.num_heads, self._heads.head_size)
         queries[..., : self._rank] = ops.linear_by_head(heads[..., : self._key_size], self._from_queries)

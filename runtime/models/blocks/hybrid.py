@@ -25,6 +25,12 @@ class AdaptedLinear(ops.LinearWeight):
         self.nbytes = weight.nbytes + sum(each.nbytes for adapter in adapters for each in adapter)
         self._weight, self._adapters = weight, adapters
 
+    def of(self, adapters: ops.TokenAdapters | None) -> AdaptedLinear:
+        if adapters is None:
+            return self
+        own = [(first.of(adapters), second.of(adapters)) for first, second in self._adapters]
+        return AdaptedLinear(self._weight.of(adapters), own)
+
     def matmul(self, x: Tensor) -> Tensor:
         parts = [ops.linear(ops.linear(x, first), second) for first, second in self._adapters]
         return ops.linear(x, self._weight).add_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
@@ -56,7 +62,7 @@ class HybridBlock:
         assert step.input_embeds is not None  # what the stack promises where a layer asks for them
         x = self._both_norm.forward(torch.cat([residual, step.input_embeds], dim=1))
         x = self._attention.forward(x, step)
-        x = ops.linear(self._mlp.forward(self._mlp_norm.forward(x), step), self._linear)
+        x = step.linear(self._mlp.forward(self._mlp_norm.forward(x), step), self._linear)
         return self._mixer.forward(self._norm.forward(x.add_(residual)), step)
 
 

@@ -1,11 +1,11 @@
-"""A linear layer with room for adapters: what the adapter of each of a step's tokens adds, beside what the weight gives.
+"""Layers with room for adapters: what the adapter of each of a step's tokens adds to what the weight gives.
 
-Blocks do not know of it: they multiply by it as by any weight, always with the tokens that `StepAdapters` has been given."""
+Blocks multiply by a layer `of` the step's adapters. Without any it computes what its weight does."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from copy import copy
 
 from torch import Tensor
 
@@ -15,26 +15,23 @@ from ops.moe.weights import Beside, ExpertShares, Half
 from ops.symbols import Symbol
 
 
-class StepAdapters:
-    """The adapters of the tokens that are being computed, in their order, for all layers of a model; None where no token has one.
-    `changed`: layers, by name, and how many slots hold an adapter that changes them; of experts alone."""
-
-    current: ops.TokenAdapters | None = None
-    changed: Mapping[str, int] = MappingProxyType({})
-
-
 class LoraLinear(ops.LinearWeight):
-    def __init__(self, weight: ops.LinearWeight, slots: ops.LoraSlots, step: StepAdapters) -> None:
+    def __init__(
+        self, weight: ops.LinearWeight, slots: ops.LoraSlots, adapters: ops.TokenAdapters | None = None
+    ) -> None:
         self.out_features, self.in_features = weight.out_features, weight.in_features
         self.slots = slots
-        self._weight, self._step = weight, step
+        self._weight, self._adapters = weight, adapters
+
+    def of(self, adapters: ops.TokenAdapters | None) -> LoraLinear:
+        return self if adapters is None else LoraLinear(self._weight, self.slots, adapters)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         return self._weight.nbytes + self.slots.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
-        adapters = self._step.current
+        adapters = self._adapters
         if isinstance(x, Symbol):
             out = self._weight.matmul(x)
             assert isinstance(out, Symbol)
@@ -50,7 +47,7 @@ class LoraLinear(ops.LinearWeight):
         return out
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
-        adapters = self._step.current
+        adapters = self._adapters
         if isinstance(x, Symbol):
             return None
         if adapters is None:
@@ -83,9 +80,14 @@ class LoraLinear(ops.LinearWeight):
 class LoraEmbedding(ops.LinearWeight):
     """An embedding with room for adapters; as a head, which it may be, too, it is what it was."""
 
-    def __init__(self, weight: ops.LinearWeight, slots: ops.LoraSlots, step: StepAdapters) -> None:
+    def __init__(
+        self, weight: ops.LinearWeight, slots: ops.LoraSlots, adapters: ops.TokenAdapters | None = None
+    ) -> None:
         self.out_features, self.in_features = weight.out_features, weight.in_features
-        self._weight, self._slots, self._step = weight, slots, step
+        self._weight, self._slots, self._adapters = weight, slots, adapters
+
+    def of(self, adapters: ops.TokenAdapters | None) -> LoraEmbedding:
+        return self if adapters is None else LoraEmbedding(self._weight, self._slots, adapters)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -96,8 +98,8 @@ class LoraEmbedding(ops.LinearWeight):
 
     def rows(self, ids: Tensor) -> Tensor:
         out = self._weight.rows(ids)
-        if self._step.current is not None:
-            self._slots.add(ids, self._step.current, out)
+        if self._adapters is not None:
+            self._slots.add(ids, self._adapters, out)
         return out
 
     def refill(self, stored: ops.Stored) -> bool:
@@ -106,18 +108,27 @@ class LoraEmbedding(ops.LinearWeight):
 
 class LoraExperts(ops.ExpertWeights):
     """Experts of a layer with room for adapters, each half of each expert its own. `slots`: by half and expert, each with the name
-    by which adapters know it; on a device all are one stretch of memory, in which experts are equally far from each other."""
+    by which adapters know it; on a device all are one stretch of memory, in which experts are equally far from each other.
+    `changed`: number of slots whose adapters change a matrix, by its name; kept up to date by others."""
 
     def __init__(
         self,
         weights: ops.ExpertWeights,
         slots: Mapping[tuple[Half, int], tuple[str, ops.LoraSlots]],
-        step: StepAdapters,
+        changed: Mapping[str, int],
     ) -> None:
         self.shape = weights.shape
-        self._weights, self._slots, self._step = weights, slots, step
+        self._weights, self._slots, self._changed = weights, slots, changed
         self._names = frozenset(name for name, _ in slots.values())
         self._on_device = any(isinstance(each, ExpertSlots) for _, each in slots.values())
+        self._adapters: ops.TokenAdapters | None = None
+
+    def of(self, adapters: ops.TokenAdapters | None) -> LoraExperts:
+        if adapters is None:
+            return self
+        bound = copy(self)
+        bound._adapters = adapters
+        return bound
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -131,23 +142,23 @@ class LoraExperts(ops.ExpertWeights):
         beside: Beside | None = None,
     ) -> Tensor:  # fmt: skip
         assert beside is None, "adapters are all that is added"
-        is_changed = self._step.current is not None and (
-            self._on_device or any(self._step.changed.get(name) for name in self._names)
+        is_changed = self._adapters is not None and (
+            self._on_device or any(self._changed.get(name) for name in self._names)
         )
         return self._weights.mix(x, logits, routing, e_score_correction_bias, plus, self if is_changed else None)
 
     def shares(self, half: Half) -> ExpertShares:
         """See `Beside`."""
-        assert self._step.current is not None
+        assert self._adapters is not None
         (_, first), (_, second) = self._slots[half, 0], self._slots.get((half, 1), self._slots[half, 0])
         assert isinstance(first, ExpertSlots)
         assert isinstance(second, ExpertSlots)
         stride = second.slots.a.data_ptr() - first.slots.a.data_ptr()
-        return ExpertShares(self._step.current.slots, *first.slots, stride)
+        return ExpertShares(self._adapters.slots, *first.slots, stride)
 
     def add(self, half: Half, expert: int, x: Tensor, tokens: Tensor, out: Tensor) -> None:
         """See `Beside`."""
         name, slots = self._slots[half, expert]
-        if self._step.changed.get(name):
-            assert self._step.current is not None
-            slots.add(x, ops.TokenAdapters(self._step.current.slots[tokens]), out)
+        if self._changed.get(name):
+            assert self._adapters is not None
+            slots.add(x, ops.TokenAdapters(self._adapters.slots[tokens]), out)

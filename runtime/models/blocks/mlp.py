@@ -39,11 +39,12 @@ class GatedMLPBlock(MLPBlock):
     def forward(self, x: Tensor | ops.RoundedRows, step: ForwardStep) -> Tensor:
         of_gate, of_down = self._multipliers
         if of_gate == 1.0:
-            out = ops.gated_mlp(x, self._gate_up, self._down, self._activation)
+            adapters = step.token_adapters
+            out = ops.gated_mlp(x, self._gate_up.of(adapters), self._down.of(adapters), self._activation)
         else:
-            gate_up = ops.linear(x, self._gate_up)
+            gate_up = step.linear(x, self._gate_up)
             gate_up[:, : self._size] *= of_gate
-            out = ops.linear(ops.gated(gate_up, self._activation), self._down)
+            out = step.linear(ops.gated(gate_up, self._activation), self._down)
         if of_down != 1.0:
             out *= of_down
         return out
@@ -56,7 +57,8 @@ class PlainMLPBlock(MLPBlock):
         self._activation = mlp.activation.value
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        return ops.linear(ops.activated_linear(x, self._up, self._activation), self._down)
+        up = self._up.of(step.token_adapters)
+        return step.linear(ops.activated_linear(x, up, self._activation), self._down)
 
 
 class MoEBlock(MLPBlock):
@@ -75,15 +77,16 @@ class MoEBlock(MLPBlock):
         )
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        logits = ops.linear(x.float() if self._wide else x, self._router)
+        logits = step.linear(x.float() if self._wide else x, self._router)
         if self._counts is not None:
             self._count(self._counts, logits, step)
+        experts = self._experts.of(step.token_adapters)
         if not self._latent:
             given = x * logits.amax(1, keepdim=True).float().sigmoid().to(x.dtype) if self._weighs_input else x
-            return ops.moe(given, logits, self._experts, self._routing, self._correction_bias, self._for_all(x, step))
+            return ops.moe(given, logits, experts, self._routing, self._correction_bias, self._for_all(x, step))
         into, out = self._latent
-        chosen = ops.moe(ops.linear(x, into), logits, self._experts, self._routing, self._correction_bias)
-        mixed, shared = ops.linear(chosen, out), self._for_all(x, step)
+        chosen = ops.moe(step.linear(x, into), logits, experts, self._routing, self._correction_bias)
+        mixed, shared = step.linear(chosen, out), self._for_all(x, step)
         return mixed if shared is None else mixed.add_(shared)
 
     def _count(self, counts: Tensor, logits: Tensor, step: ForwardStep) -> None:
@@ -97,7 +100,7 @@ class MoEBlock(MLPBlock):
         if self._shared is None:
             return None
         shared = self._shared.forward(x, step)
-        return shared if self._shared_gate is None else shared.mul_(torch.sigmoid(ops.linear(x, self._shared_gate)))
+        return shared if self._shared_gate is None else shared.mul_(torch.sigmoid(step.linear(x, self._shared_gate)))
 
 
 def _routing(router: Router) -> ops.Routing:

@@ -42,8 +42,8 @@ class ShortConvBlock:
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution."""
         (inputs,), state_indices, attn_metadata = step.cache(self._cache_index)
-        b, c, x = ops.linear(x, self._into).chunk(3, dim=1)
-        return ops.linear(c * self._conv.forward(b * x, inputs, state_indices, attn_metadata), self._output)
+        b, c, x = step.linear(x, self._into).chunk(3, dim=1)
+        return step.linear(c * self._conv.forward(b * x, inputs, state_indices, attn_metadata), self._output)
 
 
 class MambaBlock:
@@ -63,16 +63,16 @@ class MambaBlock:
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution, states of the scan."""
         (inputs, states), state_indices, attn_metadata = step.cache(self._cache_index)
-        x, gate = ops.linear(x, self._into).chunk(2, dim=1)
+        x, gate = step.linear(x, self._into).chunk(2, dim=1)
         x = self._conv.forward(x, inputs, state_indices, attn_metadata)
-        dt_b_c = list(ops.linear(x, self._x_proj).split_with_sizes(self._sizes, dim=1))
+        dt_b_c = list(step.linear(x, self._x_proj).split_with_sizes(self._sizes, dim=1))
         if self._norms:
             dt_b_c = [norm.forward(each) for norm, each in zip(self._norms, dt_b_c, strict=True)]
-        dt = ops.linear(dt_b_c[0].contiguous(), self._dt_proj)
+        dt = step.linear(dt_b_c[0].contiguous(), self._dt_proj)
         mixed = ops.selective_scan(
             x, dt, dt_b_c[1], dt_b_c[2], self._a, self._d, gate, states, state_indices, attn_metadata
         )
-        return ops.linear(mixed, self._output)
+        return step.linear(mixed, self._output)
 
 
 def _norms(mamba: Mamba, norm: RMSNorm, name: str, weights: Weights) -> list[NormBlock]:
@@ -108,13 +108,13 @@ class Mamba2Block:
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution, states of the scan."""
         (inputs, states), state_indices, attn_metadata = step.cache(self._cache_index)
-        into = ops.linear(x, self._into)
+        into = step.linear(x, self._into)
         if self._multipliers is not None:
             into *= self._multipliers
         gate, xbc, dt = into.split_with_sizes(self._sizes, dim=1)
         xbc = self._conv.forward(xbc, inputs, state_indices, attn_metadata)
         mixed = ops.state_space_scan(xbc, dt, self._heads, states, state_indices, attn_metadata)
-        return ops.linear(self._gated(mixed, gate), self._output)
+        return step.linear(self._gated(mixed, gate), self._output)
 
     def _gated(self, mixed: Tensor, gate: Tensor) -> Tensor:
         if self._norm is None or self._norm_weight is None:
@@ -144,8 +144,8 @@ class GatedDeltaNetBlock:
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution, states of the heads."""
         (inputs, states), state_indices, attn_metadata = step.cache(self._cache_index)
-        qkv, gate = ops.linear(x, self._into).split_with_sizes(self._sizes, dim=1)
+        qkv, gate = step.linear(x, self._into).split_with_sizes(self._sizes, dim=1)
         qkv = self._conv.forward(qkv, inputs, state_indices, attn_metadata)
-        mixed = ops.gated_delta_rule(qkv, ops.linear(x, self._ba), self._heads, states, state_indices, attn_metadata)
+        mixed = ops.gated_delta_rule(qkv, step.linear(x, self._ba), self._heads, states, state_indices, attn_metadata)
         mixed = ops.gated_rms_norm(mixed, gate, self._norm, self._eps, self._value_size, gate_first=False)
-        return ops.linear(mixed, self._output)
+        return step.linear(mixed, self._output)

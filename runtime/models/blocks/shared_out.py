@@ -44,6 +44,9 @@ class _Part(ops.LinearWeight):
         self.out_features, self.in_features, self.nbytes = part.out_features, part.in_features, part.nbytes
         self._part, self._peers = part, peers
 
+    def of(self, adapters: ops.TokenAdapters | None) -> _Part:
+        return self if adapters is None else type(self)(self._part.of(adapters), self._peers)
+
     def refill(self, stored: ops.Stored) -> bool:
         return self._part.refill(stored)
 
@@ -88,6 +91,9 @@ class SummedExperts(ops.ExpertWeights):
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         return self._part.nbytes
+
+    def of(self, adapters: ops.TokenAdapters | None) -> SummedExperts:
+        return self if adapters is None else SummedExperts(self._part.of(adapters), self._peers)
 
     def fill(self, half: Half, expert: int, stored: ops.Stored) -> None:
         self._part.fill(half, expert, stored)

@@ -46,13 +46,13 @@ class VocabularyBlock:
             linears[head] = self._head
         return weights._replace(linears=linears, tensors=tensors)
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """ids [T] int64 -> [T, H], a fresh tensor; learned positions are still to be added."""
+    def embed(self, ids: Tensor, adapters: ops.TokenAdapters | None = None) -> Tensor:
+        """ids [T] int64 -> [T, H], a fresh tensor; learned positions are still to be added. `adapters`: of the tokens."""
         assert self._table is not None, "the first of several stages embeds"
-        x = ops.embedding(ids, self._table)
+        x = ops.embedding(ids, self._table if isinstance(self._table, Tensor) else self._table.of(adapters))
         if self._multiplier != 1.0:
             x *= self._multiplier
-        return x if self._project_in is None else ops.linear(x, self._project_in)
+        return x if self._project_in is None else ops.linear(x, self._project_in.of(adapters))
 
     def add_positions(self, x: Tensor, positions: Tensor, token_types: Tensor | None = None) -> Tensor:
         """x [T, H] += the learned vectors of positions and token_types [T] int64, None for all 0, in place, as far as the model has
@@ -68,13 +68,14 @@ class VocabularyBlock:
         assert self._norm is not None, "the last of several stages ends in it"
         return self._norm.add(x, residual)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`final_hidden` [S, H] -> [S, V], in the model's dtype; zeros of a model without a head, from which nobody samples."""
+    def logits(self, hidden: Tensor, adapters: ops.TokenAdapters | None = None) -> Tensor:
+        """`final_hidden` [S, H] -> [S, V], in the model's dtype; zeros of a model without a head, from which nobody samples.
+        `adapters`: of the S tokens."""
         if self._head is None:
             return torch.zeros((len(hidden), self._num_logits), dtype=self._dtype, device=hidden.device)
         if self._project_out is not None:
-            hidden = ops.linear(hidden, self._project_out)
-        logits = ops.linear(hidden, self._head)
+            hidden = ops.linear(hidden, self._project_out.of(adapters))
+        logits = ops.linear(hidden, self._head.of(adapters))
         if self._scale != 1.0:
             logits *= self._scale
         if self._softcap is not None:

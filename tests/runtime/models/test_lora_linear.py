@@ -7,7 +7,7 @@ import torch
 
 import ops
 from ops.gemm.low_rank import LowRank
-from runtime.models.blocks.lora import LoraLinear, StepAdapters
+from runtime.models.blocks.lora import LoraLinear
 
 NOTHING = torch.zeros(0)
 LOW = LowRank(*[NOTHING] * 8)
@@ -60,9 +60,9 @@ class Slots(ops.LoraSlots):
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("most", "has_ends"), [(4, True), (4, False), (3, True)])
 def test_a_product_adds_adapters_where_it_ends_if_it_can(most, has_ends, gated):
-    slots, step = Slots(has_ends), StepAdapters()
-    step.current = ops.TokenAdapters(torch.zeros(4, dtype=torch.int32))
-    layer, x = LoraLinear(Weight(most), slots, step), torch.zeros(4, 2)
+    slots, x = Slots(has_ends), torch.zeros(4, 2)
+    plain = LoraLinear(Weight(most), slots)
+    layer = plain.of(ops.TokenAdapters(torch.zeros(4, dtype=torch.int32)))
     out = layer.gated_matmul(x) if gated else layer.matmul(x)
     if most == 4 and has_ends:
         expected = torch.full((4, 1 if gated else 2), 7.0)
@@ -70,5 +70,4 @@ def test_a_product_adds_adapters_where_it_ends_if_it_can(most, has_ends, gated):
         expected = torch.nn.functional.silu(torch.ones(4, 1)) if gated else torch.ones(4, 2)
     torch.testing.assert_close(out, expected)
     assert slots.asked == (most == 4)  # what is enqueued for it is enqueued only where the weight has a kernel
-    step.current = None
-    assert layer.matmul(x) is x
+    assert plain.of(None).matmul(x) is x
