@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 from runtime.engine_options import EngineOptions
-from runtime.kv.kinds import Cross, KVDtype, MemoryKind, Nothing, State
+from runtime.kv.kinds import KVDtype, MemoryKind, Nothing, State
 from runtime.kv.layout import KVLayout
 from runtime.policy.fairness import POLICIES, Policy
 from runtime.policy.step_budget import FixedBudget, Goals, PlatformSteps, StepBudget, TimedBudget
@@ -310,8 +310,6 @@ def _kv_cache_note(layout: KVLayout, kv_cache_dtype: str, layers: tuple[MemoryKi
 
 def _refuse(kinds: tuple[MemoryKind, ...]) -> None:
     """Raise PlanError for kinds that no kernel or block supports."""
-    if any(isinstance(kind, Cross) for kind in kinds):
-        raise PlanError("models with cross attention are not served yet: no runner writes an encoder's keys and values")
     attention = [kind.kv for kind in kinds if not isinstance(kind, State | Nothing)]
     scaled = [kv for kv in attention if kv.known_dtype.scale_bytes]
     if any(kv.latent for kv in scaled):

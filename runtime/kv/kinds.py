@@ -245,29 +245,6 @@ class PromptWindow(Window):
 
 
 @dataclass(frozen=True, slots=True)
-class Cross(_Attention):
-    """Keys and values of what an encoder made of a sequence's input, `num_encoder_tokens` at most: written once, whole, and as
-    many however long the sequence gets. What names them is that input, not the tokens of a prefix."""
-
-    order = 2
-    no_prefix_reason = "keys and values of an encoder's output are not named by the tokens before"
-    kv: AttentionKVSpec
-    num_encoder_tokens: int
-
-    def with_dtype(self, dtype: KVDtype) -> Cross:
-        return self if self.kv.dtype is not None else Cross(replace(self.kv, dtype=dtype), self.num_encoder_tokens)
-
-    def num_entries(self, num_tokens: int, block_size: int) -> int:
-        return -(-self.num_encoder_tokens // block_size) if num_tokens else 0
-
-    def num_tokens(self, num_entries: int, block_size: int) -> int:
-        return _ALL if num_entries >= self.num_entries(1, block_size) else 0
-
-    def __str__(self) -> str:
-        return f"see an encoder's {self.num_encoder_tokens:,} tokens"
-
-
-@dataclass(frozen=True, slots=True)
 class Nothing(_Kind):
     """No memory: all that a query sees is in its own step. Its table stays empty, and is there for the step's metadata."""
 
@@ -302,4 +279,4 @@ class State(_Kind):
         return "keep a state"
 
 
-MemoryKind = Full | Window | Cross | Nothing | State
+MemoryKind = Full | Window | Nothing | State

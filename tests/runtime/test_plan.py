@@ -10,14 +10,14 @@ import ops
 from ops import attention
 from runtime.api import PoolerInfo
 from runtime.config import GIB, EngineConfig, EnginePlan, PlanError, WeightPolicy
-from runtime.kv.kinds import Cross, Nothing
+from runtime.kv.kinds import Nothing
 from runtime.models.registry import spec_from_config
 from runtime.models.spec.model import EncoderSpec, ModelSpec
 from runtime.platform import cpu, cuda
 from runtime.platform.cpu import CpuPlatform
 from runtime.platform.cuda import CudaPlatform
 from runtime.platform.platform import DeviceMemory
-from tests.kinds import BFLOAT16, full, kv, state, window
+from tests.kinds import BFLOAT16, full, state, window
 
 LAYERS = (full(3, 64, None),) * 30
 
@@ -101,11 +101,6 @@ def test_a_step_holds_the_longest_text_of_a_model_that_computes_it_whole():
 def test_layers_with_a_dtype_of_their_own_keep_it():
     plan = resolve(layers=(*LAYERS, full(3, 64, BFLOAT16)), kv_cache_dtype="float32")
     assert [kind.kv.known_dtype.name for kind in plan.layout.kinds] == ["float32"] * 30 + ["bfloat16"]
-
-
-def test_cross_attention_is_refused_until_a_runner_has_an_encoder():
-    with pytest.raises(PlanError, match="cross attention"):
-        resolve(layers=(*LAYERS, Cross(kv(), 1500)))
 
 
 def test_groups_of_layers_are_described_where_there_are_several():

@@ -7,9 +7,9 @@ from itertools import count, islice
 import pytest
 
 from runtime.kv.block_table import BlockTable
-from runtime.kv.kinds import Cross, Full, KVDtype, MemoryKind, Nothing, State
+from runtime.kv.kinds import Full, KVDtype, MemoryKind, Nothing, State
 from runtime.kv.layout import KVLayout, LayerGroup
-from tests.kinds import BFLOAT16, INT8, chunk, full, kv, state, window
+from tests.kinds import BFLOAT16, INT8, chunk, full, state, window
 
 MIB = 1 << 20
 BUDGET = 512
@@ -160,26 +160,15 @@ def test_an_open_dtype_is_no_layout():
     assert window(2, 64, 9, INT8).with_dtype(BFLOAT16) == window(2, 64, 9, INT8)  # it has one of its own
 
 
-def test_cross_attention_keeps_an_encoders_tokens_however_long_the_sequence():
-    """Whisper small: 12 layers that see all tokens, and 1,500 of the encoder."""
-    model = layout(*[full(12, 64, BFLOAT16), Cross(kv(12, 64, BFLOAT16), 1500)] * 12)
-    assert [(type(group.kind), group.width) for group in model.groups] == [(Full, 1), (Cross, 1)]
-    assert model.max_blocks(1, BUDGET) == 1 + 94
-    assert model.max_blocks(448, BUDGET) == 28 + 94
-    assert model.no_prefix_reason is not None
-    assert "12 layers see an encoder's 1,500 tokens: 94 for a sequence" in model.describe()
-
-
 @pytest.mark.parametrize(
     ("kind", "missing", "slots"),
     [
         (full(1, 8), {1: 2, 16: 2, 17: 4}, [0, 16, 32]),
         (window(1, 8, 4), {1: 2, 16: 2, 17: 4}, [0, 16, 32]),
         (state((4,)), {1: 2, 1000: 2}, [0, sys.maxsize]),
-        (Cross(kv(), 40), {1: 6, 1000: 6}, [0, 0, 0, sys.maxsize]),
         (Nothing(), {1: 0, 1000: 0}, [sys.maxsize]),
     ],
-    ids=["full", "window", "state", "cross", "nothing"],
+    ids=["full", "window", "state", "nothing"],
 )
 def test_a_block_table_grows_as_its_kind_of_memory_does(kind, missing, slots):
     table, block_ids = BlockTable(16, LayerGroup(kind, 2)), count()
