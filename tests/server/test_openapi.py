@@ -111,6 +111,15 @@ def test_keys_are_asked_for_where_the_server_asks(user_key, admin_key):
         assert ("403" in operation["responses"]) == (kind == "admin" and admin_key and user_key)
 
 
+def test_what_an_answer_always_has_is_required_and_what_a_request_may_leave_out_is_not():
+    schemas = document()["components"]["schemas"]
+    answer = schemas["ChatCompletion"]
+    assert {"id", "object", "choices"} <= set(answer["required"])
+    assert "prompt_logprobs" not in answer["required"]
+    assert not [name for name, described in answer["properties"].items() if "default" in described]
+    assert "temperature" not in schemas["ChatRequest"]["required"]
+
+
 # --- its truth ----------------------------------------------------------------------------------------------------
 
 
