@@ -1,4 +1,4 @@
-"""What goes over the wire of /v1/files and /v1/batches: bodies, forms and queries that a client may send, and answers."""
+"""Wire types of /v1/files and /v1/batches: bodies, forms, queries and answers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = _HOUR_S, 30 * 24 * _HOUR_S
 
 
 class ExpiresAfter(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`seconds`: after the file was made."""
+    """Expiry of a file, `seconds` after its creation."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
 
 
 class CreateBatch(Struct, kw_only=True):
-    """`completion_window`: hours or days, `24h` or `7d`, after which it is given up; OpenAI has 24h alone."""
+    """Body of a new batch. `completion_window`: hours or days, `24h` or `7d`; OpenAI has only 24h."""
 
     input_file_id: Name
     endpoint: Url
@@ -47,7 +47,7 @@ class CreateBatch(Struct, kw_only=True):
 
 
 class ListQuery(Struct, kw_only=True):
-    """`after`: the id of the last object of the page before."""
+    """Query of a list. `after`: id of the last object of the previous page."""
 
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     after: Name | None = None
@@ -64,7 +64,7 @@ BATCH: Wire[CreateBatch] = Wire(CreateBatch, {})
 
 
 def expires_after(fields: Mapping[str, str]) -> ExpiresAfter | None:
-    """What a form says in fields as `expires_after[seconds]`. Raises InvalidRequest."""
+    """Return a form's fields `expires_after[…]`. Raises InvalidRequest."""
     given = {name[len(_EXPIRY) + 1 : -1]: value for name, value in fields.items() if is_expiry(name)}
     if not given:
         return None
@@ -134,7 +134,7 @@ class ReasoningTokens(Struct):
 
 
 class BatchUsage(Struct):
-    """Of the answers so far, all together."""
+    """Usage of all answers so far."""
 
     input_tokens: int
     input_tokens_details: CachedTokens

@@ -51,8 +51,7 @@ ADMINISTRATOR = "administrator"  # as an owner
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """`key`: what stands for the key a request came with, in every process that uses the folder; None where the server asks for
-    none."""
+    """Owner of a file. `key`: digest of the request's key, equal in every process that uses the folder; None without keys."""
 
     key: str | None = None
     is_admin: bool = False
@@ -238,7 +237,7 @@ class FileExpiry:
     A file that an unfinished batch reads is nobody's any more, and goes when that has ended."""
 
     def __init__(self, files: FileStore, in_use: Callable[[], set[str]]) -> None:
-        """`in_use`: ids of files that unfinished batches read."""
+        """Prepare expiry. `in_use`: returns ids of files that unfinished batches read."""
         self._files = files
         self._in_use = in_use
         self._changed = asyncio.Event()
@@ -248,7 +247,7 @@ class FileExpiry:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Delete expired files until cancelled."""
         while True:
             self._changed.clear()
             try:

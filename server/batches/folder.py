@@ -40,7 +40,7 @@ class BatchFolder:
 
     @classmethod
     def of(cls, config: ServerConfig) -> BatchFolder | None:
-        """None without --batch-dir."""
+        """Open the folder of --batch-dir; None without the option."""
         if config.batch_dir is None:
             return None
         if importlib.util.find_spec("python_multipart") is None:
@@ -64,7 +64,7 @@ def _owners(keys: Keys) -> list[str]:
 
 
 def _secret(path: Path) -> bytes:
-    """What digests of keys are made with, so that a file belongs to the same key after a restart. Made once."""
+    """Return the key of key digests, created once, so that files keep their owner after a restart."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

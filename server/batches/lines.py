@@ -57,7 +57,7 @@ def digest(custom_id: str) -> bytes:
 
 
 def custom_id_of(line: bytes | None) -> str | None:
-    """None where the line has none that could be used."""
+    """Return the line's custom_id, or None."""
     with contextlib.suppress(ValueError, RecursionError):
         content = json.loads(line or b"")
         found = content.get("custom_id") if isinstance(content, dict) else None
@@ -66,7 +66,7 @@ def custom_id_of(line: bytes | None) -> str | None:
 
 
 def count_lines(file: BinaryIO, limit_bytes: int) -> int:
-    """How many requests there are. Raises RepeatedId."""
+    """Return the number of requests. Raises RepeatedId."""
     seen: set[bytes] = set()
     num = 0
     for number, line in lines_of(file, limit_bytes):
@@ -118,7 +118,7 @@ def read_line(line: bytes | None, limit_bytes: int) -> LineRequest:
 
 @dataclass(slots=True)
 class LineAnswer:
-    """What the endpoint sent. Status 0: nothing, it was cancelled."""
+    """Answer of the endpoint. Status 0: cancelled."""
 
     status: int = 0
     request_id: str = ""
@@ -167,7 +167,7 @@ class LineCalls:
     """Calls the endpoints for lines. A line of many sequences may find the queue full, and then waits for another to end."""
 
     def __init__(self, apps: Mapping[str, ASGIApp]) -> None:
-        """`apps`: by URL."""
+        """Create calls. `apps`: endpoints by URL."""
         self._apps = apps
         self._num_active = 0  # lines the engine may be working on
         self._one_ended = asyncio.Event()
@@ -221,7 +221,7 @@ BEHIND = 1000  # lower runs first; requests that say nothing have 0
 
 
 def behind_others(request: LineRequest) -> LineRequest:
-    """`request` with a priority, unless its body has one, or is no object at all."""
+    """Return `request` with a low priority, unless its body has one or is no object."""
     import msgspec
 
     try:

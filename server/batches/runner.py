@@ -48,7 +48,7 @@ CALLER_KEY = b"batches"
 
 
 class _Line(NamedTuple):
-    """`request`: or what is wrong with it."""
+    """Line of a batch. `request`: the request, or its error."""
 
     number: int
     custom_id: str | None
@@ -57,8 +57,8 @@ class _Line(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """`gone`: nobody wants it any more. `failure`: why it cannot go on. `is_left`: it is for another process to go on with.
-    `is_over`: its time is."""
+    """Run of a batch. `gone`: it is cancelled. `failure`: why it cannot go on. `is_left`: another process continues it.
+    `is_over`: its window has passed."""
 
     task: asyncio.Task[None] | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -73,8 +73,8 @@ class _Run:
 
 
 class BatchRunner:
-    """`apps`: endpoints by URL. `limit_bytes`: of a line. `max_at_work`: lines, None for a quarter of what the engine runs at a
-    time. `by_priority`: the engine goes by requests' priorities. Belongs to one event loop."""
+    """Background execution of batches. `apps`: endpoints by URL. `limit_bytes`: of a line. `max_at_work`: lines at a time,
+    None for a quarter of the engine's. `by_priority`: the engine uses priorities. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class BatchRunner:
         return batch
 
     async def cancel(self, id: str) -> StoredBatch:
-        """What is answered so far stays. Raises InvalidRequest for a batch that has ended, or is about to."""
+        """Cancel a batch. Finished answers stay. Raises InvalidRequest for a batch that has ended, or is about to."""
         batch = self._store.now(id)
         if batch.status in ("validating", "in_progress"):
             batch = await self._becomes(id, "cancelling")
@@ -148,7 +148,7 @@ class BatchRunner:
             run.gone.set()
 
     async def close(self) -> None:
-        """`leave`, and returns when nothing is done any more."""
+        """Do `leave`, and return when all work has stopped."""
         self.leave()
         if self._expiring is not None:
             self._expiring.cancel()
@@ -277,7 +277,7 @@ class BatchRunner:
                     group.create_task(self._answer_line(id, run, line))
 
     def _undone(self, file: BinaryIO, batch: StoredBatch, done: Done) -> Iterator[_Line]:
-        """For threads."""
+        """Yield the lines that are not done. Runs on a thread."""
         for number, line in lines_of(file, self._limit_bytes):
             custom_id = custom_id_of(line)
             if number in done.numbers or (custom_id is not None and digest(custom_id) in done.custom_ids):
@@ -321,7 +321,7 @@ class BatchRunner:
             self._places.release()
 
     async def _answered(self, run: _Run, request: LineRequest, make_call: Callable[[], Call]) -> LineAnswer | None:
-        """None where there is no answer, and none will be in this process or for this batch."""
+        """Return the answer, or None if this process or this batch will have none."""
         while await self._there_is_room(run):
             try:
                 answer = await self._calls.answer(request, run.gone, make_call)

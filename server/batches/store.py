@@ -70,9 +70,9 @@ MAX_ENDED = 1000  # batches whose end is remembered; their files stay until they
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBatch:
-    """`times`: when each status began, in seconds since the epoch. `errors`: why it failed. `window`: its completion_window, and
-    `window_s` the same in seconds. `output_ttl_s`: for so long the files of its answers are kept; None: until they are deleted.
-    `is_over`: its time was, before it was done."""
+    """State of a batch. `times`: when each status began, in seconds since the epoch. `errors`: why it failed. `window`: its
+    completion_window, and `window_s` in seconds. `output_ttl_s`: lifetime of its output files; None: until deleted.
+    `is_over`: its window passed before it was done."""
 
     id: str
     owner: str | None
@@ -129,8 +129,7 @@ class StoredBatch:
 
 
 class Done(NamedTuple):
-    """What the records of a batch say: how many there are, digests of their custom_ids, the numbers of lines that had none, how
-    many bytes they take, and what the answers used."""
+    """Summary of a batch's records: counts, digests of custom_ids, numbers of lines without one, bytes, and usage."""
 
     answered: int
     refused: int
@@ -185,7 +184,7 @@ class BatchStore:
         self._batches[batch.id] = batch
 
     def save(self, batch: StoredBatch) -> None:
-        """For a thread: what is known now is on the disk when this returns."""
+        """Write the current state to disk. Call on a thread."""
         write_whole(self._folder / f"{batch.id}.json", json.dumps(asdict(batch)).encode())
 
     def forget(self) -> list[str]:
@@ -199,23 +198,23 @@ class BatchStore:
         return gone
 
     def remove(self, ids: list[str]) -> None:
-        """For a thread."""
+        """Delete batches. Call on a thread."""
         for id in ids:
             (self._folder / f"{id}.json").unlink(missing_ok=True)
 
     # --- records --------------------------------------------------------------------------------------------------
 
     def records(self, id: str) -> tuple[Path, Path]:
-        """Of answers and of errors."""
+        """Return the files of answers and of errors."""
         return self._folder / f"{id}.output.jsonl", self._folder / f"{id}.error.jsonl"
 
     def append(self, id: str, record: bytes, *, answered: bool) -> None:
-        """For a thread."""
+        """Append a record. Call on a thread."""
         with self.records(id)[0 if answered else 1].open("ab") as file:
             file.write(record)
 
     def read_done(self, id: str) -> Done:
-        """For a thread. Records that were cut off are dropped."""
+        """Read the records, and drop one that was cut off. Call on a thread."""
         counts, custom_ids, numbers, num_bytes, usage = [0, 0], set[bytes](), set[int](), 0, Usage()
         for place, path in enumerate(self.records(id)):
             with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:

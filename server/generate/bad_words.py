@@ -34,7 +34,7 @@ def _spellings(word: str) -> tuple[str, str]:
 
 
 class _Rules:
-    """`sequences`: ids that may not follow each other. One for all answers of a request."""
+    """Forbidden id sequences, shared by all answers of a request."""
 
     def __init__(self, sequences: set[tuple[int, ...]], vocab_size: int) -> None:
         self.mask = bytes(all_but((ids[0] for ids in sequences if len(ids) == 1), vocab_size))

@@ -24,11 +24,11 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """`width` beams, of which the `num_best` best are the answer. An answer's score is its log-probability by its length to the
-    power of `length_penalty`: above 0, longer ones gain.
+    """Parameters of beam search. `width` beams; the answers are the `num_best` best. An answer's score is its log-probability
+    divided by its length to the power of `length_penalty`: above 0, longer answers gain.
 
-    `early_stopping`: True ends when `width` answers are complete; False when no beam would beat the worst of them if it ended
-    now; "never" when none would even if it grew to the greatest length."""
+    `early_stopping`: True stops when `width` answers are complete; False when no beam would beat the worst of them if it
+    ended now; "never" when none would at the greatest length."""
 
     width: int
     num_best: int
@@ -37,10 +37,10 @@ class BeamParams:
 
 
 class BeamSearch(TokenStream):
-    """`requests`: one per prompt. Of its params count max_tokens, min_tokens, stop_token_ids, ignore_eos, logprobs and
-    prompt_logprobs; the vocabulary holds `width` tokens that do not end an answer.
+    """Stream of a beam search. `requests`: one per prompt; their max_tokens, min_tokens, stop_token_ids, ignore_eos, logprobs
+    and prompt_logprobs count. The vocabulary holds `width` tokens that do not end an answer.
 
-    Outputs are indexed prompt by prompt, `num_best` each, the best first. Raises EngineError where the engine takes none."""
+    Outputs are indexed prompt by prompt, `num_best` each, the best first. Raises EngineError if the engine accepts none."""
 
     def __init__(self, engine: EngineClient, requests: Sequence[Request], params: BeamParams) -> None:
         self._engine = engine
@@ -86,7 +86,7 @@ class BeamSearch(TokenStream):
         """An answer comes whole, with its end: there is nothing left to stop."""
 
     def _questions(self) -> Iterator[tuple[_Search, Request]]:
-        """None of those of a search that is over."""
+        """Yield the requests of searches that are not over."""
         return ((search, request) for search in self._searches if not search.over for request in search.questions())
 
     async def _replies(self) -> list[Output]:
@@ -166,7 +166,7 @@ class _Search:
             )
 
     def advance(self, replies: Sequence[Output]) -> None:
-        """`replies`: of each beam, in order."""
+        """Advance the search. `replies`: of each beam, in order."""
         self._first_reply = self._first_reply or replies[0]
         self._failed = next((reply for reply in replies if reply.finish is not FinishReason.LENGTH), None)
         if self._failed is not None:

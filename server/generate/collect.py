@@ -13,7 +13,7 @@ from server.http.errors import Aborted, ClientLeft
 
 
 class Presence(Protocol):
-    """Whether somebody still waits for the answer. The block is left early when nobody does, and then `gone` is true."""
+    """Watch of a client. The block is left early when the client has left; then `gone` is true."""
 
     gone: bool
 
@@ -24,7 +24,7 @@ class Presence(Protocol):
 
 
 async def collect_transcripts(generation: Generation, client: Presence) -> list[Transcript]:
-    """What each choice says, once all have ended. Raises as `collect` does."""
+    """Return the transcript of each choice, once all have ended. Raises as `collect` does."""
     found = [Transcript() for _ in generation.requests]
     await collect(
         generation, client, lambda output: found[output.index].add(generation.choices[output.index].events(output))

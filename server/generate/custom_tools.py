@@ -56,7 +56,7 @@ class InputReader:
         self._is_over = False
 
     def feed(self, arguments: str) -> str:
-        """What of the input became certain."""
+        """Return the part of the input that became certain."""
         if self._is_over:
             return ""
         self._text += arguments
@@ -72,7 +72,7 @@ class InputReader:
         return _decoded(whole.group())
 
     def end(self) -> str:
-        """What is left: of arguments that are something else all of them, and of an input that broke off its last characters."""
+        """Return the rest: all arguments if they have another form, or the last characters of an input that broke off."""
         if self._is_over:
             return ""
         self._is_over = True

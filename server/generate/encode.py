@@ -92,7 +92,7 @@ async def text_ids(
 def encode(
     loaded: LoadedModel, text: str, *, add_special_tokens: bool, param: Field, fits: bool, plain: bool = False
 ) -> list[int]:
-    """`text_ids`, in the thread it is called in."""
+    """Encode a text on the calling thread; see `encode_pieces`."""
     work = encode_pieces(loaded, text, add_special_tokens=add_special_tokens, param=param, fits=fits, plain=plain)
     return to_the_end(work)
 
@@ -100,7 +100,7 @@ def encode(
 def encode_pieces(
     loaded: LoadedModel, text: str, *, add_special_tokens: bool, param: Field, fits: bool, plain: bool = False
 ) -> Pieces[list[int]]:
-    """`text_ids`, piece by piece. `plain`: see `Tokenizer.encode`."""
+    """Encode a text piece by piece. `plain`: see `Tokenizer.encode`."""
     limit = loaded.engine.model.max_model_len
     # What follows can change the last few tokens of a beginning, not more.
     max_tokens = limit + BORDER_TOKENS if fits else max_tokens_of_text(limit)
@@ -124,7 +124,7 @@ def encode_pieces(
 
 
 def max_tokens_of_text(max_model_len: int) -> int:
-    """Of a text that need not fit the context."""
+    """Return the maximum number of tokens of a text that need not fit the context."""
     return max(MAX_TOKENS, 4 * max_model_len)
 
 
@@ -166,7 +166,7 @@ async def chat_ids(loaded: LoadedModel, call: Call, chat: Chat) -> list[int]:
 
 
 class _Rendered(NamedTuple):
-    """`text`: as the template wrote it, but for what stands for pictures and the like, which is there in full."""
+    """Rendered conversation. `text`: as the template wrote it, with the full text of media placeholders."""
 
     text: str
     ids: list[int]
@@ -284,7 +284,7 @@ def _check_count(loaded: LoadedModel, chat: Chat, *, fits: bool) -> None:
 
 
 def _cost(*given: Any) -> int:
-    """What it costs to render and tokenise what is `given`, in characters of tokenising; of very much, that it is very much."""
+    """Return the cost of rendering and tokenising, in characters of tokenising. Counting stops above LONG_CHARS."""
     cost, todo = 0, [*given]
     while todo and cost <= LONG_CHARS:
         value = todo.pop()

@@ -34,7 +34,7 @@ _NO_STOPS = StopStrings(())
 
 
 class TextOptions(Shown, frozen=True, kw_only=True):
-    """What a request wants of its text, for one model; what it wants of its tokens is SamplingParams."""
+    """Options of a request's text, for one model. Options of its tokens are SamplingParams."""
 
     min_tokens: int = 0  # stop strings are looked for after this many tokens
     continues_prompt: bool = False  # the text goes on where the prompt's ends, leading spaces and all
@@ -129,7 +129,7 @@ class Choice:
         return made
 
     def _note(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None) -> None:
-        """`ids` belong to the answer, and the first so many of `logprobs` to them."""
+        """Add `ids` to the answer, with the first entries of `logprobs`."""
         self.num_tokens += len(ids)
         if self._options.token_ids:
             self._token_ids += ids
@@ -158,9 +158,9 @@ class Choice:
         return output.token_ids[:-1] if hide else output.token_ids
 
     def events(self, output: Output) -> list[Event]:
-        """What the new text turned out to be; every call with an id. Sets `finish_reason` with the last of it.
+        """Return the events of the new text; each call has an id. Sets `finish_reason` with the last.
 
-        Raises EngineFailed, and ApiError where its time was over or its constraints could not be kept."""
+        Raises EngineFailed, and ApiError if the deadline passed or constraints could not be kept."""
         codec = self._codec
         if codec is None:
             text = self.feed(output)
@@ -232,7 +232,7 @@ class Choice:
         yield text if stops.stopped is not None else self._finished(output, text + stops.flush())
 
     def _pass(self, text: str, stops: StopStrings, output: Output) -> str:
-        """What the stop strings let through of `text`, which the last token counted brought."""
+        """Return the part of `text` that the stop strings let through. The last counted token brought it."""
         text = stops.feed(text, self.num_tokens > self._options.min_tokens)
         if stops.stopped is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP.value, stops.stopped
@@ -302,8 +302,8 @@ class PromptChoice(Choice):
 
 
 def failure_of(output: Output, constrained_by: str | None = None) -> Exception:
-    """What a client, or the log, is told of a request that ended without its answer. `constrained_by`: the field whose constraint
-    it was to be held to."""
+    """Return the error of a request that ended without its answer. `constrained_by`: the field whose constraint it was held
+    to."""
     if output.finish is FinishReason.INVALID:
         words = output.error or "the answer cannot be held to it"
         return InvalidRequest(words if constrained_by is None else f"{constrained_by}: {words}", param=constrained_by)
@@ -331,8 +331,8 @@ class _Opened:
 
 
 class Generation:
-    """`requests`: so many for each prompt, prompt by prompt, of which `n` are answers. `echoes`: one for each prompt, or none.
-    `beams`: the answers are found by beam search."""
+    """Generation of a request's answers. `requests`: equally many for each prompt, prompt by prompt, of which `n` are
+    answers. `echoes`: one for each prompt, or none. `beams`: answers are found by beam search."""
 
     def __init__(
         self, loaded: LoadedModel, requests: Sequence[Request], num_prompts: int, n: int, options: TextOptions,
@@ -366,7 +366,7 @@ class Generation:
         return PromptChoice(self.tokenizer, self.options, end, request.prompt_ids, echo, source)
 
     def style(self, index: int) -> Style:
-        """How log-probabilities of choice `index` are shown."""
+        """Return how log-probabilities of choice `index` are shown."""
         echo = self._echoes[index // self._per_prompt] if self._echoes else None
         return Style(self.options.tokens_as_ids, self.options.skip_special_tokens, echo)
 
@@ -387,7 +387,7 @@ class Generation:
 
     @property
     def rendering_chars(self) -> int:
-        """What log-probabilities cost to write, in characters of text that would take as long to tokenise."""
+        """Cost of writing log-probabilities, in characters of text that take as long to tokenise."""
         tables = 0 if self.options.logprobs is None else (2 + self.options.logprobs) * self.num_completion_tokens
         for request in self.requests[:: self._per_prompt]:
             if request.sampling.prompt_logprobs is not None:
@@ -396,7 +396,7 @@ class Generation:
 
     @property
     def competes(self) -> bool:
-        """Whether more sequences are generated than are answers."""
+        """True if more sequences are generated than are answers."""
         return self._n < self._per_prompt
 
     @cached_property
@@ -442,7 +442,7 @@ class Generation:
 
     @property
     def guesses(self) -> bool:
-        """Whether the server guesses tokens, so that there is something to tell of it."""
+        """True if the server drafts tokens, so that usage reports them."""
         return bool(self._engine.model.speculative)
 
     @property
@@ -452,7 +452,7 @@ class Generation:
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Those of them that were right."""
+        """Number of accepted draft tokens."""
         return sum(choice.num_accepted_tokens for choice in self.choices)
 
     @property

@@ -65,8 +65,8 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """`as_ids`: "token_id:5" for a token's text. `skip_special_tokens`: the answer's text has none of theirs. `echo`: entries and
-    text begin with the prompt's."""
+    """Style of log-probabilities. `as_ids`: "token_id:5" instead of a token's text. `skip_special_tokens`: the text leaves
+    them out. `echo`: entries and text begin with the prompt's."""
 
     as_ids: bool = False
     skip_special_tokens: bool = True
@@ -145,7 +145,7 @@ def _num_unseen(tokenizer: Tokenizer, echo: Echo) -> int:
 
 
 def prompt_table(tokenizer: Tokenizer, entries: Sequence[Entry], count: int, *, as_ids: bool) -> PromptLogprobs:
-    """For each token of a prompt the `count` most likely there and itself, by id."""
+    """Return for each prompt token the `count` most likely tokens and itself, by id."""
 
     def row(logprob: float, rank: int, id: int) -> PromptToken:
         text = f"token_id:{id}" if as_ids else tokenizer.token_bytes(id).decode(errors="replace")

@@ -22,7 +22,7 @@ from server.text.tools.registry import name_of
 
 
 class Matchers(NamedTuple):
-    """`param`: the field that asks for a form of the answer, as `OutputConstraint` has it; None where nothing does."""
+    """Matchers of a request. `param`: the field that asks for a form, as in `OutputConstraint`, or None."""
 
     factories: tuple[MatcherFactory, ...]
     param: str | None
@@ -31,8 +31,7 @@ class Matchers(NamedTuple):
 async def matchers_for(
     loaded: LoadedModel, call: Call, request: GenerateRequest, output_parser: OutputParser | None = None
 ) -> Matchers:
-    """What holds an answer to what `request` wants of it, none where it leaves that open. `output_parser`: how it will be
-    read, where it is more than text.
+    """Return the matchers of `request`, or none. `output_parser`: how the answer will be parsed, if it is more than text.
 
     Raises InvalidRequest."""
     constraint = request.constraint
@@ -89,7 +88,7 @@ def _in_chat(chat: Chat, output_parser: OutputParser, answer: OutputConstraint |
 
 
 def _after_reasoning(make: MatcherFactory, loaded: LoadedModel, output_parser: OutputParser | None) -> MatcherFactory:
-    """`make`'s matchers, which let reasoning pass."""
+    """Return `make`'s matchers, which ignore reasoning."""
     if output_parser is None or output_parser.tags is None:
         return make
     tags = output_parser.tags

@@ -156,9 +156,9 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: Field) -> Pieces[None]
 
 
 def truncated(ids: Sequence[int], truncation: Truncation, max_tokens: int | None, limit: int) -> Sequence[int]:
-    """What `truncation` leaves of a prompt. `limit`: tokens of the context, of which `max_tokens` are spoken for.
+    """Return the prompt cut by `truncation`. `limit`: tokens of the context, of which `max_tokens` are reserved.
 
-    Raises InvalidRequest where it wants more than the context holds."""
+    Raises InvalidRequest if it asks for more than the context holds."""
     wanted = truncation.num_tokens
     if wanted >= limit:
         raise InvalidRequest(

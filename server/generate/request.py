@@ -28,7 +28,7 @@ PROMPT = Field("prompt")
 
 
 class Prompt(Struct, frozen=True):
-    """What a client gives to be continued or answered: a Chat, Texts, a TextWithMedia, Embeds or an Infill."""
+    """Prompt of a request: a Chat, Texts, a TextWithMedia, Embeds or an Infill."""
 
     @property
     def num_prompts(self) -> int:
@@ -138,7 +138,7 @@ class Chat(Prompt, frozen=True, kw_only=True):
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer is to be a call, or several."""
+        """True if the answer must be one or several calls."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, OnlyFunction)
 
     @property
@@ -150,7 +150,7 @@ class Chat(Prompt, frozen=True, kw_only=True):
 
 
 class Thinking(NamedTuple):
-    """Whether a model reasons, for APIs that say so by a switch. `switches`: variables of the chat template."""
+    """Reasoning options of APIs that have a switch. `switches`: variables of the chat template."""
 
     switches: Mapping[str, bool] = {}
     effort: str | None = None
@@ -202,8 +202,8 @@ class Embeds(Prompt, frozen=True):
 
 
 class Infill(Prompt, frozen=True):
-    """What stands between each of `prefixes`, as text or as token ids, and `suffix`. `extra`: further files, by name and text.
-    `middle`: how the answer begins."""
+    """Prompt with text missing between each of `prefixes`, as text or ids, and `suffix`. `extra`: further files, by name and
+    text. `middle`: the beginning of the answer."""
 
     prefixes: Sequence[str | list[int]]
     suffix: str
@@ -219,8 +219,8 @@ class Infill(Prompt, frozen=True):
 
 
 class Shown(Struct, frozen=True, kw_only=True):
-    """What of an answer the client wants to see, and where its text ends. `logprobs`, `prompt_logprobs`: alternatives beside each
-    token, None for no log-probabilities at all."""
+    """Parts of an answer that the client wants, and where its text ends. `logprobs`, `prompt_logprobs`: number of
+    alternatives for each token, or None."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -234,7 +234,7 @@ class Shown(Struct, frozen=True, kw_only=True):
 
 
 class OutputConstraint(NamedTuple):
-    """What the text of an answer has to look like. `param`: the field that asks for it, in the client's words or as a Field."""
+    """Form of an answer's text. `param`: the field that asks for it, in the client's words or as a Field."""
 
     grammar: Grammar
     param: str
@@ -248,8 +248,8 @@ class Truncation(Struct, frozen=True):
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True):
-    """`n` answers are wanted for each prompt, the likeliest of `best_of`, if that is given. `max_tokens`: at most so many, as the
-    client has it; `default_max_tokens` where it says nothing, cut to what the context holds; None: all that it holds."""
+    """Request of any API. `n` answers for each prompt, the likeliest of `best_of` if given. `max_tokens`: the client's
+    limit; `default_max_tokens` otherwise, cut to the context; None: the whole context."""
 
     prompt: Prompt
     sampling: Sampling = msgspec.field(default_factory=Sampling)
@@ -370,7 +370,7 @@ def _whitespace(wanted: StructuredOutputs) -> Whitespace:
 
 
 def _meaning(grammar: Grammar) -> object:
-    """What two grammars that say the same have in common."""
+    """Return a value that is equal for grammars with the same meaning."""
     if not isinstance(grammar, JsonSchema) or not isinstance(grammar.schema, str):
         return grammar
     try:

@@ -1,7 +1,7 @@
-"""From what a client wants to the engine's SamplingParams, with the model's defaults filled in.
+"""Conversion of sampling fields to the engine's SamplingParams, with the model's defaults.
 
-Everything that depends on the model is checked here, so that the engine can take a SamplingParams at its word: ids lie in
-the vocabulary, counts fit the context."""
+Everything that depends on the model is checked here, since the engine does not: ids lie in the vocabulary, counts fit the
+context."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def allowed_token_ids(ids: Sequence[int], call: Call, vocab_size: int) -> 
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: Field) -> None:
-    """`ids` are known not to be negative."""
+    """Check that `ids`, which are not negative, are in the vocabulary."""
     if ids and (largest := max(ids)) >= vocab_size:
         raise InvalidRequest(f"token id {largest} is outside the vocabulary of {vocab_size}", param=param)
 

@@ -1,7 +1,6 @@
-"""From what a client wants generated to a Generation that can be opened: prompts as ids, parameters checked against the model,
-one engine request for each sequence.
+"""Start of a generation: prompts become ids, parameters are checked against the model, one engine request for each sequence.
 
-Whichever API it came by, a request passes here. Knows no HTTP and no frames."""
+Requests of every API pass here. Knows no HTTP and no frames."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ MADE_AT_ONCE = 32  # requests, some tenths of a millisecond
 
 
 class Terms(NamedTuple):
-    """What of a request is about the engine and not about the answer. `deadline_s`: by `time.monotonic()`; None: there is none.
-    `cache_salt`: who has another one shares no prefixes with it."""
+    """Terms of a request that concern the engine. `deadline_s`: by `time.monotonic()`, or None. `cache_salt`: requests share
+    prefixes only if it is equal."""
 
     priority: int
     deadline_s: float | None

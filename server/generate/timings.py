@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Timings:
-    """`arrival_s`: when the request arrived, by `clock`. What has not happened yet takes no time."""
+    """Times of a request. `arrival_s`: when it arrived, by `clock`. What has not happened yet takes no time."""
 
     __slots__ = ("_arrival_s", "_begun_s", "_clock", "_first_s", "_last_s")
 
@@ -22,24 +22,24 @@ class Timings:
         self._begun_s = self._clock()
 
     def note(self) -> None:
-        """There are tokens."""
+        """Note that tokens came."""
         self._last_s = self._clock()
         if self._first_s is None:
             self._first_s = self._last_s
 
     @property
     def preparing_s(self) -> float:
-        """Until the engine had the request: its template, tokens and grammar."""
+        """Seconds until the engine had the request: template, tokens and grammar."""
         return self._begun_s - self._arrival_s
 
     @property
     def prompt_s(self) -> float:
-        """From then until the first token, with the time in the queue."""
+        """Seconds from then until the first token, including the queue."""
         return 0.0 if self._first_s is None else self._first_s - self._begun_s
 
     @property
     def answer_s(self) -> float:
-        """From the first token to the last one so far."""
+        """Seconds from the first token to the latest."""
         return 0.0 if self._first_s is None or self._last_s is None else self._last_s - self._first_s
 
     @property

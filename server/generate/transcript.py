@@ -12,7 +12,7 @@ from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolAr
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`arguments`: a JSON object, as text."""
+    """Tool call. `arguments`: a JSON object, as text."""
 
     id: str
     name: str
@@ -23,7 +23,7 @@ Part = Text | Reasoning | Call
 
 
 class Transcript:
-    """`cut_off`: the call that was being written when the token limit came, and its text, which `text` ends with."""
+    """Transcript of an answer. `cut_off`: the call that the token limit interrupted, and its text, which ends `text`."""
 
     __slots__ = ("_heads", "_places", "_texts", "cut_off")
 

@@ -160,7 +160,7 @@ class Clients:
 
     @property
     def may_be_told(self) -> bool:
-        """Whether one more refused connection may be told why."""
+        """True if one more refused connection may receive a reason."""
         return self._num_turned_away <= MAX_TURNED_AWAY
 
     def leave(self, client: Client) -> None:

@@ -85,7 +85,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_style(self) -> bool:
-        """Whether it only sets the style of JSON that another field asks for."""
+        """True if it only sets the style of JSON that another field asks for."""
         return not self.kinds_given and any(getattr(self, name) is not None for name in _STYLE)
 
     def check(self, where: str, prefix: str) -> None:

@@ -63,7 +63,7 @@ class AdvisedFields(Struct, kw_only=True, metaclass=WireType):
 
 
 class DrawFields(AdvisedFields, kw_only=True):
-    """How a token is drawn from its logits."""
+    """Fields of drawing a token from its logits."""
 
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -71,7 +71,7 @@ class DrawFields(AdvisedFields, kw_only=True):
 
 
 class SamplingFields(DrawFields, kw_only=True):
-    """How tokens are chosen, and which of them end an answer."""
+    """Fields of choosing tokens, and of the tokens that end an answer."""
 
     # By token id, as JSON has keys.
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
@@ -90,7 +90,7 @@ class Sampling(SamplingFields, kw_only=True):
 
 
 class RepeatFields(DrawFields, kw_only=True):
-    """How a token is drawn, as llama.cpp names the fields, and Ollama, which is built on it."""
+    """Fields of drawing a token by the names of llama.cpp and Ollama."""
 
     repetition_penalty: RepetitionPenalty | None = field(name="repeat_penalty", default=None)
     repeat_last_n: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # 0: no penalty; -1: of all tokens
@@ -121,7 +121,7 @@ def sampling_of(wire: DrawFields, **changes: Any) -> Sampling:
 
 
 class TextFields(Struct, kw_only=True, metaclass=WireType):
-    """Where the text of an answer ends, and what of it is shown."""
+    """Fields of an answer's end, and of what is shown."""
 
     stop: _Stops | None = None
     include_stop_str_in_output: bool | None = None
@@ -133,7 +133,7 @@ class TextFields(Struct, kw_only=True, metaclass=WireType):
 
 
 class TruncationFields(Struct, kw_only=True, metaclass=WireType):
-    """How much is kept of a prompt that is too long."""
+    """Fields of cutting a long prompt."""
 
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # -1: as many as the context holds
     truncation_side: Literal["left", "right"] | None = None  # the end that is cut off
@@ -147,7 +147,7 @@ class TruncationFields(Struct, kw_only=True, metaclass=WireType):
 
 
 class QueueFields(Struct, kw_only=True, metaclass=WireType):
-    """When a request runs, until when, and which cached prefixes it shares."""
+    """Fields of priority, deadline and shared prefixes."""
 
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
@@ -179,7 +179,7 @@ class CallerFields(Struct, kw_only=True, metaclass=WireType):
 
 
 class TemplateFields(Struct, kw_only=True, metaclass=WireType):
-    """How a conversation becomes a prompt, for every API that has messages."""
+    """Fields of rendering a conversation, for every API with messages."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     allow_special_tokens: bool | None = None  # in what the client wrote; None: as the server has it

@@ -1,1 +1,1 @@
-"""What is served, its text side: tokenizer, chat template, chat format, sampling defaults, and where loading stands."""
+"""Served models, text side: tokenizer, chat template, chat format, sampling defaults, life cycle."""

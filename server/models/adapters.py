@@ -1,7 +1,7 @@
-"""Where adapters may come from while the server runs: folders below one that the administrator names, and nowhere else.
+"""Folders that adapters may be loaded from while the server runs: below one that the administrator names, and nowhere else.
 
-A path is followed through every symbolic link before it is believed, and so are the links within an adapter's folder. What is read
-of a folder, and whether it fits the model, is the engine's matter."""
+Every symbolic link of a path, and of an adapter's files, is resolved before it is trusted. The engine reads and checks the
+folder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class AdapterModule:
 
 
 def by_modality(text: str | None) -> dict[str, str]:
-    """What --default-mm-loras says, as vLLM has it: '{"audio": "name or folder"}'. Raises ValueError, which names the option."""
+    """Parse --default-mm-loras, in vLLM's format: '{"audio": "name or folder"}'. Raises ValueError, which names the option."""
     try:
         found = {} if text is None else read_object(text)
         for modality, adapter in found.items():
@@ -98,7 +98,8 @@ class Resolver:
         self._loading = asyncio.Lock()  # one by one: who asks for the same finds it there
 
     async def find(self, name: str) -> Adapter | None:
-        """None where there is no such folder. Raises AdapterRefused for one whose adapter cannot be served."""
+        """Load the adapter in the folder `name`; None if there is no such folder. Raises AdapterRefused if it cannot be
+        served."""
         if len(name) > MAX_NAME or _NAME.fullmatch(name) is None:
             return None
         folder = await asyncio.to_thread(self._folder, name)

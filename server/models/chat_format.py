@@ -27,8 +27,8 @@ _OWN_REASONING: Final[Mapping[str, type[ToolParser]]] = {
 
 @dataclass(frozen=True, slots=True)
 class OutputParser:
-    """How the answers to one request are read. `reasoning_open`: the prompt ends inside reasoning. `keep_ids`: special tokens that
-    are text to the codecs. `parallel`: an answer may hold several calls."""
+    """Parsing of a request's answers. `reasoning_open`: the prompt ends inside reasoning. `keep_ids`: special tokens that
+    are text to the codecs. `parallel`: an answer may have several calls."""
 
     tool_parser: type[ToolParser] | None = None
     tools: Tools = ()
@@ -40,7 +40,7 @@ class OutputParser:
 
     @property
     def reasons(self) -> bool:
-        """Whether an answer may hold reasoning."""
+        """True if an answer may contain reasoning."""
         return self.tags is not None or (self.tool_parser is not None and self.tool_parser.reasons)
 
     def codec(self) -> Codec:
@@ -54,8 +54,8 @@ class OutputParser:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """`prompted`: the template knows no tools, so the messages explain them. `keep_ids`: special tokens of
-    the calls and of the reasoning. `stop_ids`: tokens at which the model waits, whatever its files say of ends."""
+    """Format of a model's chats. `prompted`: the template has no tools, so the messages explain them. `keep_ids`: special
+    tokens of calls and reasoning. `stop_ids`: tokens at which the model waits, whatever its files say."""
 
     tool_parser: type[ToolParser] | None = None
     tags: ReasoningTags | None = None
@@ -74,9 +74,9 @@ class ChatFormat:
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
     ) -> Self:
-        """`source`: of `template`. The parsers are names, AUTO or NONE.
+        """Choose the format. `source`: of `template`. The parsers are names, AUTO or NONE.
 
-        Raises ValueError for a name that is none, or two that do not go together."""
+        Raises ValueError for an unknown name, or two that do not go together."""
         special = tokenizer.token_strings(sorted(tokenizer.special_ids))
         found = detect(source, special) if tool_parser == AUTO else tool_parser
         if tool_parser == AUTO and reasoning_parser in _OWN_REASONING:

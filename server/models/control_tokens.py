@@ -20,7 +20,7 @@ _UNKNOWN = "?"
 
 
 class ControlTokens:
-    """Those of one tokenizer. Their aliases are drawn anew by each process."""
+    """Control tokens of one tokenizer. Each process chooses random aliases for them."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         added = backend.get_added_tokens_decoder()
@@ -54,7 +54,7 @@ class ControlTokens:
         return self._plain
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Where control tokens stand in `text`, as the tokenizer finds them."""
+        """Return where the tokenizer finds control tokens in `text`."""
         if not any(first in text for first in self._firsts):
             return []
         encoding = self._finder.encode_batch([text], add_special_tokens=False)[0]
@@ -67,8 +67,8 @@ class ControlTokens:
         return found
 
     def cuts(self, text: str) -> list[tuple[int, int]]:
-        """What of a client's `text` may not stand in a rendered text as it is: control tokens, and (empty) edges at which one could
-        begin or end."""
+        """Return the parts of a client's `text` that must not be rendered as they are: control tokens, and (empty) edges at
+        which one could begin or end."""
         found = self.spans(text)
         if not found and self._normalize is not None and self.spans(self._normalize(text)):
             found = [(0, 0)]
@@ -80,7 +80,7 @@ class ControlTokens:
         return found
 
     def with_aliases(self, text: str) -> str:
-        """`text` with an alias for each control token."""
+        """Replace each control token of `text` by its alias."""
         pieces, done = [], 0
         for start, end in self.spans(text):
             pieces += [text[done:start], self._aliases[text[start:end]]]
@@ -89,12 +89,12 @@ class ControlTokens:
 
     @staticmethod
     def _is_part(text: str, parts: frozenset[str], *, backwards: bool) -> bool:
-        """Whether `text` begins (or ends) with one of `parts`."""
+        """Return whether `text` begins (or ends) with one of `parts`."""
         return any((text[-size:] if backwards else text[:size]) in parts for size in range(1, len(text) + 1))
 
 
 class Shield:
-    """What stands for a client's control tokens while one conversation is rendered."""
+    """Replacement of a client's control tokens while one conversation is rendered."""
 
     def __init__(self, control: ControlTokens) -> None:
         self._control = control
@@ -102,7 +102,7 @@ class Shield:
         self._mark = f"x{control.nonce}"
 
     def around(self, given: Any, render: Callable[[Any], str]) -> tuple[str, str | None]:
-        """What `render` makes of `given`, JSON data in which nothing may be mistaken for a control token: see `reveal`."""
+        """Render `given`, JSON data in which nothing may be taken for a control token: see `reveal`."""
         return self.reveal(render(self.hide(given)))
 
     def hide(self, value: Any) -> Any:
@@ -178,7 +178,7 @@ class PlainTokens:
         }
 
     def ids(self, found: list[int]) -> list[int]:
-        """What this tokenizer found, by the ids of the other."""
+        """Convert ids of this tokenizer to those of the other."""
         ids = self._ids
         if not self._spelled or self._spelled.keys().isdisjoint(found):
             return [ids.get(id, id) for id in found]

@@ -13,9 +13,8 @@ import tokenizers
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """`single`: the ids before and behind one text; None where that is not to be seen. `pair`: those before, between and behind
-    two; a tokenizer that knows no pairs has none. `pair_types`: the types of the tokens before, of the first text, between, of the
-    second, and behind."""
+    """Ids around texts. `single`: before and behind one text; None if unknown. `pair`: before, between and behind two; empty
+    if the tokenizer has no pairs. `pair_types`: token types before, of the first text, between, of the second, and behind."""
 
     single: tuple[list[int], list[int]] | None
     pair: tuple[list[int], list[int], list[int]]

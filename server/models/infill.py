@@ -101,7 +101,7 @@ class InfillFormat:
 
 
 def infill_format(tokenizer: Tokenizer) -> InfillFormat | None:
-    """None for a model that was not trained to fill in the middle, as far as its tokenizer says."""
+    """Return the fill-in-the-middle format, or None if the tokenizer has none."""
     named = tokenizer.infill_ids
     if "fim_pre" in named and "fim_suf" in named:
         return _named(named, tokenizer)
@@ -124,7 +124,7 @@ def _of_family(family: _Family, tokenizer: Tokenizer) -> InfillFormat | None:
 
 
 def _named(named: Mapping[str, int], tokenizer: Tokenizer) -> InfillFormat:
-    """What a GGUF file names; the order is that of the family whose prefix it is, else the usual one."""
+    """Return the format that a GGUF file names, in the order of the family with this prefix token, or the usual order."""
     prefix, suffix, middle = named["fim_pre"], named["fim_suf"], named.get("fim_mid")
     family = next((one for one in _FAMILIES if tokenizer.id_of(one.prefix) == prefix), None)
     return InfillFormat(

@@ -31,9 +31,8 @@ _NO_VARIABLES = frozenset(
 
 
 class PoolerConfig(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """`--pooler-config`: vLLM's object, as JSON. `pooling_type` is either of the other two. `classifier_from_token`: the words that
-    a model which generates answers with, as vLLM's hf_overrides have them; the last is yes, whose probability is the score, against
-    the others, or by itself where there is no other."""
+    """Object of `--pooler-config`, as in vLLM. `pooling_type` is either of the other two. `classifier_from_token`: the words
+    that a generating model answers with; the last means yes, and its probability is the score."""
 
     task: PoolingTask | None = None
     pooling_type: Literal["CLS", "LAST", "MEAN", "ALL"] | None = None
@@ -71,9 +70,8 @@ class PoolerConfig(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What sentence-transformers puts before a text, by name (`config_sentence_transformers.json`). `default`: the name of the one
-    that stands before every text where none is named. `template_kwargs`: what it gives a chat template
-    (`sentence_bert_config.json`)."""
+    """Prompts of sentence-transformers before a text, by name (`config_sentence_transformers.json`). `default`: the name
+    used if none is given. `template_kwargs`: variables of a chat template (`sentence_bert_config.json`)."""
 
     by_name: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     default: str | None = None
@@ -93,7 +91,7 @@ class Prompts:
         return cls(MappingProxyType(by_name), default if default in by_name else None, MappingProxyType(kwargs))
 
     def text(self, name: str | None, param: str) -> str:
-        """What stands before a text. Raises InvalidRequest for a name there is not."""
+        """Return the prompt before a text. Raises InvalidRequest for an unknown name."""
         if name is None:
             return "" if self.default is None else self.by_name[self.default]
         if name not in self.by_name:
@@ -103,7 +101,7 @@ class Prompts:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; nothing where there is none. Raises ValueError for a file that is broken."""
+    """Return a file's JSON object; {} if there is no file. Raises ValueError for a broken file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -115,9 +113,9 @@ def _object(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ServedPooling:
-    """`tasks`: what may be asked, first what is meant where nobody says. `pooling`, `use_activation`, `dimensions`: as the server
-    was told, None as the model has it. `labels`: the names of the classes; `label_token_ids`: their tokens, where they are such.
-    `score_template`: the prompt in which two texts are compared; without one they stand as the tokenizer joins them."""
+    """Pooling of a served model. `tasks`: supported tasks, the default first. `pooling`, `use_activation`, `dimensions`: set
+    by the server's options, None for the model's. `labels`: names of the classes; `label_token_ids`: their tokens, if they
+    are tokens. `score_template`: the prompt for comparing two texts; None: the tokenizer joins them."""
 
     architecture: str
     info: PoolerInfo
@@ -173,7 +171,7 @@ class ServedPooling:
 
     @property
     def scoring(self) -> Scoring:
-        """How two texts are compared. Raises TaskNotSupported where they cannot be."""
+        """Method of comparing two texts. Raises TaskNotSupported if there is none."""
         if self.task == "embed":
             return "bi-encoder"
         if self.task == "token_embed":
@@ -185,7 +183,7 @@ class ServedPooling:
     def params(
         self, task: PoolingTask, *, dimensions: int | None = None, use_activation: bool | None = None
     ) -> PoolingParams:
-        """What the engine is asked, for a prompt of one text. Raises InvalidRequest where the model does not do it."""
+        """Return the engine's parameters for a prompt of one text. Raises InvalidRequest if the model does not support them."""
         if task not in self.tasks:
             raise TaskNotSupported(self.architecture, task, self.tasks)
         if dimensions is not None and not task.endswith("embed"):
@@ -202,8 +200,8 @@ class ServedPooling:
         )
 
     def instruction(self, wanted: str | None) -> str | None:
-        """What a score template is told of the task: `wanted`, or the model's default prompt. Raises InvalidRequest where something
-        is wanted and has no place."""
+        """Return the instruction for a score template: `wanted`, or the model's default prompt. Raises InvalidRequest if the
+        template has no place for it."""
         takes = self.score_template is not None and self.score_template.takes_instruction
         if wanted and not takes:
             raise InvalidRequest("instruction: this model's prompt has no place for one", param="instruction")
@@ -226,16 +224,16 @@ class ServedPooling:
             raise InvalidRequest(DIMENSIONS, f" {wanted}: this model was trained for {known}", param=DIMENSIONS)
 
     def num_numbers(self, params: PoolingParams, num_tokens: int) -> int:
-        """How many numbers a prompt of so many tokens becomes."""
+        """Return how many numbers a prompt of `num_tokens` becomes."""
         embeds = params.task.endswith("embed")
         width = (params.dimensions or self.info.embedding_size) if embeds else max(1, len(self.labels))
         return width * num_tokens if params.task.startswith("token_") else width
 
 
 def served_runner(asked: Runner, model: ModelInfo | ModelOutline, *, embeds: bool) -> Literal["generate", "pooling"]:
-    """What the model is served for. `embeds`: its files are sentence-transformers'.
+    """Return what the model is served for. `embeds`: its files are sentence-transformers'.
 
-    Raises ValueError for a model that cannot generate and is to."""
+    Raises ValueError if it should generate and cannot."""
     if asked == "generate" and not model.generates:
         raise ValueError(
             f"--runner generate: {model.architecture} generates no tokens; leave it out, or --runner pooling"
@@ -246,7 +244,7 @@ def served_runner(asked: Runner, model: ModelInfo | ModelOutline, *, embeds: boo
 
 
 def pooled_tasks(model: ModelInfo | ModelOutline, config: PoolerConfig, convert: Convert) -> tuple[PoolingTask, ...]:
-    """What a model with a head was trained for is that alone, unless it is converted. Raises ValueError."""
+    """Return the supported tasks: only that of the model's head, unless it is converted. Raises ValueError."""
     info = model.pooler
     by_tokens = bool(config.classifier_from_token or info.label_token_ids)
     embeds: tuple[PoolingTask, ...] = ("embed", "token_embed")

@@ -46,11 +46,10 @@ class EndlessTemplate(PromptError):
 
 
 class ChatTemplate:
-    """`source`: a template, several by name ("default", "tool_use", …), or None for a model without.
-    `named_tokens`: the tokenizer's special tokens by name, which templates write ("bos_token": "<s>").
-    `now`: what `strftime_now` reads. `clock`: seconds of the thread that renders.
+    """Chat template. `source`: a template, several by name ("default", "tool_use", …), or None. `named_tokens`: the tokenizer's
+    special tokens by name ("bos_token": "<s>"). `now`: time for `strftime_now`. `clock`: CPU seconds of the rendering thread.
 
-    Raises PromptError for a source that is no template."""
+    Raises PromptError for an invalid template."""
 
     def __init__(
         self,
@@ -68,11 +67,11 @@ class ChatTemplate:
         self._templates = {name: self._compiled(environment, name, text) for name, text in sources.items()}
 
     def __bool__(self) -> bool:
-        """Whether there is any template."""
+        """Return whether there is any template."""
         return bool(self._templates)
 
     def reads(self, *variables: str, with_tools: bool = False) -> bool:
-        """Whether the template (the one for tools, if asked for) looks at any of these variables."""
+        """Return whether the template (the one for tools, with `with_tools`) reads any of these variables."""
         template = self._find(with_tools)
         return template is not None and not template.variables.isdisjoint(variables)
 
@@ -137,7 +136,7 @@ class ChatTemplate:
         return (written(given), None) if shield is None else shield.around(given, written)
 
     def writes(self, text: str, messages: Sequence[Message]) -> bool:
-        """Whether the template takes `messages`, and `text`, which stands in one of them, comes out."""
+        """Return whether the template accepts `messages` and writes `text`, which one of them contains."""
         try:
             return text in self.render_shielded(None, messages, _PROBE_S)[0]
         except PromptError:
@@ -172,11 +171,11 @@ class ChatTemplate:
 
 
 class TemplateTooLong(Exception):
-    """It does not come to an end, or writes without one."""
+    """Error: a template does not end within its limits."""
 
 
 class _Effort:
-    """What one rendering has taken so far."""
+    """Time and text of one rendering so far."""
 
     def __init__(self, clock: Callable[[], float], limit_s: float) -> None:
         self._clock = clock
@@ -194,7 +193,7 @@ _EFFORT: ContextVar[_Effort] = ContextVar("effort")
 
 
 class _Turns:
-    """What a loop goes through, counted; as long as that is, if it has a length."""
+    """Counted iteration of a template's loop, with the length of its sequence."""
 
     def __init__(self, through: Iterable[Any]) -> None:
         self._through = through
@@ -220,13 +219,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters["turns"] = _Turns
 
     def template(self, tree: nodes.Template) -> jinja2.Template:
-        """`tree`, compiled; its loops are changed in place."""
+        """Compile `tree`. Its loops are changed in place."""
         for loop in [*tree.find_all(nodes.For)]:
             loop.iter = nodes.Filter(loop.iter, "turns", [], [], None, None, lineno=loop.lineno)
         return self.from_string(tree)
 
     def render(self, template: jinja2.Template, variables: dict[str, Any], limit_s: float) -> str:
-        """`limit_s`: of the thread's time. Raises TemplateTooLong, and whatever the template does."""
+        """Render. `limit_s`: limit of the thread's CPU time. Raises TemplateTooLong, and errors of the template."""
         effort = _Effort(self._clock, limit_s)
         token = _EFFORT.set(effort)
         try:
@@ -271,9 +270,9 @@ def _environment(now: Callable[[], datetime], clock: Callable[[], float]) -> Bou
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """`content`: the form of message content the template reads. `variables`: names it reads, its own among them.
-    `words`: every word of its source. `arguments_as_text`: it writes a call's arguments as they are, and so wants JSON
-    where others want an object."""
+    """Compiled template. `content`: form of message content that it reads. `variables`: names it reads, its own among them.
+    `words`: every word of its source. `arguments_as_text`: it writes a call's arguments as they are, so they must be JSON
+    text, not an object."""
 
     environment: BoundedEnvironment
     template: jinja2.Template
@@ -304,7 +303,7 @@ class _Compiled:
             raise PromptError(f"the chat template fails on these messages: {type(error).__name__}: {error}") from error
 
     def writes_probe(self, named_tokens: Mapping[str, str]) -> bool:
-        """Whether a call's arguments come out as they should: what that takes is seen by trying."""
+        """Return whether a call's arguments come out correctly, by trying."""
         seen = [_as_seen(message, self) for message in _PROBE]
         variables = {**named_tokens, "messages": seen, "tools": _PROBE_TOOLS, "add_generation_prompt": True}
         try:
@@ -380,7 +379,7 @@ def _with_end(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_text(call: Message) -> Message:
-    """`call` with its arguments as text, for templates that write them as they come."""
+    """Return `call` with its arguments as text."""
     function = call["function"]
     arguments = function["arguments"]
     if isinstance(arguments, str):
@@ -389,7 +388,7 @@ def _with_text(call: Message) -> Message:
 
 
 def _with_object(call: Message) -> Message:
-    """`call` with its arguments as an object, which most templates write with `tojson`; clients send the JSON string they got."""
+    """Return `call` with its arguments as an object, which most templates write with `tojson`; clients send JSON text."""
     function = call["function"]
     arguments = function["arguments"]
     if not isinstance(arguments, str):

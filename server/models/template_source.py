@@ -17,7 +17,7 @@ N = TypeVar("N", bound=nodes.Node)
 
 
 class Refusal(jinja2.TemplateError):
-    """`raise_exception` in a template."""
+    """Error raised by `raise_exception` in a template."""
 
 
 def raise_exception(message: object) -> NoReturn:
@@ -36,7 +36,7 @@ def tojson(
 
 
 class Generation(Extension):
-    """`{% generation %}` marks what training masks; for a prompt it is a scope and nothing more."""
+    """Tag `{% generation %}`: marks what training masks; for a prompt it is only a scope."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
@@ -48,7 +48,7 @@ class Generation(Extension):
 
 @dataclass(frozen=True, slots=True)
 class ContentForm:
-    """`parts`: the template goes through a list of parts. `strings`: it takes a string too, or nothing else."""
+    """Form of message content. `parts`: the template iterates over parts. `strings`: it accepts a string too."""
 
     parts: bool
     strings: bool
@@ -87,7 +87,7 @@ _LIST_FILTERS: Final = {"list", "reverse", "selectattr", "rejectattr", "select",
 
 
 def _looped(node: nodes.Node) -> nodes.Node:
-    """What a loop goes through, without the slices and filters that leave a list a list."""
+    """Return the sequence that a loop iterates over, without slices and filters that return a list."""
     while True:
         match node:
             case nodes.Filter(node=nodes.Expr() as inner, name=name) if name in _LIST_FILTERS:

@@ -46,7 +46,7 @@ class TextPieces:
         self._has_places = _has_places(backend)
 
     def ends(self, text: str) -> Iterator[int]:
-        """Where pieces of `text` end, the last of them with it. They are as long as the text wants."""
+        """Yield where pieces of `text` end. The text decides their lengths."""
         start, size = 0, len(text)
         while self._has_places and size - start > PIECE_CHARS:
             search, found = start + PIECE_CHARS, None
@@ -107,10 +107,10 @@ class TooManyTokens(ValueError):
 
 
 class Tokenizer:
-    """`named_tokens`: special tokens by their transformers name ("bos_token": "<s>"), as chat templates see them.
-    `chat_template`: source, or sources by name, or None. `eos_token_ids`: every id that ends a text. `infill_ids`: what a GGUF file
-    names for filling in the middle ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"). `token_types`: whether
-    models are given the types of a pair's tokens. `table`: ids to text, whole and in pieces."""
+    """Tokenizer of a served model. `named_tokens`: special tokens by their transformers name ("bos_token": "<s>").
+    `chat_template`: source, or sources by name, or None. `eos_token_ids`: ids that end a text. `infill_ids`:
+    fill-in-the-middle tokens of a GGUF file ("fim_pre", …). `token_types`: the model receives types of a pair's tokens.
+    `table`: ids to text, whole and in pieces."""
 
     __slots__ = (
         "_backend",
@@ -202,7 +202,7 @@ class Tokenizer:
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
-        """For whoever needs the library's own, to read and not to change."""
+        """Library's tokenizer; read only."""
         return self._backend
 
     @property
@@ -215,8 +215,8 @@ class Tokenizer:
         return self.table.special_ids
 
     def encode(self, text: str, add_special_tokens: bool = True, plain: bool = False) -> list[int]:
-        """`add_special_tokens`: what the tokenizer puts around a text (BOS, mostly). A text that already begins with BOS,
-        as a rendered chat template does, does not get a second one. `plain`: control tokens in `text` are text, and their aliases
+        """Encode a text. `add_special_tokens`: add what the tokenizer puts around a text (mostly BOS). A text that begins with
+        BOS, as a rendered chat template does, gets no second one. `plain`: control tokens in `text` are text, and their aliases
         control tokens (`control_tokens`).
 
         Raises ValueError for text that is not Unicode (lone surrogates)."""
@@ -226,7 +226,7 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True, plain: bool = False
     ) -> list[list[int]]:
-        """`encode` of each of `texts`, which costs less than calls for each. Raises ValueError as that does."""
+        """Encode several texts, faster than one by one. Raises ValueError as `encode` does."""
         backend = self.control.plain.backend if plain else self._backend
         # To what is plain the tokens around a text have other ids, so they come last.
         framed = plain and add_special_tokens and self.framing.single is not None
@@ -288,11 +288,11 @@ class Tokenizer:
             raise ValueError("a token id is negative or does not fit 32 bits") from error
 
     def token_bytes(self, id: int) -> bytes:
-        """What one token stands for inside a text; b"" outside the vocabulary."""
+        """Return the bytes of one token inside a text; b"" outside the vocabulary."""
         return self.table.token_bytes(id)
 
     def all_token_bytes(self) -> list[bytes]:
-        """`token_bytes` of every id of the vocabulary; off the event loop, for a table of it."""
+        """Return `token_bytes` of the whole vocabulary. Call off the event loop."""
         return self.table.all_token_bytes(self._vocab_size)
 
     def token_string(self, id: int) -> str:
@@ -327,7 +327,7 @@ def _no_tokenizer_json(folder: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """{} where there is no such file."""
+    """Return a JSON file's object, or {} if there is no such file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -371,7 +371,8 @@ def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, A
 
 
 def _has_token_types(config: Mapping[str, Any]) -> bool:
-    """Whether models are given token types, as transformers 5 has it: its plain tokenizers have none where no names are written."""
+    """Return whether models receive token types, as in transformers 5, whose plain tokenizers have none unless they are
+    named."""
     names = config.get("model_input_names")
     if names is None:
         return config.get("tokenizer_class") not in ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -405,7 +406,7 @@ def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str,
 
 
 def _gguf_template(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """`tokenizer.chat_template`, and `tokenizer.chat_template.NAME` for each of `tokenizer.chat_templates`."""
+    """Return `tokenizer.chat_template`, and `tokenizer.chat_template.NAME` for each of `tokenizer.chat_templates`."""
     names = metadata.get("tokenizer.chat_templates") or []
     keys = {"default": "tokenizer.chat_template"} | {name: f"tokenizer.chat_template.{name}" for name in names}
     found = {name: metadata[key] for name, key in keys.items() if isinstance(metadata.get(key), str)}

@@ -23,14 +23,15 @@ logger = logging.getLogger("oneloop.text")
 
 
 class Connection(Protocol):
-    """`chunk_writer`: takes a chunk of HTTP/1.1 with its size; None where that would wait."""
+    """Connection of a stream. `chunk_writer`: writes a chunk of HTTP/1.1 with its size; None if that would wait."""
 
     @property
     def chunk_writer(self) -> Callable[[bytes], None] | None: ...
 
 
 class PythonTokenWriter:
-    """What `oneloop_text.TokenWriter` is: one answer's ids to chunks, each an event of a text between `before` and `after`."""
+    """Writer in Python with the interface of `oneloop_text.TokenWriter`: one answer's ids to chunks, each an event of a text
+    between `before` and `after`."""
 
     __slots__ = ("_after", "_before", "_connection", "_detokenizer", "_num_tokens", "is_open", "num_written")
 

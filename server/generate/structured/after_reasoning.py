@@ -90,7 +90,7 @@ class _ReasoningAwareMatcher:
         return take_back
 
     def _opened(self, token_id: int) -> bool:
-        """Whether an opening marker is whole with this token."""
+        """Return whether this token completes an opening marker."""
         self._opens = [open for open in self._opens if open[self._num_written] == token_id]
         self._num_written += 1
         if not self._opens:

@@ -12,9 +12,9 @@ from server.models.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """`pairs`: what opens reasoning and what then ends it. `reasoning_open`: the prompt has opened it, with the first of them.
-    `again`: what every opening begins with, where reasoning may be opened more than once, and at any place: when there is none
-    left, nothing that opens may follow this. None: it stands at the beginning, or nowhere."""
+    """Markers of reasoning. `pairs`: opening and closing marker. `reasoning_open`: the prompt has opened it with the first
+    pair. `again`: the common beginning of openings if reasoning may be opened anywhere and repeatedly; when the budget is
+    used up, no opening may follow it. None: it stands at the beginning, or nowhere."""
 
     pairs: tuple[tuple[str, str], ...]
     reasoning_open: bool = False
@@ -22,7 +22,7 @@ class ReasoningMarkers:
 
 
 def thinking_budget(limit: int, markers: ReasoningMarkers, tokenizer: Tokenizer, vocab_size: int) -> MatcherFactory:
-    """`limit`: tokens between the marks, all blocks together."""
+    """Return matchers that end reasoning after `limit` tokens between the markers, all blocks together."""
     pairs = [
         (open.encode(), close.encode(), tokenizer.encode(close, add_special_tokens=False))
         for open, close in markers.pairs

@@ -26,7 +26,8 @@ _STRING: Schema = {"type": "string"}
 
 
 class Function(Struct, frozen=True):
-    """`schema`: of its arguments, an object. `input`: the grammar of the string of that name, which is the one argument then."""
+    """Function that may be called. `schema`: of its arguments, an object. `input`: grammar of its only argument, a string of
+    that name."""
 
     name: str
     schema: Any
@@ -34,8 +35,8 @@ class Function(Struct, frozen=True):
 
 
 class ChatGrammar(Struct, frozen=True, tag=True):
-    """`functions`: that may be called, each call keeping to its schema. `must_call`: an answer is calls and nothing else. `answer`:
-    the grammar of an answer that calls nothing, None for any text. `several`: calls in one answer."""
+    """Grammar of a chat's answer. `functions`: that may be called, by their schemas. `must_call`: an answer is only calls.
+    `answer`: grammar of an answer without calls, None for any text. `several`: an answer may have several calls."""
 
     tool_parser: str
     functions: tuple[Function, ...]
@@ -88,7 +89,7 @@ def _named(name: str, source: str) -> list[dict[str, Any]]:
 
 
 class _Calls:
-    """`trigger`: the marker a list of calls begins with, None where it has none."""
+    """Rules of calls. `trigger`: the marker that begins a list of calls, or None."""
 
     def __init__(
         self, writer: RuleWriter, tool_parser: type[ToolParser], functions: Sequence[Function], *, several: bool
@@ -101,7 +102,7 @@ class _Calls:
         self.trigger = next((start for start in tool_parser.starts.strings if beginning.startswith(start)), None)
 
     def whole(self, *, opened: bool = False) -> str:
-        """`opened`: the trigger has been written."""
+        """Return the rule of a list of calls. `opened`: the trigger has been written."""
         call_format, taken = self._format, self.trigger if opened else None
         before, begin = call_format.before, call_format.begin
         if taken is not None:

@@ -31,7 +31,7 @@ _COMBINING = frozenset((*_ALTERNATIVES, *_TOGETHER, "allOf", "$ref", "$dynamicRe
 
 
 def closed(schema: Any) -> Any:
-    """`schema`, its objects closed. It is not changed."""
+    """Return a copy of `schema` with its objects closed."""
     if not isinstance(schema, dict):
         return schema
     found = dict(_schemas(schema))
@@ -39,7 +39,7 @@ def closed(schema: Any) -> Any:
 
 
 def may_repeat(schema: Any) -> bool:
-    """Whether a text under the schema may hold an object with names that are not listed, so that one might come twice."""
+    """Return whether a valid text may have an object with unlisted names, so that a name could occur twice."""
     if not isinstance(schema, dict):
         return schema is not False
     return any(map(_is_open, (node for _, (node, _) in _schemas(schema))))

@@ -51,8 +51,8 @@ _LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=20
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """`prototype`: to be copied for every sequence. `index`: where keys have to be told apart beside the grammar. `cpu_s`: that
-    compiling took."""
+    """Compiled grammar. `prototype`: copied for every sequence. `index`: set if keys must be distinct. `cpu_s`: time of
+    compiling."""
 
     prototype: llguidance.LLMatcher
     index: TokenIndex | None
@@ -82,7 +82,7 @@ class Grammars:
         self._give_back = give_back or GiveBack()
 
     def warm(self) -> None:
-        """Not on the event loop, if anybody waits for that."""
+        """Prepare the vocabulary. Do not call on the event loop while requests are served."""
         with self._warming:
             if self._vocabulary is None:
                 ends = sorted(self._eos_token_ids) or [0]  # without any, nothing is ever compiled

@@ -36,7 +36,7 @@ _WHITESPACE: Mapping[Whitespace, Mapping[str, Any]] = {
 
 
 class GrammarError(ValueError):
-    """What the client asked for is no grammar, or one we do not take; in words for the client."""
+    """Error: the client's grammar is invalid or not supported. The message is for the client."""
 
 
 class JsonSchema(Struct, frozen=True, tag=True):
@@ -123,7 +123,7 @@ def check_length(what: str, text: str, limit: int) -> None:
 
 
 def read_json(given: Any, what: str) -> Schema:
-    """`given`, or what it says if it is JSON text."""
+    """Return `given`, parsed if it is JSON text."""
     if isinstance(given, str):
         check_length(what, given, MAX_CHARS)
         try:
@@ -185,7 +185,7 @@ class Literals:
         self._pattern = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
     def __contains__(self, text: str) -> bool:
-        """Whether `text` is a special token."""
+        """Return whether `text` is a special token."""
         return text in self._special
 
     def __call__(self, text: str) -> str:

@@ -69,7 +69,7 @@ def quoted(lark: str) -> str:
 
 
 def _is_flat(pieces: Pieces) -> bool:
-    """Whether no rule refers to itself, and all of them could be terminals."""
+    """Return whether no rule refers to itself, so that all could be terminals."""
     if any(kind == "ignore" for kind, _ in pieces):
         return False
     bodies: dict[str, set[str]] = {}
@@ -238,7 +238,7 @@ def _others(ranges: Ranges) -> Ranges:
 
 
 def _cased(ranges: Ranges, flags: int) -> Ranges:
-    """With the other case of ASCII letters, where case does not matter."""
+    """Return the ranges with the other case of ASCII letters, if case does not matter."""
     if not flags & re.IGNORECASE:
         return ranges
     letters = [code for low, high in ranges for code in range(max(low, 65), min(high, 122) + 1) if chr(code).isalpha()]

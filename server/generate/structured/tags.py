@@ -29,7 +29,8 @@ from server.models.tokenizer import Tokenizer
 
 
 class StructuralTag(Struct, frozen=True, tag=True):
-    """`tag`: {"format": …}, or {"structures": [{"begin", "schema", "end"}], "triggers": […]}; an object, or one as JSON text."""
+    """Structural tag. `tag`: {"format": …}, or {"structures": [{"begin", "schema", "end"}], "triggers": […]}; an object or
+    JSON text."""
 
     tag: Any
     whitespace: Whitespace = "compact"

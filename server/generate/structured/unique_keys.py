@@ -93,7 +93,7 @@ class UniqueKeys:
 
 
 class _Text:
-    """How far a JSON text has come: the keys of every object that is open (None for a list), and whether a string is."""
+    """State of a JSON text: the keys of every open object (None for a list), and whether a string is open."""
 
     __slots__ = ("_awaits_key", "_escaped", "_is_key", "_new_keys", "_open", "_string")
 
@@ -118,7 +118,7 @@ class _Text:
 
     @property
     def keys(self) -> frozenset[bytes]:
-        """Of the innermost object."""
+        """Keys of the innermost object."""
         return (self._open[-1] if self._open else None) or frozenset()
 
     @property
@@ -126,12 +126,12 @@ class _Text:
         return bytes(self._string) if self._string is not None and self._is_key else None
 
     def taken_keys(self) -> list[bytes]:
-        """Those that were completed since the last call."""
+        """Return the keys completed since the last call."""
         taken, self._new_keys = self._new_keys, []
         return taken
 
     def read(self, data: bytes) -> bool:
-        """Whether some object has the same key twice now."""
+        """Read `data`, and return whether some object now has a key twice."""
         twice = False
         for byte in data:
             if self._string is None:
