@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from runtime.batch import ScheduledBatch
 from runtime.policy.step_cost import LearnedCost, StepCost
@@ -52,60 +52,44 @@ class Load(NamedTuple):
     num_asking: int = 1
 
 
-class StepBudget(Protocol):
-    """Limit of a step's prompt tokens. `has_turns`: decodes may alternate. `ending_cost`: cost of sampling at the end of a
-    prompt, in prompt tokens."""
+class StepBudget:
+    """Budget without a limit but the step's: the base of the others.
 
-    @property
-    def has_turns(self) -> bool: ...
+    `has_turns`: decodes may have to take turns. `ending_cost`: cost of sampling at the end of a prompt, in prompt tokens."""
 
-    @property
-    def ending_cost(self) -> int: ...
+    __slots__ = ()
+    has_turns = False
+    ending_cost = 0
 
     def num_decodes(self, most: Load) -> int:
         """Return how many of the decodes of `most` a step may hold. Called if `has_turns`."""
-        ...
+        return most.num_decodes
 
     def is_for_narrowest(self) -> bool:
         """Return whether the next mixed step is for its narrowest decodes alone. Called if `has_turns`."""
-        ...
+        return False
 
     def prompt_tokens(self, load: Load) -> int | None:
         """Return how many prompt tokens a step may hold beside decodes, at least 1; None: no limit but the step's."""
-        ...
+        return None
 
     def decide_after_s(self, batch: ScheduledBatch) -> float:
         """Return when to decide the next step, in seconds after the step of `batch` began: late, so that it holds requests that
         arrive meanwhile, but before the device waits. 0: at once."""
-        ...
-
-    def settled(self, batch: ScheduledBatch, took_s: float) -> None:
-        """Note that the step of `batch` took `took_s` seconds."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class FixedBudget:
-    """Fixed number of prompt tokens beside decodes, whatever their time; None: no limit."""
-
-    num_tokens: int | None
-    has_turns: bool = False
-    ending_cost: int = 0
-
-    def num_decodes(self, most: Load) -> int:
-        return most.num_decodes
-
-    def is_for_narrowest(self) -> bool:
-        return False
-
-    def prompt_tokens(self, load: Load) -> int | None:
-        return self.num_tokens
-
-    def decide_after_s(self, batch: ScheduledBatch) -> float:
         return 0.0
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
-        pass
+        """Note that the step of `batch` took `took_s` seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBudget(StepBudget):
+    """Fixed number of prompt tokens beside decodes, whatever their time; None: no limit."""
+
+    num_tokens: int | None
+
+    def prompt_tokens(self, load: Load) -> int | None:
+        return self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +139,7 @@ class Goals:
         return cls(max_itl_s, TTFT_PER_ITL * max_itl_s if target_ttft_s is None else target_ttft_s, slowdown)
 
 
-class TimedBudget:
+class TimedBudget(StepBudget):
     """Prompt tokens that keep `goals`, by the learned cost of steps; at least `least`, as far as a slowdown allows."""
 
     def __init__(self, cost: StepCost, goals: Goals, *, least: int = 1, lead: Lead | None = None) -> None:
