@@ -1,7 +1,7 @@
-"""Messages between the process whose loop is in charge of a model and those that compute its other stages.
+"""Messages between the process that schedules a model and those that compute its other stages.
 
-Plain data (`plain_data.py`), on a connection to each of them (`connection.py`). Steps go out as they are launched, and each one's
-end comes back."""
+Plain data, on a connection to each of these processes (`connection.py`). A step is sent when it is launched, and its end is sent
+back."""
 
 from __future__ import annotations
 
