@@ -103,7 +103,7 @@ _times: ContextVar[float] = ContextVar("times", default=1.0)
 
 @contextmanager
 def caches_stand_for(times: float) -> Iterator[None]:
-    """On this thread, choose kernels as for caches `times` as large."""
+    """Choose kernels on this thread as for caches `times` as large."""
     before = _times.set(times)
     try:
         yield

@@ -28,7 +28,8 @@ def _each_is_read(case: ShapeClass) -> str | None:
 
 
 def _prepare_each(stored: Stored) -> LinearWeight:
-    """What is quantised meets the activations of plain numbers beside it, or those of a device."""
+    """Prepare parts in several formats. Quantised parts use the activations' type of plain parts beside them, or the
+    device's."""
     parts = parts_of(stored)
     dtype = next((part.format.dtype for part in parts if part.format.dtype is not None), torch.bfloat16)
     return SideBySide(stored, lambda run: prepare_linear(run, dtype))
@@ -75,7 +76,7 @@ def linear_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, de
 
 
 def embedding_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, device: torch.device) -> str | None:
-    """As `linear_refusal`, of a table whose rows are read one by one, too: by kernels of blocks on a CPU, else as plain numbers."""
+    """Return why the formats cannot be an embedding, whose rows are read one by one, or None; see `linear_refusal`."""
     formats = tuple(formats)
     if not CODED.isdisjoint(formats) or (device.type != "cpu" and any(each.dtype is None for each in formats)):
         return "an embedding's rows are read as plain numbers"
@@ -91,8 +92,8 @@ def linear(x: Tensor | RoundedRows, w: LinearWeight) -> Tensor:
 def normed_for(
     w: LinearWeight, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float
 ) -> Tensor | RoundedRows:  # fmt: skip
-    """`rms_norm(residual, weight, eps)`, or with an x `add_rms_norm(x, residual, weight, eps)`, to be given to a linear layer of
-    `w` and to nothing else: in one pass rounded, where that layer would round it."""
+    """Return `rms_norm(residual, weight, eps)`, or with x `add_rms_norm(x, residual, weight, eps)`, for a linear layer of
+    `w` only: rounded in the same pass if that layer would round it."""
     return w.normed(x, residual, weight, eps)
 
 

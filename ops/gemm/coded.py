@@ -156,7 +156,7 @@ class TiledLinearWeight(CodedLinearWeight):
         return len(x) <= self._tuning.coded.max_tiled_rows and not too_small
 
     def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
-        """For few rows. `how`: as of `few_rows_coded.few_rows`."""
+        """Compute few rows. `how`: see `few_rows_coded.few_rows`."""
         shape = self.out_features, self.groups
         few_rows_coded.compile_ahead(self.codes, self.in_features, *shape, x.dtype, x.device)
         return few_rows_coded.few_rows(
@@ -240,7 +240,7 @@ class RowsLinearWeight(CodedLinearWeight):
         return num_rows >= by.min_widened_rows or (is_small and num_rows > few_rows_coded.MAX_ROWS)
 
     def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
-        """For few rows; as the other ways, x in the order of the codes. `how`: as of `few_rows_coded.few_rows`."""
+        """Compute few rows; x in the order of the codes. `how`: see `few_rows_coded.few_rows`."""
         weight, scales = self._kept["weight"], self._kept["scales"]
         return few_rows_coded.few_rows(
             x, self.codes, weight, scales, self._bias, self.out_features, self.groups, gated=gated, ahead=self.next_bytes, **how
@@ -257,7 +257,7 @@ class RowsLinearWeight(CodedLinearWeight):
         return functional.linear(x, widen(self._codes, x.dtype), self._bias)
 
     def by_rounded(self, x: Tensor, *, of_gated: bool = False) -> Tensor:
-        """`of_gated`: x is gates and ups, and silu of the one times the other is what is rounded and multiplied."""
+        """Compute with rounded x. `of_gated`: x is gates and ups, and silu of one times the other is rounded and multiplied."""
         from ops.gemm.triton_coded import linear
         from ops.gemm.triton_round import round_rows
 

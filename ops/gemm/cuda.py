@@ -105,7 +105,7 @@ def padded_product(x: Tensor, weight: Tensor, bias: Tensor | None, as_rows: int)
 
 
 def padded_rows(num_rows: int, in_features: int, out_features: int, by: LinearTuning) -> int:
-    """As how many rows cuBLAS is to compute so many."""
+    """Return the number of rows that cuBLAS should compute for `num_rows`."""
     shape = out_features, in_features
     for each in by.padded:
         if (each.out_features, each.in_features) == shape and each.min_rows <= num_rows <= each.max_rows:
@@ -119,7 +119,7 @@ def max_streamed_rows(in_features: int, out_features: int, by: LinearTuning) -> 
 
 
 def tiled_wins(num_rows: int, in_features: int, out_features: int, gated: bool, by: LinearTuning) -> bool:
-    """Whether tiled.cu beats cuBLAS, at more rows than few_rows.cu takes."""
+    """Return whether tiled.cu beats cuBLAS, for more rows than few_rows.cu takes."""
     small = out_features * in_features <= by.small_weight
     if out_features <= by.narrow_out_features and not gated:
         max_rows = tiled.MAX_ROWS
@@ -132,5 +132,5 @@ def tiled_wins(num_rows: int, in_features: int, out_features: int, gated: bool, 
 
 
 def tiled_plus_wins(num_rows: int, by: LinearTuning) -> bool:
-    """Whether tiled.cu with what adapters add beats a product and what they add behind it."""
+    """Return whether tiled.cu with adapters beats a product followed by adapters."""
     return by.max_streamed_rows < num_rows <= by.max_tiled_rows_plus

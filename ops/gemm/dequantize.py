@@ -1,4 +1,4 @@
-"""What a weight in codes and scales (`ops.stored.CODED`) is worth, in plain torch, on any device, and the way there."""
+"""Values of a weight in codes and scales (`ops.stored.CODED`), in plain torch, on any device, and conversion to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROWS = 2048  # that are rounded at a time, so that little is held in float32
 
 
 def dequantize(stored: StoredWeight, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[rows, columns], the columns as x has them, each computed in float64 and then rounded. Plain numbers become `dtype`."""
+    """Return [rows, columns] in x's column order, computed in float64 and rounded to `dtype`. Plain numbers become `dtype`."""
     if stored.format not in CODED:
         assert stored.format.dtype is not None, stored.format
         return stored.weight.to(dtype)
@@ -40,7 +40,7 @@ def dequantize(stored: StoredWeight, dtype: torch.dtype = torch.float32) -> Tens
 
 
 def of_groups(stored: StoredWeight, role: str) -> Tensor | None:
-    """[rows, groups] in float64: a role times what is to be multiplied with it."""
+    """Return a role [rows, groups] in float64, multiplied by its coarser role."""
     fine, coarse = stored.tensors.get(role), stored.tensors.get(f"super_{role}")
     if fine is None or coarse is None:
         return None if fine is None else fine.double()

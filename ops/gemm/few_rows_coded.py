@@ -21,7 +21,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class _Codes:
-    """How codes lie in few_rows_coded.cu: `columns` of a unit, `units` of a batch."""
+    """Layout of codes in few_rows_coded.cu: `columns` of a unit, `units` of a batch."""
 
     name: str
     columns: int

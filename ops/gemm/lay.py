@@ -1,8 +1,7 @@
-"""How rows in codes lie for kernels on CUDA: in the pieces of pieces.py, or as bytes of rows with their scales beside
-them.
+"""Layout of rows in codes for CUDA kernels: in the pieces of pieces.py, or as bytes of rows with their scales beside them.
 
-Parts in fp8, w8 and w4 may be in several groups and get the finest of all; parts in the other codes, or in ggml's
-blocks, which become such codes, are written alike."""
+Parts in fp8, w8 and w4 may have several group sizes and get the finest. Parts in other codes, or in ggml's blocks, which
+become such codes, must be written alike."""
 
 from __future__ import annotations
 
@@ -91,7 +90,7 @@ def stacked(parts: tuple[StoredWeight, ...], groups: int = 1) -> Stack:
 
 
 def _finer(per_group: Tensor, groups: int) -> Tensor:
-    """[N, g] -> [N, groups], whole times as many."""
+    """Repeat [N, g] to [N, groups]."""
     return per_group.repeat_interleave(groups // per_group.shape[1], dim=1)
 
 

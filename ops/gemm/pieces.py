@@ -64,7 +64,7 @@ class Tile:
 def tile_of(
     codes: WeightFormat, rows: int, wgs: int, blocks: int, scaled: bool, groups: int, gated: bool, spare_bytes: int = 0
 ) -> Tile:  # fmt: skip
-    """With as many stages as there is room for beside `spare_bytes` of each block."""
+    """Return a tile with as many stages as fit beside `spare_bytes` of each block."""
     stages = warpgroups.stages(_stage_bytes(codes, rows, wgs, groups), blocks, spare_bytes)
     return Tile(codes, rows, wgs, stages, blocks, groups, scaled, gated)
 
@@ -96,7 +96,7 @@ def fits(codes: WeightFormat, out_features: int, in_features: int, groups: int) 
 
 
 def can_gate(out_features: int) -> bool:
-    """Whether gates and ups are whole pieces."""
+    """Return whether gates and ups are whole pieces."""
     return out_features % (2 * PIECE_ROWS) == 0
 
 

@@ -23,6 +23,6 @@ class RoundedRows(NamedTuple):
 
 
 def fits(in_features: int, groups: int) -> bool:
-    """Whether triton_normed.py rounds such rows: each is read at once, in groups of a power of two of columns."""
+    """Return whether triton_normed.py can round such rows: each is read at once, in groups of a power of two of columns."""
     group = in_features // groups
     return in_features <= _MAX_COLUMNS and (groups == 1 or group & (group - 1) == 0)

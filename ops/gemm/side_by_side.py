@@ -13,7 +13,7 @@ from ops.stored import Stored, parts_of
 
 
 class SideBySide(LinearWeight):
-    """`prepare`: of neighbouring parts in one format."""
+    """Layer of parts in several formats. `prepare`: prepares neighbouring parts in one format."""
 
     def __init__(self, stored: Stored, prepare: Callable[[Stored], LinearWeight]) -> None:
         runs = [tuple(run) for _, run in groupby(parts_of(stored), key=lambda part: part.format)]

@@ -22,7 +22,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`tiled.Tile`, for adapters of this rank."""
+    """Tile of `tiled.Tile` for adapters of this rank."""
 
     base: tiled.Tile
     rank: int
@@ -69,7 +69,7 @@ def tiled_plus(
     x: Tensor, weight: Tensor, bias: Tensor | None, low: LowRank, *, gated: bool, splits: int | None = None,
     stages: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """`tiled.tiled` of x [M, K], M at most MAX_ROWS, with `low` added before it is rounded, or gated; `fits`."""
+    """Compute `tiled.tiled` of x [M, K], M at most MAX_ROWS, with `low` added before it is rounded or gated; see `fits`."""
     (num_rows, in_features), out_features = x.shape, weight.shape[0]
     x = x.contiguous()
     by = tuning.of(x.device)

@@ -26,9 +26,9 @@ PLAIN = WeightFormat("plain")  # numbers of x's dtype, for experts alone
 
 
 class Codes(NamedTuple):
-    """Of a matrix [N, K], or of one for each expert: `weight` [..., N, bytes], of four bits whole chunks; `scales` and `mins`
-    [..., groups, N], `super_scales` and `super_mins` [..., coarser groups, N], or None. e4m3 comes as uint8. Of w4 `scales` are
-    words: a float32 without its last 8 bits, which hold the zero point. `order` [..., K]: the column of x for each column."""
+    """Codes of a matrix [N, K], or of one for each expert: `weight` [..., N, bytes], four bits in whole chunks; `scales` and
+    `mins` [..., groups, N], `super_scales` and `super_mins` [..., coarser groups, N], or None. e4m3 comes as uint8. Scales
+    of w4 are words: a float32 whose last 8 bits hold the zero point. `order` [..., K]: the column of x for each column."""
 
     kind: WeightFormat
     in_features: int
@@ -44,7 +44,7 @@ class Codes(NamedTuple):
         return 1 if self.kind == PLAIN else self.scales.shape[-2]
 
     def facts(self) -> dict[str, object]:
-        """What kernels are compiled for."""
+        """Constants that kernels are compiled for."""
         return {
             "IN": self.in_features, "GROUPS": self.groups, "KIND": self.kind.name,
             "SUPERS": 0 if self.super_scales is None else self.super_scales.shape[-2],
@@ -241,7 +241,7 @@ def _add_splits(part_ptr, out_ptr, num_numbers, SPLITS: tl.constexpr, LANES: tl.
 
 
 class Tile(NamedTuple):
-    """What a program computes of x by the weight, in how many `splits` of K."""
+    """Part of the product that a program computes, in `splits` of K."""
 
     rows: int
     columns: int

@@ -100,7 +100,7 @@ def _widen_pieces(
 def widen_pieces(
     pieces: Tensor, out_features: int, in_features: int, dtype: torch.dtype, codes: WeightFormat = W4
 ) -> Tensor:  # fmt: skip
-    """[out_features, in_features] of a weight in the pieces of pieces.py, but for fp8."""
+    """Return [out_features, in_features] of a weight in the pieces of pieces.py, except fp8."""
     out = torch.empty((out_features, in_features), dtype=dtype, device=pieces.device)
     groups = groups_of(codes, pieces)
     _widen_pieces[pieces.shape[:2]](

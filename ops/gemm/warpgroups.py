@@ -1,4 +1,4 @@
-"""How warpgroups that multiply share a Hopper multiprocessor: one that copies for them, registers, shared memory; and their matrix
+"""Sharing of a Hopper multiprocessor between warpgroups that multiply: a copying warpgroup, registers, shared memory; matrix
 instructions."""
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ _LEFT = 40  # registers of a thread that gives away the others
 
 
 def threads(rows: int, warpgroups: int) -> int:
-    """Of a block for `rows` rows of x: with a warpgroup that gives its registers away beside those that multiply, or one warp."""
+    """Return the threads of a block for `rows` rows of x: the multiplying warpgroups, and a warpgroup that gives its
+    registers away or one warp."""
     return warpgroups * 128 + (128 if rows >= MANY_ROWS else 32)
 
 
 def registers(rows: int, warpgroups: int, blocks: int) -> int:
-    """Of a thread that multiplies, with so many `blocks` on a multiprocessor; 0 where all have as many."""
+    """Return the registers of a multiplying thread with `blocks` on a multiprocessor; 0 if all threads have as many."""
     if rows < MANY_ROWS:
         return 0
     num_threads = threads(rows, warpgroups)
@@ -29,7 +30,7 @@ def registers(rows: int, warpgroups: int, blocks: int) -> int:
 
 
 def stages(stage_bytes: int, blocks: int, spare_bytes: int = 0) -> int:
-    """That shared memory holds for each of `blocks` beside `spare_bytes`, 16 at most."""
+    """Return the number of stages, 16 at most, that shared memory holds for each of `blocks` beside `spare_bytes`."""
     return min(16, (_SHARED_OF_ALL // blocks - 1024 - ALIGNMENT - _BARRIERS - spare_bytes) // stage_bytes)
 
 

@@ -44,23 +44,24 @@ class LinearWeight(ABC):
         return None
 
     def activated_matmul(self, x: Tensor, activation: str) -> Tensor | None:
-        """`activation` of x @ weight.T + bias, [T, out_features], if that is one kernel; no further off than two would be."""
+        """Return `activation` of x @ weight.T + bias, [T, out_features], if one kernel computes it, no less exactly than
+        two; else None."""
         return None
 
     def takes_low_rank(self, num_rows: int, *, gated: bool) -> bool:
-        """Whether `matmul_plus` is there, and the quickest, for so many rows."""
+        """Return whether `matmul_plus` exists and is the fastest for `num_rows`."""
         return False
 
     def matmul_plus(self, x: Tensor, low: LowRank, *, gated: bool) -> Tensor:
-        """`matmul`, or `gated_matmul`, of x with what `low` adds to each row, before anything is rounded."""
+        """Return `matmul`, or `gated_matmul`, of x with `low` added to each row before rounding."""
         raise NotImplementedError
 
     def matmul_of_gated(self, gate_up: Tensor) -> Tensor:
-        """`matmul` of silu of the first half of gate_up [T, 2 * in_features] times the second."""
+        """Return `matmul` of silu of the first half of gate_up [T, 2 * in_features] times the second half."""
         return self.matmul(silu_mul(gate_up))
 
     def first_bytes(self) -> Tensor | None:
-        """What kernels of few rows read, contiguous, if that is worth to be brought nearer before they start."""
+        """Return the memory that kernels of few rows read first, contiguous, if prefetching it pays."""
         return None
 
     def normed(self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor | RoundedRows:
@@ -69,7 +70,7 @@ class LinearWeight(ABC):
         return rms_norm(residual, weight, eps) if x is None else add_rms_norm(x, residual, weight, eps)
 
     def matmul_rounded(self, x: RoundedRows) -> Tensor:
-        """`matmul` of what `normed` gave."""
+        """Return `matmul` of `normed`'s result."""
         raise TypeError("this layer rounds nothing")
 
     def gated_matmul_rounded(self, x: RoundedRows) -> Tensor | None:

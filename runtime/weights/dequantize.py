@@ -81,7 +81,7 @@ def _decode(blocks: Bytes, block_format: BlockFormat, out: Floats) -> None:
 
 
 def _of_groups(roles: dict[str, Any], role: str) -> Floats:
-    """[blocks, groups, 1]: a role times the one of the whole block that multiplies it."""
+    """Return a role [blocks, groups, 1], multiplied by the role of the whole block."""
     fine: Floats = roles[role].astype(np.float32)
     if f"super_{role}" in roles:
         fine = roles[f"super_{role}"].astype(np.float32) * fine

@@ -56,7 +56,7 @@ def _round_to_bfloat16(values: Floats, out: Bits) -> None:
 
 
 def undo(transform: Transform, values: Array, shape: Shape) -> Array:
-    """`values`, which may be overwritten, as the parameter of this shape that they are, C-contiguous."""
+    """Return `values`, which may be overwritten, as the parameter of this shape, C-contiguous."""
     match transform:
         case UnitOffsetNorm():  # float32, whatever the model's dtype
             values += 1

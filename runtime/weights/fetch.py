@@ -1,6 +1,6 @@
-"""From what the user calls a model to its files on this disk: an alias, a folder, a .gguf file or a hub id.
+"""Resolution of a model's name to files on this disk: an alias, a folder, a .gguf file or a hub id.
 
-Blocks, so it runs in a thread. Nothing here reads weights or needs torch."""
+Blocks, so it runs in a thread. Reads no weights and needs no torch."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def check_name(model: str) -> None:
 
 
 def looks_local(model: str) -> bool:
-    """Whether a name that does not exist was meant as a path rather than a hub id."""
+    """Return whether a name that does not exist was meant as a path, not a hub id."""
     return model.startswith(("/", "./", "../", "~")) or model.endswith((".gguf", "/")) or model.count("/") > 1
 
 

@@ -49,7 +49,8 @@ _FILE_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """`shape` in numpy order (rows first); the bytes `offset` to `offset + nbytes` of the file hold it row by row."""
+    """Tensor of a GGUF file. `shape` in numpy order (rows first); bytes `offset` to `offset + nbytes` of the file hold it
+    row by row."""
 
     name: str
     shape: Shape
@@ -64,7 +65,8 @@ class GgufTensor:
 
 
 class GgufFile:
-    """`metadata`: Python values by key, arrays as lists. `tensors`: by their GGUF name. Close it, or leave its block.
+    """Open GGUF file. `metadata`: Python values by key, arrays as lists. `tensors`: by their GGUF name. Close it, or leave its
+    block.
 
     Raises WeightsError naming the file, and FileNotFoundError."""
 
@@ -84,7 +86,7 @@ class GgufFile:
         self.close()
 
     def close(self) -> None:
-        """`metadata` and `tensors` stay; reading ends."""
+        """Close the file. `metadata` and `tensors` stay."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -95,7 +97,7 @@ class GgufFile:
 
     @property
     def quantization(self) -> str:
-        """What the file says of its weights' types together, as Q4_K_M; else the type that most of its bytes have."""
+        """Name of the weights' types, such as Q4_K_M, from the file, or the type of most bytes."""
         said = self.metadata.get("general.file_type")
         if isinstance(said, int) and said in _FILE_TYPES:
             return _FILE_TYPES[said]
@@ -178,7 +180,7 @@ class _Reader:
         return WeightsError(f"{self._path}: broken GGUF file: {text}")
 
     def start(self) -> tuple[int, int]:
-        """How many tensors and how many metadata keys follow."""
+        """Return the numbers of tensors and metadata keys."""
         if self._data[:4] != _MAGIC:
             raise WeightsError(f"{self._path}: not a GGUF file: it begins with {self._data[:4]!r}")
         self._at = 4
@@ -249,7 +251,7 @@ class _Reader:
         return list(values)
 
     def strings(self, count: int) -> list[str]:
-        """`string` so often, with its work inlined: 100,000 of them are most of a header."""
+        """Read `count` strings, with `string` inlined: 100,000 of them are most of a header."""
         data, at, size = self._data, self._at, self._size
         unpack: Callable[[mmap.mmap, int], tuple[int]] = _SCALARS[10].unpack_from
         self.need(8 * count)

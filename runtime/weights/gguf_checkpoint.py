@@ -24,8 +24,8 @@ _KEYS, _VALUES, _KEYS_AND_VALUES = (f".self_attn.{name}_proj.weight" for name in
 
 @dataclass(frozen=True, slots=True)
 class _LatentHeads:
-    """What latents are decompressed by, apart: keys [heads, rank, key size] and values [heads, value size, rank]. Together they
-    are rows of rank, those of the keys and of the values of one head after another."""
+    """Decompression matrices of latents: keys [heads, rank, key size] and values [heads, value size, rank]. Together they
+    are rows of rank, for each head those of keys, then of values."""
 
     keys: GgufTensor
     values: GgufTensor

@@ -53,8 +53,9 @@ _GPT_OSS = {"post_attention_norm": "post_attention_layernorm"}
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What Hugging Face calls it, and how llama.cpp writes it: `layer_names` beside or instead of Llama's; q and k `reordered`;
-    norm weights with the one added that the model adds, `plus_one`. `config`: what its metadata leave unsaid."""
+    """Architecture of a GGUF file: Hugging Face's name, and how llama.cpp writes it. `layer_names`: beside or instead of
+    Llama's. `reordered`: q and k are permuted. `plus_one`: norm weights include the one that the model adds. `config`:
+    values missing in the metadata."""
 
     name: str
     model_type: str
@@ -83,7 +84,7 @@ MIXTURES = {
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture | None:
-    """None for one that is not known, or not as a mixture of experts."""
+    """Return the architecture; None if unknown, or unknown as a mixture of experts."""
     name = metadata.get("general.architecture", "")
     return (MIXTURES if metadata.get(f"{name}.expert_count") else DENSE).get(name)
 
@@ -106,9 +107,9 @@ LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_fa
 
 
 def config_from_gguf(file: GgufFile) -> dict[str, Any]:
-    """What the model's config.json would say, from the metadata and from which tensors there are. `file` is open.
+    """Return the model's config.json from the metadata and the tensors. `file` is open.
 
-    Raises WeightsError where it is incomplete or asks for what is not supported."""
+    Raises WeightsError if it is incomplete or unsupported."""
     metadata = Metadata(f"{file.path}: ", file.metadata)
     architecture = metadata.architecture()
     embedding = file.tensors.get("token_embd.weight")
@@ -186,8 +187,8 @@ def _mscale(metadata: Metadata) -> dict[str, float]:
 
 
 def _gemma(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
-    """What only Gemma 2 and 3 have. Their largest models scale scores by another width than a head's, which llama.cpp tells by
-    the number of layers."""
+    """Return what only Gemma 2 and 3 have. Their largest models scale scores by another width than a head's, known by the
+    number of layers."""
     largest = {"gemma2": 46, "gemma3": 62}.get(file.metadata["general.architecture"])
     if largest is None:
         return {}
@@ -297,7 +298,7 @@ class Metadata:
         }
 
     def _part(self, head_dim: int) -> dict[str, float]:
-        """How much of a head is rotated, where it is not all of it."""
+        """Return the rotated part of a head, if it is not all of it."""
         rotary_dim = self.optional("rope.dimension_count")
         if rotary_dim in (None, head_dim):
             return {}

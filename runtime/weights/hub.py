@@ -54,7 +54,7 @@ def download(
 
 
 def _below(folder: Path, *, weights: bool) -> list[str]:
-    """What is needed of the folders that sentence-transformers' modules have."""
+    """Return the files needed in the folders of sentence-transformers' modules."""
     if not (folder / MODULES).exists():
         return []
     return [name for name in files_of_modules(folder) if weights or not name.endswith(".safetensors")]

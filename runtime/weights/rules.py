@@ -33,7 +33,7 @@ class WeightsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """[in_features, out_features], as by GPT-2's Conv1D."""
+    """Transposed matrix [in_features, out_features], as in GPT-2's Conv1D."""
 
     def stored_shape(self, shape: Shape) -> Shape:
         return shape[::-1]
@@ -41,7 +41,7 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True)
 class UnitOffsetNorm:
-    """What is stored is to be added to one; the sum keeps float32, since the model computes with it in that precision."""
+    """Norm weight stored minus one. The sum stays float32, since the model computes in that precision."""
 
     def stored_shape(self, shape: Shape) -> Shape:
         return shape
@@ -104,7 +104,7 @@ Transform = Transposed | UnitOffsetNorm | InterleavedRope | GroupedRows | Interl
 
 
 def moves_rows(transform: Transform) -> bool:
-    """Whether what is stored is the same rows in another order."""
+    """Return whether the stored rows are the same rows in another order."""
     if isinstance(transform, InterleavedHalves):
         return not transform.as_columns
     return isinstance(transform, SwappedHalves)
@@ -179,8 +179,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What one of several devices holds of a parameter that has this `shape`: these rows, one span behind the other, and these
-    columns of them, None for all. No rows: zeros, since another device has it."""
+    """Part of a parameter with this `shape` on one of several devices: these rows, span after span, and these columns, None
+    for all. No rows: zeros, since another device has it."""
 
     shape: Shape
     rows: tuple[Span, ...]
@@ -215,7 +215,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`transform`: what the shards make is yet to be decoded from it; `cut`: and only then to be cut. No shards: zeros."""
+    """Plan of reading a parameter. `transform`: decodes what the shards make; `cut` is applied afterwards. No shards: zeros."""
 
     parameter: Parameter
     shards: tuple[Shard, ...]
@@ -249,8 +249,8 @@ def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
 
 
 def reduced(load: Load, parameter: Parameter, cut: Cut) -> Load:
-    """What is to be read so that `parameter` becomes this cut of `load`'s. Rows that are stored as they are wanted are the only
-    ones read; where they are to be put in order first, all are."""
+    """Return what to read for this cut of `load`'s parameter. If rows are stored in their final order, only the needed ones
+    are read."""
     if not cut.rows:
         return Load(parameter, ())
     if load.transform is not None and not isinstance(load.transform, UnitOffsetNorm):
@@ -269,7 +269,7 @@ def reduced(load: Load, parameter: Parameter, cut: Cut) -> Load:
 def fitting(
     parameters: Sequence[Parameter], ways: Sequence[Sequence[Rule]], stored: Mapping[str, Shape]
 ) -> Sequence[Rule]:
-    """That one of several ways to write a checkpoint which explains this one best, the first of equals."""
+    """Return the way to write a checkpoint that explains this one best, the first of equals."""
 
     def explained(rules: Sequence[Rule]) -> int:
         loads = (stored_as(parameter, rules) for parameter in parameters)
@@ -295,8 +295,7 @@ def plan(
     parameters: Iterable[Parameter], rules: Sequence[Rule], stored: Mapping[str, Shape], *, ignored: Sequence[str] = (),
     ignored_below: Sequence[str] = (),
 ) -> list[Load]:  # fmt: skip
-    """What to read for each parameter, in their order. `ignored`: endings of stored names that nobody needs, `ignored_below`:
-    beginnings.
+    """Return what to read for each parameter, in order. `ignored`: suffixes of unneeded names, `ignored_below`: prefixes.
 
     Raises WeightsError naming missing, surplus and wrong-shape tensors."""
     loads = [stored_as(parameter, rules) for parameter in parameters]
@@ -345,7 +344,7 @@ class StoredRows(NamedTuple):
 
 
 class Destination(Protocol):
-    """Where a parameter's numbers go as they are read, in the place of an array of the host's."""
+    """Destination of a parameter's numbers as they are read, instead of an array on the host."""
 
     whole: Any  # what the stream gives once they are there
     max_rows: int  # of one piece
@@ -389,5 +388,6 @@ class Checkpoint(Protocol):
     def open_tensors(
         self, load_format: str, expected: Mapping[str, Shape], seed: int
     ) -> AbstractContextManager[TensorSource]:
-        """`expected`: what a checkpoint of this architecture holds; load format "dummy" makes it up from that and `seed`."""
+        """Open the tensors. `expected`: contents of a checkpoint of this architecture; load format "dummy" draws them with
+        `seed`."""
         ...

@@ -193,7 +193,7 @@ class SafetensorsCheckpoint:
         return {name: quantised for name, (quantised, _) in found.items()}
 
     def _open(self, path: Path, names: set[str] | None, prefix: str = "") -> None:
-        """`names`: what the index expects there; None takes whatever there is. `prefix`: of their names from now on."""
+        """Open a file. `names`: what the index expects there; None for all. `prefix`: added to their names."""
         try:
             fd = os.open(
                 path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -247,7 +247,7 @@ def _shards(index: Path) -> dict[Path, set[str] | None]:
 
 
 def _read_header(path: Path, fd: int, file: int) -> tuple[dict[str, _Stored], dict[str, str]]:
-    """Its tensors, and the texts beside them."""
+    """Return the file's tensors and its metadata."""
     size = os.fstat(fd).st_size
     prefix = np.empty(min(8, size), np.uint8)
     read_exactly(fd, prefix, 0, path)

@@ -44,9 +44,9 @@ class DenseModule:
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """`transformer`: the folder of the model itself, "" for the same. `pooling` None: they say nothing of it. `max_seq_length`:
-    of a text, its special tokens included, None for what the model can. `label_token_ids`: of a cross-encoder that judges by the
-    logits of tokens, that of yes last. `activation`: what a cross-encoder makes of its scores, None where that is not written."""
+    """Modules of a sentence-transformers folder. `transformer`: folder of the model, "" for the same. `pooling` None:
+    unspecified. `max_seq_length`: in tokens with special ones, None for the model's. `label_token_ids`: of a cross-encoder
+    that uses logits of tokens, that of yes last. `activation`: of a cross-encoder's scores, or None."""
 
     transformer: str
     pooling: Literal["cls", "mean", "last"] | None
@@ -64,7 +64,7 @@ def files_of_modules(folder: Path) -> list[str]:
 
 
 def read_modules(folder: Path) -> SentenceModules | None:
-    """None where `folder` has no modules.json. Raises WeightsError."""
+    """Read the modules; None if `folder` has no modules.json. Raises WeightsError."""
     if not (folder / MODULES).exists():
         return None
     transformer, pooling, dense, normalize = "", None, [], False

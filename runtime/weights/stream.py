@@ -61,11 +61,11 @@ class TensorReader(Protocol):
         ...
 
     def whole(self, name: str) -> bool:
-        """Whether reading some rows costs as much as reading all."""
+        """Return whether reading some rows costs as much as reading all."""
         ...
 
     def columns(self, name: str, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """These columns of rows that `read_stored` has read. Raises WeightsError where they cannot be cut so."""
+        """Return these columns of rows that `read_stored` has read. Raises WeightsError if they cannot be cut there."""
         ...
 
     def close(self) -> None: ...

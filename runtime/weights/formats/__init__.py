@@ -28,13 +28,13 @@ UNCONFIGURED: tuple[Scheme, ...] = (Mxfp4({}), Fp8({}))  # whose tensors say all
 
 
 def quant_method(config: Mapping[str, Any]) -> str | None:
-    """What a Hugging Face config says its weights are quantised with, None where they are not."""
+    """Return the quantisation method of a Hugging Face config, or None."""
     section = config.get("quantization_config")
     return None if section is None else str(section.get("quant_method") if isinstance(section, Mapping) else section)
 
 
 def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
-    """Those that find weights in a checkpoint with this config; the last one's word counts. What is not read, finds none."""
+    """Return the schemes for a checkpoint with this config; the last one overrides. An unsupported config has none."""
     section, method = config.get("quantization_config"), quant_method(config)
     if not isinstance(section, Mapping) or refusal(config) is not None:
         return UNCONFIGURED

@@ -20,7 +20,7 @@ _PER_WORD = 8
 
 @dataclass(frozen=True, slots=True)
 class AwqWritten(TransposedCodes):
-    """`dtype`: of scales."""
+    """AWQ weight. `dtype`: of scales."""
 
     dtype: str
 

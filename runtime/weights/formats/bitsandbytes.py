@@ -44,8 +44,8 @@ class Int8Written(Coded):
 
 @dataclass(frozen=True, slots=True)
 class FourBitsWritten(Coded):
-    """`block`: of numbers, one behind the other, that share a scale; `nested`: so many scales share one, 0 where they are plain;
-    `offset`: what is added to them then."""
+    """Four-bit weight of bitsandbytes. `block`: consecutive numbers that share a scale; `nested`: number of scales that
+    share one, 0 if they are plain; `offset`: added to them."""
 
     block: int
     nested: int
@@ -75,7 +75,7 @@ class FourBitsWritten(Coded):
         np.multiply(numbers, scales.reshape(out.shape), out=out)
 
     def _scales(self, raw: Mapping[str, Bytes], span: Span) -> Floats:
-        """Of the blocks that these rows touch."""
+        """Return the scales of the blocks that these rows touch."""
         stored = raw["scales"].reshape(-1)
         if not self.nested:
             return stored.view(np.float32)

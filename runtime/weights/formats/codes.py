@@ -55,12 +55,12 @@ def as_floats(raw: Bytes, dtype: str) -> Floats:
 
 
 def in_bytes(array: npt.NDArray[Any]) -> Bytes:
-    """[rows, numbers] -> [rows, bytes]."""
+    """View [rows, numbers] as [rows, bytes]."""
     return np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1)
 
 
 def nibbles(raw: Bytes) -> Bytes:
-    """[rows, bytes] -> [rows, two codes a byte], the lower half first."""
+    """Unpack [rows, bytes] to two codes a byte, the lower half first."""
     out = np.empty((len(raw), raw.shape[1], 2), np.uint8)
     np.bitwise_and(raw, 15, out=out[:, :, 0])
     np.right_shift(raw, 4, out=out[:, :, 1])
@@ -84,7 +84,7 @@ def in_groups(g_idx: npt.NDArray[np.int32], groups: int) -> npt.NDArray[np.int32
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """What all ways of writing codes and scales have in common. `codes`: "fp8", "w8" or "w4"."""
+    """Base of all weights in codes and scales. `codes`: "fp8", "w8" or "w4"."""
 
     codes: str
     num_columns: int
@@ -136,7 +136,7 @@ class Coded:
 
 @dataclass(frozen=True, slots=True)
 class TransposedCodes(Coded):
-    """What schemes have in common whose tensors have a matrix' rows as their columns: its rows lie apart in the file."""
+    """Base of schemes that store a matrix transposed: its rows lie apart in the file."""
 
     @property
     def whole(self) -> bool:
@@ -172,7 +172,7 @@ def along_columns(raw: Bytes, bits: int) -> Bytes:
 
 
 def of_awq(raw: Bytes) -> Bytes:
-    """[rows, bytes] -> codes [rows, columns]."""
+    """Convert [rows, bytes] to codes [rows, columns]."""
     return nibbles(raw).reshape(len(raw), -1, 8)[:, :, AWQ_ORDER].reshape(len(raw), -1)
 
 

@@ -44,7 +44,7 @@ _FLOATS = ("F32", "BF16", "F16")
 
 @dataclass(frozen=True, slots=True)
 class Int8Written(Coded):
-    """`one`: there is a single scale. `dtype`: of scales."""
+    """Int8 weight. `one`: there is a single scale. `dtype`: of scales."""
 
     one: bool
     dtype: str
@@ -62,7 +62,7 @@ class Int8Written(Coded):
 
 @dataclass(frozen=True, slots=True)
 class PackedWritten(Coded):
-    """`one`: there is a single scale. `dtype`: of scales."""
+    """Packed weight. `one`: there is a single scale. `dtype`: of scales."""
 
     one: bool
     dtype: str
@@ -92,7 +92,7 @@ class PackedWritten(Coded):
 
 
 def _scales(raw: Mapping[str, Bytes], dtype: str) -> Floats:
-    """[rows, groups], of a single one as many."""
+    """Return scales [rows, groups]; a single scale is repeated."""
     scales, num_rows = as_floats(raw["scales"].reshape(len(raw["scales"]), -1), dtype), len(raw["weight"])
     return scales if len(scales) == num_rows else scales.repeat(num_rows, 0)
 
@@ -165,7 +165,7 @@ class CompressedTensors:
         return Composite(f"{base}.weight", (num_rows, num_columns), tensors, written)
 
     def _bits_of(self, layer: str) -> int | None:
-        """Of the group that names the layer, else of the one that names all linear layers, or of the only one."""
+        """Return the bits of the group that names the layer, else of the one for all linear layers, or of the only one."""
         named = [bits for targets, bits in self._bits if any(_is_named(layer, target) for target in targets)]
         general = [bits for targets, bits in self._bits if "Linear" in targets]
         found = named or general or [bits for _, bits in self._bits[:1]]
@@ -183,7 +183,7 @@ def _is_named(layer: str, target: str) -> bool:
 
 
 def _is_one(scales: StoredTensor, num_rows: int) -> bool:
-    """Whether there is a single scale, of more rows than one."""
+    """Return whether there is a single scale for several rows."""
     return prod(scales.shape) == 1 and num_rows > 1
 
 

@@ -28,7 +28,7 @@ _FLOATS = ("F32", "BF16", "F16", E8M0)
 
 @dataclass(frozen=True, slots=True)
 class Fp8Written(Coded):
-    """`block`: the rows that share a scale, None for all of them, and the columns; `dtype`: of scales."""
+    """FP8 weight. `block`: rows (None for all) and columns that share a scale; `dtype`: of scales."""
 
     block: tuple[int | None, int]
     dtype: str
@@ -71,7 +71,7 @@ class Fp8:
 
 
 def fp8_written(shape: Shape, scales: StoredTensor, block: tuple[int, int]) -> Fp8Written | None:
-    """By the shape of the scales; None where they do not fit the weight."""
+    """Return the layout by the shape of the scales; None if they do not fit the weight."""
     num_rows, num_columns = shape
     if scales.dtype not in _FLOATS:
         return None

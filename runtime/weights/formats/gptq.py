@@ -30,7 +30,8 @@ from runtime.weights.rules import Span
 
 @dataclass(frozen=True, slots=True)
 class GptqWritten(TransposedCodes):
-    """`symmetric`: all zero points are in the middle. `less_one`: they are stored so. `dtype`: of scales."""
+    """GPTQ weight. `symmetric`: all zero points are in the middle. `less_one`: zero points are stored minus one. `dtype`: of
+    scales."""
 
     symmetric: bool
     less_one: bool

@@ -47,7 +47,7 @@ class Mxfp4:
     ignored = ()
 
     def __init__(self, section: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """`section` of a config: the format has no parameters."""
+        """Create the scheme. The format has no parameters in a config's `section`."""
 
     def composites(self, stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
         for name, blocks in stored.items():

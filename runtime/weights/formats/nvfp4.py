@@ -24,7 +24,7 @@ _GROUP = 16
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4Written(Coded):
-    """`divides`: the scale of all."""
+    """NVFP4 weight. `divides`: the global scale divides."""
 
     divides: bool
 

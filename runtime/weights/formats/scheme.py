@@ -20,7 +20,7 @@ class UnreadScheme(ValueError):
 
 
 class StoredTensor(NamedTuple):
-    """`dtype` as safetensors call it ("U8", "F8_E4M3")."""
+    """Tensor of a file. `dtype`: safetensors' name ("U8", "F8_E4M3")."""
 
     dtype: str
     shape: Shape
@@ -38,8 +38,8 @@ class StoredTensors(dict[str, StoredTensor]):
 
 
 class Written(Protocol):
-    """How one weight is written. `format`: of what is kept of it, as `StoredRows` and kernels call that; one that no kernel takes
-    is read as numbers. `whole`: rows lie apart in the file, so that all of a weight is best read at once."""
+    """Layout of one weight in a file. `format`: of its rows in memory, by the name that kernels use; a format without kernel
+    is read as numbers. `whole`: rows lie apart in the file, so a weight is best read at once."""
 
     @property
     def format(self) -> str: ...
@@ -47,19 +47,19 @@ class Written(Protocol):
     def whole(self) -> bool: ...
 
     def rows(self, role: str, span: Span) -> Span | None:
-        """Which rows (indices of the first dimension) of a role's tensor belong to these of the weight; None: all there are."""
+        """Return the rows (indices of the first dimension) of a role's tensor for these rows of the weight; None: all."""
         ...
 
     def stored_form(self, raw: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """What was read by role, each [rows, bytes of one] -> rows `span` of the weight as kernels take them, likewise."""
+        """Convert what was read by role, each [rows, bytes], to rows `span` of the weight in the kernels' form."""
         ...
 
     def columns(self, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """These columns of rows as kernels take them. Raises WeightsError where they cannot be cut so."""
+        """Return these columns of rows in the kernels' form. Raises WeightsError if they cannot be cut there."""
         ...
 
     def decode(self, raw: Mapping[str, Bytes], out: Floats, first_row: int) -> None:
-        """What was read -> the numbers of rows from `first_row` of the weight on, into `out` [rows, ...] float32."""
+        """Decode what was read to the numbers of rows from `first_row` on, into `out` [rows, ...] float32."""
         ...
 
 
@@ -75,7 +75,7 @@ class Composite:
 
 
 class Scheme(Protocol):
-    """`ignored`: ends of names of tensors that belong to weights and that nobody needs here."""
+    """Scheme of quantised checkpoints. `ignored`: name suffixes of tensors that are not needed."""
 
     @property
     def ignored(self) -> tuple[str, ...]: ...

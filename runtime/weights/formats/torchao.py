@@ -28,7 +28,7 @@ _FLOATS = ("F32", "BF16", "F16")
 
 @dataclass(frozen=True, slots=True)
 class Int4Written(Coded):
-    """`dtype`: of scales and of what zero is worth."""
+    """Int4 weight of torchao. `dtype`: of scales and of the value of zero."""
 
     dtype: str
 
@@ -69,7 +69,7 @@ class TorchAo:
     ignored = ()
 
     def __init__(self, section: Mapping[str, Any]) -> None:
-        """`section` of a config: how it was quantised, which each tensor says better."""
+        """Create the scheme. Each tensor describes itself better than the config's `section`."""
 
     def composites(self, stored: StoredTensors) -> Iterator[Composite]:
         for name, text in stored.metadata.items():
