@@ -74,7 +74,7 @@ class LinearWeight(ABC):
         raise TypeError("this layer rounds nothing")
 
     def gated_matmul_rounded(self, x: RoundedRows) -> Tensor | None:
-        """`gated_matmul` of what `normed` gave."""
+        """Return `gated_matmul` of `normed`'s result."""
         raise TypeError("this layer rounds nothing")
 
     @abstractmethod

@@ -23,7 +23,7 @@ from ops.tuning.numbers import ProductTiles
 
 
 class _Kept(NamedTuple):
-    """Of all experts, by role as of `lay`, each [experts, ...]. `codes`: as Triton's kernel takes them, None of pieces."""
+    """Weights of all experts, by role as in `lay`, each [experts, ...]. `codes`: for Triton's kernel, None for pieces."""
 
     written: WeightFormat
     kind: WeightFormat

@@ -29,8 +29,7 @@ _CLAMPS = frozenset(_DECODED)  # codes that are tried with gates that are clampe
 
 
 def fits(codes: WeightFormat, shape: ExpertShape, groups: int, half: Half) -> bool:
-    """Whether a half of such experts, with so many groups of columns, is computed here: gated by silu, or as GPT-OSS' are, in whole
-    pieces."""
+    """Return whether this kernel computes a half of such experts: gated by silu or as GPT-OSS, in whole pieces."""
     out_features, in_features = shape.matrix(half)
     whole = shape.hidden_size % 64 == 0 and shape.intermediate_size % lie.PIECE_ROWS == 0
     gated = shape.gated and _is_known(codes, shape) and shape.num_experts <= _MAX_EXPERTS

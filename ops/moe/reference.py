@@ -53,7 +53,7 @@ def _sparsemixer(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
 
 
 def activate(gate_up: Tensor, shape: ExpertShape) -> Tensor:
-    """[..., 2 * I], or [..., I] of experts without a gate -> [..., I]."""
+    """Apply the activation: [..., 2 * I], or [..., I] without a gate, to [..., I]."""
     if not isinstance(shape.activation, str):
         return clamped_swiglu(gate_up, shape.activation)
     if shape.gated:
@@ -62,7 +62,7 @@ def activate(gate_up: Tensor, shape: ExpertShape) -> Tensor:
 
 
 def clamped_swiglu(gate_up: Tensor, activation: ClampedActivation) -> Tensor:
-    """[..., 2 * I] -> [..., I]."""
+    """Apply GPT-OSS's activation: [..., 2 * I] to [..., I]."""
     gates, ups = gate_up.chunk(2, dim=-1)
     gates, ups = gates.clamp(max=activation.limit), ups.clamp(-activation.limit, activation.limit)
     return (ups + 1) * gates * torch.sigmoid(activation.alpha * gates)

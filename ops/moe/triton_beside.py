@@ -1,8 +1,8 @@
-"""What adapters shrink of the inputs of experts, in Triton: for each pair of a token and an expert, with its token's adapter of
-that expert. What they expand to is added where the expert's own product ends (triton_grouped.py).
+"""Shrinking of experts' inputs by adapters, in Triton: for each pair of a token and an expert, with the token's adapter of that
+expert. The expansion is added at the end of the expert's own product (triton_grouped.py).
 
-Which adapters the tokens of a tile have is told in device memory, so one captured graph serves any mixture: a program goes through
-all slots, and past those that none of its rows has."""
+Slots of a tile's tokens are in device memory, so one captured graph serves any mixture: a program iterates over all slots
+and skips those that none of its rows has."""
 
 from __future__ import annotations
 

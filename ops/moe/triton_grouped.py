@@ -290,7 +290,7 @@ def add_parts(parts: Tensor, chosen: Tensor, shape: ExpertShape, plus: Tensor | 
 
 
 class Added(NamedTuple):
-    """What adapters add to a product: h [pairs by place, parts, rank] float32, which `shares` expand."""
+    """Addition of adapters to a product: h [pairs by place, parts, rank] float32, which `shares` expand."""
 
     h: Tensor
     shares: ExpertShares

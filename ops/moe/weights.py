@@ -48,8 +48,8 @@ Half = Literal["gate_up", "down"]
 
 
 class ClampedActivation(Protocol):
-    """What says (up + 1) * gate * sigmoid(alpha * gate), gate clamped to at most `limit` and up to both sides (GPT-OSS, 2025).
-    Hashable."""
+    """Activation (up + 1) * gate * sigmoid(alpha * gate), gate clamped to at most `limit` and up to both sides (GPT-OSS,
+    2025). Hashable."""
 
     @property
     def alpha(self) -> float: ...
@@ -59,9 +59,9 @@ class ClampedActivation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """`activation`: as for `ops.activate`, or one of gate and up together. `bias`: whether all matrices have one. `gated`: else
-    the gate_up of an expert is its up alone. `first`, `num_routed`: these are neighbours among so many that a router chooses from,
-    0 where they are all; what a token takes of others is left out."""
+    """Shape of a layer's experts. `activation`: as for `ops.activate`, or one of gate and up together. `bias`: all matrices
+    have one. `gated`: otherwise gate_up is up alone. `first`, `num_routed`: these experts are neighbours among those that a
+    router chooses from, 0 for all; the others' contributions are left out."""
 
     num_experts: int
     hidden_size: int
@@ -77,16 +77,16 @@ class ExpertShape:
         return self.num_routed in (0, self.num_experts)
 
     def matrix(self, half: Half) -> tuple[int, int]:
-        """(out, in) features of one expert's gate_up or down."""
+        """Return (out, in) features of one expert's gate_up or down."""
         if half == "down":
             return self.hidden_size, self.intermediate_size
         return (2 if self.gated else 1) * self.intermediate_size, self.hidden_size
 
 
 class ExpertShares(NamedTuple):
-    """What adapters add to one half of all experts, where a device computes: tokens [T] int32, the slot of each token's, -1 for
-    none. Of expert 0 a [slots, parts, rank, in], b [slots, out, rank], and scale [slots, parts] float32, 0 where an adapter adds
-    nothing to a part; those of each next one are `stride` bytes on. Parts are equally large: gates and ups, or all."""
+    """Adapters of one half of all experts, on a device: tokens [T] int32, the slot of each token's adapter, -1 for none. For
+    expert 0 a [slots, parts, rank, in], b [slots, out, rank], and scale [slots, parts] float32, 0 where an adapter does not
+    change a part; the next expert is `stride` bytes on. Parts are equally large: gates and ups, or all."""
 
     tokens: Tensor
     a: Tensor
@@ -96,10 +96,10 @@ class ExpertShares(NamedTuple):
 
 
 class Beside(Protocol):
-    """What else a half of an expert gives some tokens: what their adapters add to it."""
+    """Additions of adapters to a half of an expert."""
 
     def shares(self, half: Half) -> ExpertShares:
-        """For kernels of a device, which add them themselves."""
+        """Return the adapters, for device kernels that add them themselves."""
         ...
 
     def add(self, half: Half, expert: int, x: Tensor, tokens: Tensor, out: Tensor) -> None:
@@ -108,8 +108,8 @@ class Beside(Protocol):
 
 
 class ExpertWeights(ABC):
-    """`nbytes` is what the experts filled so far keep in memory, or what was set aside for all of them. `takes_adapters`: whether
-    anything may be added to them."""
+    """Weights of a layer's experts. `nbytes`: memory of the experts filled so far, or reserved for all. `takes_adapters`:
+    adapters may be added."""
 
     takes_adapters: ClassVar[bool] = True
     shape: ExpertShape

@@ -196,7 +196,7 @@ def _refusals(operation: Route, path: str, *, user_key: bool, admin_key: bool) -
 
 
 def _security(path: str, *, user_key: bool, admin_key: bool) -> list[Json] | None:
-    """What an operation needs, None where there are no keys at all."""
+    """Return the key that an operation needs; None if there are no keys."""
     if not (user_key or admin_key):
         return None
     if needs_admin(path, user_key=user_key, admin_key=admin_key) and admin_key:

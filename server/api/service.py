@@ -16,8 +16,8 @@ from server.models.lifecycle import Lifecycle, TokenProbe
 
 @dataclass(eq=False, slots=True)
 class Service:
-    """What endpoints need. `batch_folder`, `batches`: None without --batch-dir. `texts`: None without --log-requests. `feed`: None
-    where no routes are served."""
+    """Dependencies of endpoints. `batch_folder`, `batches`: None without --batch-dir. `texts`: None without --log-requests.
+    `feed`: None if no routes are served."""
 
     config: ServerConfig
     lifecycle: Lifecycle

@@ -22,7 +22,7 @@ class TextBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="typ
 
 
 class Base64Source(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="base64"):
-    """`media_type`: the file says itself what it is."""
+    """Source of a file in base64. `media_type` is not used: the file identifies itself."""
 
     data: str
     media_type: str
@@ -51,7 +51,7 @@ class Citations(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class DocumentBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="document"):
-    """`title` and `context` stand before the text."""
+    """Document. `title` and `context` are placed before the text."""
 
     source: Base64Source | UrlSource | TextSource | ContentSource
     title: str | None = None
@@ -80,7 +80,7 @@ _Unread = SearchResultBlock | ToolReferenceBlock | ServerToolUseBlock
 
 
 class ThinkingBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
-    """`signature`: whoever made it may have sealed the text with it; we take the text as it is."""
+    """Reasoning of an earlier turn. `signature` is not checked."""
 
     thinking: str
     signature: str | None = None
@@ -89,7 +89,7 @@ class ThinkingBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
 class RedactedThinkingBlock(
     Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="redacted_thinking"
 ):
-    """Only whoever made it can read `data`."""
+    """Reasoning in `data` that only its provider can read."""
 
     data: str
 
@@ -124,7 +124,7 @@ Block = (
 
 
 def check_blocks(blocks: Iterable[Block], where: str) -> None:
-    """`where`: the field that holds them. Raises InvalidRequest for what no model here could be shown."""
+    """Check blocks. `where`: the field that holds them. Raises InvalidRequest for content that models here cannot read."""
     for index, block in enumerate(blocks):
         place = f"{where}[{index}]"
         if isinstance(block, UnreadBlock):

@@ -47,7 +47,7 @@ class MessageFrames(AnswerFrames):
         self._around = b"", b""  # what stands around the text of the open block's deltas
 
     def writer(self, index: int, connection: Any) -> TokenWriter | None:
-        """What goes on with the answer where it has begun as text: see `Choice.writer`."""
+        """Return a writer for the rest of the answer if it began as text: see `Choice.writer`."""
         return self._choice.writer(*self._around, connection) if self._kind is api_types.TextContent else None
 
     def feed(self, outputs: Sequence[Output]) -> bytes:

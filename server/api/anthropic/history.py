@@ -65,7 +65,7 @@ def _is_billing(text: str) -> bool:
 
 
 def takes_system_turns(template: ChatTemplate) -> bool:
-    """Whether system messages may stand between the others."""
+    """Return whether the template accepts system messages between others."""
     return template.writes(
         _PROBE, [{"role": role, "content": _PROBE if at == 2 else "a"} for at, role in enumerate(_ROLES)]
     )

@@ -1,4 +1,4 @@
-"""From a request of Anthropic's API to the core's GenerateRequest."""
+"""Conversion of Anthropic's requests to the core's GenerateRequest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ NAMES: Final = FieldNames(
 
 @dataclass(frozen=True, slots=True)
 class PreparedMessages:
-    """`ignored`: what of the request does nothing. `wants_thinking`: it asks for reasoning, and `shows_thinking` for its text."""
+    """Prepared request. `ignored`: fields without effect. `wants_thinking`: it asks for reasoning, and `shows_thinking` for
+    its text."""
 
     chat: Chat
     thinking: Thinking

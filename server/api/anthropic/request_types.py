@@ -1,7 +1,7 @@
-"""What a client of /v1/messages and /v1/messages/count_tokens may send, field by field, with its limits.
+"""Request types of /v1/messages and /v1/messages/count_tokens, field by field, with limits.
 
-The same rules as in `server/http/schema.py`: what is known and not implemented is refused by name, what nobody knows is named to
-the client. Beside Anthropic's fields there are a few of vLLM's, which its clients send to servers of their own."""
+The rules of `server/http/schema.py`: known fields that are not supported are refused by name, unknown ones are reported to
+the client. Beside Anthropic's fields there are a few of vLLM's, which its clients send."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PromptRequest(ConstrainedOutput, TemplateFields, kw_only=True):
-    """What makes a prompt. Counted, or answered."""
+    """Fields of a prompt, to be counted or answered."""
 
     model: Name
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -171,7 +171,7 @@ class MessagesRequest(PromptRequest, TermFields, kw_only=True):
 
     @property
     def named_stops(self) -> list[str]:
-        """Those by OpenAI's name."""
+        """Stop strings by OpenAI's field name."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
@@ -234,7 +234,7 @@ class _Wire(Wire[T]):
 
 
 def _kinds_of_tools(body: bytes) -> Iterator[Any]:
-    """What the tools of a body say that they are, as far as they are objects; the body may be broken behind them."""
+    """Yield the types of the body's tools, as far as they are objects; the body may be broken after them."""
     with suppress(msgspec.MsgspecError, RecursionError):
         for tool in msgspec.json.decode(body, type=_AnyTools).tools:
             kind = None

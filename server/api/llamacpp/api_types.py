@@ -24,7 +24,7 @@ class LlamaProbability(LlamaToken):
 
 
 class LlamaTimings(Struct):
-    """`cache_n` and `prompt_n` together are the prompt. Milliseconds and tokens a second."""
+    """Timings in milliseconds and tokens a second. `cache_n` and `prompt_n` together are the prompt."""
 
     cache_n: int
     prompt_n: int
@@ -99,7 +99,7 @@ class LlamaSlot(Struct, kw_only=True):
 
 
 class LlamaEmbedding(Struct):
-    """`embedding`: one vector, or one for each token, of a model that is served for that."""
+    """Embedding: one vector, or one for each token of a model that is served for that."""
 
     index: int
     embedding: list[list[float]]

@@ -22,7 +22,7 @@ _LOWEST = -9999.0  # minus infinity has no JSON
 
 
 def settings(loaded: LoadedModel, params: SamplingParams, stop: Sequence[str], *, stream: bool) -> Json:
-    """How an answer was made: what the request says, and the model's defaults."""
+    """Return the settings of an answer: the request's, and the model's defaults."""
     return {
         "n_ctx": loaded.engine.model.max_model_len,
         "model": loaded.name,

@@ -1,4 +1,4 @@
-"""From requests of llama.cpp's API to the core's GenerateRequest."""
+"""Conversion of llama.cpp's requests to the core's GenerateRequest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BANNED: Final = -1e9  # finite, and nothing comes near
 
 
 class Prepared(NamedTuple):
-    """`ignored`: fields that do nothing."""
+    """Prepared request. `ignored`: fields without effect."""
 
     request: GenerateRequest
     ignored: list[str]

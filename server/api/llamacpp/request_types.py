@@ -1,7 +1,7 @@
-"""What a client of llama.cpp's /completion and /infill may send, field by field, with its limits.
+"""Request types of llama.cpp's /completion and /infill, field by field, with limits.
 
-The same rules as in `server/http/schema.py`: what would hold the answer to something and cannot is refused by name; samplers that
-we have not, and hints about slots and time, are named to the client, since its editor plug-ins send them with every request."""
+The rules of `server/http/schema.py`: unsupported constraints are refused by name. Unsupported samplers and hints about slots
+and time are reported, since editor plug-ins send them with every request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PromptItem = str | TokenId | list[str | TokenId] | PromptObject
 
 
 class LlamaEmbeddingRequest(Struct, kw_only=True):
-    """`content`: as a prompt of /completion, or several; `input` is another name of it."""
+    """Body of an embedding request. `content`: a prompt as in /completion, or several; `input` is another name."""
 
     model: Name | None = None
     content: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)] | None = None
@@ -47,7 +47,7 @@ class ExtraFile(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class LlamaRequest(RepeatFields, kw_only=True):
-    """What /completion and /infill share."""
+    """Fields shared by /completion and /infill."""
 
     model: Name | None = None
     n_predict: Annotated[int, Meta(ge=-2, le=INT64)] | None = None  # less than 0: as many as the context holds
@@ -92,7 +92,7 @@ class LlamaCompletionRequest(LlamaRequest, kw_only=True):
 
     @property
     def is_list(self) -> bool:
-        """Whether there are several prompts, so that the answer is a list. Of prompts that `prompts` has taken."""
+        """True if there are several prompts, so that the answer is a list. Valid after `prompts`."""
         return isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
 
     def prompts(self) -> list[str | list[int]]:

@@ -1,4 +1,4 @@
-"""What llama.cpp's /props and /slots say of a server: ours has as many slots as sequences that run at a time, none with a
+"""Answers of llama.cpp's /props and /slots: this server has as many slots as sequences that run at a time, none with a
 prompt of its own."""
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class OllamaModelDetails(Struct):
 
 
 class OllamaListedModel(Struct):
-    """`size`: bytes."""
+    """Model of a list. `size` is in bytes."""
 
     name: str
     model: str

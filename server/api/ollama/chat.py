@@ -63,7 +63,7 @@ async def generate(service: Service, http: Request) -> ASGIApp:
 
 
 async def _load(call: Call, loaded: LoadedModel, given: request_types.OllamaRequest, shape: Shape) -> ASGIApp:
-    """There is nothing to answer: a client wants the model to be loaded, which it is then, or to be gone, which it will not be."""
+    """Answer a request without a prompt: the client wants the model loaded, which it is, or unloaded, which is refused."""
     if given.unloads:
         raise InvalidRequest(
             "this server keeps a model until another one needs its room; it cannot be unloaded", param="keep_alive"

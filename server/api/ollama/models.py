@@ -40,7 +40,7 @@ def full_name(name: str) -> str:
 
 
 async def named(call: Call, loaded: LoadedModel, given: str, *, to_chat: bool = False) -> LoadedModel:
-    """`lookup.named`, with or without the tag that says nothing."""
+    """Find a model as `lookup.named` does, with or without the tag `:latest`."""
     name = given if loaded.knows(given) else given.removesuffix(LATEST)
     return await lookup.named(call, loaded, name, to_chat=to_chat)
 
@@ -160,7 +160,7 @@ async def tags(service: Service, http: Request) -> Response:
     error=api_types.OllamaError,
 )  # fmt: skip
 async def ps(service: Service, http: Request) -> Response:
-    """What there is runs; while it loads there is nothing."""
+    """List the loaded models; none while loading."""
     loaded = service.lifecycle.loaded
     resident = () if loaded is None else loaded.resident
     return json_response(api_types.OllamaRunningModels([running(each, each.name) for each in resident]))

@@ -1,4 +1,4 @@
-"""From requests of Ollama's API to the core's GenerateRequest."""
+"""Conversion of Ollama's requests to the core's GenerateRequest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GENERATE_NAMES: Final = FieldNames({**_SHARED_NAMES, "messages": "prompt"})
 
 
 class Prepared(NamedTuple):
-    """`ignored`: fields that do nothing. `wants_thinking`: the client asks for reasoning."""
+    """Prepared request. `ignored`: fields without effect. `wants_thinking`: the client asks for reasoning."""
 
     request: GenerateRequest
     ignored: list[str]

@@ -1,7 +1,7 @@
-"""What a client of Ollama's API may send, field by field, with its limits.
+"""Request types of Ollama's API, field by field, with limits.
 
-The same rules as in `server/http/schema.py`, and for `options` too: those that would constrain the answer and cannot are refused by
-name, those that do nothing here are named to the client. Answers are streamed unless `stream` is false, as Ollama has it."""
+The rules of `server/http/schema.py`, also for `options`: unsupported constraints are refused by name, fields without effect
+are reported. Answers are streamed unless `stream` is false."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class GivenTool(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OllamaRequest(Struct, kw_only=True):
-    """What /api/chat and /api/generate share."""
+    """Fields shared by /api/chat and /api/generate."""
 
     model: Name
     stream: bool | None = None
@@ -97,7 +97,7 @@ class OllamaRequest(Struct, kw_only=True):
 
     @property
     def unloads(self) -> bool:
-        """Whether the client wants the model gone after this."""
+        """True if the client wants the model unloaded afterwards."""
         return self.keep_alive == 0 or (isinstance(self.keep_alive, str) and self.keep_alive.strip("0hms. ") == "")
 
     def check(self) -> None:
@@ -146,7 +146,7 @@ class OllamaShowRequest(Struct, kw_only=True):
 
 
 class OllamaEmbeddingFields(Struct, kw_only=True):
-    """What /api/embed and /api/embeddings share. `options` are about generating, and none changes a vector."""
+    """Fields shared by /api/embed and /api/embeddings. `options` are about generating, and none changes a vector."""
 
     model: Name
     options: dict[str, Any] | None = None
@@ -169,7 +169,7 @@ class OllamaEmbeddingsRequest(OllamaEmbeddingFields, kw_only=True):
 
 
 class OllamaManageRequest(Struct, kw_only=True):
-    """What creates, fetches, copies or deletes models, none of which this server does."""
+    """Request to create, fetch, copy or delete models, which this server refuses."""
 
     model: Name | None = None
 

@@ -24,7 +24,7 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct, omit_defaults=True):
-    """`reasoning_tokens` of models that reason; draft tokens that were verified, of servers that speculate."""
+    """Details of output tokens: reasoning tokens, and verified draft tokens of servers that speculate."""
 
     reasoning_tokens: int | UnsetType = UNSET
     accepted_prediction_tokens: int | UnsetType = UNSET
@@ -72,7 +72,7 @@ class Answer(Struct, kw_only=True):
 
 
 class Function(Struct):
-    """`arguments`: a JSON object as text, or in a delta a piece of it."""
+    """Function call. `arguments`: a JSON object as text, or in a delta a piece of it."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
@@ -95,7 +95,7 @@ class ToolCall(Struct, kw_only=True):
 
 
 class AssistantMessage(Struct, kw_only=True):
-    """`reasoning_content` is an older name of `reasoning`."""
+    """Message of the assistant. `reasoning_content` is an older name of `reasoning`."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -106,7 +106,7 @@ class AssistantMessage(Struct, kw_only=True):
 
 
 class ChatChoice(Struct):
-    """`prompt_token_ids` and `token_ids`: with `return_token_ids`."""
+    """Choice of a chat. `prompt_token_ids` and `token_ids`: with `return_token_ids`."""
 
     index: int
     message: AssistantMessage
@@ -134,7 +134,7 @@ class ChatDelta(Struct):
 
 
 class ChatChunkChoice(Struct):
-    """With `return_token_ids`, `prompt_token_ids` come once for each choice."""
+    """Choice of a chunk. With `return_token_ids`, `prompt_token_ids` come once for each choice."""
 
     index: int
     delta: ChatDelta

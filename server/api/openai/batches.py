@@ -68,7 +68,7 @@ async def create_file(service: Service, http: Request) -> ASGIApp:
 
 @contextlib.asynccontextmanager
 async def _reading(files: FileStore, owner: str | None, http: Request, config: ServerConfig) -> AsyncIterator[Upload]:
-    """`read_upload`, with room for what is being read: what many send at a time is bounded as what is kept is."""
+    """Read an upload while reserving room for it, so that concurrent uploads count against the limits too."""
     announced = http.headers.get("content-length", "")
     limit = config.max_batch_file_size
     num_bytes = min(int(announced), limit) if announced.isdigit() else limit

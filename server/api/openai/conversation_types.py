@@ -14,7 +14,7 @@ from server.media.part import Base64, MediaPart, Modality, Url, file_part
 
 
 class ImageUrl(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`detail`: how closely OpenAI's models look; how closely this one does, its processor decides."""
+    """Image by URL. `detail` has no effect: the processor decides."""
 
     url: str
     detail: Literal["auto", "low", "high", "original"] | None = None
@@ -34,7 +34,7 @@ class InputImagePart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field
 
 
 class InputAudio(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`format`: what it is; the file says so itself."""
+    """Audio in base64. `format` is not used: the file identifies itself."""
 
     data: str
     format: str | None = None
@@ -86,7 +86,7 @@ AnyMediaPart = (
 
 
 def media_part(part: AnyMediaPart, where: str) -> MediaPart:
-    """`where`: the part's own path. Raises InvalidRequest for what is no picture, sound or video, or is not there."""
+    """Convert a part. `where`: its path. Raises InvalidRequest for a part without image, audio or video."""
     match part:
         case ImagePart(image_url=given):
             return _of_url("image", given, f"{where}.image_url", "image_url")
@@ -131,14 +131,14 @@ def _of_url(modality: Modality, given: ImageUrl | MediaUrl | str, where: str, ki
 
 
 class TextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """`cache_control`: prefixes are cached anyway."""
+    """Text. `cache_control` has no effect: prefixes are cached anyway."""
 
     text: str
     cache_control: Any = None
 
 
 class InputTextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
-    """As the Responses API has it."""
+    """Text part by the name of the Responses API."""
 
     text: str
 
@@ -323,7 +323,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool |
 
 
 class TurnFields(TemplateFields, kw_only=True):
-    """How messages become a prompt that is answered or pooled."""
+    """Fields of rendering messages to a prompt that is answered or pooled."""
 
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
@@ -342,7 +342,7 @@ class TurnFields(TemplateFields, kw_only=True):
 
 
 class ConversationFields(TurnFields, kw_only=True):
-    """What a conversation is made of beside its messages."""
+    """Fields of a conversation besides its messages."""
 
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None  # None: auto, if there are tools

@@ -43,7 +43,7 @@ from server.text.events import Text
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What every body and every chunk of one answer repeats."""
+    """Values repeated in every body and chunk of an answer."""
 
     id: str
     created: int
@@ -134,7 +134,7 @@ class ChunkFrames(Frames[Sequence[Output]]):
         return b"".join(map(self._frame, outputs))
 
     def writer(self, index: int, connection: Any) -> TokenWriter | None:
-        """What goes on with choice `index` where all there is to say is its text: see `Choice.writer`."""
+        """Return a writer for the rest of choice `index` if it is only text: see `Choice.writer`."""
         known = self._plain_choices.get(index)
         if known is None:
             return None
@@ -230,9 +230,9 @@ async def answer(
     request: GenerateRequest,
     shape: ResponseShape,
 ) -> ASGIApp:
-    """`request`: what `wire` asks for.
+    """Answer `wire`, which was converted to `request`.
 
-    Raises ApiError, and ClientLeft for an answer nobody waits for any more."""
+    Raises ApiError, and ClientLeft if the client has left."""
     call = call_of(http)
     id = shape.id_prefix + call.id
     generation, ignored = await while_waited_for(http.receive, start(service.config, call, loaded, request, id=id))

@@ -20,8 +20,8 @@ from server.models.swaps import SwappedModel
 
 
 class ModelStatus(Struct):
-    """As llama.cpp has it. `value`: "sleeping" and "unloaded" models are loaded by the next request. `failed`: the last try was in
-    vain."""
+    """Status in llama.cpp's words. `value`: "sleeping" and "unloaded" models are loaded by the next request. `failed`: the
+    last try failed."""
 
     value: Literal["loaded", "sleeping", "loading", "unloaded"]
     failed: bool
@@ -56,7 +56,7 @@ class ModelList(Struct):
 
 
 def card(loaded: LoadedModel, name: str, adapter: Adapter | None = None) -> Json:
-    """`adapter`: that the name stands for, if it does."""
+    """Return the card of a model. `adapter`: set if the name is an adapter's."""
     created = loaded.created if adapter is None else adapter.created
     length = loaded.engine.model.max_model_len
     return {
@@ -72,7 +72,7 @@ def card(loaded: LoadedModel, name: str, adapter: Adapter | None = None) -> Json
 
 
 def card_of_unloaded(model: SwappedModel[Any]) -> Json:
-    """Of one that has never been loaded: by its files, as far as they have been read."""
+    """Return the card of a model that has never been loaded, from its files."""
     known = model.outline
     length = None if known is None else known.max_model_len
     return {
@@ -88,7 +88,7 @@ def card_of_unloaded(model: SwappedModel[Any]) -> Json:
 
 
 def _named(name: str, created: int) -> Json:
-    """What is the same of all, in both APIs' words."""
+    """Return the common fields of all cards, in both APIs' words."""
     return {
         "id": name,
         "object": "model",

@@ -1,7 +1,7 @@
-"""What a client of /v1/chat/completions, /v1/completions, /tokenize and /detokenize may send, field by field, with its limits.
+"""Request types of /v1/chat/completions, /v1/completions, /tokenize and /detokenize, field by field, with limits.
 
-A field is one line here. One that OpenAI or vLLM have and we do not yet stands in a refusal table with the values that ask for
-nothing; every other value is refused by name (see `server.http.schema`)."""
+A field is one line. A field of OpenAI or vLLM that is not supported is in a refusal table with the values that ask for
+nothing; other values are refused by name (see `server.http.schema`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NamedSchema(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`strict` changes nothing: a schema is always held to."""
+    """Named JSON schema. `strict` has no effect: a schema is always enforced."""
 
     schema: dict[str, Any] | bool
     name: Name | None = None
@@ -51,7 +51,7 @@ class JsonSchemaFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_fie
 
 
 class StructuralTagFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="structural_tag"):
-    """`format`, or `structures` with `triggers`, which is the older way to say it."""
+    """Structural tag: `format`, or the older `structures` with `triggers`."""
 
     format: dict[str, Any] | None = None
     structures: list[dict[str, Any]] | None = None
@@ -65,7 +65,7 @@ class StructuralTagFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_
 
 
 class ObjectFormat(JsonObject, kw_only=True, tag_field="type", tag="json_object"):
-    """`value`: the object's schema, as clients of TGI send it, Hugging Face's InferenceClient among them."""
+    """Format of a JSON object. `value`: its schema, as TGI's clients send it, for example Hugging Face's InferenceClient."""
 
     value: dict[str, Any] | str | None = None
 
@@ -88,7 +88,7 @@ ResponseFormat = AnyText | ObjectFormat | JsonFormat | RegexFormat | JsonSchemaF
 class GenerationRequest(
     Sampling, TextFields, ConstrainedOutput, TruncationFields, TermFields, CallerFields, kw_only=True
 ):
-    """What /v1/chat/completions and /v1/completions share. None means "as the model or the route has it"."""
+    """Fields shared by /v1/chat/completions and /v1/completions. None means the default of the model or the route."""
 
     model: Name | None = None
 
@@ -121,12 +121,12 @@ class GenerationRequest(
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives to show with each token; None for no log-probabilities at all."""
+        """Number of alternatives for each token; None without log-probabilities."""
         return None
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """How many alternatives to compute for each token of the prompt; None for no log-probabilities of it."""
+        """Number of alternatives for each prompt token; None without log-probabilities."""
         return self.prompt_logprobs
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""From OpenAI's wire types to the core's GenerateRequest and Chat."""
+"""Conversion of OpenAI's wire types to the core's GenerateRequest and Chat."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from server.http.metrics import exposition, registry
 
 
 class Health(Struct):
-    """`running` and `waiting` once a model is loaded; `sleep_level` while it sleeps, until the next request; `phase` to `unit`
-    while it loads; `reason` when it failed; `models`: of several that take turns, where each stands."""
+    """Body of /health. `running` and `waiting` once a model is loaded; `sleep_level` while it sleeps; `phase` to `unit`
+    while it loads; `reason` when it failed; `models`: status of several models."""
 
     status: Literal["ok", "loading", "draining", "failed"]
     running: int | UnsetType = UNSET

@@ -26,7 +26,7 @@ class Invocation(Struct):
 
 
 class _Kind(Struct):
-    """What tells the two apart. Values are skipped, not built."""
+    """Fields that distinguish a chat from a completion. Values are skipped, not built."""
 
     messages: Raw | UnsetType = UNSET
     prompt: Raw | UnsetType = UNSET
@@ -65,7 +65,7 @@ def _is_chat(body: bytes) -> bool:
 
 
 def _with_body(http: Request, body: bytes) -> Request:
-    """`http` as it was before its body was read."""
+    """Return `http` with its body unread again."""
     unread = [body]
 
     async def receive() -> Message:

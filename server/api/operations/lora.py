@@ -26,8 +26,8 @@ LoraName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
 class LoadLoraAdapter(Struct, kw_only=True):
-    """`lora_path`: a PEFT folder below --lora-dir. `load_inplace`: one that has the name makes way; requests that have it keep
-    it to their end."""
+    """Body of loading an adapter. `lora_path`: a PEFT folder below --lora-dir. `load_inplace`: replace one with this name;
+    running requests keep theirs."""
 
     lora_name: LoraName
     lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]

@@ -1,6 +1,6 @@
-"""For who runs the server: POST /reset_prefix_cache, /abort_requests and /drain, GET and POST /log_level.
+"""Routes for operators: POST /reset_prefix_cache, /abort_requests and /drain, GET and POST /log_level.
 
-Who may is `server/http/auth.py`'s matter."""
+`server/http/auth.py` decides who may use them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ BODILESS = (403, 415, 503)
 
 
 def check_origin(http: Request) -> None:
-    """Of a request without a body. A browser names the page that sends it, and asks first only for a media type like ours: so no
-    page of somebody else's operates a server on this machine.
+    """Refuse a request from another page. A browser sends the page's origin, and asks first only for a media type like ours; so
+    no foreign page operates a server on this machine.
 
     Raises WrongContentType."""
     if "origin" in http.headers:
@@ -59,7 +59,7 @@ class AbortRequests(Struct, kw_only=True):
 
 
 class Aborted(Struct):
-    """`aborted`: sequences that were running or waiting, and are not any more."""
+    """Number of sequences that were aborted."""
 
     aborted: int
 
@@ -104,7 +104,7 @@ class LogLevel(Struct, kw_only=True):
     level: Level
 
     def check(self) -> None:
-        """Its type says it all."""
+        """Do nothing: the type checks everything."""
 
 
 LEVEL = Wire(LogLevel, {})

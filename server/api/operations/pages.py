@@ -71,7 +71,7 @@ async def dashboard(service: Service, http: Request) -> Response:
 
 
 class TextsQuery(Struct, kw_only=True):
-    """`id`: the sequence's, as the feed has it."""
+    """Query of texts. `id`: the sequence's, as in the feed."""
 
     id: Annotated[str, Meta(min_length=1, max_length=512)]
 

@@ -28,22 +28,22 @@ MAX_STEPS = 1_000_000
 
 
 class StartProfile(Struct, kw_only=True):
-    """`delay_iterations`: steps that settle before it begins; `max_iterations`: steps after which it ends by itself; without it,
-    /stop_profile ends it. `profile_prefix`: what the file's name begins with."""
+    """Body of starting a profile. `delay_iterations`: steps before it begins; `max_iterations`: steps after which it ends,
+    otherwise /stop_profile ends it. `profile_prefix`: start of the file's name."""
 
     profile_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "oneloop"
     delay_iterations: Annotated[int, Meta(ge=0, le=MAX_STEPS)] = 0
     max_iterations: Annotated[int, Meta(ge=1, le=MAX_STEPS)] | None = None
 
     def check(self) -> None:
-        """Its types say it all."""
+        """Do nothing: the types check everything."""
 
 
 START = Wire(StartProfile, {})
 
 
 class Profile(Struct):
-    """`path`: of the trace, on the server: once it has ended. ui.perfetto.dev and chrome://tracing open it."""
+    """Path of the trace on the server, once it has ended. Open it with ui.perfetto.dev or chrome://tracing."""
 
     path: str
 

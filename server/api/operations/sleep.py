@@ -21,8 +21,8 @@ from server.models.model import Engines
 
 
 class SleepQuery(Struct, kw_only=True):
-    """`level` 1 leaves the weights in the host's memory, as far as it has room for their files, 2 does not. `mode`: what becomes of
-    requests in flight."""
+    """Query of sleep. `level` 1 keeps the weights' files in the page cache, 2 does not. `mode`: what happens to requests in
+    flight."""
 
     level: Annotated[int, Meta(ge=1, le=2)] = 1
     mode: Literal["abort", "wait"] = "abort"

@@ -42,7 +42,7 @@ class Listed(Struct, kw_only=True):
 
 
 class Embedding(Struct, kw_only=True):
-    """`embedding`: numbers, or base64 of them as little-endian float32."""
+    """Embedding: numbers, or base64 of little-endian float32."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -54,7 +54,7 @@ class Embeddings(Listed, kw_only=True):
 
 
 class PooledData(Struct, kw_only=True):
-    """`data`: one vector, one for each token, or base64 of them."""
+    """Pooled data: one vector, one for each token, or base64 of them."""
 
     object: Literal["pooling"] = "pooling"
     index: int
@@ -110,7 +110,7 @@ class CohereTokens(Struct):
 
 
 class CohereMeta(Struct):
-    """As Cohere's clients read it."""
+    """Metadata as Cohere's clients read them."""
 
     api_version: ApiVersion
     billed_units: BilledUnits
@@ -122,7 +122,7 @@ class CohereMeta(Struct):
 
 
 class Ranking(Struct):
-    """`results`: the best first."""
+    """Ranking. `results`: the best first."""
 
     id: str
     model: str
@@ -132,7 +132,7 @@ class Ranking(Struct):
 
 
 class EmbeddingsByType(Struct, rename={"float_": "float"}):
-    """Those that were asked for."""
+    """Embeddings of the requested types."""
 
     float_: list[list[float]] | UnsetType = UNSET
     int8: list[list[int]] | UnsetType = UNSET
@@ -143,7 +143,7 @@ class EmbeddingsByType(Struct, rename={"float_": "float"}):
 
 
 class CohereEmbeddings(Struct, kw_only=True):
-    """`embeddings`: by type; a list of floats for older clients that ask for no type."""
+    """Answer of embeddings: by type, or a list of floats for older clients that request no type."""
 
     id: str
     response_type: Literal["embeddings_by_type", "embeddings_floats"]

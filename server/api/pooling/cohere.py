@@ -54,7 +54,8 @@ class MixedInput(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class EmbedRequest(Struct, kw_only=True):
-    """`texts`, or `inputs`, whose parts of text are lines of one. `max_tokens`: of a text, special ones included."""
+    """Body of Cohere's embed: `texts`, or `inputs`, whose text parts are lines of one text. `max_tokens`: of a text, with
+    special tokens."""
 
     model: Name | None = None
     texts: list[str] | None = None
@@ -136,9 +137,9 @@ def of_embed(given: EmbedRequest, served: ServedPooling, context: int) -> tuple[
 
 
 def _prefix(input_type: str | None, prompts: Prompts) -> str | None:
-    """What the model puts before texts of that type, None where it makes no difference.
+    """Return the model's prompt for texts of this type, or None.
 
-    Raises InvalidRequest for what is no type at all."""
+    Raises InvalidRequest for an unknown type."""
     if input_type is None:
         return prompts.text(None, "input_type")
     for name in (input_type, *_PROMPT_NAMES.get(input_type, ())):

@@ -20,8 +20,8 @@ PIECE_CHARS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`request`: the pairs, or all of the first texts and then all of the second. One of the first is for all of the second.
-    `by_odds`: a pair's numbers are the logits of no and of yes, and its score by how much that of yes is larger."""
+    """Comparison of texts. `request`: the pairs, or all first texts followed by all second ones; a single first text is
+    compared with all. `by_odds`: a pair's numbers are the logits of no and yes, and its score their difference."""
 
     scoring: Scoring
     request: PoolingRequest
@@ -37,7 +37,7 @@ class Comparison:
         return await call.run_pieces(sum(cost_of(*pair) for pair in pairs), _compared(pairs))
 
     def sides(self, pooled: Sequence[Pooled]) -> list[tuple[Pooled, ...]]:
-        """What each score is made of: one of a pair, or two."""
+        """Return the results that each score is made of: one for a pair, or two."""
         if self.scoring == "cross-encoder":
             return [(each,) for each in pooled]
         first, second = list(pooled[: self.num_first]), pooled[self.num_first :]
@@ -59,7 +59,7 @@ def max_sim(first: memoryview, second: memoryview) -> float:
 
 
 def cost_of(first: memoryview, second: memoryview) -> int:
-    """What to compare two takes, in characters of tokenising."""
+    """Return the cost of comparing two results, in characters of tokenising."""
     products = first.nbytes // first.itemsize * (len(second) if second.ndim == 2 else 1)
     return PAIR_CHARS + products // NUMBERS_PER_CHAR
 

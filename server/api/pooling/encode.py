@@ -25,14 +25,14 @@ BATCH = 64  # short texts that go to the tokenizer in one call
 
 
 class Encoded(NamedTuple):
-    """`token_type_ids`: None where they are all 0."""
+    """Encoded input. `token_type_ids`: None if all are 0."""
 
     ids: list[int]
     token_type_ids: list[int] | None = None
 
 
 def cost_of(given: Input) -> int:
-    """What `given` costs to encode, in characters."""
+    """Return the cost of encoding `given`, in characters."""
     match given:
         case Text(content=content):
             return CHARS_PER_PROMPT + len(content)
@@ -54,7 +54,7 @@ def _limit(loaded: LoadedModel, request: PoolingRequest) -> int:
 
 
 class Encoder:
-    """Of one request. A text that comes first in many of its pairs is tokenised for one of them."""
+    """Encoder of one request. A text that comes first in many pairs is tokenised once."""
 
     def __init__(self, loaded: LoadedModel, request: PoolingRequest) -> None:
         self._loaded = loaded
@@ -178,7 +178,7 @@ class Encoder:
         return first, second
 
     def _rendered(self, template: ScoreTemplate, first: str, second: str, name: Field) -> Pieces[list[int]]:
-        """What the texts hold of control tokens is text, unless the server was told otherwise."""
+        """Render and encode a pair. Control tokens in the texts are text, unless the server allows them."""
         shield = None if self._loaded.allow_special_tokens else Shield(self._tokenizer.control)
         try:
             text, escaped = template.render(shield, first, second, self._request.instruction)

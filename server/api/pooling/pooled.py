@@ -1,4 +1,4 @@
-"""What every pooling route does: read a body and find its model, pool, and write an answer vector by vector."""
+"""Common steps of pooling routes: read a body, find its model, pool, and write an answer vector by vector."""
 
 from __future__ import annotations
 

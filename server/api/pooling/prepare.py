@@ -1,4 +1,4 @@
-"""From the wire types of the pooling routes to PoolingRequests, and to Comparisons of texts."""
+"""Conversion of the pooling routes' wire types to PoolingRequests, and to Comparisons of texts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def of_score(given: request_types.ScoreRequest, served: ServedPooling) -> Compar
 
 
 def of_rerank(given: request_types.RerankRequest, served: ServedPooling, *, cut: bool = False) -> Comparison:
-    """`cut`: documents too long for the model are, where the request does not say. Raises InvalidRequest."""
+    """Convert a rerank request. `cut`: cut documents that are too long, unless the request says otherwise. Raises
+    InvalidRequest."""
     check_count(len(given.documents), "documents")
     query = [(request_types.written(given.query, "query"), "query")]
     return _compared(given, served, query, request_types.texts_written(given.documents, "documents"), cut=cut)

@@ -39,10 +39,9 @@ Input = Text | Pair | Chat
 
 
 class PoolingRequest(Struct, frozen=True, kw_only=True):
-    """`inputs`: each becomes one result. `params`: of all of them, without the types of their tokens. `field`: what an error about
-    all of them names. `prefix`: what stands before each text that is no ids. `allow_special_tokens` False: those in texts are
-    text. `truncation` None: what is too long is refused; -1 keeps as many tokens as the context holds. `instruction`: for a model's
-    score template."""
+    """Pooling request of any API. `inputs`: each becomes one result. `params`: of all, without token types. `field`: named
+    by errors about all. `prefix`: placed before each text. `allow_special_tokens` False: special tokens in texts are text.
+    `truncation` None: long inputs are refused; -1 keeps the context's tokens. `instruction`: for a score template."""
 
     inputs: Sequence[Input]
     params: PoolingParams

@@ -1,7 +1,7 @@
-"""What a client of the pooling routes may send, field by field, with its limits: OpenAI's embeddings with vLLM's fields, and vLLM's
-own routes. Cohere's are in `cohere.py`.
+"""Request types of the pooling routes, field by field, with limits: OpenAI's embeddings with vLLM's fields, and vLLM's own
+routes. Cohere's are in `cohere.py`.
 
-The same rules as in `server/http/schema.py`: what has a meaning and cannot be honoured is refused by name."""
+The rules of `server/http/schema.py`: unsupported fields are refused by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Content = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1
 
 
 class PoolingFields(TruncationFields, QueueFields, kw_only=True):
-    """What all routes share. None means "as the model or the route has it"; without a side, the right end is cut off."""
+    """Fields shared by all routes. None means the default of the model or the route; truncation cuts the right end by
+    default."""
 
     model: Name | None = None
     use_activation: bool | None = None  # normalise embeddings; softmax or sigmoid of a head's numbers
@@ -33,7 +34,7 @@ class PoolingFields(TruncationFields, QueueFields, kw_only=True):
 
 
 class InputFields(PoolingFields, TurnFields, kw_only=True):
-    """Of /v1/embeddings, /classify and /pooling: `input`, or a conversation in its place."""
+    """Fields of /v1/embeddings, /classify and /pooling: `input`, or a conversation instead."""
 
     input: Content | None = None
     messages: Messages | None = None

@@ -30,8 +30,8 @@ SPAN_CHARS = 16_384  # some 4 thousand tokens
 
 
 class Pooled(NamedTuple):
-    """What one input became: float32 numbers, in the shape of its task. `id`: of the engine's request. `prompt_ids`: where they are
-    asked for, since those of thousands of pairs with one long text are gigabytes."""
+    """Result of one input: float32 numbers in the task's shape. `id`: of the engine's request. `prompt_ids`: only if
+    requested, since those of thousands of pairs with a long text are gigabytes."""
 
     id: str
     numbers: memoryview
@@ -51,10 +51,10 @@ async def pooled(
     max_numbers: int | None = None,
     with_ids: bool = False,
 ) -> list[Pooled]:
-    """What each input became, in order. `note` is told of each as it comes. `max_numbers`: of all of them
-    together, MAX_NUMBERS if not given. `with_ids`: each has its `prompt_ids`.
+    """Pool all inputs and return the results in order. `note` is called with each as it comes. `max_numbers`: of all together,
+    MAX_NUMBERS by default. `with_ids`: keep `prompt_ids`.
 
-    Raises ApiError, in which fields are Fields, EngineError where the engine takes nothing, and EngineFailed."""
+    Raises ApiError, in which fields are Fields, EngineError if the engine accepts nothing, and EngineFailed."""
     run = _Run(config, call, loaded, request, id, note, max_numbers, with_ids=with_ids)
     return await run.results()
 
@@ -151,7 +151,8 @@ class _Run:
         )
 
     def _submit(self, requests: Sequence[api.Request]) -> TokenStream:
-        """What has been admitted goes on; otherwise the queue might take one half of a request and not the other."""
+        """Submit requests. The first submission admits them all; otherwise the queue might accept one half of a request and
+        refuse the other."""
         stream = self._loaded.engine.submit(requests, continues=self._is_admitted)
         self._is_admitted = True
         return stream

@@ -30,14 +30,14 @@ dumps = partial(_dumps, option=OPT_SERIALIZE_NUMPY)
 
 
 def as_array(numbers: memoryview) -> Floats:
-    """`numbers` without a copy. The engine has brought numpy along by the time that there are some."""
+    """View `numbers` as an array without a copy. The engine has imported numpy by then."""
     import numpy
 
     return numpy.asarray(numbers)
 
 
 def json_of(numbers: memoryview) -> bytes:
-    """As few digits as tell a float32 from its neighbours."""
+    """Write numbers with as few digits as distinguish a float32 from its neighbours."""
     return dumps(as_array(numbers))
 
 
@@ -47,7 +47,7 @@ def base64_of(numbers: memoryview) -> bytes:
 
 
 def chunks(parts: Iterable[tuple[bytes, int]]) -> Pieces[list[bytes]]:
-    """`parts` of a body, each with how many numbers it took to write, put together to chunks that can be sent one by one."""
+    """Join `parts` of a body, each with the count of its numbers, to chunks that can be sent one by one."""
     found: list[bytes] = []
     held: list[bytes] = []
     num_bytes = num_numbers = 0

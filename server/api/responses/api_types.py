@@ -1,7 +1,6 @@
-"""What goes over the wire of /v1/responses: what is written, and what the document describes, answers and events.
+"""Wire types of /v1/responses: answers and events, and what the document describes.
 
-A field whose default is UNSET is absent unless it is set; any other is always there. Requests are CreateResponse and its like,
-whose items the document describes and `input_items` reads."""
+A field with default UNSET is absent unless it is set; others are always present. `input_items` reads the items of requests."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ class CompactResponse(CompactRequest, kw_only=True):
 
 
 class OutputTextPart(Struct, tag_field="type", tag="output_text"):
-    """`logprobs`: with `include`, else empty."""
+    """Text of an answer. `logprobs`: with `include`, else empty."""
 
     text: str
     annotations: list[Json]
@@ -72,7 +71,7 @@ class OutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):
 
 
 class ReasoningOutput(Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thought, as it wrote it; `summary` is empty."""
+    """Reasoning of the model, verbatim; `summary` is empty."""
 
     id: str
     status: ItemStatus
@@ -90,7 +89,7 @@ class _CallItem(Struct, kw_only=True):
 
 
 class FunctionCallItem(_CallItem, kw_only=True, tag_field="type", tag="function_call"):
-    """`incomplete`: it broke off, and what was written of it follows as text."""
+    """Function call. `incomplete`: it broke off, and its text follows as an item."""
 
     arguments: str
 
@@ -158,7 +157,7 @@ _REPEATED = (
 
 
 class Response(Struct, kw_only=True):
-    """`store`: whether it can be retrieved and continued, as long as the server keeps it. Times are seconds since the epoch."""
+    """Response. `store`: it can be retrieved and continued while the server keeps it. Times are seconds since the epoch."""
 
     id: str
     object: Literal["response"] = "response"
@@ -279,7 +278,7 @@ class ResponseCompleted(_OfResponse, tag="response.completed"):
 
 
 class ResponseIncomplete(_OfResponse, tag="response.incomplete"):
-    """It was cut off, or cancelled: its status says which."""
+    """End of a response that was cut off or cancelled, by its status."""
 
 
 class ResponseFailed(_OfResponse, tag="response.failed"):

@@ -23,7 +23,7 @@ class BackgroundRun:
     def __init__(
         self, response_events: ResponseEvents, stream: TokenStream, *, keeps_events: bool, finished: Callable[[], None]
     ) -> None:
-        """`stream`: not yet entered. Needs the running loop."""
+        """Begin to read `stream`, which has not been entered. Needs the running loop."""
         self.is_over = False
         self.events: list[bytes] | None = [] if keeps_events else None  # by sequence number
         self._response_events = response_events
@@ -43,7 +43,7 @@ class BackgroundRun:
         return self._response_events.status
 
     async def cancel(self) -> None:
-        """What is generated so far stays. Returns once it has ended."""
+        """Cancel and wait for the end. Generated text stays."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -81,7 +81,7 @@ class Replay:
     """The events of a response from number `first` on: those there are at once, further ones as they come."""
 
     def __init__(self, events: list[bytes], first: int, run: Ongoing | None) -> None:
-        """`run`: which still adds to `events`."""
+        """Replay `events` from `first` on. `run` still adds to them, unless it is None."""
         self._events = events
         self._next = first
         self._run = run

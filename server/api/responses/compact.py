@@ -58,7 +58,7 @@ async def compacted(
 
 
 def _said(items: Sequence[Item]) -> list[Any]:
-    """What the users said."""
+    """Return the users' messages."""
     return [input_items.to_json(item) for item in items if isinstance(item, InputMessage) and item.role == "user"]
 
 

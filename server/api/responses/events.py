@@ -41,8 +41,8 @@ NewItem = TypeVar("NewItem", bound=OpenItem)
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`response`: as it is before there is anything of its answer. `tools`: by the functions that the model calls.
-    `seals_reasoning`: the client wants it back as what only this server reads."""
+    """Start of a response. `response`: before any of its answer. `tools`: by function name. `seals_reasoning`: the client
+    wants reasoning as an opaque item."""
 
     response: Response
     tools: Mapping[str, Tool] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class ResponseEvents:
         return self._taken()
 
     def end(self) -> list[ResponseEvent]:
-        """What comes after the last Output: the response is complete, or as complete as it gets."""
+        """Return the events after the last Output: the response is complete, or incomplete."""
         if self._choice.finish_reason == FinishReason.ABORT:
             return self.fail(Aborted())
         is_cut = self._choice.finish_reason == FinishReason.LENGTH
@@ -120,7 +120,7 @@ class ResponseEvents:
         return self._over("incomplete" if is_cut else "completed")
 
     def fail(self, error: Exception) -> list[ResponseEvent]:
-        """What an ApiError says is for the client; the log has the rest."""
+        """Return the events of a failure. An ApiError's message is for the client; other errors are only logged."""
         self._error = api_types.ResponseError("server_error", "The server had an error while it made the response")
         if isinstance(error, ApiError):
             self._error.message = error.message

@@ -43,7 +43,7 @@ class OutputText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="ty
 
 
 class InputImage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_image"):
-    """`detail`: how closely OpenAI's models look; how closely this one does, its processor decides."""
+    """Image. `detail` has no effect: the processor decides."""
 
     image_url: str | None = None
     file_id: str | None = None
@@ -53,7 +53,7 @@ class InputImage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="ty
         self.media(where)
 
     def media(self, where: str) -> MediaPart:
-        """`where`: its own path. Raises InvalidRequest."""
+        """Return the media part. `where`: its path. Raises InvalidRequest."""
         return input_image(self.image_url, self.file_id, where)
 
 
@@ -141,7 +141,7 @@ class InputMessage(_Placed, kw_only=True, forbid_unknown_fields=True, tag_field=
 
 
 class _Call(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`namespace`: of the tool that is called."""
+    """Tool call of an earlier turn. `namespace`: of the tool."""
 
     call_id: Name
     name: Name
@@ -152,7 +152,7 @@ class _Call(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_broken(self) -> bool:
-        """It broke off, so it cannot be made; what was written of it is a text of its own (`events.py`)."""
+        """True if the call broke off and cannot be executed; its text is an item of its own (`events.py`)."""
         return self.status == "incomplete"
 
     def check(self, where: str) -> None:
@@ -215,7 +215,7 @@ class ReasoningItem(Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
 
 
 class CompactionItem(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="compaction"):
-    """What stands for the conversation before it: /v1/responses/compact made it."""
+    """Compacted conversation, made by /v1/responses/compact."""
 
     encrypted_content: str
     id: Name | None = None
@@ -309,7 +309,7 @@ def _read(given: Json, where: str, unread: dict[str, None] | None) -> Item | Ite
 
 
 def _unread(item: Item | ItemReference) -> list[str]:
-    """What of an item no chat template knows."""
+    """Return the fields of an item that no chat template uses."""
     if isinstance(item, InputMessage) and item.phase is not None:
         return ["input.phase"]
     if isinstance(item, ReasoningItem) and item.encrypted_content and not item.content:
@@ -331,7 +331,7 @@ def check_outputs(items: Iterable[Item]) -> None:
 
 
 def from_json(raw: bytes) -> Item:
-    """What `to_json` wrote, or an item of an answer."""
+    """Decode what `to_json` wrote, or an item of an answer."""
     item: Item = _DECODER.decode(raw)
     return item
 

@@ -34,7 +34,7 @@ _TWO_HEADS = (
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
-    """`instructions` stand before everything, whatever instructions an earlier response had."""
+    """Convert items to messages. `instructions` come first, and replace those of earlier responses."""
     made = [] if instructions is None else [Message(role="system", content=instructions)]
     turn: Message | None = None  # the assistant's, as long as nobody else speaks
     for item in items:
@@ -72,7 +72,7 @@ def with_one_head(messages: list[Message], template: ChatTemplate) -> list[Messa
 
 
 def with_joint_turns(messages: list[Message], template: ChatTemplate) -> list[Message]:
-    """What users say one after another as one message, where the template wants turns to alternate."""
+    """Join consecutive messages of users, if the template requires turns to alternate."""
     if not any(a.role == b.role == "user" for a, b in pairwise(messages)) or template.writes(_PROBE, _TWO_USERS):
         return messages
     joint: list[Message] = []

@@ -85,7 +85,7 @@ def _joined(pieces: list[bytes]) -> list[SampledToken]:
 
 
 class ReasoningItem(_TextItem):
-    """`is_sealed`: with its text once more, for clients that send no reasoning back but what they cannot read."""
+    """Reasoning item. `is_sealed`: with its text in `encrypted_content` too, for clients that only return that."""
 
     id_prefix = "rs_"
 

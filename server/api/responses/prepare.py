@@ -1,6 +1,6 @@
-"""From a request to a response that can begin: its conversation found and read, a GenerateRequest made of it and started.
+"""Preparation of a response: find and read its conversation, make a GenerateRequest, and start it.
 
-What is stored of an earlier response stands before the input; its instructions do not."""
+Stored items of an earlier response come before the input; its instructions do not."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def counted(
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a request asks to be answered. `items`: all of them, `given`: the request's own. `ignored`: what of it does nothing."""
+    """Conversation of a request. `items`: all, `given`: the request's own. `ignored`: fields without effect."""
 
     items: list[Item]
     given: list[Item]
@@ -167,7 +167,7 @@ def request_of(loaded: LoadedModel, wire: ResponsesRequest, items: Sequence[Item
 async def _fits(
     call: Call, loaded: LoadedModel, wire: ResponsesRequest, asked: Conversation, items: Sequence[Item]
 ) -> bool:
-    """Whether a prompt of `items` leaves room for the answer."""
+    """Return whether a prompt of `items` leaves room for the answer."""
     request = await call.run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
     try:
         with NAMES.spoken():
@@ -270,7 +270,7 @@ def _constraint(wire: ResponsesRequest) -> OutputConstraint | None:
 
 
 def shortenings(items: Sequence[Item]) -> list[list[Item]]:
-    """`items` and ever shorter ends of it, the whole first."""
+    """Return `items` and ever shorter ends of it, the whole first."""
     lead = 0
     while lead < len(items) and _is_from(items[lead], "system", "developer"):
         lead += 1

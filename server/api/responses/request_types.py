@@ -51,7 +51,7 @@ Metadata = Annotated[
 
 
 class FormatSchema(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """`strict` changes nothing: a schema is always held to."""
+    """JSON schema of the answer. `strict` has no effect: a schema is always enforced."""
 
     name: Name
     schema: dict[str, Any]
@@ -105,7 +105,7 @@ class CustomTool(Struct, kw_only=True, tag_field="type", tag="custom"):
 
 
 class NamespaceTool(Struct, kw_only=True, tag_field="type", tag="namespace"):
-    """`tools`: functions and custom tools."""
+    """Namespace of tools: functions and custom tools."""
 
     name: ToolName
     description: str = ""
@@ -203,13 +203,13 @@ class ResponsesRequest(
 
 
 class CountRequest(ResponsesRequest, kw_only=True):
-    """Of /v1/responses/input_tokens: nothing is generated. `input` may be missing where there is an earlier response."""
+    """Body of /v1/responses/input_tokens: nothing is generated. `input` may be missing after an earlier response."""
 
     input: str | list[dict[str, Any]] = field(default_factory=list)
 
 
 class CompactRequest(CountRequest, kw_only=True):
-    """Of /v1/responses/compact."""
+    """Body of /v1/responses/compact."""
 
 
 # Field: the values that ask for nothing. Null always asks for nothing.

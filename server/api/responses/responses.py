@@ -35,7 +35,7 @@ ENDED = "it ended before it was complete: its client left, or the server failed"
 
 
 class RetrieveQuery(Struct, kw_only=True):
-    """`starting_after`: the sequence number of the last event that the client has."""
+    """Query of a retrieval. `starting_after`: number of the last event that the client has."""
 
     stream: bool = False
     starting_after: Annotated[int, Meta(ge=0)] | None = None
@@ -44,7 +44,7 @@ class RetrieveQuery(Struct, kw_only=True):
 
 
 class InputItemsQuery(Struct, kw_only=True):
-    """`after`: the id of the last item of the page before."""
+    """Query of input items. `after`: id of the last item of the previous page."""
 
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
@@ -194,7 +194,7 @@ def _json(body: bytes) -> Response:
 
 
 def _of_service(method: Callable[[Responses, Service, Request], Awaitable[ASGIApp]]) -> Handler:
-    """`method` of the one Responses that a service has."""
+    """Return a handler that calls `method` of the service's Responses."""
 
     async def handler(service: Service, http: Request) -> ASGIApp:
         return await method(Responses(service.responses), service, http)

@@ -37,7 +37,7 @@ T = TypeVar("T", bound="FunctionTool | CustomTool | NamespaceTool")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`name`, `namespace`: as the client has them; `function`: as the model has it."""
+    """Tool. `name`, `namespace`: the client's; `function`: the model's."""
 
     function: Function
     name: str
@@ -47,7 +47,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """`echoed`: as the response repeats them. `left_out`: what of the request does nothing."""
+    """Tools of a request. `echoed`: as the response repeats them. `left_out`: fields without effect."""
 
     tools: Sequence[Tool] = ()
     choice: ToolChoice | None = None
