@@ -94,7 +94,9 @@ class EncoderScheduling(Feature):
         if self.limits.apart:
             beside = {BESIDE_PICTURES in item.inputs for item in request.media if item.modality == "audio"}
             if beside and beside != {any(item.modality == "image" for item in request.media)}:
-                raise ValueError("to this model sounds beside pictures are others than alone: see `beside_pictures`")
+                raise ValueError(
+                    "this model encodes audio differently when images are present; call `beside_pictures` first"
+                )
         num_outputs = sum(len(item.positions) for item in {item.digest: item for item in request.media}.values())
         if self.limits.whole_prompts and num_outputs > self.cache.capacity:
             raise ValueError(

@@ -84,7 +84,7 @@ def fingerprint(value: Any, where: str) -> Iterator[bytes]:
         yield f"rate:{float(value[1])}:".encode()
         yield from fingerprint(value[0], where)
     else:
-        raise InvalidMedia(f"{type(value).__name__} is no file, picture or array", where)
+        raise InvalidMedia(f"{type(value).__name__} is no file, image or array", where)
 
 
 def _turned(picture: Any) -> Any:

@@ -188,7 +188,7 @@ class Fetcher:
             raise InvalidMedia(f"its host answered with status {response.status_code}", where)
         kind = response.headers.get("content-type", "application/octet-stream").lower()
         if not kind.startswith(_TYPES):
-            raise InvalidMedia(f"its host says that it is {clip(kind)}, no picture, sound or video", where)
+            raise InvalidMedia(f"its host says that it is {clip(kind)}, no image, audio or video", where)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise InvalidMedia("its host sent it packed, which was not asked for", where)
         length = response.headers.get("content-length", "0")

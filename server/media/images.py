@@ -93,15 +93,15 @@ class _pillow:
         if isinstance(error, image.DecompressionBombError | image.DecompressionBombWarning):
             raise InvalidMedia("it has far too many pixels", self._where) from None
         if isinstance(error, image.UnidentifiedImageError):
-            raise InvalidMedia(f"it is no picture that can be read, as {', '.join(FORMATS)} are", self._where) from None
-        raise InvalidMedia(f"the picture is broken: {clip(error)}", self._where) from None
+            raise InvalidMedia(f"it is not a readable image. Supported: {', '.join(FORMATS)}", self._where) from None
+        raise InvalidMedia(f"the image is broken: {clip(error)}", self._where) from None
 
 
 def of_array(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], where: str) -> Image:
     """A picture of `array` [H, W], [H, W, 3] or [H, W, 4], of bytes. Raises InvalidMedia."""
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
         raise InvalidMedia(
-            f"an array of {array.dtype} {list(array.shape)} is no picture: uint8 [H, W], [H, W, 3] or [H, W, 4] is",
+            f"an array of {array.dtype} {list(array.shape)} is not an image: expected uint8 [H, W], [H, W, 3] or [H, W, 4]",
             where,
         )
     with _pillow(where) as pillow:

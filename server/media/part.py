@@ -52,6 +52,6 @@ def file_part(url: str, where: str, kind: str) -> MediaPart:
     modality = found[1].lower()
     if modality not in ("image", "audio", "video"):
         raise InvalidMedia(
-            f"files of type {clip(f'{modality}/{found[2]}')} are not read; pictures, sounds and videos are", where
+            f"files of type {clip(f'{modality}/{found[2]}')} are not supported. Send an image, audio or video", where
         )
     return MediaPart(modality, Url(url), where, kind)  # type: ignore[arg-type] # one of the three

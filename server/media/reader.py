@@ -215,7 +215,7 @@ class _Held:
         """Raises TooManyRequests."""
         if self._num_bytes > self._max_bytes:
             raise TooManyRequests(
-                "The server is busy: requests hold all the memory that pictures, sounds and videos may have",
+                "The server is busy: requests hold all the memory for images, audio and video",
                 retry_after_s=RETRY_AFTER_S,
             )
 

@@ -49,7 +49,7 @@ def opened(data: bytes, where: str) -> Iterator[InputContainer]:
         raise MediaNotInstalled("PyAV is not installed: pip install 'oneloop[media]'", where) from None
     demuxer = demuxer_of(data)
     if demuxer is None:
-        raise InvalidMedia("it is no sound or video that can be read, as WAV, FLAC, Ogg, MP3, MP4 and WebM are", where)
+        raise InvalidMedia("it is not readable audio or video. Supported: WAV, FLAC, Ogg, MP3, MP4, WebM", where)
     try:
         with av.open(BytesIO(data), "r", format=demuxer, metadata_errors="replace") as container:
             yield container
@@ -61,7 +61,7 @@ def read_sound(data: bytes, where: str, *, rate: int, max_seconds: float) -> Pie
     """Decode audio to [N] float32 from -1 to 1, `rate` samples a second. Raises InvalidMedia."""
     with opened(data, where) as container:
         if not container.streams.audio:
-            raise InvalidMedia("there is no sound in it", where)
+            raise InvalidMedia("it contains no audio", where)
         stream = container.streams.audio[0]
         check_codec(stream, where)
         check_seconds(_seconds(container, stream), max_seconds, where)
@@ -87,7 +87,7 @@ def read_sound(data: bytes, where: str, *, rate: int, max_seconds: float) -> Pie
         pieces += [_mixed(one) for one in resampler.resample(None)]
     samples = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
     if not len(samples):
-        raise InvalidMedia("there is no sound in it", where)
+        raise InvalidMedia("it contains no audio", where)
     return samples
 
 
@@ -105,7 +105,7 @@ def given_samples(value: Any, where: str, *, rate: int, max_seconds: float) -> S
         samples = samples.mean(axis=0 if samples.shape[0] < samples.shape[1] else 1)
     if samples.ndim != 1 or not len(samples) or samples.dtype.kind != "f" or not 0 < given_rate <= MAX_RATE:
         raise InvalidMedia(
-            f"an array of {samples.dtype} {list(samples.shape)} is no sound: numbers from -1 to 1, [N] or [channels, N], are",
+            f"an array of {samples.dtype} {list(samples.shape)} is not audio: expected numbers from -1 to 1, [N] or [channels, N]",
             where,
         )
     check_seconds(len(samples) / given_rate, max_seconds, where)

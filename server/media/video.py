@@ -66,7 +66,7 @@ def read_video(data: bytes, where: str, limits: MediaLimits, io_kwargs: Mapping[
             if index % PIECE_FRAMES == PIECE_FRAMES - 1:
                 yield
     if not found or len({frame.shape for frame in found}) > 1:
-        raise InvalidMedia("its frames are of different sizes" if found else "there is no picture in it", where)
+        raise InvalidMedia("its frames are of different sizes" if found else "it contains no frames", where)
     wanted_fps = io_kwargs.get("fps")
     if wanted_fps is not None and len(indices) != _at_rate(num_frames, fps, wanted_fps):
         wanted_fps = None
@@ -77,7 +77,7 @@ def _measured(data: bytes, where: str, max_pixels: int, max_seconds: float) -> P
     """Return the number of frames, counted by packets, and the frame rate."""
     with opened(data, where) as container:
         if not container.streams.video:
-            raise InvalidMedia("there is no picture in it", where)
+            raise InvalidMedia("it contains no frames", where)
         stream = container.streams.video[0]
         check_codec(stream, where)
         check_size((stream.width, stream.height), max_pixels, where)
@@ -94,7 +94,7 @@ def _measured(data: bytes, where: str, max_pixels: int, max_seconds: float) -> P
             if num_frames % 4096 == 4095:
                 yield
     if not num_frames:
-        raise InvalidMedia("there is no picture in it", where)
+        raise InvalidMedia("it contains no frames", where)
     return num_frames, fps
 
 

@@ -146,6 +146,6 @@ def _check_document(block: DocumentBlock, place: str) -> None:
     if isinstance(block.source, Base64Source | UrlSource):
         kind = getattr(block.source, "media_type", "a URL")
         raise InvalidRequest(
-            f"{place}.source: documents of {clip(kind)} are not read; text is, and pictures are blocks of type image",
+            f"{place}.source: documents of {clip(kind)} are not supported. Send text, or an image as a block of type image",
             param=f"{place}.source",
         )

@@ -87,7 +87,7 @@ class LlamaCompletionRequest(LlamaRequest, kw_only=True):
         for prompt in self.prompt if isinstance(self.prompt, list) else [self.prompt]:
             if isinstance(prompt, PromptObject) and prompt.multimodal_data:
                 raise InvalidRequest(
-                    "prompt.multimodal_data: images and sound are not supported: models read text here", param="prompt"
+                    "prompt.multimodal_data: images and audio are not supported on this route", param="prompt"
                 )
 
     @property

@@ -24,21 +24,21 @@ PNG = stored(drawn())
 HOSTILE = {
     "a bomb of 100 megapixels": (png(10_000, 10_000), "pixels"),
     "one of 900 megapixels": (png(30_000, 30_000), "pixels"),
-    "a side of four thousand million": (png(2**32 - 1, 1), "pixels|broken|no picture"),
+    "a side of four thousand million": (png(2**32 - 1, 1), "pixels|broken|not a readable image"),
     "a thin one, longer than any": (png(MAX_SIDE + 1, 1), "a side are read"),
-    "no width": (png(0, 5), "nothing to see|broken|no picture"),
-    "no height": (png(5, 0), "nothing to see|broken|no picture"),
+    "no width": (png(0, 5), "nothing to see|broken|not a readable image"),
+    "no height": (png(5, 0), "nothing to see|broken|not a readable image"),
     "a head without rows": (png(20, 20), "broken"),
     "a JPEG cut off": (JPEG[: len(JPEG) // 2], "broken"),
     "a PNG cut off": (PNG[: len(PNG) // 2], "broken"),
-    "a WebP cut off": (WEBP[: len(WEBP) // 2], "broken|no picture"),
-    "a head alone": (PNG[:20], "broken|no picture"),
-    "wrong checksums": (PNG.replace(b"IDAT", b"IDAZ"), "broken|no picture"),
-    "text": (b"hello, I am a picture", "no picture that can be read"),
-    "zeros": (bytes(1000), "no picture that can be read"),
-    "SVG, which can name other files": (SVG, "no picture that can be read"),
-    "PostScript, which runs": (POSTSCRIPT, "no picture that can be read"),
-    "a format of Pillow's that nobody sends": (stored(drawn(), "PPM"), "no picture that can be read"),
+    "a WebP cut off": (WEBP[: len(WEBP) // 2], "broken|not a readable image|no frames"),
+    "a head alone": (PNG[:20], "broken|not a readable image|no frames"),
+    "wrong checksums": (PNG.replace(b"IDAT", b"IDAZ"), "broken|not a readable image|no frames"),
+    "text": (b"hello, I am a picture", "not a readable image"),
+    "zeros": (bytes(1000), "not a readable image"),
+    "SVG, which can name other files": (SVG, "not a readable image"),
+    "PostScript, which runs": (POSTSCRIPT, "not a readable image"),
+    "a format of Pillow's that nobody sends": (stored(drawn(), "PPM"), "not a readable image"),
 }
 
 
@@ -164,7 +164,7 @@ def test_pictures_are_read_on_several_threads_at_once():
 
 @pytest.mark.parametrize("shape", [(4,), (4, 5, 2), (1, 4, 5, 3)])
 def test_arrays_that_are_no_pictures(shape):
-    with pytest.raises(InvalidMedia, match="is no picture"):
+    with pytest.raises(InvalidMedia, match="is not an image"):
         of_array(np.zeros(shape, dtype=np.uint8), "x")
     with pytest.raises(InvalidMedia, match="float32"):
         of_array(np.zeros((4, 5, 3), dtype=np.float32), "x")

@@ -108,11 +108,11 @@ def test_embeddings_in_the_place_of_a_prompt(llm, seeing):
     ({"prompt_embeds": np.zeros((2, 3, 64))}, r"not numbers \[tokens, width\]"),
     ({"prompt_embeds": np.array(["a"])}, "prompt_embeds is ndarray, not an array of numbers"),
     ({"prompt_embeds": np.full((2, 64), np.nan)}, "numbers that are none"),
-    ({"prompt": "no place", "multi_modal_data": {"image": PICTURE}}, r"0 placeholders \(<image>\) for 1 pictures"),
+    ({"prompt": "no place", "multi_modal_data": {"image": PICTURE}}, r"0 placeholders \(<image>\) for 1 images"),
     ({"prompt": "<image><image>", "multi_modal_data": {"image": PICTURE}}, "2 placeholders"),
     ({"prompt": "<image>", "multi_modal_data": {"image": PICTURE}, "mm_processor_kwargs": {"size": 1}}, "size is not one of"),
     ({"prompt": "<image>", "multi_modal_data": {"image": 5}}, "int is no file, picture or array"),
-    ({"prompt": "<image>", "multi_modal_data": {"image": b"text"}}, "no picture that can be read"),
+    ({"prompt": "<image>", "multi_modal_data": {"image": b"text"}}, "not a readable image"),
     ({"prompt": "<image>", "multi_modal_data": {"audio": b"text"}}, "reads text and image only"),
     ({"prompt": "<image>", "multi_modal_data": {"image": "https://a.test/x.png"}}, "this server fetches nothing"),
 ])  # fmt: skip

@@ -225,7 +225,7 @@ async def test_one_that_is_meant_and_has_no_picture_is_refused(tinies, kind):
 async def test_a_template_that_leaves_pictures_out_is_told_on(tmp_path):
     template = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
     loaded = seeing(written("llava", tmp_path, template))
-    with pytest.raises(InvalidRequest, match=r"0 placeholders .* for 1 pictures"):
+    with pytest.raises(InvalidRequest, match=r"0 placeholders .* for 1 images"):
         await prompt(loaded, ["What?", part(A)])
 
 
@@ -393,5 +393,5 @@ def test_as_many_placeholders_as_pictures(text):
 
 def test_a_token_too_many():
     found = PromptMedia([media(1)], {"image": "P"}, {"image": 9})
-    with pytest.raises(PlaceholderError, match="that no picture"):
+    with pytest.raises(PlaceholderError, match="without an image"):
         found.placed([9, 1, 9], found.written("P")[1])

@@ -72,17 +72,20 @@ def long_wav(seconds: int) -> bytes:
 
 
 HOSTILE = {
-    "text": (b"hello, I am a sound", "no sound or video"),
-    "nothing much": (b"\0", "no sound or video"),
-    "a playlist, which opens other files": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "no sound or video"),
-    "a script of files": (b"ffconcat version 1.0\nfile /etc/passwd\n", "no sound or video"),
-    "a session description": (b"v=0\nc=IN IP4 10.0.0.1\nm=audio 5004 RTP/AVP 0\n", "no sound or video"),
-    "a picture": (stored(drawn()), "no sound or video"),
+    "text": (b"hello, I am a sound", "not readable audio or video"),
+    "nothing much": (b"\0", "not readable audio or video"),
+    "a playlist, which opens other files": (
+        b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n",
+        "not readable audio or video",
+    ),
+    "a script of files": (b"ffconcat version 1.0\nfile /etc/passwd\n", "not readable audio or video"),
+    "a session description": (b"v=0\nc=IN IP4 10.0.0.1\nm=audio 5004 RTP/AVP 0\n", "not readable audio or video"),
+    "a picture": (stored(drawn()), "not readable audio or video"),
     "a head alone": (wav(sine())[:20], "broken"),
-    "a WAV of nothing": (wav(np.zeros(0)), "no sound"),
-    "zeros behind a mark": (b"OggS" + bytes(500), "broken|no sound"),
-    "an MP4 cut off": (video(8)[:200], "broken|no sound"),
-    "pictures alone": (video(8), "no sound in it"),
+    "a WAV of nothing": (wav(np.zeros(0)), "no audio|not readable"),
+    "zeros behind a mark": (b"OggS" + bytes(500), "broken|no audio|not readable"),
+    "an MP4 cut off": (video(8)[:200], "broken|no audio|not readable"),
+    "pictures alone": (video(8), "no audio"),
     "too long": (wav(sine(11.0)), "longer than 10 s"),
     "odd samples a second": (wav(sine(), 10_000_000), "samples a second|longer"),
 }
@@ -129,7 +132,7 @@ def test_samples_of_programs():
     other = given_samples((sine(0.5, 48_000), 48_000), "x", rate=RATE, max_seconds=1)
     assert abs(pitch(other) - 440) <= 2 * RATE / len(other)
     for wrong in (np.zeros(0, np.float32), np.zeros(5, np.int16), np.zeros((2, 3, 4), np.float32), (samples, 0)):
-        with pytest.raises(InvalidMedia, match="is no sound"):
+        with pytest.raises(InvalidMedia, match="is not audio"):
             given_samples(wrong, "x", rate=RATE, max_seconds=1)
     with pytest.raises(InvalidMedia, match="longer"):
         given_samples(samples, "x", rate=RATE, max_seconds=0.1)
@@ -167,7 +170,7 @@ def test_which_frames(num_frames, fps, io_kwargs, count):
 
 
 @pytest.mark.parametrize(("data", "reason"), [
-    (wav(sine()), "no picture in it"), (video(8)[:300], "broken|no picture"), (b"text", "no sound or video"),
+    (wav(sine()), "no frames"), (video(8)[:300], "broken|not a readable image|no frames"), (b"text", "not readable audio or video"),
     (video(20, fps=1), "longer than 10 s"), (video(2, size=(200, 100)), "200 x 100 pixels"),
 ])  # fmt: skip
 def test_videos_that_are_none(data, reason):
