@@ -24,7 +24,7 @@ class LoraLinear(ops.LinearWeight):
         self._weight, self._adapters = weight, adapters
 
     def of(self, adapters: ops.TokenAdapters | None) -> LoraLinear:
-        return self if adapters is None else LoraLinear(self._weight, self.slots, adapters)
+        return self if adapters is None else LoraLinear(self._weight.of(adapters), self.slots, adapters)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -73,7 +73,7 @@ class LoraLinear(ops.LinearWeight):
         return self._weight.refill(stored)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """As they are: what adapters add to a head they do not add to an embedding that it is."""
+        """Return the weight's own rows: adapters of a head do not change an embedding that it is tied to."""
         return self._weight.rows(ids)
 
 
@@ -87,7 +87,7 @@ class LoraEmbedding(ops.LinearWeight):
         self._weight, self._slots, self._adapters = weight, slots, adapters
 
     def of(self, adapters: ops.TokenAdapters | None) -> LoraEmbedding:
-        return self if adapters is None else LoraEmbedding(self._weight, self._slots, adapters)
+        return self if adapters is None else LoraEmbedding(self._weight.of(adapters), self._slots, adapters)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
