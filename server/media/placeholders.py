@@ -123,7 +123,7 @@ class PromptMedia:
         takers = [self.output_ids[taker] for each in ordered for taker in each.takers]
         places = np.flatnonzero(np.isin(found, list(self.output_ids.values())))
         if found[places].tolist() != takers:
-            raise PlaceholderError("the prompt has placeholders that no image, audio or video was given for")
+            raise PlaceholderError("the prompt has placeholders without an image, audio or video")
         lengths = np.ones(len(found), dtype=np.int64)
         lengths[places] = [length for each in ordered for length in each.expansion.runs]
         starts = iter((np.cumsum(lengths) - lengths)[places].tolist())

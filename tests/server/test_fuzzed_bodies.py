@@ -25,7 +25,7 @@ WIRES = {
     "/v1/chat/completions": request_types.CHAT, "/v1/completions": request_types.COMPLETION, "/v1/responses": RESPONSES,
     "/v1/messages": anthropic.MESSAGES, "/v1/messages/count_tokens": anthropic.COUNT, "/tokenize": request_types.TOKENIZE,
     "/detokenize": request_types.DETOKENIZE, "/v1/embeddings": pooling.EMBEDDINGS, "/pooling": pooling.POOLING,
-    "/classify": pooling.CLASSIFY, "/score": pooling.SCORE, "/rerank": pooling.RERANK, "/v2/embed": cohere.EMBED,
+    "/classify": pooling.CLASSIFY, "/score": pooling.SCORE, "/rerank": pooling.RERANK, "/v2/embed": cohere.WIRE,
     "/embedding": llamacpp.EMBEDDING, "/invocations": request_types.COMPLETION,
 }  # fmt: skip
 # APIs whose errors have shapes of their own.

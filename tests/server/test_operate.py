@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from server.api.operations import profile
 from server.api.service import Service
 from server.config.server_config import ServerConfig
 from server.http.auth import OPERATOR_PATHS, Keys, RequireKey
@@ -161,11 +162,13 @@ async def test_a_profile_is_begun_and_ended_and_its_file_named(serve, tmp_path):
 
 
 async def test_a_profile_needs_no_body_and_no_folder_of_its_own(serve):
+    profile._temporary_folder.cache_clear()  # another test's profiles may be in it
     server = await serve()
     path = Path((await server.http.post("/start_profile")).json()["path"])
     assert server.engine.profile == (path, 0, None)
     assert path.parent.stat().st_mode & 0o777 == 0o700
     path.parent.rmdir()
+    profile._temporary_folder.cache_clear()
 
 
 @pytest.mark.parametrize("prefix", ["../up", "a b", "", "/etc/x"])

@@ -265,7 +265,7 @@ def test_what_no_step_could_hold_is_refused():
         whole.check(wide)
     encoding_of(make(budget=8, cache_size=10)).check(wide)
     sounds = replace(large, media=(*large.media, MediaItem("audio", b"s", np.array([20], np.int32), {})))
-    with pytest.raises(ValueError, match="sounds beside pictures are others than alone"):
+    with pytest.raises(ValueError, match="encodes audio differently when images are present"):
         encoding_of(make(budget=32, apart=True)).check(sounds)
     encoding_of(make(budget=32, apart=True)).check(replace(sounds, media=beside_pictures(sounds.media)))
     encoding_of(make(budget=32, apart=True)).check(replace(sounds, media=sounds.media[1:]))

@@ -111,7 +111,7 @@ def test_embeddings_in_the_place_of_a_prompt(llm, seeing):
     ({"prompt": "no place", "multi_modal_data": {"image": PICTURE}}, r"0 placeholders \(<image>\) for 1 images"),
     ({"prompt": "<image><image>", "multi_modal_data": {"image": PICTURE}}, "2 placeholders"),
     ({"prompt": "<image>", "multi_modal_data": {"image": PICTURE}, "mm_processor_kwargs": {"size": 1}}, "size is not one of"),
-    ({"prompt": "<image>", "multi_modal_data": {"image": 5}}, "int is no file, picture or array"),
+    ({"prompt": "<image>", "multi_modal_data": {"image": 5}}, "int is no file, image or array"),
     ({"prompt": "<image>", "multi_modal_data": {"image": b"text"}}, "not a readable image"),
     ({"prompt": "<image>", "multi_modal_data": {"audio": b"text"}}, "reads text and image only"),
     ({"prompt": "<image>", "multi_modal_data": {"image": "https://a.test/x.png"}}, "this server fetches nothing"),

@@ -178,7 +178,7 @@ async def test_beyond_what_requests_may_hold_together_more_is_refused(tiny):
     size = 3 * 16 * 16 * 4
     media = reader(tiny, mm_processor_cache_gb=0.0, max_media_memory_gb=2.5 * size / 1024**3)
     held = [await media.read([part(stored(drawn(seed=seed)))]) for seed in range(3)]
-    with pytest.raises(TooManyRequests, match="all the memory that pictures") as caught:
+    with pytest.raises(TooManyRequests, match="all the memory for images") as caught:
         await media.read([part(stored(drawn(seed=3)))])
     assert caught.value.retry_after_s == 1
     assert len(held) == 3
