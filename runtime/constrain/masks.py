@@ -21,7 +21,7 @@ def mask_of_set(token_ids: frozenset[int], words: int) -> MaskWords:
 
 
 def mask_of(token_ids: Collection[int], words: int) -> MaskWords:
-    """[words] int32 with the bits of `token_ids`."""
+    """Return [words] int32 with the bits of `token_ids`."""
     bits = np.zeros((words, 32), dtype=np.uint8)
     bits.reshape(-1)[list(token_ids)] = 1
     return np.packbits(bits, axis=1, bitorder="little").view("<i4")[:, 0].copy()

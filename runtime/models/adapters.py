@@ -25,9 +25,9 @@ _HALVES: tuple[Half, Half] = ("gate_up", "down")
 
 
 class AdapterRoom(NamedTuple):
-    """For `num_slots` adapters at a time, none of a greater rank. `num_ready`: those that the host's memory has room for from the
-    beginning, where it must be memory of a kind that is slow to get. `experts`, `vocabulary` (embedding and head): on a device,
-    where room is taken whether an adapter changes them or not."""
+    """Room for `num_slots` adapters at a time, of at most `max_rank`. `num_ready`: adapters whose host memory is reserved at
+    start, where such memory is slow to get. `experts`, `vocabulary` (embedding and head): on a device, room for these
+    whether adapters change them or not."""
 
     num_slots: int
     max_rank: int
@@ -46,7 +46,7 @@ def adaptable(spec: DecoderSpec) -> list[Linear]:
 
 
 def vocabulary_linears(spec: DecoderSpec) -> list[Linear]:
-    """Those beside the embedding, and the head, which is computed for few tokens: by its own name, though it be the embedding."""
+    """Return the projections beside the embedding, and the head by its own name, even if it is the embedding."""
     size = spec.embedding_size or spec.hidden_size
     return [*spec.projections, *([Linear(HEAD, spec.vocab_rows, size)] if spec.generates else [])]
 
@@ -57,7 +57,7 @@ def embedding_linear(spec: DecoderSpec) -> Linear:
 
 
 def expert_linears(spec: DecoderSpec) -> Iterator[tuple[Experts, dict[tuple[Half, int], Linear]]]:
-    """For the experts of each layer, their matrices by half and number."""
+    """Yield the experts of each layer, with their matrices by half and number."""
     for experts in spec.experts():
         by_number = (experts.halves(number) for number in range(experts.num_experts))
         yield (
@@ -71,8 +71,8 @@ def expert_linears(spec: DecoderSpec) -> Iterator[tuple[Experts, dict[tuple[Half
 
 
 class ModelAdapters:
-    """`has_experts`, `has_vocabulary`: whether adapters may change experts, and embedding and head, too. `own`: of layers that
-    others have the rest of, what is here."""
+    """Adapters of a model. `has_experts`, `has_vocabulary`: adapters may change experts, and embedding and head. `own`: this
+    rank's part of layers that are cut."""
 
     def __init__(
         self, slots: Mapping[str, ops.LoraSlots], room: AdapterRoom, device: str, changed: Counter[str],
@@ -123,7 +123,7 @@ class ModelAdapters:
                 yield own
 
     def keep(self, key: int, adapter: ops.PreparedLora) -> None:
-        """From now on slots may take it by this key. On any thread."""
+        """Keep an adapter, so that slots may take it by `key`. On any thread."""
         self._kept[key] = adapter
 
     def drop(self, key: int) -> None:
@@ -135,7 +135,7 @@ class ModelAdapters:
         return key in self._kept
 
     def place(self, slot: int, key: int) -> None:
-        """From the next step on, tokens of `slot` take this adapter, and no longer the one before."""
+        """Place the adapter `key` into `slot` from the next step on."""
         self._layers.put(slot, self._kept[key])
 
     def of_tokens(self, slots: Tensor | None) -> ops.TokenAdapters | None:
@@ -171,8 +171,8 @@ class _Maker:
     def _shape(
         self, linear: Linear, bytes_each: float, *, of_expert: bool = False
     ) -> tuple[ops.LoraShape, torch.dtype, torch.device]:
-        """`bytes_each`: what a number of the layer's weight takes. Adapters take no more bits than it, down to eight: what they
-        take of memory counts as its own does."""
+        """Return shape, type and device of a layer's slots. `bytes_each`: size of a number of the layer's weight. Adapters
+        take no more bits than that, down to eight."""
         size, room = (linear.out_features, linear.in_features), self._room
         shape = ops.LoraShape(
             *size,
@@ -190,7 +190,7 @@ def _bytes_each(weight: ops.LinearWeight) -> float:
 
 
 def _own(spec: DecoderSpec) -> dict[str, Cut]:
-    """What `spec` has of each layer that it has not whole, by the names by which adapters know them."""
+    """Return the parts that `spec` has of layers that are cut, by the names that adapters use."""
     found = {name.removesuffix(".weight"): cut for name, cut in cuts(spec).items() if name.endswith(".weight")}
     if (table := found.get(EMBEDDING)) is not None:
         found.setdefault(HEAD, table)
@@ -200,8 +200,8 @@ def _own(spec: DecoderSpec) -> dict[str, Cut]:
 
 
 def _share(part: ops.LoraPart, cut: Cut) -> ops.LoraPart | None:
-    """What a layer that has this cut of the whole needs of an adapter's part of that: B has its rows, and A its columns. None where
-    it has none of the part's outputs."""
+    """Return the part of an adapter that a cut layer needs: its rows of B and its columns of A; None if it has none of the
+    outputs."""
     held = torch.cat([torch.arange(*span) for span in cut.rows])
     within = ((held >= part.start) & (held < part.start + len(part.b))).nonzero().flatten()
     if not len(within):

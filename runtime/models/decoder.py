@@ -34,8 +34,8 @@ from runtime.parallel.stages import Handover
 
 
 class Hidden(NamedTuple):
-    """What the last layer adds, x [T, H] or None where it has added it, and what it adds it to, residual [T, H]. aux: what the
-    `aux_layers` of the spec were given, [T, H] each. adapters [T] int32: those that the head may have, as of `ForwardStep`."""
+    """Output of the layers: the last layer's x [T, H], None if it is added already, and residual [T, H]. aux: inputs of the
+    spec's `aux_layers`, [T, H] each. adapters [T] int32: for the head, as in `ForwardStep`."""
 
     x: Tensor | None
     residual: Tensor
@@ -50,7 +50,7 @@ class Hidden(NamedTuple):
 
 
 class Decoder:
-    """`dtype`: of weights and activations, by torch's name. `device`: where they are, "cpu" or "cuda"."""
+    """Decoder described by a spec. `dtype`: of weights and activations, by torch's name. `device`: "cpu" or "cuda"."""
 
     def __init__(
         self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, parameters: Parameters, pooler: PoolerBlock,
@@ -58,9 +58,8 @@ class Decoder:
         adapters: ModelAdapters | None = None, encoder: Encoder | None = None, axes: RopeAxes | None = None,
         stage: Handover | None = None, expert_counts: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """`traced`: computes what `stack` does. `adapters`: room for some, if there is any. `axes`: of its rotary embedding, where
-        it has three. `stage`: what hands hidden states on, where `spec` is one of several stages. `expert_counts`: as in
-        `Weights.counts`."""
+        """Create a decoder. `traced`: computes what `stack` does. `adapters`: room for adapters, if any. `axes`: of an
+        M-RoPE embedding. `stage`: hands hidden states on, if `spec` is a stage. `expert_counts`: as in `Weights.counts`."""
         self.spec = spec
         self.dtype = dtype
         self.device = device
@@ -147,7 +146,8 @@ class Decoder:
         return self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
 
     def _forward_of_stage(self, step: ForwardStep, stage: Handover) -> Hidden:
-        """What is handed on: what the last layer adds, the stream, and where some layer wants it what that began with."""
+        """Compute a stage, and return what is handed on: the last layer's output, the residual, and the initial residual if
+        a layer needs it."""
         delta, embedded = None, []
         if self.spec.embeds:
             residual = self._embedded(step)
@@ -163,7 +163,7 @@ class Decoder:
         return Hidden(x, residual)
 
     def compute_logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:
-        """`tokens` [S] int64: those whose logits [S, V] are wanted. None: of all, and `hidden` is overwritten."""
+        """Compute the logits [S, V] of `tokens` [S] int64. None: of all, and `hidden` is overwritten."""
         final = self._final(hidden if tokens is None else hidden.of(tokens))
         slots = hidden.adapters if hidden.adapters is None or tokens is None else hidden.adapters[tokens]
         return self._vocabulary.logits(final, self._of_tokens(slots))
@@ -176,17 +176,17 @@ class Decoder:
         return self._final(hidden.of(tokens))
 
     def kept_for_head(self, hidden: Hidden) -> Hidden:
-        """What a draft head will read, whatever else is made of `hidden`."""
+        """Return what a draft head will read, unchanged by later uses of `hidden`."""
         return hidden if hidden.aux else Hidden(hidden.x, hidden.residual.clone())
 
     def read_by_head(self, kept: Hidden) -> Tensor:
-        """What a draft head reads of all tokens, of what was kept for it: the final norm's output [T, H], and that is overwritten;
-        of a spec with `aux_layers`, what these were given, side by side [T, H * their number]."""
+        """Return a draft head's input from what was kept: the final norm's output [T, H], overwriting it; with `aux_layers`,
+        their inputs side by side [T, H * their number]."""
         return torch.cat(kept.aux, dim=1) if kept.aux else self._final(kept)
 
     @property
     def vocabulary(self) -> VocabularyBlock:
-        """Its ends, which a draft head may share."""
+        """Embedding and head, which a draft head may share."""
         return self._vocabulary
 
     def _final(self, hidden: Hidden) -> Tensor:
@@ -194,7 +194,7 @@ class Decoder:
 
 
 def rope_tables(spec: DecoderSpec, *, device: str, max_positions: int) -> Tables:
-    """Of every rotary embedding that the layers have."""
+    """Return the tables of all rotary embeddings of the layers."""
     ropes = {attention.rope for attention in spec.attentions()}
     return {rope: cos_sin_table(rope, max_positions).to(device) for rope in ropes}
 

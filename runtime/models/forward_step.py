@@ -13,7 +13,8 @@ from runtime.kv.kv_cache import LayerKV
 
 
 class DeepstackStep(NamedTuple):
-    """To the outputs of layer l the row `features[l]` is added at `tokens`: tokens [N] int64, features [L, N, H]."""
+    """Addition to the outputs of layers: for layer l the rows `features[l]` at `tokens`. tokens [N] int64, features [L, N,
+    H]."""
 
     tokens: Tensor
     features: Tensor
@@ -57,17 +58,17 @@ class ForwardStep:
     token_adapters: ops.TokenAdapters | None = None
 
     def linear(self, x: Tensor | ops.RoundedRows, weight: ops.LinearWeight) -> Tensor:
-        """`ops.linear` of all tokens of the step, with their adapters."""
+        """Return `ops.linear` of all tokens of the step, with their adapters."""
         return ops.linear(x, weight.of(self.token_adapters))
 
     @property
     def rotated_at(self) -> Tensor:
-        """[T] int64, or [3, T]: where tokens stand for rotary embeddings."""
+        """Rotary positions, [T] int64 or [3, T]."""
         return self.positions if self.rope_positions is None else self.rope_positions
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is no more than what is traced of layers: ids or embeddings, each at one position."""
+        """True if the step has only what traced layers support: ids or embeddings, each at one position."""
         return self.deepstack is None and not self.blocks and self.rotated_at.ndim == 1
 
     def cache(self, index: int) -> tuple[tuple[Tensor, ...], Tensor, ops.AttentionMeta]:

@@ -62,9 +62,7 @@ class Meeting:
         self._gone: Gone | None = None
 
     def exchange(self, number: int, x: Tensor, made_of: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
-        """What `made_of` makes of every rank's x. Nobody's x is left before all have made theirs.
-
-        Raises Apart."""
+        """Return `made_of` of all ranks' x. It returns when all ranks have done so."""
         self._given[number] = x
         try:
             self._barrier.wait()

@@ -123,7 +123,7 @@ class LoadedModel:
 
     @property
     def is_resident(self) -> bool:
-        """Whether requests can use it without unloading another model."""
+        """Return whether requests can use the model without unloading another one."""
         return self.swapped is None or self.swapped.status is Status.LOADED
 
     @property

@@ -92,12 +92,13 @@ class AttentionBlock:
 
 
 def _kernel_mask(mask: Mask) -> str:
-    """By the name that `ops` has for it; tokens of a prompt that see each other all are told by the step (`ForwardStep.blocks`)."""
+    """Return the name that `ops` has for the mask. The step says which prompt tokens all attend to each other
+    (`ForwardStep.blocks`)."""
     return Mask.CAUSAL.value if mask is Mask.PREFIX_FULL else mask.value
 
 
 def _relative_bias(bias: RelativeBias | None, weights: Weights, num_positions: int) -> Tensor | None:
-    """[Hq, 2 * num_positions - 1] float32, by how far a key stands behind its query."""
+    """Return the bias [Hq, 2 * num_positions - 1] float32 by distance between key and query, or None."""
     if bias is None:
         return None
     half = bias.num_buckets // 2
@@ -110,7 +111,8 @@ def _relative_bias(bias: RelativeBias | None, weights: Weights, num_positions: i
 
 
 def _query_factors(growth: AttentionTemperature, num_positions: int) -> Tensor:
-    """[num_positions, 1] float32. It may multiply before the rotation, which keeps lengths."""
+    """Return the factors of queries [num_positions, 1] float32. They may be applied before the rotation, which keeps
+    lengths."""
     periods = (torch.arange(num_positions)[:, None] + growth.offset) // growth.period
     return 1 + growth.beta * torch.log1p(periods.float())
 
@@ -134,7 +136,7 @@ class _HeadNorms:
 
 
 def _over_heads(qk_norm: QKNorm, name: str, head_size: int, weights: Weights) -> Callable[[Tensor], Tensor]:
-    """[T, heads * head_size] -> the same, normed."""
+    """Return a norm of [T, heads * head_size]."""
     match qk_norm:
         case QKNorm(norm, NormScope.ALL_HEADS):
             return build_norm(norm, name, weights).forward
@@ -190,7 +192,8 @@ class LatentAttentionBlock:
         return step.linear(ops.linear_by_head(mixed, self._to_values).reshape(len(x), -1), self._output)
 
     def _make_queries(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """[T, H] -> [T, heads, rank + rotary_dim]: a head's query times its part of the matrix that would make the keys."""
+        """Compute queries [T, heads, rank + rotary_dim] from [T, H]: a head's query times its part of the matrix that would
+        make the keys."""
         first, *second = self._queries
         x = step.linear(x, first)
         if self._query_norm is not None:

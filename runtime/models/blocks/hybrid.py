@@ -18,7 +18,7 @@ from runtime.models.spec.layer import HybridLayer, SharedTransformer
 
 
 class AdaptedLinear(ops.LinearWeight):
-    """`adapters`: each two matrices, one behind the other; their outputs, side by side, are as wide as that of `weight`."""
+    """Linear layer with Zamba's own adapters: pairs of matrices, whose outputs side by side are as wide as that of `weight`."""
 
     def __init__(self, weight: ops.LinearWeight, adapters: Sequence[tuple[ops.LinearWeight, ops.LinearWeight]]) -> None:
         self.out_features, self.in_features = weight.out_features, weight.in_features

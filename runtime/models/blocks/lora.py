@@ -63,7 +63,7 @@ class LoraLinear(ops.LinearWeight):
         return gated
 
     def _plus(self, x: Tensor, adapters: ops.TokenAdapters, *, gated: bool) -> Tensor | None:
-        """By a product that adds what adapters do where it ends, if there is one."""
+        """Compute by a product that adds the adapters at its end; None if there is none."""
         if not self._weight.takes_low_rank(len(x), gated=gated):
             return None
         low = self.slots.low_rank(x, adapters, gated=gated)

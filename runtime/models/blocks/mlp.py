@@ -90,7 +90,7 @@ class MoEBlock(MLPBlock):
         return mixed if shared is None else mixed.add_(shared)
 
     def _count(self, counts: Tensor, logits: Tensor, step: ForwardStep) -> None:
-        """Of tokens that are stored: all but padding."""
+        """Count the experts of tokens that are stored: all but padding."""
         if isinstance(logits, Symbol):
             raise NotTraceable("experts whose tokens are counted")
         slots = next(each for each in step.slot_mapping if len(each) == len(logits))

@@ -57,7 +57,7 @@ class _Part(ops.LinearWeight):
 
 
 class SummedLinear(_Part):
-    """Its columns are shared out: what each rank gives is a part of a sum. The bias is the first rank's."""
+    """Linear layer cut by columns: each rank computes a part of a sum. The bias is the first rank's."""
 
     def matmul(self, x: Tensor) -> Tensor:
         """x [T, in_features], the rank's own columns -> [T, out_features]."""
@@ -82,7 +82,7 @@ class SharedRows(_Part):
 
 
 class SummedExperts(ops.ExpertWeights):
-    """Of every expert, a share of its inner columns. What is added to what they give is a part of the sum, too."""
+    """Experts cut by inner columns. What is added to their output is a part of the sum, too."""
 
     def __init__(self, part: ops.ExpertWeights, peers: Peers) -> None:
         self.shape = part.shape

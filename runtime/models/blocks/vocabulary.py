@@ -35,8 +35,7 @@ class VocabularyBlock:
         self._scale, self._softcap = spec.logit_scale, spec.logit_softcap
 
     def lend(self, weights: Weights, *, table: bool, head: str | None) -> Weights:
-        """`weights` of another model with this one's embedding among them, and its head by that name, as far as it has none of its
-        own."""
+        """Return another model's `weights` with this one's embedding and head, unless it has its own."""
         linears, tensors, own = dict(weights.linears), dict(weights.tensors), self._table
         if table and isinstance(own, Tensor):
             tensors[f"{EMBEDDING}.weight"] = own
@@ -64,13 +63,13 @@ class VocabularyBlock:
         return x if self._embedding_norm is None else self._embedding_norm.forward(x)
 
     def final_hidden(self, x: Tensor | None, residual: Tensor) -> Tensor:
-        """What the last layer adds, x [S, H], and what it adds it to, which is overwritten -> [S, H], the final norm's output."""
+        """Return the final norm's output [S, H] for the last layer's output x [S, H] and the residual, which is overwritten."""
         assert self._norm is not None, "the last of several stages ends in it"
         return self._norm.add(x, residual)
 
     def logits(self, hidden: Tensor, adapters: ops.TokenAdapters | None = None) -> Tensor:
-        """`final_hidden` [S, H] -> [S, V], in the model's dtype; zeros of a model without a head, from which nobody samples.
-        `adapters`: of the S tokens."""
+        """Return logits [S, V] of `final_hidden` [S, H], in the model's dtype; zeros for a model without a head. `adapters`:
+        of the S tokens."""
         if self._head is None:
             return torch.zeros((len(hidden), self._num_logits), dtype=self._dtype, device=hidden.device)
         if self._project_out is not None:
