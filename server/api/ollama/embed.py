@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.json import encode
 from starlette.requests import Request
@@ -21,6 +21,11 @@ from server.generate.request import Truncation
 from server.http.body import read_request
 from server.http.call import call_of, note_ignored, off_loop
 from server.http.errors import Field
+from server.http.schema import Wire
+from server.models.model import LoadedModel
+from server.models.pooling import ServedPooling
+
+_Given = TypeVar("_Given", bound=request_types.OllamaEmbeddingFields)
 
 
 @route(
@@ -28,11 +33,7 @@ from server.http.errors import Field
     {JSON: api_types.OllamaEmbed}, request_types.OllamaEmbedRequest, GENERATION_REFUSALS, api_types.OllamaError,
 )  # fmt: skip
 async def embed(service: Service, http: Request) -> ASGIApp:
-    loaded = service.lifecycle.require_model()
-    given = await read_request(http, request_types.EMBED, service.config, from_any_program=True)
-    loaded = await named(call_of(http), loaded, given.model)
-    served = loaded.require_pooling("embed")
-    note_ignored(http, ["options"] if given.options else [], service.config)
+    given, loaded, served = await _read(service, http, request_types.EMBED)
 
     def prepare() -> PoolingRequest:
         params = served.params("embed", dimensions=given.dimensions, use_activation=True)
@@ -64,11 +65,7 @@ async def embed(service: Service, http: Request) -> ASGIApp:
     {JSON: api_types.OllamaEmbedding}, request_types.OllamaEmbeddingsRequest, GENERATION_REFUSALS, api_types.OllamaError,
 )  # fmt: skip
 async def embeddings(service: Service, http: Request) -> ASGIApp:
-    loaded = service.lifecycle.require_model()
-    given = await read_request(http, request_types.EMBEDDINGS, service.config, from_any_program=True)
-    loaded = await named(call_of(http), loaded, given.model)
-    served = loaded.require_pooling("embed")
-    note_ignored(http, ["options"] if given.options else [], service.config)
+    given, loaded, served = await _read(service, http, request_types.EMBEDDINGS)
     request = PoolingRequest(
         inputs=[Text(given.prompt, Field("prompt"))],
         params=served.params("embed", use_activation=False),
@@ -80,6 +77,16 @@ async def embeddings(service: Service, http: Request) -> ASGIApp:
     (result,) = results
     answer = encode(api_types.OllamaEmbedding(encoded(json_of(result.numbers))))
     return await written(call_of(http), iter([(answer, result.numbers.nbytes // 4)]), results)
+
+
+async def _read(service: Service, http: Request, wire: Wire[_Given]) -> tuple[_Given, LoadedModel, ServedPooling]:
+    """Return the body, the model that it names, and how that pools. Raises ApiError."""
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, wire, service.config, from_any_program=True)
+    loaded = await named(call_of(http), loaded, given.model)
+    served = loaded.require_pooling("embed")
+    note_ignored(http, ["options"] if given.options else [], service.config)
+    return given, loaded, served
 
 
 def _nanoseconds(seconds: float) -> int:
