@@ -60,7 +60,7 @@ async def start(
     log-probabilities by `take_logprobs`; `finish_reason` is set with the last of them.
 
     Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""
-    _check(config, loaded, request)
+    _check(config, request)
     terms = Terms.of(
         config, call, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
     )
@@ -150,7 +150,7 @@ async def _requests(
     return requests
 
 
-def _check(config: ServerConfig, loaded: LoadedModel, request: GenerateRequest) -> None:
+def _check(config: ServerConfig, request: GenerateRequest) -> None:
     """Raises InvalidRequest where not even an empty queue would take all sequences, so that waiting would not help."""
     num_prompts, width = request.prompt.num_prompts, request.num_candidates
     limit = min(config.max_queue, config.max_num_seqs_per_key or config.max_queue)

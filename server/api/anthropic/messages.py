@@ -42,7 +42,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     request = await read_request(http, request_types.MESSAGES, service.config)
     loaded = await lookup.named(call_of(http), loaded, request.model, to_chat=True)
-    prepared = await _prepare_messages(service, loaded, http, request)
+    prepared = await _prepare_messages(loaded, http, request)
     id = f"msg_{call_of(http).id}"
     with NAMES.spoken():
         generation, unread = await while_waited_for(
@@ -88,7 +88,7 @@ async def count_tokens(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     request = await read_request(http, request_types.COUNT, service.config)
     loaded = await lookup.named(call_of(http), loaded, request.model, to_chat=True)
-    prepared = await _prepare_messages(service, loaded, http, request)
+    prepared = await _prepare_messages(loaded, http, request)
     note_ignored(http, prepared.ignored, service.config)
     with NAMES.spoken():
         ids = await while_waited_for(http.receive, chat_ids(loaded, call_of(http), prepared.chat))
@@ -96,6 +96,6 @@ async def count_tokens(service: Service, http: Request) -> ASGIApp:
 
 
 async def _prepare_messages(
-    service: Service, loaded: LoadedModel, http: Request, request: request_types.PromptRequest
+    loaded: LoadedModel, http: Request, request: request_types.PromptRequest
 ) -> PreparedMessages:
     return await off_loop(http, partial(prepare, request, loaded.chat_template))

@@ -38,7 +38,7 @@ async def compacted(
     service: Service, store: ResponseStore, loaded: LoadedModel, http: HttpRequest, wire: CompactRequest
 ) -> CompactedResponse:
     """Raises ApiError, and ClientLeft if nobody waits for it any more."""
-    asked = await conversation(service, store, http, wire)
+    asked = await conversation(store, http, wire)
     question = InputMessage(role="user", content=INSTRUCTION)
     request = await call_of(http).run(
         asked.cost, lambda: request_of(loaded, wire, [*asked.items, question], asked.tools)

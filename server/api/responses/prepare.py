@@ -66,7 +66,7 @@ async def counted(
     service: Service, store: ResponseStore, loaded: LoadedModel, http: HttpRequest, wire: CountRequest
 ) -> int:
     """Tokens of the prompt. Raises ApiError."""
-    asked = await conversation(service, store, http, wire)
+    asked = await conversation(store, http, wire)
     items = asked.items
     if wire.truncation == "auto":
         items = await longest(items, partial(_fits, call_of(http), loaded, wire, asked))
@@ -98,7 +98,7 @@ async def prepare(
 ) -> PreparedResponse:
     """Raises ApiError."""
     is_stored = _is_stored(store, wire)
-    asked = await conversation(service, store, http, wire)
+    asked = await conversation(store, http, wire)
     items = asked.items
     if wire.truncation == "auto":
         items = await longest(items, partial(_fits, call_of(http), loaded, wire, asked))
@@ -118,9 +118,7 @@ async def prepare(
     return PreparedResponse(response_events, generation, entry)
 
 
-async def conversation(
-    service: Service, store: ResponseStore, http: HttpRequest, wire: ResponsesRequest
-) -> Conversation:
+async def conversation(store: ResponseStore, http: HttpRequest, wire: ResponsesRequest) -> Conversation:
     """Raises ApiError."""
     caller = caller_of(http)
     previous = None
