@@ -46,6 +46,15 @@ def test_ci_and_docker_install_these_releases():
         assert re.search(r"PIP_CONSTRAINT=\S*/requirements/constraints\.txt", (ROOT / file).read_text()), file
 
 
+def test_every_path_of_the_tree_that_a_script_names_is_there():
+    for file in (".ci/run", ".ci/check", ".ci/sanitize", ".ci/constraints", "Dockerfile"):
+        text = (ROOT / file).read_text()
+        named = re.findall(
+            r"(?<![\w./-])(?:\$top/)?((?:csrc|loadtests|ops|requirements|runtime|server|tests)/[\w./-]+)", text
+        )
+        assert not [path for path in named if not any(ROOT.glob(f"{path}*"))], file
+
+
 def test_ci_runs_the_server_on_the_release_of_ray_that_the_extra_gets():
     assert releases("ray.txt")["ray"] == releases()["ray"]
     run = (ROOT / ".ci/run").read_text()
