@@ -17,7 +17,7 @@ from runtime.api.errors import (
     SleepError,
 )
 from runtime.api.media import EMBEDS, MediaItem, beside_pictures
-from runtime.api.model import ModelInfo, ModelOutline, PoolerInfo
+from runtime.api.model import ModelInfo, ModelOutline, PoolerInfo, SpeechInfo
 from runtime.api.outputs import FinishReason, Output, Take, TokenLogprobs, TokenStream, TokenWriter, WriterOf
 from runtime.api.requests import (
     Adapter,

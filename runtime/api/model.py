@@ -36,6 +36,23 @@ class PoolerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeechInfo:
+    """Window of sound that a speech model hears: `num_frames` log-mel frames of `num_mel_bins` bands, of sound at `sample_rate` Hz.
+
+    A frame spans `n_fft` samples and comes `hop_length` behind the one before. A request has one sound, whose MediaItem has one
+    position, 0, and as inputs "input_features", float32 [num_mel_bins, num_frames]: shorter sound is padded, longer cut before.
+    The decoder reads it by cross-attention; the prompt's ids are text and control tokens alone. `alignment_heads`: (layer,
+    head) pairs whose cross-attention follows time, () if they are not known."""
+
+    num_mel_bins: int
+    num_frames: int = 3000
+    sample_rate: int = 16_000
+    hop_length: int = 160
+    n_fft: int = 400
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelOutline:
     """Description of a model from its files, loaded or not. `max_model_len` may become less if memory is short."""
 
@@ -44,6 +61,7 @@ class ModelOutline:
     pooler: PoolerInfo
     generates: bool
     modalities: frozenset[str]
+    speech: SpeechInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +93,7 @@ class ModelInfo:
     reads_predictions: bool = False  # guesses are looked for in what a request predicts
     modalities: frozenset[str] = frozenset()  # "image", "audio", "video": what it takes beside text
     takes_embeds: bool = False  # prompts may be embeddings
+    speech: SpeechInfo | None = None  # of a model whose every request is a sound to write down, none for others
     topology: str = ""  # how its devices are connected, for people; empty where there is nothing to tell
 
     def check(self, request: Request) -> None:

@@ -239,6 +239,7 @@ def model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) ->
         reads_predictions=plan.speculative is not None and plan.speculative.reads_predictions,
         modalities=frozenset() if model.encoder is None else model.encoder.spec.modalities,
         takes_embeds=takes_embeds(plan, model),
+        speech=None if model.encoder is None else model.encoder.spec.speech,
     )
 
 

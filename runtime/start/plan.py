@@ -95,6 +95,7 @@ def outline_model(config: EngineConfig, files: ModelFiles) -> ModelOutline:
         pooler=spec.pooler_info,
         generates=spec.generates,
         modalities=frozenset() if spec.encoder is None else spec.encoder.modalities,
+        speech=None if spec.encoder is None else spec.encoder.speech,
     )
 
 

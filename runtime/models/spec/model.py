@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from runtime.api import PoolerInfo
+from runtime.api import PoolerInfo, SpeechInfo
 from runtime.encode.scheduling import RopePositions
 from runtime.kv.kinds import MemoryKind
 from runtime.weights.rules import WeightsError
@@ -21,7 +21,8 @@ class EncoderSpec:
     `num_deepstack`: vectors beside an embedding, which the first layers add to their outputs, one each (Qwen3-VL, 2025).
     `is_packed`: it takes patches of several items side by side, each item told by its grid. `rope_positions`: where tokens stand
     for a rotary embedding of three axes, if the decoder has one. `multiplier`: of the outputs, where the decoder multiplies them as
-    it does embeddings. `apart`: sounds beside pictures are encoded otherwise than alone, as `media.beside_pictures` tells them."""
+    it does embeddings. `apart`: sounds beside pictures are encoded otherwise than alone, as `media.beside_pictures` tells them.
+    `speech`: every prompt has one sound, which the decoder reads by cross-attention (Whisper)."""
 
     architecture: str
     modalities: frozenset[str]
@@ -33,6 +34,7 @@ class EncoderSpec:
     rope_positions: RopePositions | None = None
     multiplier: float = 1.0
     apart: bool = False
+    speech: SpeechInfo | None = None
 
 
 class UnsupportedModel(WeightsError):
