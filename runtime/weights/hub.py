@@ -1,22 +1,30 @@
-"""Hugging Face hub: a repository's config, tokenizer and safetensors as a local folder.
+"""Hugging Face hub: a repository's config, tokenizer and safetensors as a local folder, or one of its .gguf files.
 
 huggingface_hub does the work and keeps its own cache, so HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they
 mean everywhere. Pickle files are never asked for."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from runtime.api import LoadProgress
 from runtime.weights.builtin import FetchCancelled, FetchError
+from runtime.weights.names import MODULES
 from runtime.weights.rules import Report, WeightsError
-from runtime.weights.sentence_transformers import MODULES, files_of_modules
+from runtime.weights.sentence_transformers import files_of_modules
 
+_HASH = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
+_CHUNK = 1 << 20
 _ALWAYS = ["*.json", "*.jinja", "tokenizer.model"]
 _NEVER = ["*/*", "consolidated*.safetensors"]  # other formats of the same weights
+_NOT_THE_MODEL = ["mmproj*", "*/*"]  # encoders of images, which a .gguf file of a model does not need
 
 
 def download(
@@ -36,13 +44,70 @@ def download(
 
     report(LoadProgress("download"))
     bar = _progress_bar(report, cancel)
-    try:
+    with _errors_of(repo_id, revision):
         folder = snapshot_download(
             repo_id, revision=revision, endpoint=endpoint, ignore_patterns=_NEVER,
             allow_patterns=[*_ALWAYS, "*.safetensors"] if weights else _ALWAYS, tqdm_class=bar,
         )  # fmt: skip
         if below := _below(Path(folder), weights=weights):
             snapshot_download(repo_id, revision=revision, endpoint=endpoint, allow_patterns=below, tqdm_class=bar)
+    return Path(folder)
+
+
+def download_gguf(
+    repo_id: str, quantization: str, revision: str | None, report: Report, cancel: Event, *, endpoint: str | None = None
+) -> Path:
+    """Return the .gguf file of a repository whose name ends with `quantization`, such as Q4_K_M, in either case.
+
+    Raises FetchError, also where there is none, or where it is cut into several files."""
+    from huggingface_hub import snapshot_download
+
+    report(LoadProgress("download"))
+    endings = sorted({quantization, quantization.lower(), quantization.upper()})
+    with _errors_of(repo_id, revision):
+        folder = snapshot_download(
+            repo_id, revision=revision, endpoint=endpoint, allow_patterns=[f"*[-.]{ending}*.gguf" for ending in endings],
+            ignore_patterns=_NOT_THE_MODEL, tqdm_class=_progress_bar(report, cancel),
+        )  # fmt: skip
+    found = sorted(path for ending in endings for path in Path(folder).glob(f"*[-.]{ending}*.gguf"))
+    found = [path for path in found if not path.name.startswith("mmproj")]
+    if len(found) != 1:
+        several = f"{len(found)} files, and one is served" if found else "no file"
+        raise FetchError(f"{repo_id} has {several} of the type {quantization}: download a .gguf file and give its path")
+    return found[0]
+
+
+def verify(path: Path, report: Report, cancel: Event) -> None:
+    """Check the files of a snapshot, or one file of it, against the hashes that the hub gave.
+
+    huggingface_hub keeps each file under its hash: SHA-256 for weights, git's SHA-1 for the others. A file that differs is
+    deleted. Raises FetchError, FetchCancelled."""
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    blobs = [(file, file.resolve()) for file in files if _HASH.fullmatch(file.resolve().name)]
+    total, done = sum(blob.stat().st_size for _, blob in blobs), 0
+    for file, blob in blobs:
+        sha256 = len(blob.name) == hashlib.sha256().digest_size * 2
+        digest = hashlib.sha256() if sha256 else hashlib.sha1(b"blob %d\0" % blob.stat().st_size, usedforsecurity=False)
+        with blob.open("rb") as source:
+            while chunk := source.read(_CHUNK):
+                if cancel.is_set():
+                    raise FetchCancelled
+                digest.update(chunk)
+                done += len(chunk)
+                report(LoadProgress("verify", done, total, "B"))
+        if digest.hexdigest() != blob.name:
+            file.unlink()
+            blob.unlink()
+            raise FetchError(
+                f"{file.name} is not the file that the hub lists (its hash differs); it was deleted: pull again"
+            )
+
+
+@contextmanager
+def _errors_of(repo_id: str, revision: str | None) -> Iterator[None]:
+    """Raise what goes wrong with a download as FetchError."""
+    try:
+        yield
     except (FetchCancelled, WeightsError):
         raise
     except (OSError, ValueError, RuntimeError) as error:
@@ -50,7 +115,6 @@ def download(
     except Exception as error:
         # httpx and xet raise errors of their own, which are no OSErrors.
         raise FetchError(f"{repo_id} could not be downloaded: {type(error).__name__}: {error}") from error
-    return Path(folder)
 
 
 def _below(folder: Path, *, weights: bool) -> list[str]:

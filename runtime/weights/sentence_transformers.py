@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from runtime.weights.names import MODULES
 from runtime.weights.rules import WeightsError
 
-MODULES = "modules.json"
 _PACKAGE = "config_sentence_transformers.json"
 _LENGTHS = "sentence_bert_config.json"
 _MODES = {

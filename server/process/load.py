@@ -96,7 +96,7 @@ def _shared_device() -> SharedDevice:
 
 def _check_names(configs: Sequence[ServerConfig]) -> None:
     """Raise LoadError for a model name that nothing can have, which its first request would meet otherwise."""
-    from runtime.weights.fetch import check_name
+    from runtime.weights.names import check_name
     from runtime.weights.rules import WeightsError
 
     try:

