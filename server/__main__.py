@@ -1,5 +1,4 @@
-"""The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands `batch`,
-`bench`, `chat`, `complete`, `completion`, `doctor`, `health`, `lora`, `models`, `quantize` and `ray`.
+"""The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands (`COMMANDS`).
 
 Reads the options, opens the port, and only then imports what is heavy. Imports inside functions are the point here: `--help` and
 a typing error must not wait for them."""
@@ -13,18 +12,21 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.torch_import import defer_parts_of_torch
-from server.config.command_line import command_of
+from server.config.command_line import command_of, overview
 from server.config.parse import parse
 from server.config.server_config import ServerConfig
 from server.config.server_options import DEFAULT_HOST, ConfigError
 
 if TYPE_CHECKING:
+    from threading import Event
+
+    from server.cli.library import Report
     from server.models.lifecycle import Load
 
 CLUSTER_LIMIT_S = 10.0  # for Ray's processes to end
@@ -94,10 +96,7 @@ def listening(config: ServerConfig) -> contextlib.AbstractContextManager[socket.
 
 
 def check_early(config: ServerConfig) -> None:
-    """What can be known of the options before the engine is imported, which takes seconds. Only where there is something to
-    check: the usual start does not pay.
-
-    Raises ConfigError."""
+    """Check what can be known of the options before the engine is imported, which takes seconds. Raises ConfigError."""
     if config.device == "cuda":
         from runtime.platform.host import has_nvidia_driver
 
@@ -108,6 +107,14 @@ def check_early(config: ServerConfig) -> None:
 
         if find_spec("ray") is None:
             raise ConfigError("--distributed-executor-backend ray needs Ray: pip install 'oneloop[ray]'")
+    from runtime.weights.names import check_name
+    from runtime.weights.rules import WeightsError
+
+    try:
+        for model in (*config.models, *filter(None, (config.embedding_model,))):
+            check_name(model)
+    except WeightsError as error:
+        raise ConfigError(str(error)) from None
     names = (config.tool_parser, config.reasoning_parser)
     sizes = (config.max_model_len, config.kv_cache_bytes, config.num_kv_blocks)
     try:
@@ -138,11 +145,11 @@ def check_early(config: ServerConfig) -> None:
 # --- the other commands, whose parts of the engine are put together here -------------------------------------------
 
 
-def _in_cli(name: str, function: str = "main") -> Callable[[list[str]], int]:
+def _in_cli(name: str) -> Callable[[list[str]], int]:
     """Return a command that needs nothing of the engine: a function of a file in `server/cli`."""
 
     def run(argv: list[str]) -> int:
-        code: int = getattr(import_module(f"server.cli.{name}"), function)(argv)
+        code: int = import_module(f"server.cli.{name}").main(argv)
         return code
 
     return run
@@ -153,6 +160,20 @@ def bench(argv: list[str]) -> int:
     from loadtests.__main__ import main as run
 
     return run(argv, prog="oneloop bench")
+
+
+def chat(argv: list[str]) -> int:
+    """Chat at the terminal; the exit code."""
+    from server.cli import chat
+
+    return chat.main(argv, check_early)
+
+
+def complete(argv: list[str]) -> int:
+    """Continue a text; the exit code."""
+    from server.cli import chat
+
+    return chat.complete(argv, check_early)
 
 
 def on_ray(argv: list[str]) -> int:
@@ -166,7 +187,63 @@ def list_models(argv: list[str]) -> int:
     """Print the models that can be served by name, and the architectures; the exit code."""
     from server.cli import models
 
-    return models.main(argv, lambda: import_module("runtime.doctor.models").models())
+    return models.main(
+        argv,
+        lambda: import_module("runtime.doctor.models").models(),
+        lambda: import_module("runtime.doctor.findings").fits(),
+    )
+
+
+class _Library:
+    """The models on this disk; see `server.cli.library.Library`."""
+
+    def pull(self, name: str, revision: str | None, report: Report, cancel: Event) -> Path:
+        from runtime.weights import library
+
+        with _weights_errors():
+            return library.pull(name, revision, report, cancel)
+
+    def kept(self) -> list[dict[str, Any]]:
+        from runtime.weights import library
+
+        return [
+            {"name": each.name, "bytes": each.num_bytes, "path": str(each.path), "modified": each.modified}
+            for each in library.kept()
+        ]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        from runtime.doctor import models
+
+        with _weights_errors():
+            return models.describe(name)
+
+    def remove(self, name: str) -> dict[str, Any]:
+        from runtime.weights import library
+
+        with _weights_errors():
+            gone = library.remove(name)
+        return {"name": gone.name, "bytes": gone.num_bytes}
+
+
+@contextlib.contextmanager
+def _weights_errors() -> Iterator[None]:
+    """Raise errors about a model's files as ValueError, which commands report."""
+    from runtime.weights.rules import WeightsError
+
+    try:
+        yield
+    except (WeightsError, OSError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _of_library(function: str) -> Callable[[list[str]], int]:
+    """Return a command of `server/cli/library.py`."""
+
+    def run(argv: list[str]) -> int:
+        code: int = getattr(import_module("server.cli.library"), function)(argv, _Library())
+        return code
+
+    return run
 
 
 def examine(argv: list[str]) -> int:
@@ -220,10 +297,17 @@ def quantise(argv: list[str]) -> int:
     return quantize.main(argv, run)
 
 
+def print_help(argv: list[str]) -> int:
+    """Print the commands; the exit code."""
+    print(overview())
+    return 0
+
+
 _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
-    "batch": _in_cli("batch"), "chat": _in_cli("chat"), "complete": _in_cli("chat", "complete"),
+    "batch": _in_cli("batch"), "chat": chat, "complete": complete,
     "completion": _in_cli("completion"), "health": _in_cli("health"), "bench": bench, "models": list_models,
-    "lora": inspect_adapter, "quantize": quantise, "ray": on_ray, "doctor": examine,
+    "lora": inspect_adapter, "quantize": quantise, "ray": on_ray, "doctor": examine, "help": print_help,
+    "pull": _of_library("pull"), "list": _of_library("list_kept"), "show": _of_library("show"), "rm": _of_library("remove"),
 }  # fmt: skip
 
 

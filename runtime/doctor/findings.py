@@ -23,6 +23,7 @@ from runtime.doctor.what_fits import what_fits
 from runtime.platform.cuda_topology import topology
 from runtime.platform.host import free_host_bytes, has_nvidia_driver, num_cores, total_host_bytes
 from runtime.weights.builtin import cache_folder
+from runtime.weights.catalogue import BYTES_PER_PARAMETER
 
 GIB = 1 << 30
 FILES_WANTED = 4096
@@ -51,22 +52,25 @@ class Finding:
 def findings() -> dict[str, Any]:
     """All of it, ready for JSON; takes about a second, most of it copying memory to time it."""
     found = [*_system(), *_devices(), *_links(), *_kernels(), *_packages(), *_limits()]
+    return {"findings": [asdict(finding) for finding in found], **fits(), "kernels": ops.describe()}
+
+
+def fits() -> dict[str, Any]:
+    """The models of the catalogue against this machine's free memory and its measured bandwidth, ready for JSON."""
     device = torch.cuda.is_available()
     memory = torch.cuda.mem_get_info()[0] if device else free_host_bytes()
     rate = memory_rate("cuda" if device else "cpu")
-    formats = _device_formats() if device else ("bf16", "Q8_0", "Q4_K")
     return {
-        "findings": [asdict(finding) for finding in found],
         "memory_bytes": memory,
         "memory_bytes_per_s": rate,
-        "fits": [{**asdict(fit), "fits": fit.fits} for fit in what_fits(memory, rate, formats)],
-        "kernels": ops.describe(),
+        "fits": [asdict(fit) for fit in what_fits(memory, rate, _formats() if device else None)],
     }
 
 
-def _device_formats() -> tuple[str, ...]:
+def _formats() -> frozenset[str] | None:
+    """Return the formats that this GPU computes; None for all."""
     refusal = ops.linear_refusal([ops.WeightFormat("fp8")], torch.bfloat16, torch.device("cuda"))
-    return ("bf16",) if refusal is not None else ("bf16", "fp8")
+    return None if refusal is None else frozenset(BYTES_PER_PARAMETER) - {"fp8"}
 
 
 def memory_rate(device: str) -> float:

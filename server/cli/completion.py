@@ -24,7 +24,11 @@ _OWN = {
     "complete": ("--url",),
     "batch": ("--resume",),
     "doctor": ("--json", "--verbose"),
-    "models": ("--json",),
+    "models": ("--fit", "--json", "--verbose"),
+    "pull": ("--revision",),
+    "list": ("--json",),
+    "show": ("--json",),
+    "rm": ("--yes",),
     "completion": SHELLS,
     "quantize": ("--scheme", "--calibrate", "--calibration-tokens", "--revision", "--json"),
     "ray": (
@@ -39,7 +43,18 @@ _OWN = {
     ),
     "lora": ("inspect", "--model", "--max-lora-rank", "--json"),
 }
-_NO_SERVER = ("bench", "models", "lora", "quantize", "doctor", "completion")  # which take none of the server's options
+_NO_SERVER = (
+    "pull",
+    "list",
+    "show",
+    "rm",
+    "bench",
+    "models",
+    "lora",
+    "quantize",
+    "doctor",
+    "completion",
+)  # which take none of the server's options
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,5 +1,4 @@
-"""Command `oneloop doctor`: hardware, kernels, models that fit and their maximum speed, and missing dependencies with the
-command that installs them."""
+"""Command `oneloop doctor`: hardware, kernels, and missing dependencies with the command that installs them."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def show(argv: Sequence[str], usage: str, find: Callable[[], Found], text: Calla
 
 
 USAGE = (
-    "usage: oneloop doctor [--json] [--verbose]\n\nCheck hardware and dependencies, and list the models that fit.\n\n"
+    "usage: oneloop doctor [--json] [--verbose]\n\nCheck hardware and dependencies.\n\n"
     "  --json     print the findings as JSON\n  --verbose  also list the kernel of each operation, and why no faster one\n"
 )
 MARKS = {"good": "ok  ", "note": "note", "missing": "MISS"}
@@ -51,20 +50,20 @@ def report(found: Found, *, is_verbose: bool) -> str:
         lines.append(f"{MARKS[finding['state']]}  {finding['topic']:<12} {finding['text']}")
         if finding["mend"]:
             lines.append(f"{'':<19}try: {finding['mend']}")
-    rate = found["memory_bytes_per_s"] / 1e9
-    lines += [
-        "",
-        f"What would fit into {size_of(found['memory_bytes'])} that are free, and how fast one stream could be at most, at the "
-        f"{rate:.0f} GB/s that were just copied (a token reads every weight):",
-        "",
-        f"      {'model':<16}{'weights':>14}{'KV cache, tokens':>20}{'tokens a second':>18}",
-    ]
-    for fit in found["fits"]:
-        weights = f"{fit['format']} {size_of(fit['weights_bytes'])}"
-        cells = f"{fit['kv_tokens']:>20,}{fit['tokens_per_s']:>18,.1f}" if fit["fits"] else f"{'does not fit':>20}"
-        lines.append(f"      {fit['model']:<16}{weights:>14}{cells}")
+    lines.append("")
+    best = max((fit for fit in found["fits"] if fit["fits"] and fit["tokens_per_s"]), key=_weight, default=None)
+    if best is not None:
+        lines.append(
+            f"The largest model of `oneloop models` that fits: {best['model']} in {best['format']} "
+            f"({size_of(best['weights_bytes'])}), at most {best['tokens_per_s']:,.1f} tokens/s for one stream."
+        )
+    lines.append("oneloop models --fit lists all that fit.")
     if is_verbose:
         lines += ["", "The kernel of each operation:", "", *(f"      {line}" for line in found["kernels"])]
     else:
-        lines += ["", "oneloop doctor --verbose also lists the kernel of each operation."]
+        lines.append("oneloop doctor --verbose also lists the kernel of each operation.")
     return "\n".join(lines)
+
+
+def _weight(fit: Found) -> int:
+    return int(fit["weights_bytes"])

@@ -11,33 +11,41 @@ from server.config import __version__
 from server.config.option import Option, did_you_mean, options_by_name
 from server.config.server_options import ConfigError, flag_of
 
-COMMANDS = (
-    "serve",
-    "chat",
-    "complete",
-    "batch",
-    "bench",
-    "health",
-    "models",
-    "lora",
-    "quantize",
-    "doctor",
-    "completion",
-    "ray",
-)
-USAGE = (
-    "oneloop [serve [MODEL]] [options]\n       oneloop chat|complete [PROMPT] [--url URL] [options]\n"
-    "       oneloop batch IN OUT [--resume] [options]\n       oneloop bench COMMAND [options]\n"
-    "       oneloop health [live|ready|generate] [options]\n       oneloop models [--json]\n"
-    "       oneloop lora inspect FOLDER [--model MODEL]\n"
-    "       oneloop quantize MODEL OUT --scheme w4a16|fp8|w8a8 [--calibrate FILE]\n"
-    "       oneloop doctor [--json] [--verbose]\n       oneloop completion bash|zsh|fish\n"
-    "       oneloop ray [--replicas N] [options]"
-)
+COMMANDS: Mapping[str, tuple[str, str]] = {  # arguments, and what the command does
+    "pull": ("NAME…", "download models"),
+    "list": ("", "list the models on this disk"),
+    "show": ("NAME", "show a model's size, licence, formats and files"),
+    "rm": ("NAME…", "delete models from this disk"),
+    "models": ("[--fit]", "list the models with short names, or those that fit this machine"),
+    "serve": ("[MODEL]", "serve a model over HTTP; the command where none is given"),
+    "chat": ("[PROMPT]", "chat with --model, or with the server at --url"),
+    "complete": ("[PROMPT]", "continue a text"),
+    "batch": ("IN OUT", "answer a file of requests"),
+    "health": ("[live|ready|generate]", "check a server"),
+    "bench": ("COMMAND", "measure a server"),
+    "doctor": ("", "check hardware and dependencies"),
+    "quantize": ("MODEL OUT", "write a model in fewer bits"),
+    "lora": ("inspect FOLDER", "describe a LoRA adapter"),
+    "ray": ("", "serve on Ray, in several processes"),
+    "completion": ("bash|zsh|fish", "print a script that completes commands and options"),
+}
+
+
+def overview() -> str:
+    """Return what `oneloop --help` prints: the commands, and where the options are described."""
+    lines = [f"  {f'{name} {words}':<32}{text}".rstrip() for name, (words, text) in COMMANDS.items()]
+    return "\n".join([
+        f"oneloop {__version__}: serve language models, or chat with them", "", "usage: oneloop COMMAND [options]", "",
+        *lines, "",
+        "oneloop COMMAND --help describes a command. oneloop serve --help lists the options that most people use,",
+        "--help all every option, --help GROUP those of a group: " + ", ".join(_groups(options_by_name())) + ".",
+    ])  # fmt: skip
 
 
 def command_of(argv: Sequence[str]) -> tuple[str, list[str]]:
     """Return the command, by default `serve`, and its arguments; a model after `serve` becomes --model. Raises ConfigError."""
+    if [*argv] in (["--help"], ["-h"], ["help"]):
+        return "help", []
     if not argv or argv[0].startswith("-"):
         return "serve", [*argv]
     command, *rest = argv
@@ -111,7 +119,7 @@ class _Help(argparse.Action):
             }
         if not shown:
             raise ConfigError(f"--help {values}: there is no such group; use all, {', '.join(_groups(options))}")
-        option_parser(options, shown).print_help()
+        option_parser(options, shown, in_full=values is not None).print_help()
         parser.exit()
 
 
@@ -120,8 +128,11 @@ def _groups(options: Mapping[str, Option]) -> list[str]:
     return list(dict.fromkeys(opt.metadata["group"].split(",")[0].lower() for opt in options.values()))
 
 
-def add_options(parser: CommandParser, options: Mapping[str, Option], shown: Collection[str] = ()) -> None:
-    """Add the options of the server to `parser`, except flags that it has. `shown`: names of options that --help lists."""
+def add_options(
+    parser: CommandParser, options: Mapping[str, Option], shown: Collection[str] = (), *, in_full: bool = True
+) -> None:
+    """Add the options of the server to `parser`, except flags that it has. `shown`: names of options that --help lists; `in_full`:
+    with variables and defaults, instead of a line each."""
     parser.secret_flags = {flag_of(opt.name) for opt in options.values() if opt.metadata["secret"]}
     groups: dict[str, Any] = {}
     for opt in options.values():
@@ -129,7 +140,7 @@ def add_options(parser: CommandParser, options: Mapping[str, Option], shown: Col
         if flag in parser._option_string_actions:
             continue
         group = groups.get(title) or groups.setdefault(title, parser.add_argument_group(title))
-        text = opt.help() if opt.name in shown else argparse.SUPPRESS
+        text = (opt.help() if in_full else opt.brief()) if opt.name in shown else argparse.SUPPRESS
         if opt.kind is bool:
             group.add_argument(flag, dest=opt.name, action=argparse.BooleanOptionalAction, help=text)
         else:
@@ -138,26 +149,25 @@ def add_options(parser: CommandParser, options: Mapping[str, Option], shown: Col
             group.add_argument(flag, *opt.metadata["aliases"], dest=opt.name, metavar=opt.metavar(), help=text, **how)
 
 
-def option_parser(options: Mapping[str, Option], shown: Collection[str] = COMMON) -> CommandParser:
+def option_parser(
+    options: Mapping[str, Option], shown: Collection[str] = COMMON, *, in_full: bool = True
+) -> CommandParser:
+    """Return the parser of `oneloop serve`. `shown`, `in_full`: see `add_options`."""
     width = min(120, shutil.get_terminal_size().columns)
     parser = CommandParser(
         prog="oneloop",
-        usage=USAGE,
-        description="Serve a language model over the OpenAI API. Default: SmolLM2-135M-Instruct on 127.0.0.1:8000. "
-        "MODEL is short for --model. Other commands: `chat` at the terminal, `complete` a text, `batch` a file of requests, "
-        "`bench` a server, list `models`, `lora inspect` an adapter, check this machine (`doctor`), `quantize` a model, check "
-        "`health`, serve on `ray`.",
-        epilog="Every option is also an environment variable (in brackets) and a key of the --config file. Flags override "
-        "variables, and variables override the file. Try the server from another terminal: "
-        "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{\"messages\": "
-        '[{"role": "user", "content": "Name the capital of France."}]}\', or in a browser at http://127.0.0.1:8000.',
+        usage="oneloop serve [MODEL] [options]",
+        description="Serve a language model over OpenAI's, Anthropic's and Ollama's APIs, by default SmolLM2-135M-Instruct on "
+        "127.0.0.1:8000. MODEL is short for --model.",
+        epilog="Every option is also an environment variable (--model is ONELOOP_MODEL) and a key of the --config file. Flags "
+        "override variables, and variables override the file.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=width),
         allow_abbrev=False,
         add_help=False,
         argument_default=argparse.SUPPRESS,
     )
-    listed = f"list the most used options, all {len(options)}, or a group: {', '.join(_groups(options))}"
+    listed = f"list all {len(options)} options, or a group: {', '.join(_groups(options))}"
     parser.add_argument("-h", "--help", nargs="?", action=_Help, metavar="all|GROUP", help=listed)
-    parser.add_argument("--version", action="version", version=f"oneloop {__version__}")
-    add_options(parser, options, shown)
+    parser.add_argument("--version", action="version", version=f"oneloop {__version__}", help="print the version")
+    add_options(parser, options, shown, in_full=in_full)
     return parser

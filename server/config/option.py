@@ -101,6 +101,10 @@ class Option:
         default = "" if self.default in (None, ()) else f"; default {_shown(self.default)}"
         return f"{self.metadata['text']} [{variable_of(self.name)}{default}]".replace("%", "%%")
 
+    def brief(self) -> str:
+        """Return the help in a few words: without variable and default."""
+        return str(self.metadata["text"]).partition(";")[0].partition(" (default")[0].replace("%", "%%")
+
     def metavar(self) -> str | None:
         if self.choices:
             return "{" + ",".join(self.choices) + "}"

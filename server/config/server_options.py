@@ -31,7 +31,7 @@ class ServerOptions(EngineOptions):
 
     models: tuple[str, ...] = option(
         ("smollm2-135m-instruct",),
-        "folder in Hugging Face format, .gguf file, hub id or built-in name; repeatable: others load when requests name them",
+        "short name, hub id, .gguf file or folder in Hugging Face format; repeatable: others load when requests name them",
         group=MODEL,
         metavar="MODEL",
         name="model",

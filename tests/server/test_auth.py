@@ -228,7 +228,7 @@ async def test_no_key_reaches_log_or_answer(serve, caplog):
 
 def test_help_shows_no_key_of_the_environment():
     ended = subprocess.run(
-        [sys.executable, "-m", "server", "--help"], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-m", "server", "--help", "all"], cwd=ROOT, capture_output=True, text=True,
         env={"ONELOOP_API_KEY": USER, "ONELOOP_ADMIN_API_KEY": ADMIN},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

@@ -26,6 +26,10 @@ ROOT = Path(__file__).parents[2]
         (["serve", "owner/name", "--port", "1"], "serve", ["--model", "owner/name", "--port", "1"]),
         (["batch", "a", "b"], "batch", ["a", "b"]),
         (["models", "--help"], "models", ["--help"]),
+        (["--help"], "help", []),
+        (["help"], "help", []),
+        (["serve", "--help"], "serve", ["--help"]),
+        (["--help", "all"], "serve", ["--help", "all"]),
     ],
     ids=str,
 )
@@ -90,6 +94,9 @@ def test_options_are_judged_before_the_engine_is_imported(tmp_path):
         "there is no tool parser 'bogus'": ["--tool-parser", "bogus"],
         "there is no reasoning parser 'bogus'": ["--reasoning-parser", "bogus"],
         "did you mean --port?": ["serve", "--prot", "1"],
+        "/nope: no such file or folder": ["serve", "/nope"],
+        "did you mean qwen3-0.6b or": ["serve", "qwen3-0.6"],
+        "no config.json in this folder": ["serve", "--embedding-model", str(tmp_path.parent)],
     }
     ended = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps([*refused.values(), ["--help"]])],
@@ -101,5 +108,5 @@ def test_options_are_judged_before_the_engine_is_imported(tmp_path):
     assert len(complaints) == len(refused)
     for words, complaint in zip(refused, complaints, strict=True):
         assert words in complaint
-    for word in ("oneloop [serve [MODEL]]", "oneloop batch IN OUT", "oneloop models"):
+    for word in ("serve [MODEL]", "batch IN OUT", "models [--fit]"):
         assert word in ended.stdout

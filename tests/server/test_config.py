@@ -17,7 +17,7 @@ from runtime.engine_options import Dtype, EngineOptions, KVCacheDtype, Schedulin
 from runtime.policy.fairness import POLICIES
 from runtime.speculate.config import SpeculativeConfig
 from server.config import __version__
-from server.config.command_line import COMMON
+from server.config.command_line import COMMANDS, COMMON, overview
 from server.config.option import options_by_name, variable_of
 from server.config.parse import from_keywords, parse
 from server.config.server_config import ServerConfig
@@ -312,7 +312,7 @@ def test_help_and_version_import_nothing_heavy(flag):
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1] == "HEAVY []"
-    assert ("--served-model-name" in ended.stdout) == (flag == "--help")
+    assert ("oneloop serve --help" in ended.stdout) == (flag == "--help")
 
 
 def helped(capsys, *words: str) -> str:
@@ -329,6 +329,13 @@ def flags_in(text: str) -> set[str]:
 def test_help_lists_the_options_that_most_people_use(capsys):
     assert set(options_by_name()) >= COMMON
     assert flags_in(helped(capsys)) == {flag_of(name) for name in COMMON}
+
+
+def test_help_fits_a_screen(capsys):
+    assert len(overview().splitlines()) <= 40
+    assert max(map(len, overview().splitlines())) <= 110
+    assert set(COMMANDS) == {line.split()[0] for line in overview().splitlines() if line.startswith("  ")}
+    assert len(helped(capsys).splitlines()) < len(helped(capsys, "all").splitlines()) / 3
 
 
 def test_help_of_a_group_lists_its_options(capsys):

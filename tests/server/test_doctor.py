@@ -37,8 +37,9 @@ def test_what_is_missing_comes_with_what_mends_it_and_an_exit_code(capsys):
     assert "try:" not in capsys.readouterr().out
     assert doctor.main([], lambda: found(GOOD, MISSING)) == 1
     out = capsys.readouterr().out
-    for words in ("try: apt-get install g++", "13 GB/s", "1,000", "12.5", "does not fit"):
+    for words in ("try: apt-get install g++", "fits: A in bf16 (1.00 GiB)", "12.5 tokens/s", "oneloop models --fit"):
         assert words in out
+    assert "B in" not in out
 
 
 def test_the_kernel_of_each_operation_is_listed_to_whoever_asks(capsys):
