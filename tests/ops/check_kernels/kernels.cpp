@@ -184,6 +184,7 @@ void check_quants(const Block& block, int64_t m, int64_t n, int64_t k) {
             const auto half = static_cast<uint16_t>(0x2000 | (random_bits() & 0x83ff));
             std::memcpy(file.data() + at + i % block.scales * 2, &half, sizeof half);
         }
+        if (block.type == QuantType::kMXFP4) file[at] = static_cast<uint8_t>(120 + random_bits() % 8);  // 2^-7 to 1
     }
     const Floats bias = normals(n);
     const QuantLinear linear(block.type, file.data(), row_bytes, n, k, bias.data());
