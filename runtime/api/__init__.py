@@ -32,6 +32,7 @@ from runtime.api.requests import (
     SamplingParams,
     SequencePooling,
     TokenMatcher,
+    TranscriptRules,
     cache_root,
 )
 from runtime.api.state import (

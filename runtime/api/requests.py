@@ -42,6 +42,21 @@ class ConstraintError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class TranscriptRules:
+    """Rules of a speech model's output (Whisper, Radford et al. 2022). Log-probabilities are those after the rules.
+
+    `suppressed_ids` are never drawn, `first_suppressed_ids` not as the first token. `timestamp_begin`: the id of the timestamp 0,
+    above which all ids are timestamps: they begin the text, come in pairs, and never decrease; None where none is drawn.
+    `text_end`: ids below it are text. `max_initial_timestamp`: number of the last timestamp that may be the first token."""
+
+    suppressed_ids: frozenset[int] = frozenset()
+    first_suppressed_ids: frozenset[int] = frozenset()
+    timestamp_begin: int | None = None
+    text_end: int = 0
+    max_initial_timestamp: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of choosing tokens for one sequence. The server validates them; the engine does not.
 
@@ -50,7 +65,7 @@ class SamplingParams:
     tokens, or of `logprob_token_ids`; `prompt_logprobs` k: the same for the prompt. `seed` None draws a fresh seed; with a
     seed, the draw at output position p depends on (seed, p) only. `stop_token_ids` are the client's; the model's own are in
     `ModelInfo`. `matchers`: each makes a matcher for a sequence, off the event loop; a token must satisfy all. A matcher
-    that allows only the end overrides `min_tokens`."""
+    that allows only the end overrides `min_tokens`. `transcript`: only for models with `ModelInfo.speech`, without drafts."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -70,6 +85,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     allowed_token_ids: frozenset[int] | None = None  # not empty; None allows all
     matchers: tuple[MatcherFactory, ...] = ()
+    transcript: TranscriptRules | None = None
 
     @property
     def greedy(self) -> bool:

@@ -144,6 +144,7 @@ class CpuPlatform:
                 plan.max_num_seqs,
                 cpu,
                 SyntheticAcceptance.of(plan.speculative, cpu),
+                transcribes=model.encoder is not None and model.encoder.spec.speech is not None,
             ),
             WorkerLane(worker),
             NoGraphs(),

@@ -376,6 +376,7 @@ def _parts(
             plan.max_num_seqs,
             device,
             SyntheticAcceptance.of(plan.speculative, device),
+            transcribes=model.encoder is not None and model.encoder.spec.speech is not None,
         ),
         lane(plan.max_num_seqs, plan.steps_in_flight, device, worker),
         steps,

@@ -20,15 +20,18 @@ from runtime.sample.min_tokens import MAX_STOP_TOKEN_IDS, MinTokens
 from runtime.sample.penalties import Penalties
 from runtime.sample.stage import Record, Stage
 from runtime.sample.synthetic import SyntheticAcceptance
+from runtime.sample.transcripts import Transcripts
 
 
 class Sampler:
     def __init__(
         self, vocab_size: int, eos_token_ids: frozenset[int], max_num_seqs: int, device: torch.device,
-        synthetic: SyntheticAcceptance | None = None,
+        synthetic: SyntheticAcceptance | None = None, *, transcribes: bool = False,
     ) -> None:  # fmt: skip
-        """Allocate the sampling tables. `synthetic` decides which drafts are accepted, instead of the model."""
+        """Allocate the sampling tables. `synthetic` decides which drafts are accepted, instead of the model. `transcribes`: rows may
+        have TranscriptRules."""
         self._synthetic = synthetic
+        self._transcripts = Transcripts(vocab_size, max_num_seqs, device) if transcribes else None
         max_bans = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
         self._tables = tables = SamplingTables.empty(max_num_seqs, vocab_size, MAX_BIASES, max_bans, device)
         self._stages: tuple[Stage, ...] = (
@@ -37,12 +40,13 @@ class Sampler:
             MinTokens(tables.ban_ids, eos_token_ids),
             AllowedTokens(tables.masks),
             Draw(),
+            *(() if self._transcripts is None else (self._transcripts,)),
         )
 
     @property
     def nbytes(self) -> int:
         """Device memory of the tables, bytes."""
-        return self._tables.nbytes
+        return self._tables.nbytes + (0 if self._transcripts is None else self._transcripts.nbytes)
 
     def bind(self, row: int, binding: RowBinding) -> None:
         """A new sequence has taken `row`. Enqueued on the current stream, before the step that first samples it.
@@ -64,7 +68,12 @@ class Sampler:
         takes the last id that each sampled row gains, 0 for NOT_FINITE. `masks`: of rows with matchers, and no other is sampled."""
         if self._synthetic is not None and drafts is not None:
             self._synthetic.decide(logits, sample_positions, drafts)
-        return ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables, drafts, masks)
+        if self._transcripts is None:
+            return ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables, drafts, masks)
+        self._transcripts.apply(logits, sample_rows, sample_positions)
+        ids = ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables, drafts, masks)
+        self._transcripts.advance(sample_rows, ids)
+        return ids
 
     def guessing(self) -> GuessSampler:
         """Return a sampler for a draft model, with the current tables."""
