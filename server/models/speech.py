@@ -1,0 +1,149 @@
+"""SpeechFormat: how a speech model's prompts and outputs are written: control tokens, languages, timestamps, suppressed tokens.
+
+Whisper's (Radford et al. 2022), read from the tokenizer and from generation_config.json, or from CTranslate2's config.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from runtime.api import SpeechInfo, TranscriptRules
+from server.models.tokenizer import Tokenizer
+
+Task = Literal["transcribe", "translate"]
+TIMESTAMP_S: Final = 0.02  # between two timestamps
+MAX_INITIAL_TIMESTAMP: Final = 50  # the first is 1.00 s at most, where the model's files do not say
+NUM_TIMESTAMPS: Final = 1501
+MIN_MULTILINGUAL_VOCABULARY: Final = 51_865  # of OpenAI's models, where their files do not say
+_LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+
+
+class SpeechFormatError(ValueError):
+    """The tokenizer lacks a token of the format."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechFormat:
+    """Format of a speech model. `start`, `previous`, `no_timestamps`, `end`, `no_speech`: control tokens; `timestamp_begin`: the id of
+    0.00 s. `languages`: ids by code, {} for a model of English alone, whose prompts name neither language nor task."""
+
+    info: SpeechInfo
+    start: int
+    end: int
+    previous: int
+    no_timestamps: int
+    no_speech: int
+    timestamp_begin: int
+    tasks: Mapping[Task, int]
+    languages: Mapping[str, int]
+    suppressed: frozenset[int]
+    first_suppressed: frozenset[int]
+    max_initial_timestamp: int | None
+
+    @classmethod
+    def read(
+        cls,
+        info: SpeechInfo,
+        tokenizer: Tokenizer,
+        config: Mapping[str, Any],
+        generation: Mapping[str, Any],
+        folder: Path,
+    ) -> Self:
+        """Return the format of a model. `config`, `generation`: of config.json and generation_config.json; `folder`: of its files.
+
+        Raises SpeechFormatError."""
+        converted = _read_json(folder / "config.json")
+        no_timestamps = _id(tokenizer, "<|notimestamps|>")
+        tasks: dict[Task, int] = {
+            "transcribe": _id(tokenizer, "<|transcribe|>"),
+            "translate": _id(tokenizer, "<|translate|>"),
+        }
+        multilingual = generation.get("is_multilingual")
+        if multilingual is None:
+            multilingual = config.get("vocab_size", 0) >= MIN_MULTILINGUAL_VOCABULARY
+        suppressed = _first(
+            generation.get("suppress_tokens"), config.get("suppress_tokens"), converted.get("suppress_ids")
+        )
+        at_first = _first(
+            generation.get("begin_suppress_tokens"),
+            config.get("begin_suppress_tokens"),
+            converted.get("suppress_ids_begin"),
+        )
+        return cls(
+            info=info,
+            start=_id(tokenizer, "<|startoftranscript|>"),
+            end=_id(tokenizer, "<|endoftext|>"),
+            previous=_id(tokenizer, "<|startofprev|>"),
+            no_timestamps=no_timestamps,
+            no_speech=_id(tokenizer, "<|nospeech|>", "<|nocaptions|>"),
+            timestamp_begin=no_timestamps + 1,
+            tasks=tasks,
+            languages=_languages(tokenizer, generation) if multilingual else {},
+            suppressed=frozenset(id for id in suppressed if id >= 0),
+            first_suppressed=frozenset(id for id in at_first if id >= 0),
+            max_initial_timestamp=generation.get("max_initial_timestamp_index", MAX_INITIAL_TIMESTAMP),
+        )  # fmt: skip
+
+    @property
+    def is_multilingual(self) -> bool:
+        return bool(self.languages)
+
+    def prompt_ids(
+        self, language: str | None, task: Task, *, timestamps: bool, before: Sequence[int] = ()
+    ) -> list[int]:
+        """Return the decoder's prompt. `before`: ids of the text before this sound, of which the last fit half of the context.
+        `language`: None only for a model of English alone."""
+        ids = self.start_ids(before)
+        if language is not None and self.is_multilingual:
+            ids += [self.languages[language], self.tasks[task]]
+        return ids if timestamps else [*ids, self.no_timestamps]
+
+    def start_ids(self, before: Sequence[int] = ()) -> list[int]:
+        """Return the prompt as far as the start token, behind which the language is the likeliest token."""
+        return [self.previous, *before, self.start] if before else [self.start]
+
+    def rules(self, *, timestamps: bool) -> TranscriptRules:
+        """Return the rules of what is drawn behind such a prompt."""
+        if not timestamps:
+            return TranscriptRules(self.suppressed, self.first_suppressed, text_end=self.end)
+        return TranscriptRules(
+            self.suppressed | {self.no_timestamps},
+            self.first_suppressed,
+            self.timestamp_begin,
+            self.end,
+            self.max_initial_timestamp,
+        )
+
+
+def _id(tokenizer: Tokenizer, *names: str) -> int:
+    """Return the id of the first of `names` that is a token. Raises SpeechFormatError."""
+    for name in names:
+        if (id := tokenizer.id_of(name)) is not None:
+            return id
+    raise SpeechFormatError(f"the tokenizer has no token {names[0]}, which transcripts need")
+
+
+def _languages(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> dict[str, int]:
+    named = generation.get("lang_to_id")
+    if isinstance(named, Mapping):
+        return {token.strip("<|>"): id for token, id in named.items()}
+    vocabulary = tokenizer.backend.get_vocab(with_added_tokens=True)
+    return {found[1]: id for token, id in vocabulary.items() if (found := _LANGUAGE.fullmatch(token))}
+
+
+def _first(*lists: Any) -> Sequence[int]:
+    """Return the first list among `lists`; () if there is none."""
+    return next((each for each in lists if isinstance(each, list)), ())
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """Return a JSON file's object; {} if there is none: a file that matters is read elsewhere, too."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
