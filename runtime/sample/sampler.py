@@ -28,8 +28,8 @@ class Sampler:
         self, vocab_size: int, eos_token_ids: frozenset[int], max_num_seqs: int, device: torch.device,
         synthetic: SyntheticAcceptance | None = None, *, transcribes: bool = False,
     ) -> None:  # fmt: skip
-        """Allocate the sampling tables. `synthetic` decides which drafts are accepted, instead of the model. `transcribes`: rows may
-        have TranscriptRules."""
+        """Allocate the sampling tables. `synthetic` decides which drafts are accepted, instead of the model. `transcribes`: rows
+        may have TranscriptRules."""
         self._synthetic = synthetic
         self._transcripts = Transcripts(vocab_size, max_num_seqs, device) if transcribes else None
         max_bans = MAX_STOP_TOKEN_IDS + len(eos_token_ids)

@@ -1,6 +1,6 @@
 """Transcripts: suppressed tokens and the rules of timestamps (Whisper, Radford et al. 2022), of rows with TranscriptRules.
 
-Timestamps come in pairs, never decrease, and begin the text; where all of them together are likelier than any word, one of them is drawn.
+Timestamps come in pairs, never decrease, and begin the text. Where all of them together are likelier than any word, one is drawn.
 The last rule reads the logits, so this stage changes them before the draw; log-probabilities are read from what it leaves.
 Everything that it needs of a row's past is a table of the device, which each draw advances: a captured graph holds it too."""
 

@@ -50,8 +50,8 @@ class LogMel:
         return found
 
     def _frames(self, samples: Float32s, start: int, num_frames: int) -> Float32s:
-        """Return log10 energies [num_mel_bins, n] of at most `num_frames` frames. Frame f is centred at sample f * hop_length; what it
-        needs beyond an end is the sound reflected there."""
+        """Return log10 energies [num_mel_bins, n] of at most `num_frames` frames. Frame f is centred at sample f * hop_length.
+        Beyond an end the sound is reflected."""
         num = max(0, min(num_frames, self.num_frames(len(samples)) - start))
         half = self._n_fft // 2
         first, last = start * self._hop - half, (start + num - 1) * self._hop + half

@@ -12,7 +12,7 @@ SMOOTH_FRAMES: Final = 15  # 0.3 s: a pause between words, not the closure of a 
 
 
 def cuts(samples: NDArray[np.float32], rate: int, max_s: float, search_s: float) -> list[tuple[int, int]]:
-    """Return spans of `samples` [N], as sample indices, that follow one another and are at most `max_s` seconds long. Each ends at the
+    """Return spans of `samples` [N], as sample indices, that follow one another, at most `max_s` seconds long. Each ends at the
     quietest place of the last `search_s` seconds that it may have."""
     size = int(rate * FRAME_S)
     longest, search = int(max_s / FRAME_S) * size, int(search_s / FRAME_S)

@@ -28,8 +28,8 @@ class SpeechFormatError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SpeechFormat:
-    """Format of a speech model. `start`, `previous`, `no_timestamps`, `end`, `no_speech`: control tokens; `timestamp_begin`: the id of
-    0.00 s. `languages`: ids by code, {} for a model of English alone, whose prompts name neither language nor task."""
+    """Format of a speech model. `start`, `previous`, `no_timestamps`, `end`, `no_speech`: control tokens. `timestamp_begin`: the id
+    of 0.00 s. `languages`: ids by code, {} for a model of English alone, whose prompts name neither language nor task."""
 
     info: SpeechInfo
     start: int

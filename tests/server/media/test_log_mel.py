@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from transformers import WhisperFeatureExtractor
@@ -56,7 +58,7 @@ def test_long_sound_is_cut_in_its_pauses():
     spans = cuts(samples, RATE, 30.0, 10.0)
     assert spans[0][0] == 0
     assert spans[-1][1] == len(samples)
-    assert all(before[1] == after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(spans))
     assert all(end - start <= 30 * RATE for start, end in spans)
     assert all(begin <= end / RATE <= until for (_, end), (begin, until) in zip(spans, pauses, strict=False))
 
