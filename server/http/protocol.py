@@ -406,9 +406,10 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.write(head.encode("ascii") + body)
 
     def finish(self) -> None:
-        """The last answer is written: close, once the client has it."""
+        """Close after the last answer, once the client has it. A client may still be sending, so only the writing half is closed
+        where the transport has halves."""
         self._outlet.flush()
-        if self._in_body or self._unparsed or self.flow.read_paused:
+        if self._in_body or self._unparsed or self.flow.read_paused or self.transport.can_write_eof():
             self._linger()
             return
         self._is_deaf = True
@@ -416,7 +417,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._enter(Phase.CLOSING)
 
     def _linger(self) -> None:
-        """Stay half open: closing with unread bytes resets the connection, and the answer might be lost."""
+        """Stay half open: a closed socket answers further bytes with a reset, by which the client may lose the answer."""
         self._is_deaf, self._unparsed = True, b""
         if not self.transport.is_closing():
             if self.transport.can_write_eof():  # TLS cannot

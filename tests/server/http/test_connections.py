@@ -598,7 +598,8 @@ async def test_of_a_request_nothing_is_left_that_only_a_collection_would_free(se
         client = await server.raw()
         client.send(request(body, "Connection: close\r\n"))
         assert b" 200 " in (await client.rest())[:16]
-        for _ in range(8):  # until the connection has noticed
+        client.leave()
+        while server.clients.num_connected:  # noqa: ASYNC110
             await asyncio.sleep(0)
         assert objects(*kinds) == before
 
