@@ -129,11 +129,12 @@ def _groups(options: Mapping[str, Option]) -> list[str]:
 
 
 def add_options(
-    parser: CommandParser, options: Mapping[str, Option], shown: Collection[str] = (), *, in_full: bool = True
+    parser: argparse.ArgumentParser, options: Mapping[str, Option], shown: Collection[str] = (), *, in_full: bool = True
 ) -> None:
     """Add the options of the server to `parser`, except flags that it has. `shown`: names of options that --help lists; `in_full`:
     with variables and defaults, instead of a line each."""
-    parser.secret_flags = {flag_of(opt.name) for opt in options.values() if opt.metadata["secret"]}
+    if isinstance(parser, CommandParser):
+        parser.secret_flags = {flag_of(opt.name) for opt in options.values() if opt.metadata["secret"]}
     groups: dict[str, Any] = {}
     for opt in options.values():
         flag, title = flag_of(opt.name), opt.metadata["group"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.engine_options import ENGINE, MODEL
+from server.config import vllm_keywords
 from server.config.command_line import option_parser
 from server.config.option import ENVIRONMENT_PREFIX, Option, did_you_mean, options_by_name, variable_of
 from server.config.server_config import ServerConfig
@@ -95,35 +96,26 @@ def config_of(given: Mapping[str, Any], environ: Mapping[str, str]) -> ServerCon
     return _made((_from_file(path, options) if path else {}) | variables | flags, options)
 
 
-# Keywords of vLLM's LLM that have no option here: values that are accepted, and why others are not.
-_VLLM_KEYWORDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "distributed_executor_backend": (("mp", "uni"), "stages in processes of their own are for the server"),
-    "trust_remote_code": ((False,), "code that comes with a model is never run; models that need it cannot be served"),
-    "disable_log_stats": ((True, False), ""),
-    "task": (("auto", "generate"), "runner='pooling' serves a model to be pooled, and convert says what for"),
-}
+# Options that no program has: its objects tell its models apart.
+_OF_SERVERS = ("served_model_name", "embedding_model", "max_loaded_models")
 
 
-def _says_nothing(name: str, value: Any) -> bool:
-    """Return whether a keyword of vLLM asks for the default behaviour. Raises ConfigError if it asks for another."""
-    if name not in _VLLM_KEYWORDS:
-        return False
-    allowed, why = _VLLM_KEYWORDS[name]
-    if value is not None and value not in allowed:
-        raise ConfigError(f"{name}={value!r} is not supported: {why}")
-    return True
+def keyword_options() -> dict[str, Option]:
+    """Return the options that a program may give as keywords: those of model, engine and media."""
+    groups = (MODEL, ENGINE, MEDIA)
+    options = options_by_name()
+    return {n: o for n, o in options.items() if o.metadata["group"] in groups and n not in _OF_SERVERS}
 
 
-def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
-    """Return the configuration of a program's keywords: options of model, engine and media, None for the default. Environment and
-    file are not read. Raises ConfigError."""
-    groups, hidden = (
-        (MODEL, ENGINE, MEDIA),
-        ("served_model_name", "embedding_model", "max_loaded_models"),
-    )  # a program's objects tell its models apart
-    options = {n: o for n, o in options_by_name().items() if o.metadata["group"] in groups and n not in hidden}
-    values = {name: value for name, value in values.items() if not _says_nothing(name, value)}
-    for name in values:
-        if name not in options:
+def from_keywords(values: Mapping[str, Any], options: Mapping[str, Option] | None = None) -> ServerConfig:
+    """Return the configuration of a program's keywords: those of `options`, None for the default, and vLLM's, as far as they change
+    nothing. Environment and file are not read. Raises ConfigError."""
+    options = options or keyword_options()
+    own: dict[str, Any] = {}
+    for given, value in values.items():
+        name = vllm_keywords.RENAMED.get(given, given)
+        if name in options and name not in vllm_keywords.DEFAULTS:
+            own[name] = value
+        elif not vllm_keywords.is_taken(name, value):
             raise ConfigError(f"unknown option {name!r}{did_you_mean(name, options)}")
-    return _made({n: options[n].read(value, n) for n, value in values.items() if value is not None}, options)
+    return _made({n: options[n].read(value, n) for n, value in own.items() if value is not None}, options)

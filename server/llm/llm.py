@@ -1,206 +1,39 @@
-"""LLM: the engine for a program in the same process, `from server import LLM, SamplingParams`.
+"""LLM: the engine for a program in the same process, `from oneloop import LLM, SamplingParams`.
 
 What a prompt may ask, and what it is answered, is what /v1/completions and /v1/chat/completions have: the same wire types
 check it, the same Generation produces it; only HTTP is left out. The engine and its event loop live on one background
 thread that the LLM owns. So the sync methods work in scripts and in notebooks, where a loop is running already, and
-`agenerate` and `achat` bring what settles over to the caller's own loop. However many prompts are given, a bounded number
-of sequences is with the engine at a time: its rows, and some ahead."""
+`agenerate` and `achat` bring what settles over to the caller's own loop; `AsyncLLM` has the engine on that loop itself."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
-import dataclasses
 import gc
 import os
-import sys
 import threading
-import uuid
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from runtime.api import EngineError, PoolingTask, SleepLevel
+from runtime.api import PoolingTask
 from server.api.pooling.pooled import ranked
 from server.api.pooling.run import Pooled
-from server.api.service import Service
-from server.config.parse import from_keywords
 from server.config.server_config import ServerConfig
-from server.config.server_options import ConfigError
-from server.generate.generation import EngineFailed
-from server.generate.request import Chat
-from server.generate.start import start
-from server.generate.transcript import Transcript
-from server.http.call import Call
-from server.http.errors import ApiError, UnsupportedParameter
-from server.http.offload import Offload
-from server.http.watch import gather_or_cancel
 from server.llm import pooling, prepare
+from server.llm.core import Core
+from server.llm.engine_args import EngineArgs, program_config, unbounded
 from server.llm.loop_thread import LoopThread
-from server.llm.lora_request import LoraNames, LoRARequest, each_lora
-from server.llm.outputs import (
-    BeamSearchOutput,
-    BeamSearchParams,
-    CompletionOutput,
-    RequestOutput,
-    beams_of,
-    best_first,
-    increment,
-    prompt_logprobs,
-)
+from server.llm.lora_request import LoRARequest, each_lora
+from server.llm.metrics import Metric
+from server.llm.outputs import BeamSearchOutput, BeamSearchParams, RequestOutput, RequestOutputKind, beams_of
 from server.llm.pooling import PoolingParams
 from server.llm.prepare import Conversation, Prepared, SamplingParams
 from server.llm.progress import Progress
-from server.llm.prompts import Prompt, as_value_error, several
+from server.llm.prompts import Prompt, several
 from server.llm.tokenizer import as_transformers
-from server.media.limits import UNBOUNDED_GB
-from server.models.lifecycle import Lifecycle
-from server.models.model import LoadedModel
-from server.models.tokenizer import Tokenizer
-from server.process.load import load
-from server.process.terminal import StartupDisplay
-
-T = TypeVar("T")
-
-
-UNBOUNDED = 2**31 - 1  # the queue's limit: `_Window` is what bounds it here
-
-
-class _Window:
-    """Limit of sequences in the engine, in order. A request that needs more than `limit` goes alone."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._free = asyncio.Semaphore(limit)
-        self._turn = asyncio.Lock()
-
-    @contextlib.asynccontextmanager
-    async def room_for(self, num_sequences: int) -> AsyncIterator[None]:
-        taken = 0
-        try:
-            async with self._turn:
-                while taken < min(num_sequences, self.limit):
-                    await self._free.acquire()
-                    taken += 1
-            yield
-        finally:
-            for _ in range(taken):
-                self._free.release()
-
-
-class _Core:
-    """Core of an `LLM`. Everything here happens on the background loop."""
-
-    def __init__(self, config: ServerConfig, loaded: LoadedModel) -> None:
-        lifecycle = Lifecycle()
-        lifecycle.ready(loaded)
-        self._service = Service(config, lifecycle, Offload(max_waiting=sys.maxsize))
-        self._loaded = loaded
-        self._names = LoraNames(loaded)
-        self.pooler = pooling.Pooler(self._service, loaded)
-        rows = loaded.engine.model.max_num_seqs
-        self._window = _Window(rows + max(4, rows // 4))
-
-    @classmethod
-    async def load(cls, config: ServerConfig, cancel: threading.Event) -> _Core:
-        display = StartupDisplay(sys.stderr)
-        try:
-            return cls(config, await load(config, display.report, cancel))
-        finally:
-            display.finish()
-
-    async def increments(self, ask: Prepared) -> AsyncGenerator[RequestOutput, None]:
-        """Raises ValueError where the request does not fit the model, RuntimeError where the engine fails or is closed."""
-        id, call = uuid.uuid4().hex, Call(offload=self._service.offload)
-        async with self._window.room_for(ask.request.num_candidates):
-            try:
-                generation, ignored = await start(
-                    self._service.config,
-                    call,
-                    await self._names.model(call, ask.lora),
-                    ask.request,
-                    id=id,
-                )
-                if ignored:
-                    raise UnsupportedParameter(ignored[0])
-                opened = generation.open()
-            except ApiError as error:
-                raise as_value_error(error) from None
-            except EngineError as error:
-                raise RuntimeError(f"the engine takes no requests: {error}") from None
-            text = ask.text
-            if isinstance(ask.request.prompt, Chat):
-                text = self._loaded.tokenizer.decode(generation.requests[0].prompt_ids, skip_special_tokens=False)
-            transcripts = [Transcript() for _ in generation.choices]
-            ids = list(generation.requests[0].prompt_ids)  # cut, if so asked
-            competing = [CompletionOutput(index) for index in range(len(generation.choices))]
-            try:
-                async with opened as stream:
-                    async for outputs in stream:
-                        moved = [increment(generation, output, transcripts[output.index]) for output in outputs]
-                        finished = all(choice.finish_reason is not None for choice in generation.choices)
-                        if generation.aborted:
-                            raise RuntimeError("the LLM was closed before the answer was complete")
-                        if generation.competes:
-                            for more in moved:
-                                competing[more.index].add(more)
-                            if not finished:
-                                continue
-                            moved = best_first(generation, competing)
-                        of_prompt_ids = prompt_logprobs(generation) if finished else None
-                        yield RequestOutput(id, text, ids, moved, finished, generation.num_cached_tokens, of_prompt_ids)
-            except ApiError as error:
-                raise as_value_error(error) from None
-            except EngineFailed as error:
-                raise RuntimeError(f"the engine failed on this request: {error}") from None
-            except EngineError as error:
-                raise RuntimeError(f"the LLM was closed before the answer was complete: {error}") from None
-
-    async def answers(self, asks: Sequence[Prepared], progress: Progress) -> list[RequestOutput]:
-        """Return the outputs in the order of `asks`. The first failure ends the others."""
-        found: list[RequestOutput | None] = [None] * len(asks)
-        todo = iter(enumerate(asks))
-
-        async def work() -> None:
-            for number, ask in todo:
-                with prepare.naming(ask.param, number, len(asks)):
-                    answer = found[number] = await self._whole(ask)
-                progress.done(sum(len(output.token_ids) for output in answer.outputs))
-
-        await gather_or_cancel(work() for _ in range(min(len(asks), self._window.limit)))
-        return [answer for answer in found if answer is not None]
-
-    async def _whole(self, ask: Prepared) -> RequestOutput:
-        outputs = [CompletionOutput(index) for index in range(ask.request.n)]
-        async with contextlib.aclosing(self.increments(ask)) as increments:
-            async for increment in increments:
-                for output in increment.outputs:
-                    outputs[output.index].add(output)
-        return dataclasses.replace(increment, outputs=outputs)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._loaded.tokenizer
-
-    async def reset_prefix_cache(self) -> bool:
-        self._loaded.engine.reset_prefix_cache()
-        return True
-
-    async def sleep(self, level: int) -> None:
-        await self._loaded.engine.sleep(SleepLevel(level))
-
-    async def wake_up(self) -> None:
-        await self._loaded.engine.wake_up()
-
-    async def close(self) -> None:
-        self._service.offload.close()
-        await self._loaded.engine.close()
-
-
-# --- for users -----------------------------------------------------------------------------------------------------
 
 
 class LLM:
@@ -213,26 +46,25 @@ class LLM:
     Raises ValueError for an unknown or unsupported option, LoadError if the model cannot be served."""
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
-        path = None if model is None else os.fspath(model)
-        try:
-            config = from_keywords({"enable_mm_embeds": True, **options, "model": path})
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        self._load(config)
+        self._load(program_config(model, options))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Create an LLM with the options of `engine_args`. Raises as the constructor."""
+        return cls(**engine_args.given())
 
     @classmethod
     def of(cls, config: ServerConfig) -> Self:
         """Create an LLM with options from a command line. Raises LoadError."""
         llm = cls.__new__(cls)
-        llm._load(config)
+        llm._load(unbounded(config))
         return llm
 
     def _load(self, config: ServerConfig) -> None:
         cancel = threading.Event()
         background = LoopThread("oneloop-llm")
         try:
-            unbounded = dataclasses.replace(config, max_queue=UNBOUNDED, max_media_memory_gb=UNBOUNDED_GB)
-            self._core: _Core | None = background.run(_Core.load(unbounded, cancel))
+            self._core: Core | None = background.run(Core.load(config, cancel))
         except BaseException:
             cancel.set()
             background.close()
@@ -259,12 +91,13 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        chat_template: str | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answers one conversation or several: lists of {"role": …, "content": …}. `options`: CHAT_FIELDS, as the HTTP API has
-        them (`tools` …). Otherwise as `generate`."""
+        """Answers one conversation or several: lists of {"role": …, "content": …}. `chat_template`: text of a template in place of
+        the model's. `options`: CHAT_FIELDS, as the HTTP API has them (`tools` …). Otherwise as `generate`."""
         prepare.check_chat_options(options)
-        make = partial(prepare.of_conversation, options=options)
+        make = partial(prepare.of_conversation, options=options, chat_template=chat_template)
         return self._answers("messages", prepare.conversations(messages), make, sampling_params, lora_request, use_tqdm)
 
     def agenerate(
@@ -275,7 +108,8 @@ class LLM:
         leave through `contextlib.aclosing`.
 
         Raises ValueError: for what is wrong in itself here, for what does not fit the model at the first step."""
-        return self._iterate(prepare.of_prompt(prompt, sampling_params or SamplingParams(), lora_request))
+        params = sampling_params or SamplingParams()
+        return self._iterate(prepare.of_prompt(prompt, params, lora_request), params)
 
     def achat(
         self,
@@ -286,9 +120,8 @@ class LLM:
     ) -> AsyncIterator[RequestOutput]:
         """Increments of the answer to one conversation. See `agenerate`."""
         prepare.check_chat_options(options)
-        return self._iterate(
-            prepare.of_conversation(messages, sampling_params or SamplingParams(), options, lora_request)
-        )
+        params = sampling_params or SamplingParams()
+        return self._iterate(prepare.of_conversation(messages, params, options, lora_request), params)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
@@ -303,6 +136,14 @@ class LLM:
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as transformers' PreTrainedTokenizerFast, with its chat template; each call makes one."""
         return as_transformers(self._open_core().tokenizer)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the sampling of the model's authors, to be changed and passed on."""
+        return self._open_core().default_params
+
+    def get_metrics(self) -> list[Metric]:
+        """Return the engine's metrics: a Counter, Gauge or Histogram for each sample of /metrics."""
+        return self._background.run(self._open_core().metrics())
 
     def reset_prefix_cache(self) -> bool:
         """Forget the prompts whose keys and values are kept for others that begin alike. True: it is done."""
@@ -401,6 +242,11 @@ class LLM:
         with self._progress(num, "text", use_tqdm) as (core, progress):
             return self._background.run(core.pooler.compared(compare, lambda result: progress.done(result.num_tokens)))
 
+    def __getattr__(self, name: str) -> Any:
+        if name in _NOT_HERE:
+            raise AttributeError(f"LLM has no {name}: {_NOT_HERE[name]}")
+        raise AttributeError(f"'LLM' object has no attribute {name!r}")
+
     def close(self) -> None:
         """Close. Requests in flight end with a RuntimeError. Closing again does nothing.
 
@@ -437,21 +283,36 @@ class LLM:
             return self._background.run(core.answers(asks, progress))
 
     @contextlib.contextmanager
-    def _progress(self, total: int, unit: str, shown: bool) -> Iterator[tuple[_Core, Progress]]:
+    def _progress(self, total: int, unit: str, shown: bool) -> Iterator[tuple[Core, Progress]]:
         core, progress = self._open_core(), Progress(total, unit, shown=shown)
         try:
             yield core, progress
         finally:
             progress.close()
 
-    def _iterate(self, ask: Prepared) -> AsyncIterator[RequestOutput]:
-        return self._background.iterate(self._open_core().increments(ask))
+    def _iterate(self, ask: Prepared, params: SamplingParams) -> AsyncIterator[RequestOutput]:
+        kind = params.output_kind or RequestOutputKind.DELTA
+        return self._background.iterate(self._open_core().outputs(ask, kind))
 
-    def _open_core(self) -> _Core:
+    def _open_core(self) -> Core:
         core = self._core
         if core is None or not self._close.alive:
             raise RuntimeError("this LLM is closed")
         return core
+
+
+# Of vLLM's LLM, for programs that were written for it.
+_NOT_HERE: Mapping[str, str] = {
+    "llm_engine": "the engine is this LLM itself, without steps to be made by hand; requests come and go in AsyncLLM",
+    "collective_rpc": "there are no worker processes",
+    "apply_model": "there are no worker processes",
+    "start_profile": "profiles are the server's: oneloop serve --profile-dir",
+    "stop_profile": "profiles are the server's: oneloop serve --profile-dir",
+    "reward": "encode(…, pooling_task='token_classify') gives the scores of tokens",
+    "preprocess_chat": "get_tokenizer().apply_chat_template(…) gives the prompt of a conversation",
+    "init_weight_transfer_engine": "weights are not exchanged while a model serves",
+    "update_weights": "weights are not exchanged while a model serves",
+}
 
 
 def _give_memory_back() -> None:
@@ -461,7 +322,7 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _close(background: LoopThread, core: _Core) -> None:
+def _close(background: LoopThread, core: Core) -> None:
     try:
         # At the end of the program threads are gone that the engine would end with; nothing is left to free then either.
         if threading.main_thread().is_alive() and not background.is_here():

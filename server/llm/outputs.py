@@ -5,12 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
 
 from runtime.api import Output, TokenLogprobs
 from server.generate.generation import Generation, PromptChoice
 from server.generate.transcript import Call, Transcript
 from server.models.tokenizer import Tokenizer
 from server.text.events import Malformed, Reasoning, Text
+
+
+class RequestOutputKind(Enum):
+    """Kind of the outputs of an iteration: all of the answer so far, only what is new, or only the whole answer, once."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,10 @@ class CompletionOutput:
         self.tool_calls += more.tool_calls
         self.token_ids += more.token_ids
         self.finish_reason, self.stop_reason = more.finish_reason, more.stop_reason
+
+    def copy(self) -> CompletionOutput:
+        """Return what it is now, which `add` does not change."""
+        return dataclasses.replace(self, tool_calls=[*self.tool_calls], token_ids=[*self.token_ids])
 
 
 @dataclass(slots=True)
@@ -127,7 +141,7 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
 
     @property
-    def fields(self) -> dict[str, object]:
+    def fields(self) -> dict[str, Any]:
         """Fields of `SamplingParams`; `logprobs` for the sum that ranks beams."""
         return {
             "use_beam_search": True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,15 @@ from server.api.openai import request_types, requests
 from server.config.option import did_you_mean
 from server.generate.request import Chat, GenerateRequest, Texts, TextWithMedia
 from server.http.errors import ApiError
+from server.http.schema import StructuredOutputs
 from server.http.wire_fields import Sampling, TextFields, TruncationFields
 from server.llm.lora_request import LoRARequest
 from server.llm.media import Objects
+from server.llm.outputs import RequestOutputKind
 from server.llm.prompts import Prompt, as_value_error, decoded, plain
 
 Conversation = Sequence[Mapping[str, Any]]
+StructuredOutputsParams = StructuredOutputs  # vLLM's name
 
 # The wire's fields that say how tokens are chosen and where text ends: the others are about HTTP, or change an answer's form.
 SAMPLING_FIELDS = (
@@ -34,32 +38,94 @@ CHAT_FIELDS = (
 )  # fmt: skip
 
 
-class SamplingParams:
-    """Parameters of sampling: the fields of the HTTP API, with the same names and limits.
+# Fields of vLLM's SamplingParams that are none of the wire: what they may be, and why not something else.
+_VLLM_FIELDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "guided_decoding": ((), "its name is structured_outputs"),
+    "logits_processors": (
+        (),
+        "no Python function sees logits; logit_bias, bad_words and structured_outputs restrict tokens",
+    ),
+    "detokenize": ((True,), "an answer is always text"),
+    "extra_args": (({},), "there is no plugin here that reads them"),
+    "skip_clone": ((True, False), ""),
+}
 
-    Defaults are those of the model's authors; `max_tokens` is 16 for `generate` and the rest of the context for `chat`.
+
+class SamplingParams:
+    """Parameters of sampling: the fields of the HTTP API, with the same names and limits. They can be read and set, too.
+
+    Defaults are those of the model's authors; `max_tokens` is 16 for `generate`, and the rest of the context for `chat` or if it is
+    set to None. `output_kind`: what an iteration yields; None: as the method says.
     Raises ValueError naming the field."""
 
-    __slots__ = ("fields",)
+    __slots__ = ("fields", "fills_context", "output_kind")
     __signature__ = inspect.Signature(
-        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in SAMPLING_FIELDS]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+            for name in (*SAMPLING_FIELDS, "output_kind")
+        ]
     )
 
-    def __init__(self, **fields: Any) -> None:
-        for name, value in fields.items():
-            if name not in SAMPLING_FIELDS:
+    def __init__(self, *, output_kind: RequestOutputKind | None = None, **fields: Any) -> None:
+        self._set(fields, output_kind)
+
+    def _set(self, given: Mapping[str, Any], output_kind: RequestOutputKind | None) -> None:
+        for name, value in given.items():
+            if name not in SAMPLING_FIELDS and not _is_default(name, value):
                 raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, SAMPLING_FIELDS)}")
             _check_finite(name, value)
-        self.fields: Mapping[str, Any] = {name: value for name, value in fields.items() if value is not None}
-        decoded(request_types.COMPLETION, {"prompt": "", **self.fields})
+        fields = {name: value for name, value in given.items() if value is not None and name in SAMPLING_FIELDS}
+        decoded(request_types.COMPLETION, {"prompt": "", **fields})
+        fills_context = given.get("max_tokens", 0) is None
+        for name, value in {"fields": fields, "output_kind": output_kind, "fills_context": fills_context}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return {**({"max_tokens": None} if self.fills_context else {}), **self.fields}
+
+    def __getattr__(self, name: str) -> Any:
+        """A field as it was given; of the others `n` is 1, and None means the model's default."""
+        if name not in SAMPLING_FIELDS:
+            raise AttributeError(f"SamplingParams has no field {name!r}{did_you_mean(name, SAMPLING_FIELDS)}")
+        return self.fields.get(name, 1 if name == "n" else None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "output_kind":
+            object.__setattr__(self, name, value)
+        else:
+            self._set({**self._given, name: value}, self.output_kind)
+
+    def clone(self) -> SamplingParams:
+        """Return a copy that can be changed by itself."""
+        return copy.deepcopy(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _sampling_params, (self._given, self.output_kind)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SamplingParams) and self.fields == other.fields
+        if not isinstance(other, SamplingParams):
+            return NotImplemented
+        return self._given == other._given and self.output_kind is other.output_kind
 
-    __hash__ = None  # type: ignore[assignment]  # logit_bias is a dict
+    __hash__ = None  # type: ignore[assignment]  # it can be changed
 
     def __repr__(self) -> str:
         return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
+
+
+def _sampling_params(fields: Mapping[str, Any], output_kind: RequestOutputKind | None) -> SamplingParams:
+    return SamplingParams(output_kind=output_kind, **fields)
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Return whether a field of vLLM's asks for what is done anyway. Raises ValueError if it asks for something else."""
+    if name not in _VLLM_FIELDS:
+        return False
+    allowed, why = _VLLM_FIELDS[name]
+    if value is not None and value not in allowed:
+        raise ValueError(f"SamplingParams: {name}={value!r} is not supported: {why}")
+    return True
 
 
 def check_chat_options(options: Mapping[str, Any]) -> None:
@@ -86,11 +152,13 @@ def naming(param: str, number: int, total: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One prompt or conversation, checked. `text`: the prompt as given, where it was text. `lora`: with which adapter, if any."""
+    """One prompt or conversation, checked. `text`: the prompt as given, where it was text. `lora`: with which adapter, if any.
+    `chat_template`: in place of the model's own."""
 
     request: GenerateRequest
     text: str | None
     lora: LoRARequest | None = None
+    chat_template: str | None = None
 
     @property
     def param(self) -> str:
@@ -102,6 +170,8 @@ def of_prompt(prompt: Prompt, params: SamplingParams, lora: LoRARequest | None =
     salt = {} if found.cache_salt is None else {"cache_salt": found.cache_salt}
     asked = {"prompt": found.given} if found.embeds is None else {"prompt_embeds": found.embeds}
     request = requests.of_completion(decoded(request_types.COMPLETION, {**asked, **params.fields, **salt}))
+    if params.fills_context:
+        request = replace(request, default_max_tokens=None)
     if found.media:
         assert isinstance(request.prompt, Texts), "a prompt by itself"
         assert found.text is not None, "placeholders are text"
@@ -113,8 +183,9 @@ def of_prompt(prompt: Prompt, params: SamplingParams, lora: LoRARequest | None =
 
 
 def of_conversation(
-    messages: Conversation, params: SamplingParams, options: Mapping[str, Any], lora: LoRARequest | None = None
-) -> Prepared:
+    messages: Conversation, params: SamplingParams, options: Mapping[str, Any], lora: LoRARequest | None = None,
+    chat_template: str | None = None,
+) -> Prepared:  # fmt: skip
     objects = Objects()
     body = {
         "messages": objects.taken(messages),
@@ -130,7 +201,7 @@ def of_conversation(
         raise as_value_error(error) from None
     assert isinstance(request.prompt, Chat), "it was made here"
     objects.put_back(request.prompt.messages)
-    return Prepared(request, None, lora)
+    return Prepared(request, None, lora, chat_template)
 
 
 def conversations(given: Conversation | Sequence[Conversation]) -> list[Conversation]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import msgspec
 
@@ -31,6 +31,26 @@ def decoded(kind: Wire[Any], body: Mapping[str, Any]) -> Any:
 def as_value_error(error: ApiError) -> ValueError:
     named = error.param is None or error.param in error.message
     return ValueError(error.message if named else f"{error.param}: {error.message}")
+
+
+class TextPrompt(TypedDict, total=False):
+    prompt: Required[str]
+    multi_modal_data: Mapping[str, Any]
+    mm_processor_kwargs: Mapping[str, Any]
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    prompt_token_ids: Required[list[int]]
+    prompt: str
+    cache_salt: str
+
+
+class EmbedsPrompt(TypedDict, total=False):
+    """Prompt of embeddings. `prompt_embeds`: a tensor of [tokens, hidden size]."""
+
+    prompt_embeds: Required[Any]
+    cache_salt: str
 
 
 Prompt = str | Sequence[int] | Mapping[str, Any]

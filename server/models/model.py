@@ -195,13 +195,20 @@ class LoadedModel:
 
     def with_adapter(self, adapter: Adapter) -> LoadedModel:
         """The same in all but name and adapter: what is not read anew is shared."""
+        return self._but(
+            adapter=adapter,
+            names=(adapter.name, *self.names),
+            fingerprint=_fingerprint(adapter.name, self.engine.model),
+            created=adapter.created,
+        )
+
+    def with_template(self, chat_template: ChatTemplate, chat_format: ChatFormat) -> LoadedModel:
+        """The same with another chat template, and the format of answers that belongs to it."""
+        return self._but(chat_template=chat_template, chat_format=chat_format)
+
+    def _but(self, **fields: object) -> LoadedModel:
         other = copy(self)
-        for name, value in {
-            "adapter": adapter,
-            "names": (adapter.name, *self.names),
-            "fingerprint": _fingerprint(adapter.name, self.engine.model),
-            "created": adapter.created,
-        }.items():
+        for name, value in fields.items():
             object.__setattr__(other, name, value)
         return other
 

@@ -59,7 +59,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch):
     fake = Fake(tiny_tokenizer())
-    monkeypatch.setattr("server.llm.llm.load", fake.load)
+    monkeypatch.setattr("server.llm.core.load", fake.load)
     return fake
 
 
@@ -483,10 +483,10 @@ def test_ctrl_c_takes_the_requests_back_and_the_llm_goes_on(fake):
 
 SCRIPT = """
 import asyncio, sys
-import server.llm.llm
+import server.llm.core
 from tests.server.test_llm import Fake
 from tests.server.tiny import tiny_tokenizer, loaded_model
-server.llm.llm.load = Fake(tiny_tokenizer()).load
+server.llm.core.load = Fake(tiny_tokenizer()).load
 from server import LLM
 llm = LLM("tiny")
 print(llm.generate("hi", use_tqdm=False)[0].outputs[0].text)

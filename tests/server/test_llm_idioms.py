@@ -69,7 +69,7 @@ def test_the_prefix_cache_forgets(llm, fake):  # noqa: F811
 def test_keywords_of_vllm_are_taken_where_they_ask_for_nothing_more(fake):  # noqa: F811
     with LLM("tiny", tensor_parallel_size=1, distributed_executor_backend="mp", trust_remote_code=False) as llm:  # noqa: F811
         assert texts(llm.generate("a", SamplingParams(max_tokens=3), use_tqdm=False)) == ["A"]
-    for keyword in ({"distributed_executor_backend": "ray"}, {"trust_remote_code": True}, {"task": "embed"}):
+    for keyword in ({"distributed_executor_backend": "ray"}, {"cpu_offload_gb": 4}, {"task": "embed"}):
         with pytest.raises(ValueError, match=f"{next(iter(keyword))}=.* is not supported: "):
             LLM("tiny", **keyword)
 

@@ -176,7 +176,7 @@ def test_the_python_api_takes_the_same_fields(monkeypatch):
         engine.append(FakeEngine(lambda request: [EOS], model=model))
         return loaded_model(engine[0], tokenizer, chatml(tokenizer), sampling_defaults(), ("tiny",))
 
-    monkeypatch.setattr("server.llm.llm.load", load)
+    monkeypatch.setattr("server.llm.core.load", load)
     with LLM("tiny") as llm:
         llm.generate("a", SamplingParams(structured_outputs={"choice": ["yes"]}), use_tqdm=False)
         messages = [{"role": "user", "content": "a"}]

@@ -49,7 +49,7 @@ def serving(monkeypatch):
             pooling = ServedPooling.of(model, tokenizer, asked, config.convert, Prompts())
             return dataclasses.replace(loaded, pooling=pooling)
 
-        monkeypatch.setattr("server.llm.llm.load", load)
+        monkeypatch.setattr("server.llm.core.load", load)
         opened.append(LLM("tiny", **options))
         return opened[-1], made[0]
 

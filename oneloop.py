@@ -1,0 +1,39 @@
+"""oneloop for programs: `from oneloop import LLM, SamplingParams`; see server/llm/README.md. `python -m oneloop`: the command line.
+
+Nothing is imported before it is used. In a wheel this file is `oneloop/__init__.py`, and the folders beside it are inside of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import server
+
+if Path(server.__file__ or "").parents[1:2] != (Path(__file__).parent,):
+    raise ImportError(
+        f"oneloop runs from a checkout here, and {server.__file__} hides its folder `server`. Installed by pip, oneloop imports "
+        "nothing but its own packages; or run the program from another folder."
+    )
+
+if TYPE_CHECKING:
+    from server import *  # noqa: F403
+
+
+def main() -> int:
+    """Run the command line; the exit code."""
+    from server.__main__ import main as run
+
+    return run()
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(server, name)
+
+
+def __dir__() -> list[str]:
+    return dir(server)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Keywords of vLLM's LLM that are no options here, so that programs written for it run.
+
+What changes nothing is taken; what has no effect here is taken with one warning; what asks for something that is not done is
+refused with the reason. Any other name is unknown."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from server.config.server_options import ConfigError
+
+logger = logging.getLogger("oneloop.config")
+
+RENAMED: Mapping[str, str] = {"kv_cache_memory_bytes": "kv_cache_memory", "override_pooler_config": "pooler_config"}
+
+# Keywords with the values that ask for what is done anyway, and why no other value is possible.
+DEFAULTS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "code_revision": ((), "code that comes with a model is never run"),
+    "config_format": (("auto", "hf"), "a model's configuration is config.json, or in the GGUF file"),
+    "cpu_offload_gb": ((0,), "weights stay on the device; quantization=… makes them smaller"),
+    "data_parallel_backend": (("mp",), "replicas are in one process; oneloop ray spreads them"),
+    "disable_log_requests": ((True, False), ""),
+    "disable_log_stats": ((True, False), ""),
+    "distributed_executor_backend": (("mp", "uni"), "stages in processes of their own are for the server"),
+    "ec_transfer_config": ((), "there are no connectors"),
+    "enable_eplb": ((False,), "expert_placement=… places experts by a file"),
+    "enable_sleep_mode": ((True, False), ""),
+    "hf_config_path": ((), "a model's configuration is in its folder"),
+    "hf_overrides": (({},), "change the model's config.json"),
+    "hf_token": ((), "set HF_TOKEN in the environment"),
+    "io_processor_plugin": ((), "there is no such plugin"),
+    "kv_events_config": ((), "there are no such events"),
+    "kv_transfer_config": ((), "there are no connectors"),
+    "logits_processors": ((), "no Python function sees logits"),
+    "lora_dtype": (("auto",), "adapters have the model's type"),
+    "num_gpu_blocks_override": ((), "num_kv_blocks=… sets the number of blocks, each of kv_block_size tokens"),
+    "override_generation_config": (({},), "generation_config='none' leaves the model's defaults out; SamplingParams set others"),
+    "rope_scaling": (({},), "change the model's config.json"),
+    "rope_theta": ((), "change the model's config.json"),
+    "scheduler_cls": ((), "there is one scheduler"),
+    "skip_tokenizer_init": ((False,), "prompts and answers are text"),
+    "task": (("auto", "generate"), "runner='pooling' serves a model to be pooled, and convert says what for"),
+    "tokenizer_mode": (("auto", "hf", "fast", "slow"), "tokenizers are read from tokenizer.json or the GGUF file"),
+    "tokenizer_revision": ((), "tokenizer=… takes a folder with the wanted revision"),
+    "use_tqdm_on_load": ((True, False), ""),
+    "worker_cls": ((), "there are no worker processes"),
+    "worker_extension_cls": ((), "there are no worker processes"),
+}  # fmt: skip
+
+# Keywords that have no effect here, and why none is needed.
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "async_scheduling": "steps are always scheduled one ahead",
+    "block_size": "the engine chooses the size of its blocks",
+    "calculate_kv_scales": "scales come from the checkpoint or are measured",
+    "compilation_config": "the engine chooses kernels and captures graphs by itself",
+    "disable_cascade_attn": "attention is chosen by attention_backend",
+    "disable_custom_all_reduce": "the engine chooses how devices exchange tensors",
+    "download_dir": "files are kept where HF_HOME says",
+    "enable_chunked_prefill": "prompts are always computed in chunks",
+    "fully_sharded_loras": "adapters are divided as the model is",
+    "guided_decoding_backend": "llguidance constrains outputs",
+    "long_prefill_token_threshold": "max_itl bounds prompts beside decodes",
+    "max_logprobs": "a request may ask for 20",
+    "max_long_partial_prefills": "max_itl bounds prompts beside decodes",
+    "max_num_partial_prefills": "max_itl bounds prompts beside decodes",
+    "max_parallel_loading_workers": "weights are read by several threads",
+    "max_seq_len_to_capture": "graphs serve any length",
+    "mm_encoder_tp_mode": "encoders are divided as the model is",
+    "mm_processor_cache_type": "processed media are kept in this process",
+    "num_scheduler_steps": "steps are always scheduled one ahead",
+    "optimization_level": "the engine chooses kernels and captures graphs by itself",
+    "preemption_mode": "preempted requests are computed again",
+    "served_model_name": "a program's objects tell its models apart",
+    "skip_mm_profiling": "memory for media is planned, not measured",
+    "structured_outputs_config": "llguidance constrains outputs",
+    "swap_space": "preempted requests are computed again",
+    "trust_remote_code": "code that comes with a model is never run; models that need it cannot be served",
+    "use_v2_block_manager": "there is one block manager",
+    "worker_use_ray": "there are no worker processes",
+}
+
+NAMES = (*DEFAULTS, *WITHOUT_EFFECT)
+_told: set[str] = set()
+
+
+def is_taken(name: str, value: Any) -> bool:
+    """Return whether `name` is a keyword of vLLM that may be given. Logs a warning, once, for one that has no effect.
+
+    Raises ConfigError if `value` asks for something that is not done."""
+    if name in DEFAULTS:
+        allowed, why = DEFAULTS[name]
+        if value is not None and value not in allowed:
+            raise ConfigError(f"{name}={value!r} is not supported: {why}")
+        return True
+    if name not in WITHOUT_EFFECT:
+        return False
+    if value not in (None, False) and name not in _told:
+        _told.add(name)
+        logger.warning("%s=%r has no effect: %s", name, value, WITHOUT_EFFECT[name])
+    return True

@@ -1,0 +1,58 @@
+"""Metrics of the engine for programs, with vLLM's names for their kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from runtime import api
+from server.http.metrics import PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Metric at a moment. `name`: as /metrics has it, but without the `_total` of counters."""
+
+    name: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Counter(Metric):
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge(Metric):
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Vector(Metric):
+    """Several numbers of one kind; for programs that look for it: the engine has none."""
+
+    values: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram(Metric):
+    """Distribution. `buckets`: for each upper bound ("+Inf" the last) how many values are at most as large."""
+
+    count: int
+    sum: float
+    buckets: Mapping[str, int]
+
+
+def read_metrics(found: Iterable[api.Metric]) -> list[Metric]:
+    """Return a Metric for each sample of the engine's metrics."""
+    return [_metric(family, dict(labels), value) for family in found for labels, value in family.samples.items()]
+
+
+def _metric(family: api.Metric, labels: Mapping[str, str], value: float | api.HistogramData) -> Metric:
+    name = f"{PREFIX}{family.name}"
+    if isinstance(value, api.HistogramData):
+        bounds = [*map(str, value.bounds), "+Inf"]
+        counts = list(accumulate(value.counts))
+        return Histogram(name, labels, counts[-1], value.sum, dict(zip(bounds, counts, strict=True)))
+    return Counter(name, labels, value) if family.kind == "counter" else Gauge(name, labels, value)
