@@ -12,7 +12,7 @@ from __future__ import annotations
 from ops.activation import activate, gated, silu_mul
 from ops.attention import attend, attend_blocks, attend_latent, attend_packed, cache_refusal, paged_attention
 from ops.attention.heads import AttentionHeads, LatentHeads
-from ops.attention.meta import AttentionMeta, caches_stand_for, in_chunks, max_pieces
+from ops.attention.meta import AttentionMeta, across, caches_stand_for, in_chunks, max_pieces
 from ops.attention.reference import TokenBlock
 from ops.conv import causal_conv
 from ops.delta import gated_delta_rule
@@ -82,6 +82,7 @@ __all__ = [
     "TokenBlock",
     "Tracer",
     "WeightFormat",
+    "across",
     "activate",
     "activated_linear",
     "add_layer_norm",

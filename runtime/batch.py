@@ -50,11 +50,13 @@ class MediaSpan(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class RowMedia:
     """Media of a row. `rope_positions` [3, num_tokens]: M-RoPE positions, or None. `prompt_len`: length of a prompt that
-    begins here and whose tokens all attend to each other; otherwise 0."""
+    begins here and whose tokens all attend to each other; otherwise 0. `crossed`: key of the encoder outputs whose keys and values
+    cross-attention keeps from this step on, or None."""
 
     spans: tuple[MediaSpan, ...]
     rope_positions: Int32s | None = None
     prompt_len: int = 0
+    crossed: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

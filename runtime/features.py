@@ -44,15 +44,16 @@ def _encoders(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feat
             None if spec is None else spec.rope_positions,
             whole_prompts,
             spec is not None and spec.apart,
+            0 if spec is None else spec.num_outputs,
         )
     )
 
 
 def takes_embeds(plan: EnginePlan, model: Model) -> bool:
     """Return whether prompts may hold embeddings in the place of ids. Not where all tokens of an item or of a prompt see each
-    other: those of embeddings do not. Nor where layers need more than an embedding."""
+    other: those of embeddings do not. Nor where layers need more than an embedding, or read items themselves."""
     spec = None if model.encoder is None else model.encoder.spec
-    takes = spec is None or not (spec.whole_items or spec.num_deepstack)
+    takes = spec is None or not (spec.whole_items or spec.num_deepstack or spec.num_outputs)
     return plan.enable_prompt_embeds and model.spec.generates and takes and not plan.layout.in_one_step
 
 

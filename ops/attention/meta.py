@@ -98,6 +98,31 @@ def _cut(meta: AttentionMeta, positions: Tensor, chunk: int, num_pieces: int) ->
     return end.repeat(nowhere + 1).scatter(0, places, tokens)[:-1], request_of_token
 
 
+def across(meta: AttentionMeta, num_tokens: int, num_keys: int) -> AttentionMeta:
+    """The same T = `num_tokens` queries, each a request of its own that sees all `num_keys` keys of its request's block table: so
+    kernels of causal attention compute cross-attention. Nothing of it is read by the host."""
+    if meta.max_query_len == 1:
+        lens = torch.full_like(meta.seq_lens, num_keys)
+        if meta.rows is not None:
+            lens = torch.where(meta.rows >= 0, lens, 0)
+        return replace(meta, seq_lens=lens, max_seq_len=num_keys, spans=None, uniform=False)
+    starts = meta.query_start_loc
+    tokens = torch.arange(num_tokens + 1, dtype=torch.int32, device=starts.device)
+    request = (torch.searchsorted(starts, tokens[:-1], right=True) - 1).clamp(max=len(starts) - 2)
+    is_query = tokens[:-1] < starts[-1]
+    return replace(
+        meta,
+        query_start_loc=tokens.minimum(starts[-1]),
+        seq_lens=torch.where(is_query, num_keys, 0).int(),
+        block_tables=meta.block_tables[request] if meta.rows is None else meta.block_tables,
+        rows=None if meta.rows is None else torch.where(is_query, meta.rows[request], -1).int(),
+        max_query_len=1,
+        max_seq_len=num_keys,
+        spans=None,
+        uniform=False,
+    )
+
+
 _times: ContextVar[float] = ContextVar("times", default=1.0)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from runtime.api.media import EMBEDS, check_media
+from runtime.api.media import EMBEDS, MediaItem, check_media
 from runtime.api.requests import PoolingParams, PoolingTask, Request, SequencePooling
 
 
@@ -50,6 +51,23 @@ class SpeechInfo:
     hop_length: int = 160
     n_fft: int = 400
     alignment_heads: tuple[tuple[int, int], ...] = ()
+
+    def silence(self) -> MediaItem:
+        """Return a window in which nothing is heard, which a probe of the model has."""
+        import numpy as np
+
+        features = np.zeros((self.num_mel_bins, self.num_frames), np.float32)
+        return MediaItem("audio", b"silence", np.zeros(1, np.int32), {"input_features": features})
+
+    def check(self, media: Sequence[MediaItem]) -> None:
+        """Raises ValueError, with a message for people, unless `media` is one window of sound as it is heard."""
+        if len(media) != 1 or media[0].positions.tolist() != [0]:
+            raise ValueError(f"a speech model writes down one window of sound at a time, and here are {len(media)}")
+        features = media[0].inputs.get("input_features")
+        wanted = (self.num_mel_bins, self.num_frames)
+        if features is None or features.shape != wanted or features.dtype != "float32":
+            given = "none" if features is None else f"{features.dtype} {list(features.shape)}"
+            raise ValueError(f"input_features are {given}; this model hears float32 {list(wanted)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +114,19 @@ class ModelInfo:
     speech: SpeechInfo | None = None  # of a model whose every request is a sound to write down, none for others
     topology: str = ""  # how its devices are connected, for people; empty where there is nothing to tell
 
+    @property
+    def probe_media(self) -> tuple[MediaItem, ...]:
+        """Media that even a prompt of one token must have."""
+        return () if self.speech is None else (self.speech.silence(),)
+
     def check(self, request: Request) -> None:
         """Check a request's parameters. Raises ValueError, with a message for people, if this model does not support them."""
         params = request.params
         if request.media:
             takes = self.modalities | ({EMBEDS} if self.takes_embeds else set())
             check_media(request.media, takes, len(request.prompt_ids), self.architecture)
+        if self.speech is not None:
+            self.speech.check(request.media)
         if isinstance(params, PoolingParams):
             self.resolve(params, len(request.prompt_ids))
         elif not self.generates:

@@ -38,7 +38,8 @@ class EncoderLimits:
     """Limits of encoder work. `max_num_encoder_tokens`: outputs that a step may begin to encode, unless one item has more.
     `cache_size`: outputs kept. `max_model_len`: number of positions. `whole_items`: items are never cut, since their tokens
     attend to each other. `width`: size of an output. `rope_positions`: M-RoPE positions, if the model has them.
-    `whole_prompts`: prompts are never cut. `apart`: audio next to images is encoded differently."""
+    `whole_prompts`: prompts are never cut. `apart`: audio next to images is encoded differently. `num_outputs`: of every item,
+    where layers read it by cross-attention; 0 where items have an output for each position."""
 
     max_num_encoder_tokens: int
     cache_size: int
@@ -48,6 +49,11 @@ class EncoderLimits:
     rope_positions: RopePositions | None = None
     whole_prompts: bool = False
     apart: bool = False
+    num_outputs: int = 0
+
+    def size(self, item: MediaItem) -> int:
+        """Return the number of an item's outputs."""
+        return self.num_outputs or len(item.positions)
 
 
 class EncoderScheduling(Feature):
@@ -67,7 +73,7 @@ class EncoderScheduling(Feature):
         if not sequence.request.media and not self.limits.whole_prompts:
             return None
         self.admit(sequence)
-        return _Items(self, sequence)
+        return _ReadItem(self, sequence) if self.limits.num_outputs else _Items(self, sequence)
 
     def check(self, request: Request) -> None:
         """Raises ValueError, whose message is for people, for what no step could hold, and for grids that do not fit."""
@@ -75,7 +81,7 @@ class EncoderScheduling(Feature):
             return
         max_num_batched_tokens = self._max_num_batched_tokens
         for item in request.media:
-            num = len(item.positions)
+            num = self.limits.size(item)
             embeds = item.inputs.get(EMBEDS)
             if embeds is not None and embeds.shape != (num, self.limits.width):
                 raise ValueError(
@@ -139,7 +145,7 @@ class EncoderScheduling(Feature):
                     end = begins
                     continue
                 end = last + 1
-            if not self._provide(item, sequence):
+            if not self.provide(item, sequence):
                 end = begins  # of another, among whose positions this one's are, some may stand before
         return end - start
 
@@ -149,16 +155,16 @@ class EncoderScheduling(Feature):
         missing = sequence.num_prompt_tokens - sequence.num_computed_tokens
         if missing > most:
             return 0
-        provided = [self._provide(item, sequence) for item in sequence.request.media if missing > 0]
+        provided = [self.provide(item, sequence) for item in sequence.request.media if missing > 0]
         if not all(provided):
             if any(key_of(item, sequence.request.cache_salt) not in self.cache for item in sequence.request.media):
                 self.release(sequence)
             return 0
         return max(num_tokens, missing)
 
-    def _provide(self, item: MediaItem, sequence: Sequence) -> bool:
+    def provide(self, item: MediaItem, sequence: Sequence) -> bool:
         """Hold an item's outputs, or have it encoded. False where they are not there yet."""
-        key, num, holder = key_of(item, sequence.request.cache_salt), len(item.positions), _holder(sequence, item)
+        key, num, holder = key_of(item, sequence.request.cache_salt), self.limits.size(item), _holder(sequence, item)
         if key in self.cache:
             if not self.cache.is_held_by(key, holder):
                 self.stats.num_queries += 1
@@ -210,6 +216,13 @@ class EncoderScheduling(Feature):
             positions = np.concatenate([positions, np.broadcast_to(behind, (3, len(behind)))], axis=1)
         prompt_len = sequence.num_prompt_tokens if self.limits.whole_prompts else 0
         return RowMedia(tuple(spans), None if positions is None else positions[:, start:end], prompt_len)
+
+    def read(self, sequence: Sequence) -> RowMedia:
+        """Return the media of a row whose step reads the sequence's one item by cross-attention; it is needed no longer then."""
+        (item,) = sequence.request.media
+        key = key_of(item, sequence.request.cache_salt)
+        self._finished.append((key, _holder(sequence, item)))
+        return RowMedia((), crossed=key)
 
     def release(self, sequence: Sequence) -> None:
         """Release all items of a sequence that ended or starts over."""
@@ -280,6 +293,32 @@ class _Items(Claim):
         return row if media is None else row._replace(media=media)
 
     def suspended(self) -> None:
+        self._feature.release(self._sequence)
+
+
+class _ReadItem(Claim):
+    """The one item of a sequence, whose outputs layers keep by cross-attention from the first step after it takes a row."""
+
+    __slots__ = ("_feature", "_is_read", "_sequence")
+
+    def __init__(self, feature: EncoderScheduling, sequence: Sequence) -> None:
+        self._feature = feature
+        self._sequence = sequence
+        self._is_read = False
+
+    def reach(self, num_tokens: int, room: int) -> int:
+        if self._is_read or self._feature.provide(self._sequence.request.media[0], self._sequence):
+            return num_tokens
+        return 0
+
+    def scheduled(self, row: ScheduledRow) -> ScheduledRow:
+        if self._is_read:
+            return row
+        self._is_read = True
+        return row._replace(media=self._feature.read(self._sequence))
+
+    def suspended(self) -> None:
+        self._is_read = False
         self._feature.release(self._sequence)
 
 

@@ -192,7 +192,8 @@ class Engine:
         params: SamplingParams | PoolingParams = PoolingParams()
         if self.model.generates:
             params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-        async with self._open(self._intake.sequences([Request("health", [0], params, is_probe=True)])) as stream:
+        probe = Request("health", [0], params, media=self.model.probe_media, is_probe=True)
+        async with self._open(self._intake.sequences([probe])) as stream:
             async for (output,) in stream:
                 if output.finish is FinishReason.ERROR:
                     raise ProbeFailed(output.error or "the token could not be computed")

@@ -245,6 +245,38 @@ class PromptWindow(Window):
 
 
 @dataclass(frozen=True, slots=True)
+class Cross(_Attention):
+    """Keys and values of an encoder's outputs: `num_outputs` for each sequence, whatever its length, written in the first step
+    after it takes a row and read by all its tokens. They are about no token: nobody shares them, and a prefix may be a hit
+    without them."""
+
+    order = 2
+    kv: AttentionKVSpec
+    num_outputs: int
+
+    def with_dtype(self, dtype: KVDtype) -> Self:
+        return self if self.kv.dtype is not None else replace(self, kv=replace(self.kv, dtype=dtype))
+
+    def num_entries(self, num_tokens: int, block_size: int) -> int:
+        return -(-self.num_outputs // block_size) if num_tokens else 0
+
+    def num_tokens(self, num_entries: int, block_size: int) -> int:
+        return _ALL if num_entries * block_size >= self.num_outputs else 0
+
+    def first_in_window(self, position: int) -> int:
+        """Return `position`: of the sequence's own tokens none before it is seen."""
+        return position
+
+    def longest_prefix(
+        self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
+    ) -> int:
+        return num_entries
+
+    def __str__(self) -> str:
+        return f"see {self.num_outputs:,} outputs of an encoder"
+
+
+@dataclass(frozen=True, slots=True)
 class Nothing(_Kind):
     """No memory: all that a query sees is in its own step. Its table stays empty, and is there for the step's metadata."""
 
@@ -279,4 +311,4 @@ class State(_Kind):
         return "keep a state"
 
 
-MemoryKind = Full | Window | Nothing | State
+MemoryKind = Full | Window | Cross | Nothing | State

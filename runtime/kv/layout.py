@@ -12,7 +12,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from math import lcm
 
-from runtime.kv.kinds import ALIGNMENT, Chunk, MemoryKind, Nothing, State, Window
+from runtime.kv.kinds import ALIGNMENT, Chunk, Cross, MemoryKind, Nothing, State, Window
 
 BLOCK_SIZE = 16  # tokens in a block as kernels count them
 _MAX_WASTE = 1 / 8  # of a group's pages, for the sake of fewer block tables
@@ -132,6 +132,18 @@ class KVLayout:
         """Return `LayerGroup.chunk` by block table; None if no context of `max_model_len` has two chunks."""
         by_table = (group.chunk for group in self.groups for _ in range(group.width))
         return tuple(None if chunk is None or chunk >= max_model_len else chunk for chunk in by_table)
+
+    @property
+    def num_outputs(self) -> tuple[int | None, ...]:
+        """Return `Cross.num_outputs` by block table, None for tables of tokens."""
+        kinds = (group.kind for group in self.groups for _ in range(group.width))
+        return tuple(kind.num_outputs if isinstance(kind, Cross) else None for kind in kinds)
+
+    def max_entries(self, max_model_len: int) -> int:
+        """The most entries that a table has of a sequence, as the kernels count blocks."""
+        per_block = self.block_size // self.kernel_block_size
+        longest = max(max_model_len, *(num or 0 for num in self.num_outputs)) if self.groups else max_model_len
+        return -(-longest // self.block_size) * per_block
 
     @property
     def num_state_tables(self) -> int:

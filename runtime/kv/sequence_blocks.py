@@ -160,7 +160,7 @@ class SequenceBlocks:
         for group, table in enumerate(sequence.tables):
             # A window that is shorter than what is in flight has given up blocks whose ids were not known yet.
             first = max(sequence.num_registered_blocks, table.first_entry)
-            if first < num_full:
+            if first < num_full and table.group.kind.grows:
                 self.cache.insert(sequence.block_hashes[first:num_full], group, table.entry_ids(first, num_full))
         first, sequence.num_registered_blocks = sequence.num_registered_blocks, num_full
         for claim in sequence.claims:

@@ -20,6 +20,14 @@ class DeepstackStep(NamedTuple):
     features: Tensor
 
 
+class CrossStep(NamedTuple):
+    """Outputs of encoders for rows that have just begun, whose keys and values cross-attention keeps: outputs [N, E, W], the
+    entries `rows` [N] int64 of the block tables as metadata has them."""
+
+    outputs: Tensor
+    rows: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardStep:
     """T tokens of R rows, a row's tokens side by side. Whatever a block may want of a step is here: a new fact is a field, and
@@ -37,7 +45,8 @@ class ForwardStep:
 
     rope_positions: where tokens stand for rotary embeddings, if that is not `positions`; [T] int64, or [3, T] for embeddings of
     three axes, with rope_table [T, D_rot] float32: each token's own cosines and sines. deepstack: what the first layers add beside
-    their own. blocks: tokens that see each other all, whatever the layers' masks say.
+    their own. blocks: tokens that see each other all, whatever the layers' masks say. cross: outputs of encoders whose keys and
+    values layers keep from this step on.
 
     hidden_states [T, H]: what a draft head is given of the model, or of itself, beside the token that stands behind; None for a
     model."""
@@ -54,6 +63,7 @@ class ForwardStep:
     rope_table: Tensor | None = None
     deepstack: DeepstackStep | None = None
     blocks: Sequence[ops.TokenBlock] = ()
+    cross: CrossStep | None = None
     hidden_states: Tensor | None = None
     token_adapters: ops.TokenAdapters | None = None
 
@@ -69,7 +79,7 @@ class ForwardStep:
     @property
     def is_plain(self) -> bool:
         """True if the step has only what traced layers support: ids or embeddings, each at one position."""
-        return self.deepstack is None and not self.blocks and self.rotated_at.ndim == 1
+        return self.deepstack is None and self.cross is None and not self.blocks and self.rotated_at.ndim == 1
 
     def cache(self, index: int) -> tuple[tuple[Tensor, ...], Tensor, ops.AttentionMeta]:
         """The tensors of `kv_caches[index]`, and of the block table that tells where in them: slot mapping and metadata."""

@@ -94,7 +94,14 @@ def load(
             device=device, weights=weights, spec=spec, adapters=adapters, peers=peers, stage=stage,
             counts_experts=counts_experts,
         )  # fmt: skip
-        if spec.encoder is not None:
+        if spec.encoder is not None and spec.encoder.own is not None:
+            from runtime.models import sound_encoder
+
+            model.encoder = sound_encoder.load(
+                spec.encoder, files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, device=device,
+                weights=weights,
+            )  # fmt: skip
+        elif spec.encoder is not None:
             from runtime.models.through_transformers import tower
 
             try:

@@ -23,7 +23,7 @@ from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
 from runtime.runner.host_tables import TableUpdates
-from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, seen_in_chunks, token_types
+from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, seen_across, seen_in_chunks, token_types
 
 _Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
 _Part = list[int] | _Int32s
@@ -90,6 +90,7 @@ class DeviceInputs:
         self._kv_caches = kv_caches
         self._updates = TableUpdates(layout, max_num_seqs, max_model_len)
         self._block_size, self._chunks = layout.kernel_block_size, layout.chunks(max_model_len)
+        self._num_outputs = layout.num_outputs
 
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -281,7 +282,8 @@ class DeviceInputs:
         def num_pieces(chunk: int) -> int:
             return ops.max_pieces(len(positions), len(by_table[0].seq_lens), chunk)
 
-        return seen_in_chunks(by_table, self._chunks, positions, self._block_size, num_pieces)
+        seen = seen_in_chunks(by_table, self._chunks, positions, self._block_size, num_pieces)
+        return seen_across(seen, self._num_outputs, len(positions))
 
     def _slots_of_tokens(self, by_row: ops.AttentionMeta, num_tokens: int) -> Tensor:
         """The slot of each token's adapter, [T] int32, -1 for none and for padding."""

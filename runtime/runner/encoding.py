@@ -22,7 +22,7 @@ from ops.transfer import index_on
 from runtime.api.media import EMBEDS, MediaItem
 from runtime.batch import EncoderWork, ScheduledBatch, ScheduledRow
 from runtime.fault import Fault, RowFailed
-from runtime.models.forward_step import DeepstackStep, ForwardStep
+from runtime.models.forward_step import CrossStep, DeepstackStep, ForwardStep
 from runtime.models.model import Model
 from runtime.runner.host_tables import Int32s
 from runtime.runner.lane import Lane
@@ -109,7 +109,9 @@ class Encoding:
 
     def outputs(self, batch: ScheduledBatch) -> EncoderOutputs:
         """Return the encoder outputs of the batch's rows, by key."""
-        keys = [span.key for row in batch.rows if row.media is not None for span in row.media.spans]
+        of_rows = [row.media for row in batch.rows if row.media is not None]
+        keys = [span.key for media in of_rows for span in media.spans]
+        keys += [media.crossed for media in of_rows if media.crossed is not None]
         found = {}
         for key in keys:
             outputs = self._items[key].outputs
@@ -118,8 +120,9 @@ class Encoding:
         return found
 
     def embedded(self, step: ForwardStep, rows: Sequence[ScheduledRow], given: EncoderOutputs) -> ForwardStep:
-        """Return `step` with encoder outputs as embeddings at their positions, and the groups of tokens that all attend to
-        each other."""
+        """Return `step` with encoder outputs as embeddings at their positions or for cross-attention, and the groups of tokens
+        that all attend to each other."""
+        step = _crossed(step, rows, given)
         tokens: list[int] = []
         outputs: list[Tensor] = []
         blocks: list[ops.TokenBlock] = []
@@ -149,6 +152,20 @@ class Encoding:
         if vectors.shape[1] > size:
             deepstack = DeepstackStep(places, vectors[:, size:].view(len(vectors), -1, size).transpose(0, 1))
         return replace(step, input_embeds=embeds, deepstack=deepstack, blocks=blocks)
+
+
+def _crossed(step: ForwardStep, rows: Sequence[ScheduledRow], given: EncoderOutputs) -> ForwardStep:
+    """Return `step` with the outputs that rows bring for cross-attention, whose metadata has a request for each token."""
+    stops = accumulate(row.num_tokens for row in rows)
+    begun = [
+        (given[row.media.crossed], _table(step, row, stop - row.num_tokens))
+        for row, stop in zip(rows, stops, strict=True)
+        if row.media is not None and row.media.crossed is not None
+    ]
+    if not begun:
+        return step
+    tables = index_on(step.positions.device, [table for _, table in begun])
+    return replace(step, cross=CrossStep(torch.stack([outputs for outputs, _ in begun]), tables))
 
 
 def _table(step: ForwardStep, row: ScheduledRow, index: int) -> int:

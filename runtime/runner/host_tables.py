@@ -35,12 +35,11 @@ class _Table(NamedTuple):
 
 
 class TableUpdates:
-    """Changes of block tables in the kernels' block numbers. `shape`: [tables, max_num_seqs, entries of the longest
-    context]."""
+    """Changes of block tables in the kernels' block numbers. `shape`: [tables, max_num_seqs, entries of the longest]."""
 
     def __init__(self, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:
         size = layout.block_size // layout.kernel_block_size
-        self.shape = layout.num_tables, max_num_seqs, -(-max_model_len // layout.block_size) * size
+        self.shape = layout.num_tables, max_num_seqs, layout.max_entries(max_model_len)
         self._tables: list[list[_Table]] = []  # of each group
         for group in layout.groups:
             first = sum(map(len, self._tables))
@@ -66,7 +65,7 @@ class TableUpdates:
 
 
 class HostTables:
-    """Block tables on the host: `entries` [tables, max_num_seqs, entries of the longest context] int32."""
+    """Block tables on the host: `entries` [tables, max_num_seqs, entries of the longest] int32."""
 
     def __init__(self, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:
         self._updates = TableUpdates(layout, max_num_seqs, max_model_len)

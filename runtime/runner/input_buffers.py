@@ -6,7 +6,7 @@ a step, whose weights have filled every cache, a first operation of torch takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -17,8 +17,15 @@ from runtime.batch import Sample, ScheduledRow
 from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
-from runtime.runner.host_tables import HostTables, Int64s
-from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, rope_positions, seen_in_chunks, token_types
+from runtime.runner.host_tables import HostTables, Int32s, Int64s
+from runtime.runner.step_inputs import (
+    StepInputs,
+    inputs_with_drafts,
+    rope_positions,
+    seen_across,
+    seen_in_chunks,
+    token_types,
+)
 
 
 class InputBuffers:
@@ -29,6 +36,7 @@ class InputBuffers:
         max_proposed: int = 0,
     ) -> None:  # fmt: skip
         self._block_size, self._chunks = layout.kernel_block_size, layout.chunks(max_model_len)
+        self._num_outputs = layout.num_outputs
         self._kv_caches = kv_caches
         self.last_ids = torch.zeros(max_num_seqs, dtype=torch.int64)
         self.num_computed = torch.zeros(max_num_seqs, dtype=torch.int64)
@@ -60,17 +68,14 @@ class InputBuffers:
         slot_mapping, states = self._tables.slot_mapping(token_rows, positions), self._tables.states(row_ids)
         query_start_loc, seq_lens = _int32([0, *ends]), torch.from_numpy(contexts.astype(np.int32))
         max_seq_len = max(contexts.tolist())
-        num_entries = -(-max_seq_len // self._block_size)
         forward = ForwardStep(
             input_ids=torch.from_numpy(self._ids(rows, ends, row_ids)),
             positions=torch.from_numpy(positions),
             slot_mapping=tuple(map(torch.from_numpy, (*slot_mapping, *states))),
             attn_metadata=self._seen(
                 [
-                    ops.AttentionMeta(
-                        query_start_loc, seq_lens, torch.from_numpy(table[row_ids, :num_entries]), longest, max_seq_len
-                    )
-                    for table in self._tables.entries
+                    ops.AttentionMeta(query_start_loc, seq_lens, torch.from_numpy(entries), longest, max_seq_len)
+                    for entries in self._entries(row_ids, max_seq_len)
                 ],
                 positions,
                 starts,
@@ -123,7 +128,6 @@ class InputBuffers:
         row_ids: Int64s = rows.numpy()
         positions = self._num_computed[row_ids] + offset.numpy()
         max_seq_len = int(positions.max()) + 1
-        num_entries = -(-max_seq_len // self._block_size)
         query_start_loc = torch.arange(len(row_ids) + 1, dtype=torch.int32)
         seq_lens = torch.from_numpy((positions + 1).astype(np.int32))
         return ForwardStep(
@@ -132,10 +136,8 @@ class InputBuffers:
             slot_mapping=tuple(map(torch.from_numpy, self._tables.slot_mapping(row_ids, positions))),
             attn_metadata=self._seen(
                 [
-                    ops.AttentionMeta(
-                        query_start_loc, seq_lens, torch.from_numpy(table[row_ids, :num_entries]), 1, max_seq_len
-                    )
-                    for table in self._tables.entries
+                    ops.AttentionMeta(query_start_loc, seq_lens, torch.from_numpy(entries), 1, max_seq_len)
+                    for entries in self._entries(row_ids, max_seq_len)
                 ],
                 positions,
                 positions,
@@ -143,15 +145,21 @@ class InputBuffers:
             kv_caches=self._kv_caches,
         )
 
+    def _entries(self, row_ids: Int64s, max_seq_len: int) -> Iterator[Int32s]:
+        """Yield of each block table the entries of `row_ids` for what they see: [B, entries]."""
+        for table, num_outputs in zip(self._tables.entries, self._num_outputs, strict=True):
+            yield table[row_ids, : -(-(num_outputs or max_seq_len) // self._block_size)]
+
     def _seen(
         self, by_table: Sequence[ops.AttentionMeta], positions: Int64s, starts: Int64s
     ) -> tuple[ops.AttentionMeta, ...]:
-        """Return attention metadata in chunks. `starts`: position of each row's first token."""
+        """Return attention metadata as layers want it. `starts`: position of each row's first token."""
 
         def num_pieces(chunk: int) -> int:
             return int(len(starts) + np.sum(positions % chunk == 0) - np.sum(starts % chunk == 0))
 
-        return seen_in_chunks(by_table, self._chunks, torch.from_numpy(positions), self._block_size, num_pieces)
+        by_table = seen_in_chunks(by_table, self._chunks, torch.from_numpy(positions), self._block_size, num_pieces)
+        return seen_across(by_table, self._num_outputs, len(positions))
 
     def _starts(self, rows: Sequence[ScheduledRow], row_ids: Int64s) -> Int64s:
         """The token at which each row begins, [B]."""

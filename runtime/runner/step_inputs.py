@@ -94,6 +94,16 @@ def rope_positions(rows: Sequence[ScheduledRow], positions: Int64s) -> Int64s | 
     return by_axis
 
 
+def seen_across(
+    by_table: Sequence[ops.AttentionMeta], num_outputs: Sequence[int | None], num_tokens: int
+) -> tuple[ops.AttentionMeta, ...]:
+    """Return attention metadata by block table, where tokens see all `num_outputs` outputs of an encoder, None for others."""
+    return tuple(
+        meta if num is None else ops.across(meta, num_tokens, num)
+        for meta, num in zip(by_table, num_outputs, strict=True)
+    )
+
+
 def seen_in_chunks(
     by_table: Sequence[ops.AttentionMeta], chunks: Sequence[int | None], positions: Tensor, block_size: int,
     num_pieces: Callable[[int], int],

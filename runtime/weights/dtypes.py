@@ -12,6 +12,7 @@ from runtime.weights.rules import (
     GroupedRows,
     InterleavedHalves,
     InterleavedRope,
+    Kernel,
     OneRow,
     Shape,
     SwappedHalves,
@@ -81,3 +82,5 @@ def undo(transform: Transform, values: Array, shape: Shape) -> Array:
             return np.concatenate(np.split(values, 2)[::-1])
         case OneRow():
             return values.reshape(shape)
+        case Kernel():
+            return np.ascontiguousarray(values.swapaxes(1, 2)).reshape(shape)

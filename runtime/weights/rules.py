@@ -100,7 +100,20 @@ class OneRow:
         return (1, *shape)
 
 
-Transform = Transposed | UnitOffsetNorm | InterleavedRope | GroupedRows | InterleavedHalves | SwappedHalves | OneRow
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Weight of a convolution over time [rows, channels, size], where ours has for each row all channels of the first step, then
+    those of the next."""
+
+    size: int
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return (shape[0], shape[1] // self.size, self.size)
+
+
+Transform = (
+    Transposed | UnitOffsetNorm | InterleavedRope | GroupedRows | InterleavedHalves | SwappedHalves | OneRow | Kernel
+)
 
 
 def moves_rows(transform: Transform) -> bool:
@@ -147,7 +160,14 @@ class Transformed:
     transform: Transform
 
 
-Rule = NameMapping | Stack | Transformed
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Stored tensors whose names contain the dotted segments `theirs` are not written: all of them is zeros."""
+
+    theirs: tuple[str, ...]
+
+
+Rule = NameMapping | Stack | Transformed | Zeros
 
 
 def rename(theirs: str, *, into: str) -> Rule:
@@ -168,6 +188,11 @@ def stack(below: str) -> Rule:
 def transform(ours: str, how: Transform) -> Rule:
     """transform("c_attn.weight", Transposed()): `ours` is part of the parameter's name, as it is before any rule."""
     return Transformed(tuple(ours.split(".")), how)
+
+
+def zeros(theirs: str) -> Rule:
+    """zeros("k_proj.bias"): of the parameter that these would be a part of, their rows are zeros."""
+    return Zeros(tuple(theirs.split(".")))
 
 
 class Span(NamedTuple):
@@ -215,7 +240,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Plan of reading a parameter. `transform`: decodes what the shards make; `cut` is applied afterwards. No shards: zeros."""
+    """Plan of reading a parameter. `transform`: decodes what the shards make; `cut` is applied afterwards. Rows that no shard
+    fills are zeros."""
 
     parameter: Parameter
     shards: tuple[Shard, ...]
@@ -227,6 +253,7 @@ def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
     """The tensor in which a checkpoint has the parameter, by name and shape, if it follows the rules."""
     own_name = tuple(parameter.name.split("."))
     names, index, how = [own_name], None, None
+    unwritten: set[tuple[str, ...]] = set()
     for rule in rules:
         match rule:
             case NameMapping():
@@ -237,6 +264,8 @@ def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
                 names = [(*name[:at], *name[at + 1 :]) for name in names]
             case Transformed(ours) if _find(own_name, ours) is not None:
                 how = rule.transform
+            case Zeros(theirs):
+                unwritten.update(name for name in names if _find(name, theirs) is not None)
     shape = parameter.shape if how is None else how.stored_shape(parameter.shape)
     rows = parameter.parts if len(names) > 1 else shape[:1]
     stacked = () if index is None else (parameter.stack,)
@@ -244,6 +273,7 @@ def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
     shards = (
         Shard(".".join(name), start, (*stacked, count, *shape[1:]), index)
         for name, start, count in zip(names, starts, rows, strict=True)
+        if name not in unwritten
     )
     return Load(parameter, tuple(shards), how)
 

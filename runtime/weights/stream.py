@@ -183,7 +183,7 @@ class TensorStream:
 
     def _is_read_as_it_is(self, load: Load) -> bool:
         return (
-            bool(load.shards)
+            sum(shard.rows[0] for shard in load.shards) == load.parameter.shape[0]
             and load.transform is None
             and load.cut is None
             and all(shard.index is None and shard.columns is None for shard in load.shards)
@@ -207,7 +207,7 @@ class TensorStream:
     def _begin_array(self, load: Load, dtype: str, pool: ThreadPoolExecutor) -> _InFlight:
         shape = load.parameter.shape if load.cut is None else load.cut.shape
         values = empty(shape if load.transform is None else load.transform.stored_shape(shape), dtype)
-        if not load.shards:
+        if sum(shard.rows[0] for shard in load.shards) < len(values):
             values.fill(0)
         reads: list[Future[None]] = []
         for shard in load.shards:

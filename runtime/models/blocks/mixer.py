@@ -8,11 +8,12 @@ from typing import Protocol
 from torch import Tensor
 
 from runtime.models.blocks.attention import AttentionBlock, LatentAttentionBlock
+from runtime.models.blocks.cross_attention import CrossAttentionBlock
 from runtime.models.blocks.norm import NormBlock
 from runtime.models.blocks.recurrent import GatedDeltaNetBlock, Mamba2Block, MambaBlock, ShortConvBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
-from runtime.models.spec.attention import Attention, LatentAttention
+from runtime.models.spec.attention import Attention, CrossAttention, LatentAttention
 from runtime.models.spec.layer import Mixer, ParallelMixers, branches
 from runtime.models.spec.recurrent import GatedDeltaNet, Mamba, Mamba2, ShortConv
 from runtime.models.spec.rope import Rope
@@ -81,6 +82,8 @@ def build_mixer(
             return LatentAttentionBlock(mixer, layer, hidden_size, weights, tables[mixer.rope], cache_index)
         case Attention():
             return AttentionBlock(mixer, layer, hidden_size, weights, tables[mixer.rope], cache_index)
+        case CrossAttention():
+            return CrossAttentionBlock(mixer, layer, hidden_size, weights, cache_index)
         case Mamba2():
             return Mamba2Block(mixer, layer, hidden_size, weights, cache_index)
         case Mamba():

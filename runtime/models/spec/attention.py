@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from runtime.kv.kinds import AttentionKVSpec, Chunk, Full, MemoryKind, Nothing, PromptFull, PromptWindow, Window
+from runtime.kv.kinds import AttentionKVSpec, Chunk, Cross, Full, MemoryKind, Nothing, PromptFull, PromptWindow, Window
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.norm import Norm, RMSNorm
 from runtime.models.spec.rope import Rope
@@ -138,6 +138,41 @@ class Attention:
         if self.relative_bias is not None:
             shape = (self.relative_bias.num_buckets, self.num_heads)
             yield Parameter(f"{self.relative_bias.name}.weight", shape, float32=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttention:
+    """Attention of a decoder's tokens to `num_outputs` outputs of an encoder, [*, input_size], of which keys and values are kept
+    while the sequence runs."""
+
+    num_heads: int
+    head_size: int
+    num_outputs: int
+    input_size: int
+    query_bias: bool = True
+    kv_bias: bool = True
+    output_bias: bool = True
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_size**-0.5)
+
+    @property
+    def memory_kind(self) -> MemoryKind:
+        return Cross(AttentionKVSpec(self.num_heads, self.head_size), self.num_outputs)
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, Linear, Linear]:
+        """Projections of queries, of keys and values, and out of all heads."""
+        size, name = self.num_heads * self.head_size, f"{layer}.cross_attn"
+        return (
+            Linear(f"{name}.q_proj", size, hidden_size, self.query_bias),
+            Linear(f"{name}.kv_proj", 2 * size, self.input_size, self.kv_bias, (size, size)),
+            Linear(f"{name}.o_proj", hidden_size, size, self.output_bias),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

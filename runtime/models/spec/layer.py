@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from runtime.models.spec.attention import Attention
+from runtime.models.spec.attention import Attention, CrossAttention
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.mlp import GatedMLP, MoE, PlainMLP
 from runtime.models.spec.norm import Norm, RMSNorm
@@ -69,7 +69,7 @@ class SharedTransformer:
             yield from linear.parameters()
 
 
-Mixer = Attention | Recurrent  # lets a token know of those before it
+Mixer = Attention | CrossAttention | Recurrent  # lets a token know of those before it, or of what an encoder read
 MLP = GatedMLP | PlainMLP | MoE  # works on each token alone
 OnlyBlock = Mixer | MLP
 Block = OnlyBlock | SharedTransformer
@@ -211,6 +211,31 @@ class FusedLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossLayer:
+    """x + mixer(norm(x)), x + cross(norm(x)), then x + mlp(norm(x)): of a decoder that reads an encoder's outputs (Vaswani et al.
+    2017). `before`: the names of the norms."""
+
+    mixer: Attention
+    cross: CrossAttention
+    mlp: GatedMLP | PlainMLP
+    norm: Norm
+    before: tuple[str, str, str]
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        return (self.mixer, self.cross)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return (self.mixer, self.cross, self.mlp)
+
+    def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
+        for norm, block in zip(self.before, (self.mixer, self.cross, self.mlp), strict=True):
+            yield from self.norm.parameters(f"{name}.{norm}", hidden_size)
+            yield from block.parameters(name, hidden_size)
+
+
+@dataclass(frozen=True, slots=True)
 class HybridLayer:
     """x + mixer(norm(x + shared(x and the embedding)))."""
 
@@ -233,4 +258,4 @@ class HybridLayer:
         yield from self.mixer.parameters(name, hidden_size)
 
 
-AnyLayer = Layer | PostNormLayer | ParallelLayer | SingleLayer | FusedLayer | HybridLayer
+AnyLayer = Layer | PostNormLayer | ParallelLayer | SingleLayer | FusedLayer | CrossLayer | HybridLayer

@@ -22,7 +22,8 @@ class EncoderSpec:
     `is_packed`: it takes patches of several items side by side, each item told by its grid. `rope_positions`: where tokens stand
     for a rotary embedding of three axes, if the decoder has one. `multiplier`: of the outputs, where the decoder multiplies them as
     it does embeddings. `apart`: sounds beside pictures are encoded otherwise than alone, as `media.beside_pictures` tells them.
-    `speech`: every prompt has one sound, which the decoder reads by cross-attention (Whisper)."""
+    `num_outputs`: of each item, where the decoder reads them by cross-attention and not in the place of embeddings; every prompt
+    has one item then. `own`: the encoder as our own layers compute it, without a class of transformers. `speech`: what it hears."""
 
     architecture: str
     modalities: frozenset[str]
@@ -34,6 +35,8 @@ class EncoderSpec:
     rope_positions: RopePositions | None = None
     multiplier: float = 1.0
     apart: bool = False
+    num_outputs: int = 0
+    own: ModelSpec | None = None
     speech: SpeechInfo | None = None
 
 

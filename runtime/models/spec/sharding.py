@@ -18,6 +18,7 @@ from runtime.models.spec.decoder import FINAL_NORM, DecoderSpec, ShardOf, layer_
 from runtime.models.spec.layer import (
     MLP,
     AnyLayer,
+    CrossLayer,
     FusedLayer,
     HybridLayer,
     Layer,
@@ -213,6 +214,8 @@ def _layer(layer: AnyLayer, size: int) -> AnyLayer:
             return layer
         case FusedLayer():
             raise UnsupportedModel("layers of a draft head")
+        case CrossLayer():
+            raise UnsupportedModel("layers that read an encoder")
         case SingleLayer(GatedMLP() | PlainMLP() | MoE() as mlp):
             return replace(layer, block=_mlp(mlp, size))
         case SingleLayer(mixer):

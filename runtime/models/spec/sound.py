@@ -1,0 +1,45 @@
+"""An encoder of sounds: convolutions over time, then layers that see all of a window, as our own blocks compute them (Whisper,
+Radford et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.linear import Linear
+from runtime.models.spec.mlp import Activation
+from runtime.weights.rules import Parameter
+
+KERNEL = 3  # steps of time that a convolution sees
+CONVOLUTIONS = ("model.conv1", "model.conv2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoundEncoderSpec(DecoderSpec):
+    """Two convolutions, each followed by `activation`, the second of which takes every other step, before the layers. There is no
+    vocabulary: `positions` has a row for each output. The first reads features of `num_mel_bins` bands, in float32."""
+
+    num_mel_bins: int
+    activation: Activation
+
+    @property
+    def has_embedding(self) -> bool:
+        return False
+
+    @property
+    def convolutions(self) -> tuple[Linear, Linear]:
+        first, second = CONVOLUTIONS
+        return (
+            Linear(first, self.hidden_size, KERNEL * self.num_mel_bins, True, float32=True),
+            Linear(second, self.hidden_size, KERNEL * self.hidden_size, True),
+        )
+
+    def linears(self) -> Iterator[Linear]:
+        yield from self.convolutions
+        yield from DecoderSpec.linears(self)
+
+    def parameters(self) -> Iterator[Parameter]:
+        for linear in self.convolutions:
+            yield from linear.parameters()
+        yield from DecoderSpec.parameters(self)
