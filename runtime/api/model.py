@@ -62,7 +62,7 @@ class SpeechInfo:
     def check(self, media: Sequence[MediaItem]) -> None:
         """Raises ValueError, with a message for people, unless `media` is one window of sound as it is heard."""
         if len(media) != 1 or media[0].positions.tolist() != [0]:
-            raise ValueError(f"a speech model writes down one window of sound at a time, and here are {len(media)}")
+            raise ValueError(f"a request to a speech model has one window of audio at position 0, not {len(media)}")
         features = media[0].inputs.get("input_features")
         wanted = (self.num_mel_bins, self.num_frames)
         if features is None or features.shape != wanted or features.dtype != "float32":

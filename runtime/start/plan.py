@@ -142,7 +142,7 @@ def _refuse(config: EngineConfig, spec: ModelSpec) -> None:
     if spec.encoder is not None and spec.encoder.num_outputs:
         draft = {"speculative-config with a draft model or head": isinstance(spec, PairSpec)}
         for option in (name for name, is_on in ({"enable-lora": config.enable_lora} | draft).items() if is_on):
-            raise PlanError(f"--{option} is not for a model that reads sounds by cross-attention: leave it out")
+            raise PlanError(f"--{option} is not for a model that reads audio by cross-attention: leave it out")
     if config.pipeline_parallel_size > 1:
         unserved = {"enable-lora": config.enable_lora, "enable-prompt-embeds": config.enable_prompt_embeds}
         for option in (name for name, is_on in unserved.items() if is_on):
