@@ -139,9 +139,9 @@ def _bad_models(options: ServerOptions) -> str | None:
         if options.max_loaded_models > 1:
             return f"--max-loaded-models {options.max_loaded_models} needs as many --model"
         return None
-    if options.served_model_name and len(options.served_model_name) != num:
-        return f"there are {num} --model and {len(options.served_model_name)} --served-model-name: give each one, or none of them"
-    names = options.served_model_name or options.models
+    names = options.names_by_model
+    if len(names) != num:
+        return f"there are {num} --model and {len(names)} --served-model-name: give each one, or none of them"
     if twice := [name for number, name in enumerate(names) if name in names[:number]]:
         return f"two models are called {twice[0]}: give each another --served-model-name"
     for name in _OF_ONE_MODEL:

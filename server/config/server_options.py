@@ -12,6 +12,7 @@ from typing import Literal, Self
 from runtime.engine_options import ENGINE, HTTP, MODEL, EngineOptions, option, seconds, size
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
+ANY_NAME = "*"  # of --served-model-name
 MEDIA, _LOG = "images, audio and video", "logging"
 GROUPS = (MODEL, ENGINE, MEDIA, HTTP, _LOG)  # in the order of --help
 
@@ -41,7 +42,7 @@ class ServerOptions(EngineOptions):
     )
     served_model_name: tuple[str, ...] = option(
         (),
-        "names for clients, the first one in answers, or one for each --model (default: --model)",
+        "names for clients, the first one in answers, or one for each --model; * takes any other name (default: --model)",
         group=MODEL,
         metavar="NAME",
         several=True,
@@ -280,8 +281,22 @@ class ServerOptions(EngineOptions):
     def served_names(self) -> tuple[str, ...]:
         """Names of the first model for clients; answers carry the first name."""
         if len(self.models) > 1:
-            return (self.served_model_name or self.models)[:1]
-        return tuple(dict.fromkeys(self.served_model_name)) or (self.model,)
+            return self.names_by_model[:1]
+        return tuple(dict.fromkeys(self._own_names)) or (self.model,)
+
+    @property
+    def _own_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.served_model_name if name != ANY_NAME)
+
+    @property
+    def names_by_model(self) -> tuple[str, ...]:
+        """The name of each of several models."""
+        return self._own_names or self.models
+
+    @property
+    def takes_any_name(self) -> bool:
+        """Whether requests for names that no model has are for the first model."""
+        return ANY_NAME in self.served_model_name
 
     def of_one_model(self, what: str) -> Self:
         """Return these options. Raise ConfigError for several models: `what` needs one."""
@@ -293,10 +308,9 @@ class ServerOptions(EngineOptions):
         """Return the options of each model."""
         if len(self.models) == 1:
             return [self]
-        names = self.served_model_name or self.models
         return [
             dataclasses.replace(
                 self, models=(model,), served_model_name=(name,), max_loaded_models=1, embedding_model=None
             )
-            for model, name in zip(self.models, names, strict=True)
+            for model, name in zip(self.models, self.names_by_model, strict=True)
         ]

@@ -28,16 +28,17 @@ async def named(call: Call, loaded: LoadedModel, wanted: str | None, *, to_chat:
                 _check_chats(other.name, other.outline)
             return await other.once_loaded(call)
     adapters = loaded.engine.adapters
-    if adapters is None:
-        raise ModelNotFound(wanted, loaded.all_names)
-    adapter = adapters.find(wanted)
-    if adapter is None and loaded.resolver is not None:
+    adapter = None if adapters is None else adapters.find(wanted)
+    if adapter is None and adapters is not None and loaded.resolver is not None:
         try:
             adapter = await loaded.resolver.find(wanted)
         except AdapterRefused as error:
             raise InvalidRequest(f"the adapter cannot be served: {error}", param="model") from None
+    if adapter is None and loaded.takes_any_name:
+        return loaded
     if adapter is None:
-        raise ModelNotFound(wanted, (*loaded.all_names, *(each.name for each in adapters.all()[:_NAMED_AT_MOST])))
+        others = () if adapters is None else adapters.all()[:_NAMED_AT_MOST]
+        raise ModelNotFound(wanted, (*loaded.all_names, *(each.name for each in others)))
     return loaded.with_adapter(adapter)
 
 
@@ -50,5 +51,8 @@ def _check_chats(name: str, outline: Outline) -> None:
 
 
 async def pooled_by(call: Call, loaded: LoadedModel, wanted: str | None) -> LoadedModel:
-    """Return `named` for pooling. Without a name, a model that is pooled beside `loaded` comes first."""
-    return loaded.beside if wanted is None and loaded.beside is not None else await named(call, loaded, wanted)
+    """Return `named` for pooling. Without a known name, a model that is pooled beside `loaded` comes first."""
+    beside = loaded.beside
+    if beside is not None and (wanted is None or (loaded.takes_any_name and not loaded.knows(wanted))):
+        return beside
+    return await named(call, loaded, wanted)

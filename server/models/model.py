@@ -78,7 +78,8 @@ class LoadedModel:
     that a request has, of the model as that request sees it. `gguf_quantization`: of the file that its weights came in, None
     where that was no GGUF. `beside`: another model, which this process serves to be pooled. `swapped`: its place among several of
     which some are loaded at a time; None where it always is. `media`: reads the pictures, sounds and videos of its prompts.
-    `mm_adapters`: by modality, the names of adapters for prompts with such items, where a request names none."""
+    `mm_adapters`: by modality, the names of adapters for prompts with such items, where a request names none. `takes_any_name`:
+    requests for unknown names are for this model."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -94,6 +95,7 @@ class LoadedModel:
     swapped: SwappedModel[LoadedModel] | None = field(default=None, kw_only=True)
     media: MediaReader | NoMedia = field(default_factory=NoMedia, kw_only=True)
     mm_adapters: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    takes_any_name: bool = field(default=False, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)
     resolver: Resolver | None = field(default=None, kw_only=True)

@@ -114,7 +114,7 @@ def _in_turns(
     sources = [source]
     sources += [ModelSource(other, _phases_logged(other.served_names[0]), cancel, device) for other in others]
     swaps = Swaps[LoadedModel](
-        list(zip(config.served_model_name or config.models, sources, strict=True)),
+        list(zip(config.names_by_model, sources, strict=True)),
         max_loaded=config.max_loaded_models,
         level=SleepLevel.HOST,
         max_waiting=config.max_queue,
@@ -122,7 +122,7 @@ def _in_turns(
     )
     for model, each in zip(swaps.models, sources, strict=True):
         each.place = model
-    loaded = loaded.in_turns(swaps.models[0])
+    loaded = dataclasses.replace(loaded.in_turns(swaps.models[0]), takes_any_name=config.takes_any_name)
     swaps.begin_with(swaps.models[0], loaded)
     return loaded
 
@@ -273,7 +273,7 @@ async def _load_one(
         engine, tokenizer, prepared.template, defaults, config.served_names, chat_format,
         grammars=grammars, allow_special_tokens=config.allow_special_tokens, pooling=pooling,
         gguf_quantization=None if files.gguf is None else files.gguf.quantization,
-        resolver=resolver, media=media, mm_adapters=mm_adapters,
+        resolver=resolver, media=media, mm_adapters=mm_adapters, takes_any_name=config.takes_any_name,
     )  # fmt: skip
 
 

@@ -325,7 +325,9 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             )  # fmt: skip
             if loaded:
                 served = Replicas([engine, *more_engines]) if more_engines else engine
-                loaded = loaded_model(served, spoken, template, defaults or sampling_defaults(), names, chat_format)
+                loaded = loaded_model(
+                    served, spoken, template, defaults or sampling_defaults(), config.served_names, chat_format
+                )
                 allowed = config.allow_special_tokens
                 pooling = None
                 if pooler is not None:
@@ -333,7 +335,15 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
                     pooling = ServedPooling.of(
                         model, spoken, asked, config.convert, prompts or Prompts(), score_template
                     )
-                lifecycle.ready(dataclasses.replace(loaded, allow_special_tokens=allowed, pooling=pooling, media=media))
+                lifecycle.ready(
+                    dataclasses.replace(
+                        loaded,
+                        allow_special_tokens=allowed,
+                        pooling=pooling,
+                        media=media,
+                        takes_any_name=config.takes_any_name,
+                    )
+                )
             return await stack.enter_async_context(running(engine, spoken, lifecycle, config))
 
         yield start

@@ -326,6 +326,19 @@ def flags_in(text: str) -> set[str]:
     return set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)) - {"--help", "--version"}
 
 
+def test_a_star_is_no_name_of_a_model():
+    alone, named = (
+        parse(["--model", "a/b", "--served-model-name", "*"], {}),
+        parse(["--served-model-name", "x", "*"], {}),
+    )
+    assert (alone.served_names, alone.takes_any_name) == (("a/b",), True)
+    assert (named.served_names, named.takes_any_name) == (("x",), True)
+    several = parse(["--model", "a/b", "--model", "c/d", "--served-model-name", "*"], {})
+    assert [each.served_names for each in several.each_model()] == [("a/b",), ("c/d",)]
+    assert several.takes_any_name
+    assert not parse([], {}).takes_any_name
+
+
 def test_help_lists_the_options_that_most_people_use(capsys):
     assert set(options_by_name()) >= COMMON
     assert flags_in(helped(capsys)) == {flag_of(name) for name in COMMON}

@@ -24,6 +24,14 @@ async def test_models_are_listed_under_every_name(serve):
         assert (await server.http.get(f"/v1/models/{card['id']}")).json() == card
 
 
+async def test_a_star_among_the_names_takes_any_name_and_answers_by_its_own(serve):
+    server = await serve(served_model_name=("mine", "*"))
+    body = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "Hi"}]}
+    answer = await server.post("/v1/chat/completions", body)
+    assert (answer.status_code, answer.json()["model"]) == (200, "mine")
+    assert [model["id"] for model in (await server.http.get("/v1/models")).json()["data"]] == ["mine"]
+
+
 @pytest.mark.parametrize("name", ["third", "first/x", "", "%2e%2e", "FIRST"])
 async def test_an_unknown_model_is_404(serve, name):
     server = await serve(served_model_name=("first",))
