@@ -145,11 +145,11 @@ def check_early(config: ServerConfig) -> None:
 # --- the other commands, whose parts of the engine are put together here -------------------------------------------
 
 
-def _in_cli(name: str) -> Callable[[list[str]], int]:
+def _in_cli(name: str, function: str = "main") -> Callable[[list[str]], int]:
     """Return a command that needs nothing of the engine: a function of a file in `server/cli`."""
 
     def run(argv: list[str]) -> int:
-        code: int = import_module(f"server.cli.{name}").main(argv)
+        code: int = getattr(import_module(f"server.cli.{name}"), function)(argv)
         return code
 
     return run
@@ -307,6 +307,7 @@ _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     "batch": _in_cli("batch"), "chat": chat, "complete": complete,
     "completion": _in_cli("completion"), "health": _in_cli("health"), "bench": bench, "models": list_models,
     "lora": inspect_adapter, "quantize": quantise, "ray": on_ray, "doctor": examine, "help": print_help,
+    "ps": _in_cli("servers", "ps"), "stop": _in_cli("servers", "stop"),
     "pull": _of_library("pull"), "list": _of_library("list_kept"), "show": _of_library("show"), "rm": _of_library("remove"),
 }  # fmt: skip
 

@@ -29,6 +29,8 @@ _OWN = {
     "list": ("--json",),
     "show": ("--json",),
     "rm": ("--yes",),
+    "ps": ("--json",),
+    "stop": ("--all",),
     "completion": SHELLS,
     "quantize": ("--scheme", "--calibrate", "--calibration-tokens", "--revision", "--json"),
     "ray": (

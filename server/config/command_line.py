@@ -18,6 +18,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {  # arguments, and what the command d
     "rm": ("NAME…", "delete models from this disk"),
     "models": ("[--fit]", "list the models with short names, or those that fit this machine"),
     "serve": ("[MODEL]", "serve a model over HTTP; the command where none is given"),
+    "ps": ("", "list the running servers"),
+    "stop": ("[MODEL|PORT|PID]", "stop a running server"),
     "chat": ("[PROMPT]", "chat with --model, or with the server at --url"),
     "complete": ("[PROMPT]", "continue a text"),
     "batch": ("IN OUT", "answer a file of requests"),

@@ -46,6 +46,7 @@ from server.process.ending import (
     leave_within,
 )
 from server.process.listening import tell_manager, tls_context
+from server.process.running import RunningServer, announced
 
 if TYPE_CHECKING:
     from server.http.tracing import Tracing
@@ -152,7 +153,8 @@ class Process:
         loading = asyncio.create_task(self._load_model(), name="load")
         stopped = asyncio.create_task(stopping.wait(), name="signal")
         try:
-            with SignalWatch(self._config.drain_timeout + END_LIMIT_S, self._clock):
+            watch = SignalWatch(self._config.drain_timeout + END_LIMIT_S, self._clock)
+            with watch, announced(self._announcement()):
                 return await self._serve(server, serving, loading, stopped)
         finally:
             await _end_http(server, serving, 0)
@@ -161,6 +163,11 @@ class Process:
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
             gc.unfreeze()
+
+    def _announcement(self) -> RunningServer:
+        url = terminal.url_of(self._sock.getsockname(), secured=self._config.ssl_certfile is not None)
+        names = tuple(name for each in self._config.each_model() for name in each.served_names)
+        return RunningServer(os.getpid(), url, names, time.time())
 
     def _max_connections(self) -> int:
         wanted = self._config.max_connections

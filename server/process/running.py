@@ -1,0 +1,86 @@
+"""Servers of this user that run on this machine: a file for each one, which its process holds locked as long as it lives.
+
+`oneloop ps` and `oneloop stop` read the files. The kernel releases a lock however a process ends; whoever finds a file without
+a lock removes it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import select
+import signal
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+logger = logging.getLogger("oneloop.process")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server process. `url`: http://…, https://… or unix:PATH; `models`: their names; `started`: seconds since the epoch."""
+
+    pid: int
+    url: str
+    models: tuple[str, ...]
+    started: float
+
+
+def folder() -> Path:
+    """Return the folder of the files: below $XDG_RUNTIME_DIR, or below the cache folder where there is none."""
+    runtime, cache = os.environ.get("XDG_RUNTIME_DIR", ""), os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(runtime):
+        return Path(runtime) / "oneloop"
+    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "oneloop" / "run"
+
+
+@contextlib.contextmanager
+def announced(server: RunningServer) -> Iterator[None]:
+    """List `server` while the block runs. A folder that cannot be written to is only logged: serving goes on."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = folder() / f"{server.pid}.json"
+            file = stack.enter_context(path.open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(json.dumps(asdict(server)))
+            file.flush()
+            stack.callback(path.unlink, missing_ok=True)
+        except OSError as error:
+            logger.debug("oneloop ps will not list this server: %s", error)
+        yield
+
+
+def running() -> list[RunningServer]:
+    """Return the servers that run, oldest first."""
+    found = []
+    for path in folder().glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError), path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fields = json.load(file)
+                found.append(RunningServer(**{**fields, "models": tuple(fields["models"])}))
+            else:
+                path.unlink()
+    return sorted(found, key=lambda server: server.started)
+
+
+def end(server: RunningServer, limit_s: float) -> bool:
+    """Send SIGTERM, on which a server drains; whether it has ended within `limit_s` seconds."""
+    try:
+        process = os.pidfd_open(server.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if server not in running():  # or the number may belong to another process by now
+            return True
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        waiting = select.poll()
+        waiting.register(process, select.POLLIN)
+        return bool(waiting.poll(limit_s * 1000))
+    finally:
+        os.close(process)
