@@ -162,18 +162,14 @@ def bench(argv: list[str]) -> int:
     return run(argv, prog="oneloop bench")
 
 
-def chat(argv: list[str]) -> int:
-    """Chat at the terminal; the exit code."""
-    from server.cli import chat
+def _at_terminal(function: str) -> Callable[[list[str]], int]:
+    """Return a command of `server/cli/chat.py`, which checks the options of a model in this process as a start does."""
 
-    return chat.main(argv, check_early)
+    def run(argv: list[str]) -> int:
+        code: int = getattr(import_module("server.cli.chat"), function)(argv, check_early)
+        return code
 
-
-def complete(argv: list[str]) -> int:
-    """Continue a text; the exit code."""
-    from server.cli import chat
-
-    return chat.complete(argv, check_early)
+    return run
 
 
 def on_ray(argv: list[str]) -> int:
@@ -304,7 +300,7 @@ def print_help(argv: list[str]) -> int:
 
 
 _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
-    "batch": _in_cli("batch"), "chat": chat, "complete": complete,
+    "batch": _in_cli("batch"), "run": _at_terminal("run"), "chat": _at_terminal("main"), "complete": _at_terminal("complete"),
     "completion": _in_cli("completion"), "health": _in_cli("health"), "bench": bench, "models": list_models,
     "lora": inspect_adapter, "quantize": quantise, "ray": on_ray, "doctor": examine, "help": print_help,
     "ps": _in_cli("servers", "ps"), "stop": _in_cli("servers", "stop"),

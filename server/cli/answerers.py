@@ -1,20 +1,18 @@
-"""Sources of answers at a terminal: a model in this process, or an OpenAI endpoint. Both yield pieces of text as they come."""
+"""Sources of answers at a terminal: an OpenAI endpoint, or a model in this process (`local_model.py`, whose imports take seconds).
+Both yield pieces of text as they come."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import httpx
 
-from server.llm.llm import LLM
-from server.llm.outputs import RequestOutput
-from server.llm.prepare import SamplingParams
-
-Message = Mapping[str, str]
+Message = Mapping[str, Any]  # role and content: text, or parts by OpenAI's names
+COUNTING = ("oneloop", "vllm")  # servers that count tokens in every chunk, by `owned_by` of their models
 CONNECT_LIMIT_S = 10.0  # to an endpoint; an answer may take as long as it takes
 
 
@@ -49,31 +47,6 @@ class Answerer(Protocol):
     async def close(self) -> None: ...
 
 
-class LocalModel:
-    def __init__(self, llm: LLM, name: str) -> None:
-        self._llm = llm
-        self.name = name
-
-    def chat(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
-        return _pieces(lambda: self._llm.achat([*map(dict, messages)], SamplingParams(**fields)))
-
-    def complete(self, prompt: str, fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
-        return _pieces(lambda: self._llm.agenerate(prompt, SamplingParams(**fields)))
-
-    async def close(self) -> None:
-        self._llm.close()
-
-
-async def _pieces(ask: Callable[[], AsyncIterator[RequestOutput]]) -> AsyncGenerator[Piece, None]:
-    try:
-        async with contextlib.aclosing(ask()) as increments:  # type: ignore[type-var]
-            async for increment in increments:
-                for output in increment.outputs:
-                    yield Piece(output.text, output.reasoning, len(output.token_ids))
-    except (ValueError, RuntimeError) as error:
-        raise AnswerFailed(str(error)) from error
-
-
 class Endpoint:
     """An OpenAI-compatible server: http://, https://, or unix:PATH. `model` None: the first that it lists. Lives on one event
     loop."""
@@ -89,19 +62,29 @@ class Endpoint:
         timeout = httpx.Timeout(None, connect=CONNECT_LIMIT_S)
         self._client = httpx.AsyncClient(base_url=base, headers=headers, timeout=timeout, transport=transport)
         self.name = model or ""
+        self._stream_options: dict[str, bool] | None = None  # None: the models have not been listed yet
 
     async def find_model(self) -> None:
-        """Raises AnswerFailed."""
-        if self.name:
+        """List the models, for a name and for how tokens are counted. Raises AnswerFailed where no name is known."""
+        if self._stream_options is not None:
             return
-        with _reached():
-            response = await self._client.get("/v1/models")
-            if response.status_code != 200:
-                raise AnswerFailed(_complaint(response.content, response.status_code))
-            models = [entry["id"] for entry in response.json()["data"]]
+        self._stream_options = {"include_usage": True}
+        try:
+            with _reached():
+                response = await self._client.get("/v1/models")
+                if response.status_code != 200:
+                    raise AnswerFailed(_complaint(response.content, response.status_code))
+                models = [(entry["id"], entry.get("owned_by")) for entry in response.json()["data"]]
+        except AnswerFailed:
+            if self.name:
+                return
+            self._stream_options = None
+            raise
         if not models:
             raise AnswerFailed("the endpoint lists no model: name one with --model")
-        self.name = models[0]
+        if models[0][1] in COUNTING:
+            self._stream_options["continuous_usage_stats"] = True
+        self.name = self.name or models[0][0]
 
     def chat(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
         return self._stream("/v1/chat/completions", {"messages": messages, **fields}, _said)
@@ -119,7 +102,7 @@ class Endpoint:
     ) -> AsyncGenerator[Piece, None]:
         await self.find_model()
         num_tokens = 0
-        body = {"model": self.name, "stream": True, "stream_options": {"include_usage": True}, **fields}
+        body = {"model": self.name, "stream": True, "stream_options": self._stream_options, **fields}
         with _reached():
             async with self._client.stream("POST", path, json=body) as response:
                 if response.status_code != 200:

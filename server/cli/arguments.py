@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from server.cli.attachments import Part, part_of
 from server.config.command_line import CommandParser, add_options
 from server.config.option import options_by_name
 from server.config.parse import config_of
@@ -24,11 +25,15 @@ from server.http.wire_fields import DrawFields
 if TYPE_CHECKING:
     from server.cli.answerers import Answerer
 
+USAGES = {"run": "run NAME"}
+ASK_LIMIT_S = 1.0  # to look for a running server
 KEY_VARIABLES = ("ONELOOP_API_KEY", "OPENAI_API_KEY")  # in this order
 NUMBERS = (*DrawFields.__struct_fields__, "max_tokens")  # what /set knows
 NUMBER_FLAGS = [name for name in NUMBERS if not name.endswith("_penalty")]
 SHOWN_FLAGS = ("temperature", "top_p", "max_tokens", "seed")
 DESCRIPTIONS = {
+    "run": "Chat with a model by its short name, hub id or path: with a running server that has it, or in this process. A question "
+    "on the command line, or by a pipe, is answered once.",
     "chat": "Talk to a model at the terminal. A question on the command line, or by a pipe, is answered once.",
     "complete": "Go on with a text, given on the command line or by a pipe.",
 }
@@ -36,7 +41,8 @@ DESCRIPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments of a chat. `url` None: a model in this process, by `config`. `fields`: of every request, by OpenAI's names."""
+    """Arguments of a chat. `url` None: a model in this process, by `config`. `fields`: of every request, by OpenAI's names.
+    `attached`: files that go with the first question."""
 
     prompt: str
     system: str
@@ -45,6 +51,7 @@ class Arguments:
     api_key: str | None
     model: str | None
     config: ServerConfig | None
+    attached: Sequence[Part] = ()
 
 
 def arguments_or_exit_code(command: str, argv: Sequence[str], check: Callable[[ServerConfig], None]) -> Arguments | int:
@@ -61,26 +68,34 @@ def arguments_or_exit_code(command: str, argv: Sequence[str], check: Callable[[S
 
 def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, str]) -> Arguments:
     """Read the prompt and the options, in any order. Raises ConfigError; `--help` prints and raises SystemExit(0)."""
+    usage = f"oneloop {USAGES.get(command, command)} [PROMPT] [options]"
     parser = CommandParser(
-        prog=f"oneloop {command}", usage=f"oneloop {command} [PROMPT] [options]", description=DESCRIPTIONS[command],
+        prog=f"oneloop {command}", usage=usage, description=DESCRIPTIONS[command],
         allow_abbrev=False, argument_default=argparse.SUPPRESS,
         epilog="Options of `oneloop serve` for model and engine are options here too, where no --url is given.",
     )  # fmt: skip
     add = parser.add_argument
     add("prompt", nargs="*", help=argparse.SUPPRESS)
-    add(
-        "--model",
-        metavar="MODEL",
-        help="as `oneloop serve` has it; with --url the name it has there (default: the first listed)",
-    )
+    if command != "run":
+        add(
+            "--model",
+            metavar="MODEL",
+            help="as `oneloop serve` has it; with --url the name it has there (default: the first listed)",
+        )
     add(
         "--url",
         metavar="URL",
         help="an OpenAI endpoint, such as http://127.0.0.1:8000 or unix:PATH, in place of a model in this process",
     )
     add("--api-key", metavar="KEY", help=f"of the endpoint (default: {' or '.join(KEY_VARIABLES)} in the environment)")
-    if command == "chat":
+    if command != "complete":
         add("--system", metavar="TEXT", help="system prompt, sent before the conversation")
+        add(
+            "--file",
+            metavar="PATH",
+            action="append",
+            help="image, audio, video or text file for the first question; repeatable",
+        )
     for name in NUMBER_FLAGS:
         add("--" + name.replace("_", "-"), metavar="N", help=None if name in SHOWN_FLAGS else argparse.SUPPRESS)
     add_options(parser, options_by_name())
@@ -89,18 +104,54 @@ def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, 
     for name in NUMBER_FLAGS:
         if name in given:
             fields |= read_value(name, given.pop(name))
-    prompt, system = " ".join(given.pop("prompt", ())), given.pop("system", "")
+    words, system = given.pop("prompt", []), given.pop("system", "")
     url, api_key, model = (given.pop(name, None) for name in ("url", "api_key", "model"))
+    attached = _attached(given.pop("file", ()))
+    if command == "run":
+        if model is not None or not words:
+            raise ConfigError("run: the model comes first: oneloop run NAME [PROMPT]; oneloop models lists names")
+        model, *words = words
+    key = api_key or next((environment[name] for name in KEY_VARIABLES if environment.get(name)), None)
+    if url is not None and given:
+        flag = flag_of(next(iter(given)))
+        raise ConfigError(f"{flag} configures a model in this process; leave it out, since --url names a server")
+    if url is None:
+        config = config_of(given | ({} if model is None else {"model": [model]}), environment).of_one_model(
+            "what is asked here"
+        )
+        if command == "run" and not given:
+            url = serving(config, model, key)
+    prompt = " ".join(words)
     if url is not None:
-        if given:
-            flag = flag_of(next(iter(given)))
-            raise ConfigError(f"{flag} configures a model in this process; leave it out, since --url names a server")
-        key = api_key or next((environment[name] for name in KEY_VARIABLES if environment.get(name)), None)
-        return Arguments(prompt, system, fields, url, key, model, None)
-    if model is not None:
-        given["model"] = [model]
-    config = config_of(given, environment).of_one_model("what is asked here")
-    return Arguments(prompt, system, fields, None, None, None, config)
+        return Arguments(prompt, system, fields, url, key, model, None, attached)
+    return Arguments(prompt, system, fields, None, None, None, config, attached)
+
+
+def _attached(paths: Sequence[str]) -> list[Part]:
+    """Read the files of --file. Raises ConfigError."""
+    try:
+        return [part_of(path) for path in paths]
+    except OSError as error:
+        raise ConfigError(f"--file {error.filename}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"--file: {error}") from None
+
+
+def serving(config: ServerConfig, model: str, key: str | None) -> str | None:
+    """Return the URL of the server at the address of `config` if it serves `model`; None where there is none."""
+    import http.client
+
+    from server.cli.health import ask
+    from server.process.terminal import url_of
+
+    try:
+        status, body = ask(config, "/v1/models", key, ASK_LIMIT_S)
+        names = [entry["id"] for entry in json.loads(body)["data"]] if status == 200 else []
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return None
+    if model not in names:
+        return None
+    return url_of(config.uds or (config.host, config.listen_port), secured=config.ssl_certfile is not None)
 
 
 def read_value(name: str, text: str) -> dict[str, Any]:
@@ -122,9 +173,7 @@ def read_value(name: str, text: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def answering(runner: asyncio.Runner, arguments: Arguments) -> Iterator[Answerer | None]:
     """Yield the source of answers, or None after reporting that there is none."""
-    from server.cli.answerers import AnswerFailed, Endpoint, LocalModel
-    from server.llm.llm import LLM
-    from server.models.lifecycle import LoadError
+    from server.cli.answerers import AnswerFailed, Endpoint
 
     answerer: Answerer
     try:
@@ -133,8 +182,8 @@ def answering(runner: asyncio.Runner, arguments: Arguments) -> Iterator[Answerer
             runner.run(endpoint.find_model())
         else:
             assert arguments.config is not None
-            answerer = LocalModel(LLM.of(arguments.config), arguments.config.served_names[0])
-    except (AnswerFailed, ValueError, LoadError) as error:
+            answerer = _local(arguments.config)
+    except (AnswerFailed, ValueError) as error:
         print(f"oneloop: {error}", file=sys.stderr)
         yield None
         return
@@ -142,3 +191,15 @@ def answering(runner: asyncio.Runner, arguments: Arguments) -> Iterator[Answerer
         yield answerer
     finally:
         runner.run(answerer.close())
+
+
+def _local(config: ServerConfig) -> Answerer:
+    """Load the model into this process. Raises ValueError where it cannot be."""
+    from server.cli.local_model import LocalModel
+    from server.llm.llm import LLM
+    from server.models.lifecycle import LoadError
+
+    try:
+        return LocalModel(LLM.of(config), config.served_names[0])
+    except LoadError as error:
+        raise ValueError(str(error)) from error

@@ -20,7 +20,8 @@ USAGE = (
     "  fish:  oneloop completion fish | source               in ~/.config/fish/config.fish\n"
 )
 _OWN = {
-    "chat": ("--url",),
+    "run": ("--system", "--file", "--url"),
+    "chat": ("--system", "--file", "--url"),
     "complete": ("--url",),
     "batch": ("--resume",),
     "doctor": ("--json", "--verbose"),

@@ -60,20 +60,20 @@ def main(argv: Sequence[str]) -> int:
     return 0 if status == 200 else 1
 
 
-def ask(config: ServerConfig, path: str) -> tuple[int, bytes]:
-    """Status and body. Raises OSError, HTTPException."""
-    connection = http.client.HTTPConnection("localhost", timeout=LIMIT_S)
+def ask(config: ServerConfig, path: str, key: str | None = None, limit_s: float = LIMIT_S) -> tuple[int, bytes]:
+    """Return status and body of `path`. Raises OSError, HTTPException."""
+    connection = http.client.HTTPConnection("localhost", timeout=limit_s)
     if config.uds is not None:
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(LIMIT_S)
+        connection.sock.settimeout(limit_s)
         connection.sock.connect(config.uds)
     else:
         host = _ANY.get(config.host, config.host)
-        connection.sock = socket.create_connection((host, config.listen_port), LIMIT_S)
+        connection.sock = socket.create_connection((host, config.listen_port), limit_s)
     if config.ssl_certfile is not None:
         connection.sock = _secured(config).wrap_socket(connection.sock)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={} if key is None else {"Authorization": f"Bearer {key}"})
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:

@@ -12,6 +12,7 @@ from server.config.option import Option, did_you_mean, options_by_name
 from server.config.server_options import ConfigError, flag_of
 
 COMMANDS: Mapping[str, tuple[str, str]] = {  # arguments, and what the command does
+    "run": ("NAME [PROMPT]", "chat with a model by name, or answer a prompt"),
     "pull": ("NAME…", "download models"),
     "list": ("", "list the models on this disk"),
     "show": ("NAME", "show a model's size, licence, formats and files"),

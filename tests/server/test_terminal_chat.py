@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import signal
@@ -13,7 +14,11 @@ import pytest
 
 from server.cli.answerers import AnswerFailed, Endpoint, Piece
 from server.cli.arguments import read_arguments, read_value
-from server.cli.chat import Chat, Session, is_styled, printable
+from server.cli.attachments import part_of
+from server.cli.chat import Session
+from server.cli.conversation import Chat
+from server.cli.markdown import BOLD, CYAN, DIM, ITALIC, RESET, UNDERLINED, Markdown
+from server.cli.shown import is_styled, printable
 from server.config.server_options import ConfigError
 
 ASK = {"role": "user", "content": "hi"}
@@ -67,9 +72,9 @@ def test_a_conversation_holds_what_was_said_before():
 
 
 def test_lines_between_quotes_or_behind_a_backslash_are_one_question():
-    answerer = Scripted([Piece("a")], [Piece("b")])
-    talk(answerer, '"""', "one", "", "two", '"""', "three\\", "four")
-    assert [asked[-1][1] for asked, _ in answerer.asked] == ["one\n\ntwo", "three\nfour"]
+    answerer = Scripted(*([Piece("a")] for _ in range(4)))
+    talk(answerer, '"""', "one", "", "two", '"""', "three\\", "four", '"""five', 'six"""', '"""seven"""')
+    assert [asked[-1][1] for asked, _ in answerer.asked] == ["one\n\ntwo", "three\nfour", "five\nsix", "seven"]
 
 
 def test_commands_change_what_is_sent():
@@ -118,10 +123,111 @@ def test_the_tokens_of_a_stopped_answer_are_estimated_where_the_endpoint_has_not
     assert "about 2 tokens, 1.0 a second, the first after 1000 ms" in talk(answerer, "one")
 
 
-def test_reasoning_is_dim_where_the_terminal_can_and_not_sent_again():
-    answerer = Scripted([Piece(reasoning="hm"), Piece("so")], [Piece("b")])
-    assert "\x1b[2mhm\x1b[0m\n\nso" in talk(answerer, "one", "two", styled=True)
+def test_reasoning_is_folded_into_a_line_and_not_sent_again():
+    answerer = Scripted([Piece(reasoning="hm "), Piece(reasoning="hm"), Piece("so")], [Piece("b")])
+    shown = talk(answerer, "one", "two", styled=True)
+    assert "\r\x1b[K\x1b[2mthinking … 2 words\x1b[0m\r\x1b[K\x1b[2mthought in 2 words" in shown
+    assert "hm" not in shown
     assert answerer.asked[1][0][1] == ("assistant", "so")
+
+
+def test_reasoning_is_shown_to_whoever_asks_for_it():
+    answerer = Scripted(*([Piece(reasoning="hm"), Piece("so")] for _ in range(3)))
+    shown = talk(
+        answerer, "/reasoning", "one", "/reasoning", "/reasoning on", "two", "/reasoning off", "three", "/reasoning x"
+    )
+    assert "the last answer has no reasoning" in shown
+    assert shown.count("hm") == 2
+    assert "hm\n\nso" in shown
+    assert "/reasoning, /reasoning on or /reasoning off" in shown
+
+
+def test_a_file_goes_with_the_next_question_and_with_its_repetition(tmp_path):
+    note = tmp_path / "note.txt"
+    note.write_text("remember")
+    answerer = Scripted([Piece("a")], [Piece("b")], [Piece("c")])
+    shown = talk(
+        answerer, f"/file {note}", "one", "/retry", "two", f"/file {tmp_path}/none", "/file", f"/file {__file__}c"
+    )
+    parts = [{"type": "text", "text": "note.txt:\n```\nremember\n```"}, {"type": "text", "text": "one"}]
+    assert [asked[-1][1] for asked, _ in answerer.asked] == [parts, parts, "two"]
+    assert "note.txt goes with the next question" in shown
+    assert "none: No such file or directory" in shown
+
+
+def test_a_conversation_with_files_is_saved_and_loaded(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"png")
+    chat, saved = Chat(), tmp_path / "chat.json"
+    talk(Scripted([Piece("a")]), f"/file {tmp_path}/a.png", "one", f"/save {saved}", chat=chat)
+    again = Chat()
+    again.load(saved.read_text())
+    assert again.messages == chat.messages
+    url = {"url": f"data:image/png;base64,{base64.b64encode(b'png').decode()}"}
+    assert again.messages[0]["content"][0] == {"type": "image_url", "image_url": url}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.wav", b"RIFF", "audio_url"),
+        ("a.mp4", b"x", "video_url"),
+        ("a.jpg", b"x", "image_url"),
+        ("a.py", b"x = 1", "text"),
+    ],
+)
+def test_a_file_is_sent_by_its_kind(tmp_path, name, content, kind):
+    (tmp_path / name).write_bytes(content)
+    assert part_of(str(tmp_path / name))["type"] == kind
+
+
+def test_a_text_with_fences_of_its_own_is_fenced_by_longer_ones(tmp_path):
+    (tmp_path / "a.md").write_text("```\nx\n```")
+    assert part_of(str(tmp_path / "a.md"))["text"] == "a.md:\n````\n```\nx\n```\n````"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.pdf", b"%PDF", "PDF is not read here"),
+        ("a.bin", b"\xff\xfe\x00", "neither text in UTF-8 nor"),
+        ("a.txt", b"x" * ((1 << 20) + 1), "1,048,577 bytes of text are too many"),
+    ],
+)
+def test_a_file_that_cannot_be_sent_is_refused_by_what_it_is(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=says):
+        part_of(str(tmp_path / name))
+
+
+MARKDOWN = [
+    ("plain 2 * 3 * 4 and a_b_c", "plain 2 * 3 * 4 and a_b_c"),
+    ("a **b** c", f"a {BOLD}b{RESET} c"),
+    ("an *i* and **b *bi***", f"an {ITALIC}i{RESET} and {BOLD}b {ITALIC}bi{RESET}{BOLD}{RESET}"),
+    ("`**x**` y", f"{CYAN}**x**{RESET} y"),
+    ("# Title\ntext", f"{BOLD}{UNDERLINED}Title{RESET}\ntext"),
+    ("## Two **b**\n", f"{BOLD}Two {BOLD}b{RESET}{BOLD}{RESET}\n"),
+    ("- one\n  * two\n", "• one\n  • two\n"),
+    ("> said\n", f"{DIM}│ said{RESET}\n"),
+    ("```py\n# a *b*\n- c\n```\nd", f"{CYAN}# a *b*\n- c\n{RESET}d"),
+    ("1. one\n#tag\n-5 degrees\n", "1. one\n#tag\n-5 degrees\n"),
+    ("**bold is left open\nnext", f"{BOLD}bold is left open{RESET}\nnext"),
+    ("ends in a fence\n```", "ends in a fence\n"),
+    ("*", "*"),
+]
+
+
+@pytest.mark.parametrize(("text", "styled"), MARKDOWN, ids=[text for text, _ in MARKDOWN])
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_markdown_is_styled_however_it_is_cut(text, styled, size):
+    codec = Markdown()
+    pieces = [codec.feed(text[start : start + size]) for start in range(0, len(text), size)]
+    assert "".join(pieces) + codec.flush() == styled
+
+
+def test_markdown_is_written_as_soon_as_it_is_known():
+    codec = Markdown()
+    assert codec.feed("Hello, wor") == "Hello, wor"
+    assert (codec.feed("ld *"), codec.feed(" x")) == ("ld ", "* x")
 
 
 def test_a_model_cannot_command_the_terminal():
@@ -157,6 +263,41 @@ def test_the_prompt_may_stand_before_between_and_after_options(argv):
     asked = read_arguments("chat", argv, {})
     assert (asked.prompt, asked.system, asked.fields) == ("Say hi", "S", {"temperature": 0})
     assert (asked.config.model, asked.config.max_num_seqs, asked.url) == ("m", 3, None)
+
+
+def test_run_takes_the_model_first_and_the_rest_as_the_question():
+    environment = {"ONELOOP_PORT": "1"}  # where no server is
+    asked = read_arguments("run", ["owner/name", "Say", "--temperature", "0", "hi"], environment)
+    assert (asked.prompt, asked.config.model, asked.fields) == ("Say hi", "owner/name", {"temperature": 0})
+    assert read_arguments("run", ["owner/name"], environment).prompt == ""
+    asked = read_arguments("run", ["name", "--url", "http://x", "hi"], {})
+    assert (asked.prompt, asked.model, asked.url, asked.config) == ("hi", "name", "http://x", None)
+    for argv in ([], ["--model", "owner/name"]):
+        with pytest.raises(ConfigError, match="run: the model comes first"):
+            read_arguments("run", argv, environment)
+
+
+async def test_run_uses_the_server_that_has_the_model(serve):
+    server = await serve(served_model_name=("tiny",), api_key=("secret",))
+    environment = {"ONELOOP_PORT": str(server.port), "ONELOOP_API_KEY": "secret"}
+
+    async def run(*argv: str):
+        return await asyncio.to_thread(read_arguments, "run", argv, environment)
+
+    asked = await run("tiny", "hi")
+    assert (asked.url, asked.model, asked.api_key) == (f"http://127.0.0.1:{server.port}", "tiny", "secret")
+    assert (await run("other", "hi")).url is None
+    assert (await run("tiny", "--max-num-seqs", "3", "hi")).url is None
+    environment["ONELOOP_API_KEY"] = "wrong"
+    assert (await run("tiny", "hi")).url is None
+
+
+def test_files_of_the_command_line_go_with_the_first_question(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    asked = read_arguments("chat", ["hi", "--url", "http://x", "--file", str(tmp_path / "a.txt")], {})
+    assert [part["type"] for part in asked.attached] == ["text"]
+    with pytest.raises(ConfigError, match=r"--file .*none: No such file"):
+        read_arguments("chat", ["--file", str(tmp_path / "none")], {})
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
@@ -254,6 +395,15 @@ async def test_what_an_endpoint_refuses_is_told_in_its_words(serve, key, model, 
     endpoint = Endpoint(f"http://127.0.0.1:{server.port}", model, key)
     with pytest.raises(AnswerFailed, match=words):
         await pieces(endpoint.chat([ASK], fields))
+    await endpoint.close()
+
+
+async def test_a_stopped_answer_of_our_own_server_has_its_exact_number_of_tokens(serve, tokenizer):
+    server = await serve(says="Hello there")
+    endpoint = Endpoint(f"http://127.0.0.1:{server.port}", "tiny", None)
+    counted = [piece.num_tokens for piece in await pieces(endpoint.chat([ASK], {})) if piece.num_tokens]
+    assert sum(counted) == len(tokenizer.encode("Hello there")) + 1
+    assert len(counted) > 1, "they are counted as they come, not at the end"
     await endpoint.close()
 
 

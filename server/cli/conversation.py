@@ -1,0 +1,66 @@
+"""Chat: the state of a conversation at a terminal, its messages and the fields that are sent with them. Knows no terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.cli.attachments import Part
+
+Content = str | Sequence[Part]  # of a question: text, or parts by OpenAI's names, the last of which is the text
+
+
+@dataclass(slots=True)
+class Chat:
+    """State of a conversation. `attached`: files that go with the next question."""
+
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+    attached: list[Part] = field(default_factory=list)
+
+    @property
+    def system(self) -> str:
+        return str(self.messages[0]["content"]) if self.messages and self.messages[0]["role"] == "system" else ""
+
+    def set_system(self, text: str) -> None:
+        """Set the system prompt, or remove it."""
+        said = self.messages[1:] if self.system else self.messages
+        self.messages = [{"role": "system", "content": text}, *said] if text else said
+
+    def question(self, text: str) -> Content:
+        """Return a question with the attached files, which are no longer attached."""
+        parts, self.attached = self.attached, []
+        return [*parts, {"type": "text", "text": text}] if parts else text
+
+    def forget(self) -> None:
+        """Remove everything but the system prompt."""
+        self.messages = self.messages[:1] if self.system else []
+        self.attached = []
+
+    def take_back(self) -> Content | None:
+        """Remove the last question and its answer, and return the question; None where there is none."""
+        while self.messages and self.messages[-1]["role"] != "system":
+            message = self.messages.pop()
+            if message["role"] == "user":
+                content: Content = message["content"]
+                return content
+        return None
+
+    def load(self, text: str) -> None:
+        """Take the messages of a saved conversation. Raises ValueError for what is none."""
+        given = json.loads(text)
+        messages = given.get("messages") if isinstance(given, dict) else given
+        if not isinstance(messages, list) or not all(
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and (isinstance(message.get("content"), str) or _are_parts(message.get("content")))
+            for message in messages
+        ):
+            raise ValueError("it is no list of messages with role and content")
+        self.messages = messages
+
+
+def _are_parts(content: Any) -> bool:
+    return isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
