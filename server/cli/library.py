@@ -26,7 +26,7 @@ DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
 
 
 class Library(Protocol):
-    """What the commands do to this disk. Methods raise ValueError, with a message for the person at the terminal."""
+    """Effects of the commands on this disk. Methods raise ValueError, with a message for the person at the terminal."""
 
     def pull(self, name: str, revision: str | None, report: Report, cancel: threading.Event) -> Path: ...
 
