@@ -19,7 +19,7 @@ TASKS: tuple[str, ...] = get_args(Task)
 
 # Bytes a parameter, scales and the layers that stay in 16 bits included. GGUF: llama.cpp's table of bits per weight.
 BYTES_PER_PARAMETER: Mapping[str, float] = {
-    "fp32": 4.0, "bf16": 2.0, "fp8": 1.05, "q8_0": 1.0625, "q4_k_m": 0.61, "q4_1": 0.625, "awq": 0.7, "mxfp4": 0.56,
+    "fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.05, "q8_0": 1.0625, "q4_k_m": 0.61, "q4_1": 0.625, "awq": 0.7, "mxfp4": 0.56,
 }  # fmt: skip
 _KV_ELEMENT_BYTES = 2
 _NEAREST, _NEARNESS = 3, 0.5

