@@ -2,6 +2,7 @@
 // sites become links. `Markdown` keeps the elements of blocks that did not change, so an answer that grows is not drawn anew.
 
 import {button, copy, el} from "./dom.js";
+import {highlighted} from "./highlight.js";
 import {NotMath, toMathml} from "./math.js";
 
 const MAX_DEPTH = 12; // of quotes, lists and emphasis in each other
@@ -177,7 +178,7 @@ function draw(block, depth) {
 export function codeBlock(text, language) {
   const name = LANGUAGE_SAFE.test(language ?? "") ? language : "";
   const control = button("Copy", () => copy(text, control), {class: "small plain", "aria-label": `Copy code${name ? `, ${name}` : ""}`});
-  return el("div", {class: "code-block"}, el("div", {class: "code-head"}, el("span", null, name), control), el("pre", {tabindex: "0", "aria-label": name ? `Code, ${name}` : "Code"}, el("code", null, text)));
+  return el("div", {class: "code-block"}, el("div", {class: "code-head"}, el("span", null, name), control), el("pre", {tabindex: "0", "aria-label": name ? `Code, ${name}` : "Code"}, el("code", null, highlighted(text, name))));
 }
 
 function item(lines, depth, loose) {
