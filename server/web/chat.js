@@ -1,50 +1,70 @@
 // The chat page: puts conversation, messages, settings and library together, and asks for answers.
 
 import {stream} from "./answer.js";
-import {$, announce, button, download, el, theme} from "./dom.js";
+import * as attachments from "./attachments.js";
+import * as compare from "./compare.js";
+import {$, announce, el, theme} from "./dom.js";
 import {heatmap, score} from "./heatmap.js";
 import * as library from "./library.js";
 import {Message} from "./message.js";
 import * as models from "./models.js";
-import * as pictures from "./pictures.js";
 import {askForKey, ServerError} from "./server.js";
 import * as settings from "./settings.js";
+import * as shelf from "./shelf.js";
 import * as tree from "./tree.js";
+import {say, translate} from "./words.js";
 
 const KEEP_MS = 2000; // a reload costs at most so much of an answer
 const WIDE = matchMedia("(min-width: 60rem)");
 let whole = tree.conversation(); // what is shown
-let running = null; // {whole, node, message, stop}: the answer that is coming
+const runs = new Set(); // {whole, node, message, stop}: the answers that are coming
 
 // --- one conversation ------------------------------------------------------------------------------------------------
 
 function show() {
   const nodes = tree.path(whole);
   const log = $("log"), follows = atEnd();
-  log.replaceChildren(...nodes.map(node => messageOf(node).element));
+  log.replaceChildren(...nodes.map((node, at) => elementOf(node, at === nodes.length - 1)));
   $("welcome").hidden = nodes.length > 0;
   document.title = nodes.length ? `${tree.titleOf(whole)} · oneloop` : "oneloop";
   if (follows) scrollToEnd();
   setSending();
 }
 
-function messageOf(node) {
-  const own = whole;
-  if (running?.node === node) return running.message;
+// Two answers to compare stand side by side, the one that the conversation goes on with marked.
+function elementOf(node, isLast) {
+  const all = tree.beside(whole, node);
+  if (all.length < 2) return messageOf(node, {isLast}).element;
+  return el("div", {class: "pair"}, all.map(each => {
+    const {element} = messageOf(each, {isLast: isLast && each === node, isBeside: each !== node});
+    element.classList.toggle("preferred", each === node);
+    return element;
+  }));
+}
+
+function messageOf(node, {isLast = false, isBeside = false} = {}) {
+  const own = whole, run = [...runs].find(each => each.node === node);
+  if (run) return run.message;
   const act = change => {
-    if (running) return announce("An answer is still coming.");
+    if (runs.size) return announce(say("An answer is still coming."));
     change();
     show();
     keep(own);
   };
+  const {pictures, sounds, texts} = node, attached = Object.fromEntries(Object.entries({pictures, sounds, texts}).filter(([, each]) => each));
+  const edited = node.role === "user"
+    ? content => ask(tree.add(own, node.parent, {role: "user", content, ...attached}))
+    : content => tree.add(own, node.parent, {role: "assistant", content, ...(node.model ? {model: node.model} : {})});
   return new Message(node, tree.place(own, node), {
-    edit: text => act(() => answer(tree.add(own, node.parent, {role: "user", content: text, ...(node.pictures ? {pictures: node.pictures} : {})}))),
+    edit: text => act(() => edited(text)),
     again: () => act(() => answer(own.nodes[node.parent] ?? null)),
     choose: offset => act(() => tree.choose(own, node, offset)),
     result: (call, text) => act(() => answerTool(node, call, text)),
     answered: call => tree.path(own).some(each => each.role === "tool" && each.callId === call.id),
     score: () => scored(node),
     namesModel: models.areSeveral,
+    goOn: isLast && !node.calls ? () => act(() => goOn(node)) : null,
+    prefer: isBeside ? () => act(() => tree.prefer(own, node)) : null,
   });
 }
 
@@ -57,28 +77,61 @@ function answerTool(node, call, text) {
 }
 
 async function scored(node) {
-  const nodes = tree.path(whole), upTo = nodes.slice(0, nodes.indexOf(node) + 1);
   try {
-    return heatmap(await score(tree.messages(upTo, settings.system()), node.stats.prompt, models.areSeveral() ? node.model : undefined));
+    const sent = tree.messages([...upTo(whole, whole.nodes[node.parent]), node], settings.current(node.preset).system);
+    return heatmap(await score(sent, node.stats.prompt, models.areSeveral() ? node.model : undefined));
   } catch (error) {
     return el("p", {class: "error", role: "alert"}, inWords(error));
   }
 }
 
-// An answer behind `node`, whose end nobody waits for. It belongs to the conversation it began in, whatever is shown meanwhile.
-function answer(node) {
-  const own = whole, before = tree.path(own), sent = before.slice(0, before.indexOf(node) + 1);
-  const made = tree.add(own, node?.id ?? null, {role: "assistant", content: "", format: settings.format()});
-  const abort = new AbortController();
-  const message = messageOf(made);
-  const run = running = {whole: own, node: made, message, stop: () => abort.abort()};
+// The nodes from the first on to `node`.
+function upTo(own, node) {
+  const found = [];
+  for (let each = node; each; each = own.nodes[each.parent]) found.unshift(each);
+  return found;
+}
+
+// Answers to `node`: one, or two side by side.
+function ask(node) {
+  const second = compare.second(), pair = second ? `${Date.now()}` : null;
+  answer(node, {pair});
+  if (!second) return;
+  const first = tree.path(whole).at(-1);
+  answer(node, {pair, ...second});
+  tree.prefer(whole, first);
+  show();
+}
+
+// An answer behind `node`, by a model and a preset other than chosen where they are named.
+function answer(node, {pair, model, preset} = {}) {
+  const own = whole, wanted = settings.current(preset), sent = upTo(own, node);
+  const made = tree.add(own, node?.id ?? null, {role: "assistant", content: "", format: settings.format(wanted), ...(pair ? {pair} : {}), ...(preset ? {preset} : {})});
+  start(made, () => ({messages: tree.messages(sent, wanted.system), ...settings.fields(wanted), ...models.fields(model)}));
+}
+
+// More of an answer that was cut off, stopped or edited.
+function goOn(node) {
+  const own = whole, wanted = settings.current(node.preset);
+  for (const name of ["error", "stopped", "finish", "note"]) delete node[name];
+  start(node, () => ({
+    messages: tree.messages(upTo(own, node), wanted.system), ...settings.fields(wanted), ...models.fields(node.model),
+    add_generation_prompt: false, continue_final_message: true,
+  }));
+}
+
+// Asks for what `body()` says, whose end nobody waits for. It belongs to the conversation it began in, whatever is shown meanwhile.
+function start(made, body) {
+  const own = whole, abort = new AbortController(), message = messageOf(made, {isLast: true});
+  const run = {whole: own, node: made, message, stop: () => abort.abort()};
   let drawn = false, kept = performance.now();
+  runs.add(run);
   const draw = () => {
     if (drawn) return;
     drawn = true;
     requestAnimationFrame(() => {
       drawn = false;
-      if (running !== run) return; // it has ended, and is drawn as that
+      if (!runs.has(run)) return; // it has ended, and is drawn as that
       const follows = atEnd();
       message.update(true);
       if (follows && whole === own) scrollToEnd();
@@ -91,32 +144,35 @@ function answer(node) {
   message.update(true);
   show();
   scrollToEnd();
-  finish(run, draw, abort.signal, () => ({messages: tree.messages(sent, settings.system()), ...settings.fields(), ...models.fields()}));
+  finish(run, draw, abort.signal, body);
 }
 
 async function finish(run, draw, signal, body) {
   const {node, message} = run;
   try {
     await stream(node, body(), signal, draw);
-    announce("The answer is there.");
+    announce(say("The answer is there."));
   } catch (error) {
     if (error.name === "AbortError") node.stopped = true;
     else node.error = inWords(error);
     if (error instanceof ServerError && error.wantsKey) $("key").click();
   }
-  if (!node.content && !node.error && !node.calls && !node.stopped) node.note = node.finish === "length" ? "The limit of tokens came before an answer." : "It ended before a word of an answer.";
+  if (!node.content && !node.error && !node.calls && !node.stopped) node.note = node.finish === "length" ? say("The limit of tokens came before an answer.") : say("It ended before a word of an answer.");
   const follows = atEnd();
-  if (running === run) running = null;
+  runs.delete(run);
   message.update(false);
+  if (node.pair && whole === run.whole && !runs.size) show(); // one of them can be chosen now
   setSending();
   if (follows && whole === run.whole) scrollToEnd();
   await keep(run.whole);
-  if (models.areSeveral()) await models.refresh().then(setSeeing, () => {}); // others are loaded now; who does not answer has been told of
+  if (models.areSeveral()) await models.refresh().then(setMeans, () => {}); // others are loaded now; who does not answer has been told of
 }
+
+function stopAll() { for (const run of runs) run.stop(); }
 
 function inWords(error) {
   if (error instanceof ServerError) return error.message;
-  return error instanceof TypeError ? `The server does not answer (${error.message}).` : error.message;
+  return error instanceof TypeError ? say("The server does not answer ({reason}).", {reason: error.message}) : error.message;
 }
 
 const atEnd = () => { const page = $("scroll"); return page.scrollHeight - page.scrollTop - page.clientHeight < 90; };
@@ -124,20 +180,23 @@ function scrollToEnd() { $("scroll").scrollTop = $("scroll").scrollHeight; }
 
 function send() {
   const input = $("text"), text = input.value.trim();
-  if (running || !(text || pictures.areThere())) return;
+  if (runs.size || !(text || attachments.areThere())) return;
   input.value = "";
   grow();
-  const added = pictures.take();
-  answer(tree.add(whole, tree.path(whole).at(-1)?.id ?? null, {role: "user", content: text, ...(added.length ? {pictures: added} : {})}));
+  ask(tree.add(whole, tree.path(whole).at(-1)?.id ?? null, {role: "user", content: text, ...attachments.take()}));
   keep(whole);
 }
 
 function setSending() {
-  $("send").textContent = running ? "Stop" : "Send";
-  $("send").classList.toggle("main", !running);
+  $("send").textContent = runs.size ? say("Stop") : say("Send");
+  $("send").classList.toggle("main", !runs.size);
 }
 
-const setSeeing = () => { $("picture").hidden = !models.sees(); };
+// What the model that is asked reads and hears decides on what is offered.
+function setMeans() {
+  attachments.refresh();
+  compare.fill();
+}
 
 function grow() {
   const input = $("text");
@@ -149,52 +208,25 @@ function grow() {
 
 async function keep(changed) {
   if (changed.roots.length) await library.save(changed);
-  await list();
+  await shelf.list();
 }
 
-async function list() {
-  const words = $("search").value.trim().toLowerCase(), all = await library.all();
-  const found = words ? all.filter(each => tree.holds(each, words)) : all;
-  $("conversations").replaceChildren(...found.map(each => el("li", {class: each.id === whole.id ? "current" : null},
-    button(tree.titleOf(each), () => open(each), {class: "plain title", "aria-current": each.id === whole.id ? "true" : null}),
-    button("✕", () => erase(each), {class: "plain small", "aria-label": `Delete ${tree.titleOf(each)}`}))));
-  $("found").textContent = words ? `${found.length} of ${all.length}` : all.length ? "" : "Nothing yet. What you write stays in this browser.";
-  $("export").disabled = !all.length;
-}
+// The conversation as this page has it, which may be ahead of what is kept.
+const latest = chosen => whole.id === chosen.id ? whole : [...runs].find(run => run.whole.id === chosen.id)?.whole ?? chosen;
 
 function open(chosen) {
-  whole = running?.whole.id === chosen.id ? running.whole : chosen;
-  pictures.forgive();
+  whole = latest(chosen);
+  attachments.forgive();
   show();
-  list();
+  shelf.list();
   scrollToEnd();
   if (!WIDE.matches) toggle("library", false);
   $("text").focus();
 }
 
-async function erase(chosen) {
-  const dialog = $("erase-dialog");
-  dialog.querySelector("b").textContent = tree.titleOf(chosen);
-  dialog.returnValue = "";
-  dialog.showModal();
-  await new Promise(resolve => dialog.addEventListener("close", resolve, {once: true}));
-  if (dialog.returnValue !== "erase") return;
-  if (running?.whole.id === chosen.id) { running.whole.roots = []; running.stop(); }
-  await library.remove(chosen.id);
-  if (whole.id === chosen.id) open(tree.conversation());
-  else list();
-}
-
-async function importFiles() {
-  try {
-    for (const file of $("import").files) for (const each of tree.imported(await file.text())) await library.save(each);
-    $("found").textContent = "";
-    await list();
-    announce("Imported.");
-  } catch (error) {
-    $("found").textContent = `Not imported: ${error.message}.`;
-  }
-  $("import").value = "";
+function erased(id) {
+  for (const run of runs) if (run.whole.id === id) { run.whole.roots = []; run.stop(); }
+  if (whole.id === id) open(tree.conversation());
 }
 
 // --- the page around it ----------------------------------------------------------------------------------------------
@@ -211,8 +243,8 @@ function toggle(name, wanted) {
 
 // Closes what lies over the chat on a narrow screen; or else stops the answer; or else closes the settings.
 function escape() {
-  const shown = ["library", "settings"].find(name => !$(name).hidden && !(WIDE.matches && (running || name === "library")));
-  if (!shown) return running?.stop();
+  const shown = ["library", "settings"].find(name => !$(name).hidden && !(WIDE.matches && (runs.size || name === "library")));
+  if (!shown) return stopAll();
   const inside = $(shown).contains(document.activeElement);
   toggle(shown, false);
   if (inside) $(`${shown}-toggle`).focus();
@@ -221,13 +253,13 @@ function escape() {
 async function greet() {
   try {
     const health = await fetchHealth();
-    $("status").textContent = health.status === "ok" ? "" : health.status === "loading" && health.total ? `loading: ${health.phase} ${Math.floor(100 * health.done / health.total)} %` : `${health.status}${health.reason ? `: ${health.reason}` : ""}`;
+    $("status").textContent = health.status === "ok" ? "" : health.status === "loading" && health.total ? say("loading: {phase} {percent} %", {phase: health.phase, percent: Math.floor(100 * health.done / health.total)}) : `${health.status}${health.reason ? `: ${health.reason}` : ""}`;
     if (health.status === "ok") {
       await models.refresh();
-      setSeeing();
+      setMeans();
     } else setTimeout(greet, 2000); // until there is a model; then nothing is asked any more
   } catch (error) {
-    $("status").textContent = error.wantsKey ? "needs a key" : inWords(error);
+    $("status").textContent = error.wantsKey ? say("needs a key") : inWords(error);
     if (error.wantsKey) $("key").classList.add("main");
   }
 }
@@ -246,17 +278,14 @@ async function changeKey() {
   }
 }
 
-$("form").addEventListener("submit", event => { event.preventDefault(); if (running) running.stop(); else send(); });
+$("form").addEventListener("submit", event => { event.preventDefault(); if (runs.size) stopAll(); else send(); });
 $("text").addEventListener("keydown", event => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); } });
 $("text").addEventListener("input", grow);
 $("new").addEventListener("click", () => open(tree.conversation()));
-$("search").addEventListener("input", list);
-$("export").addEventListener("click", async () => download(`oneloop-${new Date().toISOString().slice(0, 10)}.json`, "application/json", JSON.stringify({oneloop: tree.FORMAT, conversations: await library.all()}, null, 1)));
-$("import-button").addEventListener("click", () => $("import").click());
-$("import").addEventListener("change", importFiles);
 $("key").addEventListener("click", changeKey);
-$("models").addEventListener("change", () => { models.keep(); setSeeing(); pictures.forgive(); });
-pictures.listen(document.querySelector("main"), models.sees);
+$("models").addEventListener("change", () => { models.keep(); setMeans(); pictures.forgive(); });
+attachments.listen(document.querySelector("main"));
+shelf.listen({isShown: each => each.id === whole.id, open, latest, erased});
 for (const name of ["library", "settings"]) {
   $(`${name}-toggle`).addEventListener("click", () => toggle(name));
   $(`${name}-close`).addEventListener("click", () => { toggle(name, false); $(`${name}-toggle`).focus(); });
@@ -267,12 +296,14 @@ addEventListener("keydown", event => {
   if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); toggle("library", true); $("search").focus(); }
 });
 
+translate(document.body);
 theme($("theme"));
 settings.fillPanel($("settings-panel"));
+compare.fill();
 toggle("library", WIDE.matches);
 show();
-await list();
-const latest = (await library.all())[0];
-if (latest && location.hash !== "#new") open(latest);
+await shelf.list();
+const newest = (await library.all())[0];
+if (newest && location.hash !== "#new") open(newest);
 greet();
 document.documentElement.dataset.ready = "true";

@@ -1,5 +1,7 @@
 // Elements made by hand. What stands in one is text or other elements, never markup: nothing that a model writes can become a script.
 
+import {say} from "./words.js";
+
 export const $ = id => document.getElementById(id);
 
 // `attributes`: by name; `on…` is a listener, true an attribute without value, null and false none.
@@ -34,9 +36,9 @@ export async function copy(text, control) {
   const before = control.textContent;
   try {
     await navigator.clipboard.writeText(text);
-    control.textContent = "Copied";
+    control.textContent = say("Copied");
   } catch {
-    control.textContent = "Not allowed here"; // browsers want https or localhost
+    control.textContent = say("Not allowed here"); // browsers want https or localhost
   }
   control.addEventListener("blur", () => { control.textContent = before; }, {once: true});
   setTimeout(() => { control.textContent = before; }, 1500);
@@ -55,8 +57,9 @@ export function theme(control) {
   const show = chosen => {
     if (chosen === "auto") delete root.dataset.theme;
     else root.dataset.theme = chosen;
-    control.setAttribute("aria-label", `Colours: ${chosen}`);
-    control.title = `Colours: ${chosen}`;
+    const words = say({auto: "Colours: like the system", light: "Colours: light", dark: "Colours: dark"}[chosen]);
+    control.setAttribute("aria-label", words);
+    control.title = words;
     dispatchEvent(new Event("themechange"));
   };
   let chosen = localStorage.getItem("oneloop.theme") ?? "auto";

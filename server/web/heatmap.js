@@ -2,6 +2,7 @@
 
 import {el} from "./dom.js";
 import {json} from "./server.js";
+import {say} from "./words.js";
 
 const ALTERNATIVES = 5;
 
@@ -24,15 +25,15 @@ const visible = text => text.replace(/ /g, "␣").replace(/\n/g, "↵") || "∅"
 
 // One element a token: the redder, the less likely. The one under pointer or focus is explained below.
 export function heatmap(tokens) {
-  const about = el("p", {class: "heat-about dim", role: "status"}, "Point at a token, or move with the arrow keys: the redder, the less likely the model found it.");
-  const explain = each => about.replaceChildren(el("b", null, visible(each.text)), ` ${percent(each.logprob)}, rank ${each.rank}. Most likely: `, ...each.others.map(([text, logprob]) => el("span", {class: "other"}, el("code", null, visible(text)), ` ${percent(logprob)}`)));
+  const about = el("p", {class: "heat-about dim", role: "status"}, say("Point at a token, or move with the arrow keys: the redder, the less likely the model found it."));
+  const explain = each => about.replaceChildren(el("b", null, visible(each.text)), ` ${percent(each.logprob)}, ${say("rank {rank}. Most likely:", {rank: each.rank})} `, ...each.others.map(([text, logprob]) => el("span", {class: "other"}, el("code", null, visible(text)), ` ${percent(logprob)}`)));
   const spans = tokens.map((each, index) => {
     const span = el("span", {class: `heat heat-${heat(each.logprob)}`, tabindex: index ? "-1" : "0", "aria-label": `${visible(each.text)}, ${percent(each.logprob)}`, role: "option"}, each.text);
     span.addEventListener("pointerenter", () => explain(each));
     span.addEventListener("focus", () => explain(each));
     return span;
   });
-  const box = el("div", {class: "heat-tokens", role: "listbox", "aria-label": "Tokens of the answer"}, spans);
+  const box = el("div", {class: "heat-tokens", role: "listbox", "aria-label": say("Tokens of the answer")}, spans);
   box.addEventListener("keydown", event => {
     const step = {ArrowRight: 1, ArrowLeft: -1}[event.key], at = spans.indexOf(document.activeElement);
     if (!step || !spans[at + step]) return;
@@ -42,7 +43,7 @@ export function heatmap(tokens) {
     spans[at + step].focus();
   });
   const mean = tokens.reduce((sum, each) => sum + each.logprob, 0) / Math.max(1, tokens.length);
-  return el("div", {class: "heatmap"}, box, about, el("p", {class: "dim"}, `${tokens.length} tokens, perplexity ${Math.exp(-mean).toFixed(2)}`));
+  return el("div", {class: "heatmap"}, box, about, el("p", {class: "dim"}, say("{count} tokens, perplexity {value}", {count: tokens.length, value: Math.exp(-mean).toFixed(2)})));
 }
 
 // 0 (certain) to 8: equal steps of the logarithm, down to 1 in 3000.

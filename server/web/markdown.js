@@ -4,6 +4,7 @@
 import {button, copy, el} from "./dom.js";
 import {highlighted} from "./highlight.js";
 import {NotMath, toMathml} from "./math.js";
+import {say} from "./words.js";
 
 const MAX_DEPTH = 12; // of quotes, lists and emphasis in each other
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/, HEADING = /^ {0,3}(#{1,6})(?:\s+(.*?))?(?:\s+#+)?\s*$/, RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
@@ -165,7 +166,7 @@ const within = (lines, depth) => depth >= MAX_DEPTH ? [lines.join("\n")] : block
 function draw(block, depth) {
   switch (block.kind) {
     case "code": return codeBlock(block.text, block.language);
-    case "math": return el("div", {class: "display-math", tabindex: "0", role: "group", "aria-label": "Formula"}, formula(block.text, true, `$$${block.text}$$`));
+    case "math": return el("div", {class: "display-math", tabindex: "0", role: "group", "aria-label": say("Formula")}, formula(block.text, true, `$$${block.text}$$`));
     case "heading": return el(`h${Math.min(6, block.level + 2)}`, null, inline(block.text, depth)); // h1 and h2 are the page's
     case "rule": return el("hr");
     case "quote": return el("blockquote", null, within(block.lines, depth));
@@ -177,22 +178,22 @@ function draw(block, depth) {
 
 export function codeBlock(text, language) {
   const name = LANGUAGE_SAFE.test(language ?? "") ? language : "";
-  const control = button("Copy", () => copy(text, control), {class: "small plain", "aria-label": `Copy code${name ? `, ${name}` : ""}`});
-  return el("div", {class: "code-block"}, el("div", {class: "code-head"}, el("span", null, name), control), el("pre", {tabindex: "0", "aria-label": name ? `Code, ${name}` : "Code"}, el("code", null, highlighted(text, name))));
+  const control = button(say("Copy"), () => copy(text, control), {class: "small plain", "aria-label": `${say("Copy code")}${name ? `, ${name}` : ""}`});
+  return el("div", {class: "code-block"}, el("div", {class: "code-head"}, el("span", null, name), control), el("pre", {tabindex: "0", "aria-label": `${say("Code")}${name ? `, ${name}` : ""}`}, el("code", null, highlighted(text, name))));
 }
 
 function item(lines, depth, loose) {
   const task = /^\[([ xX])\]\s+(.*)$/.exec(lines[0]);
   const drawn = within(task ? [task[2], ...lines.slice(1)] : lines, depth);
   const children = loose ? drawn : drawn.flatMap(child => child.tagName === "P" ? [...child.childNodes] : [child]);
-  return task ? el("li", {class: "task"}, el("input", {type: "checkbox", disabled: true, checked: task[1] !== " ", "aria-label": task[1] === " " ? "open" : "done"}), " ", children) : el("li", null, children);
+  return task ? el("li", {class: "task"}, el("input", {type: "checkbox", disabled: true, checked: task[1] !== " ", "aria-label": task[1] === " " ? say("open") : say("done")}), " ", children) : el("li", null, children);
 }
 
 function drawTable({head, align, rows}, depth) {
   const cell = (tag, text, index, more) => el(tag, {class: align[index], ...more}, inline(text ?? "", depth));
   const top = el("tr", null, head.map((text, index) => cell("th", text, index, {scope: "col"})));
   const body = rows.map(row => el("tr", null, head.map((_, index) => cell("td", row[index], index))));
-  return el("div", {class: "table", tabindex: "0", role: "region", "aria-label": "Table"}, el("table", null, el("thead", null, top), el("tbody", null, body)));
+  return el("div", {class: "table", tabindex: "0", role: "region", "aria-label": say("Table")}, el("table", null, el("thead", null, top), el("tbody", null, body)));
 }
 
 function formula(source, display, written) {
@@ -200,7 +201,7 @@ function formula(source, display, written) {
     return toMathml(source, display);
   } catch (error) {
     if (!(error instanceof NotMath)) throw error;
-    return el("code", {class: "formula", title: `Shown as it was written: ${error.message}`}, written);
+    return el("code", {class: "formula", title: say("Shown as it was written: {reason}", {reason: error.message})}, written);
   }
 }
 
@@ -290,7 +291,7 @@ function linkAt(text, mark, end, depth, misses) {
   if (text[close] !== ")") return [mark, end];
   const address = /^\s*<?([^\s<>]*)>?(?:\s+["'(].*)?\s*$/.exec(text.slice(middle + 2, close))?.[1];
   if (!address || !ADDRESS.test(address)) return [label || mark, close + 1];
-  return [link(address, mark[0] === "!" ? [`Picture: ${label || address}`] : inline(label, depth + 1)), close + 1];
+  return [link(address, mark[0] === "!" ? [say("Picture: {name}", {name: label || address})] : inline(label, depth + 1)), close + 1];
 }
 
 function bareLink(mark, start) {

@@ -24,9 +24,10 @@ export const key = {
 };
 
 // Response to a request that the server took. Throws ServerError, AbortError, or TypeError where nobody answers.
-export async function ask(path, {body, signal, headers} = {}) {
+// `body` is sent as JSON, `form` as it is.
+export async function ask(path, {body, form, signal, headers} = {}) {
   const own = key.get() ? {Authorization: `Bearer ${key.get()}`} : {};
-  const sent = body === undefined ? {} : {method: "POST", body: JSON.stringify(body)};
+  const sent = form ? {method: "POST", body: form} : body === undefined ? {} : {method: "POST", body: JSON.stringify(body)};
   if (body !== undefined) own["Content-Type"] = "application/json";
   const response = await fetch(new URL(path, BASE), {...sent, headers: {...own, ...headers}, signal, cache: "no-store"});
   if (response.ok) return response;

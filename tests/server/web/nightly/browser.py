@@ -30,7 +30,8 @@ needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="there is no axe-core (
 WIDE, PHONE = (1280, 860), (390, 780)
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--hide-scrollbars", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--hide-scrollbars", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 )  # fmt: skip
 
 # Resolves once `condition` holds, which is looked at after each change of the document.
@@ -128,12 +129,13 @@ class Page:
         element = await self._find(selector)
         await self._do(element.click)
 
-    async def click_text(self, text: str) -> None:
-        """The last button that says so, of those that can be seen."""
+    async def click_text(self, text: str, *, within: str = "body") -> None:
+        """The last button below `within` that says so, of those that can be seen."""
         clicked = await self.run(
-            "const found = [...document.querySelectorAll('button')].filter(each => each.checkVisibility() && "
-            "each.textContent === arguments[0]).at(-1); found?.click(); return Boolean(found)",
+            "const found = [...document.querySelectorAll(`${arguments[1]} button`)].filter(each => each.checkVisibility()"
+            " && each.textContent === arguments[0]).at(-1); found?.click(); return Boolean(found)",
             text,
+            within,
         )
         assert clicked, f"there is no button {text}"
 

@@ -66,13 +66,13 @@ async def test_edits_and_other_answers_are_branches(serve, page_of):
     page = page_of(server)
     await page.open()
     await page.type("#settings-toggle", Keys.ENTER)
-    await page.type("#set-max-tokens", "9")
+    await page.type("#set-max_tokens", "9")
     await page.say("First question")
     await page.until(ANSWERED)
     await page.click_text("Regenerate")
     await page.until("document.querySelector('.assistant .branch')?.textContent.includes('2/2')")
     await page.until(ANSWERED)
-    await page.click_text("Edit")
+    await page.click_text("Edit", within=".user")
     await page.type(".edit textarea", "Second question" + Keys.ENTER, clear=True)
     await page.until("document.querySelector('.user .branch')?.textContent.includes('2/2')")
     await page.until(ANSWERED)
@@ -105,7 +105,7 @@ async def test_a_message_is_edited_beside_the_open_settings(serve, page_of):
     await page.say("Hi")
     await page.until(ANSWERED)
     await page.click("#settings-toggle")
-    await page.click_text("Edit")
+    await page.click_text("Edit", within=".user")
     assert await page.run(_INSIDE)
     await page.press(Keys.ESCAPE)
     await page.until("!document.querySelector('.edit')")
@@ -211,7 +211,7 @@ async def test_tool_calls_are_shown_and_their_results_sent(serve, page_of):
     await page.open()
     await page.type("#settings-toggle", Keys.ENTER)
     await page.run(
-        "const area = document.getElementById('set-functions-as-json-openai-s-tools-');"
+        "const area = document.getElementById('set-tools');"
         "area.value = arguments[0]; area.dispatchEvent(new Event('input'))",
         json.dumps(TOOLS),
     )
@@ -232,9 +232,9 @@ async def test_settings_go_with_the_request_and_survive_a_reload(serve, page_of)
     page = page_of(server)
     await page.open()
     await page.click("#settings-toggle")
-    await page.type("#set-system-prompt", "Be brief.")
+    await page.type("#set-system", "Be brief.")
     await page.type("#set-temperature", "0.3")
-    await page.type("#set-max-tokens", "40")
+    await page.type("#set-max_tokens", "40")
     await page.reload()
     await page.say("Hi")
     await page.until(ANSWERED)
@@ -249,7 +249,7 @@ async def test_a_form_is_checked_by_the_server(serve, page_of):
     await page.open()
     await page.click("#settings-toggle")
     await page.run(
-        "const kinds = document.querySelector('select[id=set-the-answer-is]'); kinds.value = 'grammar';"
+        "const kinds = document.querySelector('#set-form'); kinds.value = 'grammar';"
         "kinds.dispatchEvent(new Event('input'))"
     )
     await page.click_text("Check it")

@@ -46,7 +46,7 @@ def opened(serve, page_of, tiny):
         server = await serve("Yes", speaks=spoken, template=template, media=reader(tiny), max_model_len=4096)
         page = page_of(server)
         await page.open(**options)
-        await page.until("!document.getElementById('picture').hidden")
+        await page.until("document.getElementById('model').textContent")
         return server, page
 
     return start
@@ -66,27 +66,27 @@ async def test_pictures_are_dropped_pasted_and_chosen_and_sent_in_their_order(op
     chosen = tmp_path / "chosen.png"
     chosen.write_bytes(stored(drawn(seed=1)))
     assert await page.run(BRING, "main", "drop", files(("dropped.png", "image/png", SMALL)))
-    await page.until("document.querySelectorAll('#pictures img').length === 1")
+    await page.until("document.querySelectorAll('#attached img').length === 1")
     assert await page.run(BRING, "#text", "paste", files(("pasted.jpg", "image/jpeg", stored(drawn(), "JPEG"))))
-    await page.until("document.querySelectorAll('#pictures img').length === 2")
-    await page.type("#picture-file", str(chosen))
-    await page.until("document.querySelectorAll('#pictures img').length === 3")
+    await page.until("document.querySelectorAll('#attached img').length === 2")
+    await page.type("#attach-file", str(chosen))
+    await page.until("document.querySelectorAll('#attached img').length === 3")
     alts = "return [...document.querySelectorAll(arguments[0])].map(each => each.alt)"
-    assert await page.run(alts, "#pictures img") == ["dropped.png", "pasted.jpg", "chosen.png"]
-    await page.click("#pictures li:nth-child(2) button")
+    assert await page.run(alts, "#attached img") == ["dropped.png", "pasted.jpg", "chosen.png"]
+    await page.click("#attached li:nth-child(2) button")
     await page.say("What is it?")
     await page.until(ANSWERED % 1)
     assert seen(server) == [2]
     assert await page.run(alts, ".message.user img") == ["Picture 1", "Picture 2"]
     sources = await page.run("return [...document.querySelectorAll('.message.user img')].map(each => each.src)")
     assert sources == [data_url(SMALL), data_url(chosen.read_bytes())]
-    assert await page.run("return document.getElementById('pictures').hidden")
+    assert await page.run("return document.getElementById('attached').hidden")
 
 
 async def test_a_picture_may_go_without_words_stays_when_they_are_edited_and_is_kept(opened):
     server, page = await opened()
     await page.run(BRING, "main", "drop", files(("one.png", "image/png", SMALL)))
-    await page.until("document.querySelectorAll('#pictures img').length === 1")
+    await page.until("document.querySelectorAll('#attached img').length === 1")
     await page.click("#send")
     await page.until(ANSWERED % 1)
     assert "A picture" in (await page.texts("#conversations li"))[0]
@@ -96,10 +96,10 @@ async def test_a_picture_may_go_without_words_stays_when_they_are_edited_and_is_
     await page.reload()
     await page.until("document.querySelectorAll('.message.user img').length === 1")
     await page.run(BRING, "main", "drop", files(("two.png", "image/png", SMALL)))
-    await page.until("document.querySelectorAll('#pictures img').length === 1")
+    await page.until("document.querySelectorAll('#attached img').length === 1")
     await page.say("This one")
     await page.until(ANSWERED % 3)
-    await page.click_text("Edit")
+    await page.click_text("Edit", within=".user")
     await page.type(".edit textarea", "That one", clear=True)
     await page.click(".edit .main")
     await page.until("document.querySelector('.message.user:nth-last-child(2) .own')?.textContent === 'That one'")
@@ -112,13 +112,12 @@ async def test_what_is_large_is_drawn_smaller_and_what_is_none_is_said(opened):
     large = stored(drawn(2500, 600), "BMP")
     assert len(large) > 3 << 20
     await page.run(BRING, "main", "drop", files(("large.bmp", "image/bmp", large)))
-    await page.until("document.querySelectorAll('#pictures img').length === 1")
-    kind, _, data = (await page.run("return document.querySelector('#pictures img').src")).partition(",")
+    await page.until("document.querySelectorAll('#attached img').length === 1")
+    kind, _, data = (await page.run("return document.querySelector('#attached img').src")).partition(",")
     assert kind == "data:image/jpeg;base64"
     assert Image.open(io.BytesIO(base64.b64decode(data))).size == (2048, 492)
     await page.run(BRING, "main", "drop", files(("torn.tga", "image/x-tga", b"nothing")))
-    await page.until("document.getElementById('picture-words').textContent.includes('torn.tga')")
-    assert not await page.run(BRING, "#text", "paste", files(("notes.txt", "text/plain", b"Hi")))
+    await page.until("document.getElementById('attached-words').textContent.includes('torn.tga')")
     await page.say("Look")
     await page.until(ANSWERED % 1)
     assert seen(server) == [1]
@@ -129,12 +128,13 @@ async def test_a_model_that_reads_text_is_sent_none(serve, page_of):
     page = page_of(server)
     await page.open()
     await page.until("document.getElementById('model').textContent === 'tiny'")
-    assert await page.run("return document.getElementById('picture').hidden")
     assert await page.run(BRING, "main", "drop", files(("one.png", "image/png", SMALL)))
-    await page.until("document.getElementById('picture-words').textContent === 'This model reads text only.'")
+    await page.until(
+        "document.getElementById('attached-words').textContent === 'one.png: this model does not read pictures.'"
+    )
     await page.say("Hi")
     await page.until(ANSWERED % 1)
-    assert await page.texts("#picture-words") == [""]
+    assert await page.texts("#attached-words") == [""]
 
 
 async def test_a_file_brings_pictures_and_nothing_that_only_looks_like_one(opened):
@@ -160,7 +160,7 @@ async def test_a_file_brings_pictures_and_nothing_that_only_looks_like_one(opene
 async def test_axe_finds_nothing_serious_beside_pictures(opened):
     _, page = await opened(size=PHONE, dark=True)
     await page.run(BRING, "main", "drop", files(("one.png", "image/png", SMALL)))
-    await page.until("document.querySelectorAll('#pictures img').length === 1")
+    await page.until("document.querySelectorAll('#attached img').length === 1")
     assert await page.run("return document.documentElement.scrollWidth <= innerWidth")
     assert await page.serious() == []
     await page.say("What is it?")
