@@ -31,6 +31,8 @@ HISTOGRAMS = frozenset(
         "step_time_seconds", "loop_lag_seconds", "gpu_idle_gap_seconds",
     }
 )  # fmt: skip
+# Prefixes of the names of metrics that are shown with their labels: adapters, and KV blocks outside the device.
+LABELLED = ("lora_", "kv_offload_", "kv_tier_", "external_")
 
 
 class Seen(NamedTuple):
@@ -97,10 +99,11 @@ def _read(name: str, loaded: LoadedModel, engine: api.EngineClient, seen: Seen) 
     """Return the state of an engine, and its steps and requests since `seen`."""
     own = loaded.swapped
     activity = engine.activity(after_step=seen.num_steps, after_request=seen.num_requests, num_cells=NUM_CELLS)
-    health, model = engine.health(), engine.model
+    health, model, metrics = engine.health(), engine.model, engine.metrics()
     return {
         "name": name, "status": loaded.status, "reason": health.reason, "running": health.num_running,
-        "waiting": health.num_waiting + (0 if own is None else len(own.waiting)), "metrics": _numbers(engine.metrics()),
+        "waiting": health.num_waiting + (0 if own is None else len(own.waiting)), "metrics": _numbers(metrics),
+        "labelled": _labelled(metrics),
         "device": model.device, "dtype": model.dtype, "max_model_len": model.max_model_len,
         "max_num_seqs": model.max_num_seqs, "kv_block_size": model.kv_block_size,
         **activity._asdict(), "kv": activity.kv._asdict(),
@@ -115,6 +118,13 @@ def _numbers(metrics: Iterable[api.Metric]) -> dict[str, Any]:
         if value is not None and (metric.kind != "histogram" or metric.name in HISTOGRAMS):
             found[metric.name] = value
     return found
+
+
+def _labelled(metrics: Iterable[api.Metric]) -> dict[str, list[tuple[dict[str, str], Any]]]:
+    """Return the samples of each metric in `LABELLED` that has labels, by name: [labels, value]."""
+    shown = (each for each in metrics if each.kind != "histogram" and each.name.startswith(LABELLED))
+    found = {each.name: [(dict(labels), value) for labels, value in each.samples.items() if labels] for each in shown}
+    return {name: samples for name, samples in found.items() if samples}
 
 
 async def _one_second() -> None:

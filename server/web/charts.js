@@ -1,6 +1,7 @@
 // What is drawn on canvas: lines, the map of KV blocks, the steps of the last minute. Colours are the page's, in the light and in the dark.
 
 import {WINDOW_S} from "./feed.js";
+import {say, whole} from "./words.js";
 
 // A canvas of as many pixels as the screen has, cleared: [context, width, height] in CSS pixels.
 function fresh(canvas) {
@@ -91,12 +92,12 @@ export function timeline(canvas, steps, now_s, colour) {
   context.textBaseline = "bottom";
   for (let ago = WINDOW_S; ago >= 0; ago -= 10) {
     context.textAlign = ago === WINDOW_S ? "left" : ago ? "center" : "right";
-    context.fillText(ago ? `−${ago} s` : "now", width - ago / WINDOW_S * width, height);
+    context.fillText(ago ? `−${ago} s` : say("now"), width - ago / WINDOW_S * width, height);
   }
   context.textAlign = "left";
   context.textBaseline = "top";
-  context.fillText(`prompt tokens, ${mostPrompt.toLocaleString("en")} at most`, 2, 0);
-  context.fillText(`decodes, ${mostDecode.toLocaleString("en")} at most`, 2, upper + 3);
+  context.fillText(say("prompt tokens, {count} at most", {count: whole(mostPrompt)}), 2, 0);
+  context.fillText(say("decodes, {count} at most", {count: whole(mostDecode)}), 2, upper + 3);
 }
 
 // The step at a place of the timeline, if there is one within three pixels.

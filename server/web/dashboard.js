@@ -1,12 +1,19 @@
 // The dashboard: numbers of the last minute, the map of KV blocks, the steps; and the inspector. All of it comes by one feed.
 
 import {colours, kvMap, line, stepAt, timeline} from "./charts.js";
-import {$, el, theme} from "./dom.js";
+import {$, download, el, theme} from "./dom.js";
 import {count, Feed, percent, seconds} from "./feed.js";
 import {Inspector} from "./inspector.js";
+import {drawFleet, drawLabelled} from "./panels.js";
+import {Recorder, Recording} from "./recorder.js";
 import {askForKey} from "./server.js";
+import {language, say, translate} from "./words.js";
 
-const feed = new Feed(), inspector = new Inspector(feed), colour = colours(document.body);
+translate(document.body);
+const live = new Feed(), recorder = new Recorder(), inspector = new Inspector(live), colour = colours(document.body);
+let feed = live; // what is shown: this, or a moment of a recording
+let recording = null;
+const KEPT = "oneloop.record";
 const metric = name => sample => sample.metrics?.[name] ?? 0;
 const now = () => feed.shown.last;
 const rate = (name, over) => feed.shown.rate(name, over), rates = name => feed.shown.rates(name), values = read => feed.shown.values(read);
@@ -18,14 +25,14 @@ const latencies = name => [0.5, 0.9, 0.99].map(share => seconds(feed.shown.perce
 
 // [name, value, what stands below it, a line]
 const TILES = [
-  ["Running", () => count(now().running), () => `of ${count(now().max_num_seqs)} at most`, () => values(sample => sample.running)],
-  ["Waiting", () => count(now().waiting), () => `${count(rate("num_preemptions", 60) * 60)} preempted/min`, () => values(sample => sample.waiting)],
-  ["Generated", () => count(rate("generation_tokens")), () => "tokens/s", () => rates("generation_tokens")],
-  ["Prompts", () => count(rate("prompt_tokens")), () => "tokens/s, including cached", () => rates("prompt_tokens")],
-  ["Prefix hits", () => percent(hitRate()), () => "of prompt tokens", () => rates("prefix_cache_hits")],
-  ["KV in use", () => percent(metric("kv_cache_usage_perc")(now())), () => `of ${count(now().kv?.num_blocks)} blocks`, () => values(metric("kv_cache_usage_perc"))],
+  [say("Running"), () => count(now().running), () => say("of {count} at most", {count: count(now().max_num_seqs)}), () => values(sample => sample.running)],
+  [say("Waiting"), () => count(now().waiting), () => say("{count} preempted/min", {count: count(rate("num_preemptions", 60) * 60)}), () => values(sample => sample.waiting)],
+  [say("Generated"), () => count(rate("generation_tokens")), () => say("tokens/s"), () => rates("generation_tokens")],
+  [say("Prompts"), () => count(rate("prompt_tokens")), () => say("tokens/s, including cached"), () => rates("prompt_tokens")],
+  [say("Prefix hits"), () => percent(hitRate()), () => say("of prompt tokens"), () => rates("prefix_cache_hits")],
+  [say("KV in use"), () => percent(metric("kv_cache_usage_perc")(now())), () => say("of {count} blocks", {count: count(now().kv?.num_blocks)}), () => values(metric("kv_cache_usage_perc"))],
 ];
-const LATENCIES = [["Time to first token", "time_to_first_token_seconds"], ["Between two tokens", "inter_token_latency_seconds"], ["Queue", "request_queue_time_seconds"], ["Whole request", "e2e_request_latency_seconds"], ["Step", "step_time_seconds"], ["Device idle between steps", "gpu_idle_gap_seconds"], ["Event loop late by", "loop_lag_seconds"]];
+const LATENCIES = [[say("Time to first token"), "time_to_first_token_seconds"], [say("Between two tokens"), "inter_token_latency_seconds"], [say("Queue"), "request_queue_time_seconds"], [say("Whole request"), "e2e_request_latency_seconds"], [say("Step"), "step_time_seconds"], [say("Device idle between steps"), "gpu_idle_gap_seconds"], [say("Event loop late by"), "loop_lag_seconds"]];
 
 const tiles = TILES.map(([name, value, below, points]) => {
   const parts = {value: el("div", {class: "value"}, "–"), below: el("div", {class: "dim"}, ""), canvas: el("canvas", {"aria-hidden": "true"})};
@@ -55,7 +62,7 @@ function drawModels(last) {
   $("model").hidden = all.length > 1;
   picker.hidden = all.length < 2;
   $("model").textContent = last.name;
-  $("model").title = picker.title = `${last.device}, ${last.dtype}, ${count(last.max_model_len)} tokens of context`;
+  $("model").title = picker.title = `${last.device}, ${last.dtype}, ${say("{count} tokens of context", {count: count(last.max_model_len)})}`;
   const words = all.map(({name, status}) => status === "loaded" ? name : `${name} (${status})`);
   if (picker.length !== all.length || words.some((text, at) => picker.options[at].text !== text)) {
     picker.replaceChildren(...all.map(({name}, at) => el("option", {value: name, disabled: at >= feed.models.size ? "" : null}, words[at])));
@@ -67,10 +74,12 @@ function drawOverview(last) {
   for (const tile of tiles) tile.draw();
   for (const row of latencyRows) row();
   drawBlocks(last);
+  drawFleet(feed);
+  drawLabelled(last);
   const {steps} = feed.shown;
   timeline($("steps"), steps, last.now_s, colour);
   const decodes = steps.reduce((sum, step) => sum + step[4], 0), prompts = steps.reduce((sum, step) => sum + step[3], 0), captured = steps.filter(step => step[6]).length;
-  const words = steps.length ? `${count(steps.length)} steps: ${count(prompts)} prompt tokens, ${count(decodes)} decodes, ${percent(captured / steps.length)} replayed as a graph.` : "No steps in the last minute.";
+  const words = steps.length ? say("{count} steps: {prompts} prompt tokens, {decodes} decodes, {share} replayed as a graph.", {count: count(steps.length), prompts: count(prompts), decodes: count(decodes), share: percent(captured / steps.length)}) : say("No steps in the last minute.");
   $("steps").setAttribute("aria-label", words);
   if (!$("steps").dataset.pointed) $("step-words").textContent = words;
 }
@@ -82,14 +91,50 @@ function drawBlocks({kv, kv_block_size: size}) {
   for (let at = 0; at < cells.length; at++) sums[at % 3] += cells[at] / 255 * Math.min(kv.blocks_per_cell, kv.num_blocks - Math.floor(at / 3) * kv.blocks_per_cell);
   const [used, shared, cached] = sums.map(Math.round), free = Math.max(0, kv.num_blocks - used - shared - cached);
   for (const [name, value] of Object.entries({used, shared, cached, free})) $(`kv-${name}`).textContent = count(value);
-  $("kv-words").textContent = `Blocks of ${count(size)} tokens${kv.blocks_per_cell > 1 ? `, ${kv.blocks_per_cell} to a cell` : ""}${kv.num_reserved ? `; ${count(kv.num_reserved)} free ones are promised` : ""}.`;
-  $("blocks").setAttribute("aria-label", `${used} KV blocks used, ${shared} shared, ${cached} cached, ${free} free`);
+  $("kv-words").textContent = `${[say("Blocks of {size} tokens, {count} to a cell", {size: count(size), count: kv.blocks_per_cell}), kv.num_reserved ? say("{count} free ones are promised", {count: count(kv.num_reserved)}) : ""].filter(Boolean).join("; ")}.`;
+  $("blocks").setAttribute("aria-label", say("{used} KV blocks used, {shared} shared, {cached} cached, {free} free", {used, shared, cached, free}));
 }
 
 function explainStep(event) {
   const canvas = $("steps"), step = now() && stepAt(feed.shown.steps, now().now_s, canvas.clientWidth, event.offsetX);
   canvas.dataset.pointed = step ? "true" : "";
-  if (step) $("step-words").textContent = `Step ${count(step[0])}: ${count(step[3])} prompt tokens, ${count(step[4])} decodes, ${seconds(step[2] - step[1])} from launch to end, ${step[6] ? "a graph" : "no graph"}${step[7] === null ? "" : `, idle before it ${seconds(step[7])}`}${step[5] ? `, ${step[5]} preempted` : ""}.`;
+  if (step) $("step-words").textContent = `${[say("Step {number}: {prompts} prompt tokens, {decodes} decodes, {time} from launch to end, {graph}", {number: count(step[0]), prompts: count(step[3]), decodes: count(step[4]), time: seconds(step[2] - step[1]), graph: step[6] ? say("a graph") : say("no graph")}), step[7] === null ? "" : say("idle before it {time}", {time: seconds(step[7])}), step[5] ? say("{count} preempted", {count: step[5]}) : ""].filter(Boolean).join(", ")}.`;
+}
+
+// --- looking back ------------------------------------------------------------------------------------------------------
+
+const failed = error => { $("record-words").textContent = `${error.message}.`; };
+
+// Shows a recording from its end on, or what comes now where it is null.
+function play(opened) {
+  recording = opened;
+  $("playback").hidden = !recording;
+  $("record-words").textContent = "";
+  if (recording) {
+    $("moment").max = recording.length - 1;
+    $("moment").value = recording.length - 1;
+    return seek();
+  }
+  feed = inspector.feed = live;
+  draw();
+}
+
+function seek() {
+  const at = Number($("moment").value), time = new Date(1000 * recording.seconds[at]).toLocaleString(language);
+  try {
+    feed = inspector.feed = recording.feed(at, feed.chosen);
+    feed.isRecorded = true;
+    $("moment-words").textContent = time;
+    $("moment").setAttribute("aria-valuetext", time);
+    draw();
+  } catch { // it comes from anywhere
+    play(null);
+    failed(new Error(say("the recording is damaged")));
+  }
+}
+
+async function open(file) {
+  try { play(await Recording.of(file)); } catch (error) { failed(error); }
 }
 
 function route() {
@@ -105,19 +150,30 @@ async function changeKey(reason) {
   if (await askForKey($("key-dialog"), reason)) follow();
 }
 
-// While somebody looks: nothing is asked for a page behind others.
+// While somebody looks: nothing is asked for a page behind others, unless its recorder is to go on.
 let following = new AbortController();
 function follow() {
   following.abort();
-  if (document.hidden) return;
+  if (document.hidden && !$("record-hidden").checked) return;
   following = new AbortController();
-  feed.follow(draw, error => {
-    $("status").textContent = error.wantsKey ? "needs a key" : `not connected: ${error.message}`;
+  live.follow(line => {
+    recorder.take(live.last.wall_s, line);
+    if (!recording) draw();
+  }, error => {
+    $("status").textContent = error.wantsKey ? say("needs a key") : say("not connected: {reason}", {reason: error.message});
     document.documentElement.dataset.ready = "true";
     if (error.wantsKey) changeKey(error.status === 403 ? error.message : "");
   }, following.signal);
 }
 
+$("record-hidden").checked = localStorage.getItem(KEPT) !== null;
+$("record-hidden").addEventListener("input", event => event.target.checked ? localStorage.setItem(KEPT, "1") : localStorage.removeItem(KEPT));
+$("look-back").addEventListener("click", async () => open(await recorder.file()));
+$("record-export").addEventListener("click", async () => download(`oneloop-${new Date().toISOString().slice(0, 19).replaceAll(":", "-")}.jsonl.gz`, "application/gzip", await recorder.file()));
+$("record-open").addEventListener("click", () => $("record-file").click());
+$("record-file").addEventListener("change", async event => { await open(event.target.files[0]); event.target.value = ""; });
+$("moment").addEventListener("input", seek);
+$("to-live").addEventListener("click", () => { play(null); $("look-back").focus(); });
 $("key").addEventListener("click", () => changeKey(""));
 $("models").addEventListener("change", event => { feed.chosen = event.target.value; draw(); });
 $("steps").addEventListener("pointermove", explainStep);

@@ -1,6 +1,7 @@
 // What the server tells, once a second: kept for a minute. Percentiles and rates are made here, of counters and histograms that only grow.
 
 import {ask, events} from "./server.js";
+import {language, say, whole} from "./words.js";
 
 export const WINDOW_S = 60;
 const NUM_REQUESTS = 400;
@@ -28,16 +29,16 @@ export class Feed {
     for (const name of this.models.keys()) if (!names.has(name)) this.models.delete(name); // another server answers now
   }
 
-  // Reads until `signal`. `changed` is called after each snapshot, `lost` with an error where there is none any more.
+  // Reads until `signal`. `changed` is called after each snapshot, with its text, `lost` with an error where there is none any more.
   async follow(changed, lost, signal) {
     for (let wait = 500; ; wait = Math.min(8000, 2 * wait)) {
       try {
         for await (const data of events(await ask("dashboard/feed", {signal}))) {
           this.take(JSON.parse(data));
           wait = 250;
-          changed();
+          changed(data);
         }
-        lost(new Error("the server has ended the feed"));
+        lost(new Error(say("the server has ended the feed")));
       } catch (error) {
         if (signal.aborted) return;
         lost(error);
@@ -131,5 +132,5 @@ export function seconds(value) {
   return value < 100 ? `${value.toFixed(value < 10 ? 2 : 1)} s` : `${Math.round(value)} s`;
 }
 
-export const count = value => value === null || value === undefined ? "–" : value < 10 && value % 1 ? value.toFixed(1) : Math.round(value).toLocaleString("en");
+export const count = value => value === null || value === undefined ? "–" : value < 10 && value % 1 ? value.toLocaleString(language, {minimumFractionDigits: 1, maximumFractionDigits: 1}) : whole(value);
 export const percent = value => value === null || Number.isNaN(value) ? "–" : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)} %`;

@@ -3,10 +3,13 @@
 import {$, button, el, svg} from "./dom.js";
 import {count, seconds} from "./feed.js";
 import {json} from "./server.js";
+import {why} from "./why.js";
+import {say} from "./words.js";
 
 const SHOWN = 100;
-const PHASES = [["queued", "arrival", "Queued"], ["prefill", "scheduled", "Prompt"], ["decoding", "firstToken", "Decode"], ["ending", "lastToken", "End"], ["streaming", "finished", "Stream"]]; // [name, since, words]
-const EVENTS = {chunk: "Chunk launched", preempted: "Preempted: its KV blocks went to others", resumed: "Resumed", deferred: "Deferred: its mask was late"};
+const STATES = {waiting: say("waiting"), running: say("running"), streaming: say("streaming"), stop: say("stop"), length: say("length"), abort: say("abort"), error: say("error"), timeout: say("timeout")};
+const PHASES = [["queued", "arrival", say("Queued")], ["prefill", "scheduled", say("Prompt")], ["decoding", "firstToken", say("Decode")], ["ending", "lastToken", say("End")], ["streaming", "finished", say("Stream")]]; // [name, since, words]
+const EVENTS = {chunk: say("Chunk launched"), preempted: say("Preempted: its KV blocks went to others"), resumed: say("Resumed"), deferred: say("Deferred: its mask was late")};
 
 export class Inspector {
   constructor(feed) {
@@ -22,13 +25,13 @@ export class Inspector {
     const model = this.feed.shown, now = model.last?.now_s ?? 0, wanted = $("request-search").value.trim();
     const all = [...(model.last?.live ?? []), ...[...model.requests.values()].reverse()];
     const found = all.filter(each => each.id.includes(wanted)).slice(0, SHOWN);
-    $("request-count").textContent = `${found.length} of ${all.length} requests`;
+    $("request-count").textContent = say("{count} of {all} requests", {count: found.length, all: all.length});
     const rows = new Map(found.map(each => [each.id, this.row(each, now)]));
     const body = $("requests-body"), elements = [...rows.values()];
     if (elements.length !== body.children.length || elements.some((row, at) => body.children[at] !== row)) body.replaceChildren(...elements);
     this.rows = rows;
     $("no-requests").hidden = found.length > 0;
-    this.detail(all.find(each => each.id === this.chosen), now);
+    this.detail(all.find(each => each.id === this.chosen), all, now);
   }
 
   // A row of one that has ended stays the element it was.
@@ -37,7 +40,7 @@ export class Inspector {
     if (known && known.request === request) return known;
     const row = known ?? el("tr");
     const [end, label] = [endOf(request, now), stateOf(request)];
-    const cells = [el("td", null, el("span", {class: `state ${label}`}, label)), numeric(count(request.prompt)), numeric(count(request.cached)), numeric(count(request.output)), numeric(seconds(since(request.arrival, request.scheduled))), numeric(seconds(since(request.arrival, request.firstToken))), numeric(perToken(request)), numeric(request.delivered === null ? "–" : seconds(request.held)), numeric(seconds(end - request.arrival)), el("td", {class: "bar"}, life(request, now, 14))];
+    const cells = [el("td", null, el("span", {class: `state ${label}`}, STATES[label] ?? label)), numeric(count(request.prompt)), numeric(count(request.cached)), numeric(count(request.output)), numeric(seconds(since(request.arrival, request.scheduled))), numeric(seconds(since(request.arrival, request.firstToken))), numeric(perToken(request)), numeric(request.delivered === null ? "–" : seconds(request.held)), numeric(seconds(end - request.arrival)), el("td", {class: "bar"}, life(request, now, 14))];
     const name = known?.firstChild ?? el("th", {scope: "row"}, el("a", {href: `#requests/${encodeURIComponent(request.id)}`}, request.id));
     if (known) while (name.nextSibling) name.nextSibling.remove(); // the link stays where it is: it may have the focus
     else row.append(name);
@@ -46,7 +49,7 @@ export class Inspector {
     return row;
   }
 
-  detail(request, now) {
+  detail(request, all, now) {
     const box = $("request-detail");
     if (!request) {
       box.hidden = true;
@@ -58,14 +61,15 @@ export class Inspector {
     box.hidden = false;
     const at = moment => `+${seconds(moment - request.arrival)}`;
     const phases = phasesOf(request, now).map(([name, from, to, words]) => el("li", null, el("i", {class: `key ${name}`}), `${words}: ${seconds(to - from)}`));
-    const marks = request.events.map(([kind, moment, tokens]) => el("tr", null, numeric(at(moment)), el("td", null, el("i", {class: `key ${kind}`}), EVENTS[kind] ?? kind), numeric(tokens ? `${count(tokens)} tokens` : "")));
+    const marks = request.events.map(([kind, moment, tokens]) => el("tr", null, numeric(at(moment)), el("td", null, el("i", {class: `key ${kind}`}), EVENTS[kind] ?? kind), numeric(tokens ? say("{count} tokens", {count: count(tokens)}) : "")));
     box.replaceChildren(
-      el("div", {class: "detail-head"}, el("h3", null, request.id), button("Close", () => { location.hash = "#requests"; $("request-search").focus(); }, {class: "small"})),
+      el("div", {class: "detail-head"}, el("h3", null, request.id), button(say("Close"), () => { location.hash = "#requests"; $("request-search").focus(); }, {class: "small"})),
       life(request, now, 26), el("ul", {class: "legend"}, phases),
-      el("p", {class: "dim"}, `${count(request.prompt)} prompt tokens, ${count(request.cached)} of them cached; ${count(request.output)} generated; ${request.finish ? `ended: ${request.finish}` : "has not ended"}. ${request.delivered === null ? "" : `What had settled waited ${seconds(request.held)} in all for a reader that was busy.`}`),
-      marks.length ? el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": "Events"}, el("table", null, el("thead", null, el("tr", null, el("th", {scope: "col", class: "number"}, "after arrival"), el("th", {scope: "col"}, "event"), el("th", {scope: "col", class: "number"}, "of"))), el("tbody", null, marks))) : "",
+      el("h4", null, say("Why it took so long")), el("ul", {class: "why"}, why(request, all, this.feed.shown.steps, now).map(sentence => el("li", null, sentence))),
+      el("p", {class: "dim"}, say("{prompt} prompt tokens, {cached} of them cached; {output} generated; {end}.", {prompt: count(request.prompt), cached: count(request.cached), output: count(request.output), end: request.finish ? say("ended: {reason}", {reason: STATES[request.finish] ?? request.finish}) : say("has not ended")})),
+      marks.length ? el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": say("Events")}, el("table", null, el("thead", null, el("tr", null, el("th", {scope: "col", class: "number"}, say("after arrival")), el("th", {scope: "col"}, say("event")), el("th", {scope: "col", class: "number"}, say("of")))), el("tbody", null, marks))) : "",
     );
-    if (request.finished !== null && this.feed.last?.has_texts) this.texts(request, box);
+    if (request.finished !== null && this.feed.last?.has_texts && !this.feed.isRecorded) this.texts(request, box);
   }
 
   // What it asked and was answered, where the server was started to keep that.
@@ -78,7 +82,7 @@ export class Inspector {
     }
     if (this.detailed !== request) return;
     const text = (title, words) => [el("h4", null, title), el("pre", {class: "text", tabindex: "0", role: "region", "aria-label": title}, words)];
-    box.append(...(found.error ? [el("p", {class: "dim"}, found.error)] : [...text("Prompt", found.prompt), ...text("Answer", found.answer)]));
+    box.append(...(found.error ? [el("p", {class: "dim"}, found.error)] : [...text(say("Prompt"), found.prompt), ...text(say("Answer"), found.answer)]));
   }
 }
 
