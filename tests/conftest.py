@@ -25,8 +25,8 @@ if not torch.cuda.is_available():
 TESTS = Path(__file__).parent
 # On a push the same examples each time; nightly, by `--hypothesis-profile nightly`, many and others each time.
 _ANY_SPEED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile("push", max_examples=40, derandomize=True, deadline=None, suppress_health_check=_ANY_SPEED)
-settings.register_profile("nightly", max_examples=400, print_blob=True, deadline=None, suppress_health_check=_ANY_SPEED)
+settings.register_profile("push", max_examples=25, derandomize=True, deadline=None, suppress_health_check=_ANY_SPEED)
+settings.register_profile("nightly", max_examples=250, print_blob=True, deadline=None, suppress_health_check=_ANY_SPEED)
 settings.load_profile("push")
 
 

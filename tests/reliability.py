@@ -58,7 +58,7 @@ AREAS = {
         "server/test_late_constraints.py",
         "server/test_heap.py::test_memory_for_a_large_body_is_there_before_the_interpreter_is_kept_for_it",
         "server/test_fuzzed_bodies.py",
-        "server/test_made_up_requests.py",
+        "server/nightly/test_made_up_requests.py",
         "server/text/test_tool_parsers.py::test_whatever_a_model_writes_means_the_same_in_any_cuts",
         "server/text/test_reasoning.py::test_any_text_is_split_the_same_in_any_cuts",
         "runtime/policy/test_fairness.py::test_a_thousand_requests_of_one_do_not_starve_the_one_of_another",

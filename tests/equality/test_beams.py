@@ -19,6 +19,7 @@ from runtime.weights.fetch import resolve
 from server.generate.beams import BeamParams, BeamSearch
 from tests.equality.greedy import engine_parts
 from tests.equality.scored import exact_logprobs
+from tests.tiers import on_push
 
 VOCAB, EOS = 61, 2
 
@@ -78,7 +79,7 @@ def prompts(num: int = 4) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
-@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.5])
+@pytest.mark.parametrize("length_penalty", on_push([-1.0, 0.0, 1.0, 2.5], 2.5))
 def test_answers_and_scores_are_transformers_own(pair, length_penalty, early_stopping):
     theirs, ours = pair
     given = prompts()

@@ -166,8 +166,10 @@ def alike(loudness: float) -> dict[str, Mtp | Eagle]:
 
 SAME = alike(0.0)
 CASES |= alike(0.05)  # of whose guesses some are right
-# One of each kind: MTP over latent attention and experts, over recurrent layers, of other tensors; EAGLE; EAGLE 3.
-ON_PUSH = ("deepseek v3", "qwen 3 next, louder by 0.05", "mimo", "eagle, two layers", "eagle 3")
+# MTP over latent attention and experts, over recurrent layers; EAGLE 3.
+ON_PUSH = ("deepseek v3", "qwen 3 next, louder by 0.05", "eagle 3")
+
+IN_PIECES = {"max_num_batched_tokens": 24}  # prompts, over several steps
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ def engine_config(device: str, **options) -> EngineConfig:
 
 
 @pytest.mark.parametrize("name", on_push(CASES, *ON_PUSH))
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 24}], ids=str)
+@pytest.mark.parametrize("options", on_push([{}, IN_PIECES], IN_PIECES), ids=str)
 def test_guesses_are_those_of_the_published_layers(loaded, name, options, monkeypatch):
     """Over prompts in one piece and in several, behind guesses that were wrong, and where prefixes are found again."""
     both = loaded(name)
@@ -241,7 +243,7 @@ def test_guesses_are_those_of_the_published_layers(loaded, name, options, monkey
     assert outcome.num_cached_tokens > 0 or recurrent(both)
 
 
-@pytest.mark.parametrize("name", ["eagle 3", "mimo", "glm-4.5, louder by 0.05"])
+@pytest.mark.parametrize("name", on_push(["eagle 3", "mimo", "glm-4.5, louder by 0.05"], "eagle 3"))
 @pytest.mark.parametrize("worth", [0.0, 1.0])
 def test_a_head_that_rests_now_and_then_guesses_of_whole_texts_alone(loaded, name, worth, monkeypatch):
     """It has none of the tokens of steps in which it rested; whoever has such a token has no guesses until it is computed anew,
@@ -270,7 +272,7 @@ def recurrent(both: Loaded) -> bool:
     return any(isinstance(kind, State) for kind in both.model.spec.memory_kinds())
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", on_push(SAME, *[name for name in SAME if "eagle 3" in name]))
 def test_guesses_of_a_head_that_says_what_its_model_does_are_right(loaded, name):
     both = loaded(name)
     config = engine_config(both.model.device, speculative_config=config_of())
@@ -280,7 +282,7 @@ def test_guesses_of_a_head_that_says_what_its_model_does_are_right(loaded, name)
     assert guessed.num_accepted_tokens / guessed.num_draft_tokens > 0.95
 
 
-OPTIONS = [{}, {"steps_in_flight": 1}, {"max_num_batched_tokens": 24}]
+OPTIONS = [{}, {"steps_in_flight": 1}, IN_PIECES]
 BLOCKS = {"num_kv_blocks": 400}
 
 
@@ -317,7 +319,7 @@ def test_neither_preemption_nor_a_prefix_found_again_changes_one(loaded, name):
     assert again.num_cached_tokens > 0 or recurrent(both)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", on_push(OPTIONS, IN_PIECES), ids=str)
 def test_a_recurrent_model_takes_what_is_looked_up_on_the_device(loaded, options):
     model = loaded("qwen 3 next, louder by 0.05").model
     plain, _ = asyncio.run(generate(model, None, **BLOCKS, **options))

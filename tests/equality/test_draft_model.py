@@ -18,6 +18,7 @@ from runtime.speculate.config import SpeculativeConfig
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import run
 from tests.equality.test_drafts import DEVICES, NUM_TOKENS, PROMPTS, VOCAB, assert_alike, generate
+from tests.tiers import on_push
 
 LLAMA = {
     "vocab_size": VOCAB, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 6,
@@ -60,12 +61,13 @@ def generated(model: Model, draft: Model | None, **options):
 
 
 OPTIONS = [{}, {"steps_in_flight": 1}, {"max_num_batched_tokens": 24}]
+PAIRS = [("model", "smaller"), ("windowed", "smaller"), ("model", "windowed")]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("names", [("model", "smaller"), ("windowed", "smaller"), ("model", "windowed")], ids="-".join)
-def test_guesses_of_another_model_change_no_token(models, names, options):
-    model, draft = (models[name] for name in names)
+@pytest.mark.parametrize(("target", "drafter"), on_push(PAIRS, ("windowed", "smaller")))
+def test_guesses_of_another_model_change_no_token(models, target, drafter, options):
+    model, draft = models[target], models[drafter]
     plain, _ = generated(model, None, **options)
     guessed, num_drafted = generated(model, draft, **options)
     assert_alike(guessed, plain)
@@ -85,10 +87,10 @@ def test_all_guesses_of_the_model_itself_are_right(models):
     assert guessed.num_draft_tokens == guessed.num_accepted_tokens > 100
 
 
-@pytest.mark.parametrize("names", [("model", "smaller"), ("windowed", "smaller"), ("model", "windowed")], ids="-".join)
+@pytest.mark.parametrize(("target", "drafter"), on_push(PAIRS, ("windowed", "smaller")))
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_neither_preemption_nor_a_prefix_found_again_changes_one(models, names, adaptive):
-    model, draft = (models[name] for name in names)
+def test_neither_preemption_nor_a_prefix_found_again_changes_one(models, target, drafter, adaptive):
+    model, draft = models[target], models[drafter]
     config = EngineConfig(
         device=model.device, dtype="float32", num_kv_blocks=120, max_num_seqs=4, max_model_len=200,
         speculative_config=config_of(adaptive=adaptive),
@@ -102,7 +104,7 @@ def test_neither_preemption_nor_a_prefix_found_again_changes_one(models, names, 
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("adaptive", on_push([True, False], False))
 def test_what_is_looked_up_on_the_device_changes_no_token(models, options, adaptive):
     plain, _ = generated(models["windowed"], None, **options)
     given = SpeculativeConfig.of({"method": "ngram_gpu", "prompt_lookup_min": 1, "adaptive": adaptive})

@@ -23,6 +23,7 @@ from tests.equality.greedy import TIE, engine_parts
 from tests.equality.oracle import Oracle
 from tests.fake_runner import Rule
 from tests.features import exchange
+from tests.tiers import on_push
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 VOCAB, NUM_TOKENS = 211, 40
@@ -137,7 +138,7 @@ def test_guesses_change_no_token(decoder, options):
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in DEVICE_METHODS])
-@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("adaptive", on_push([True, False], False))
 def test_neither_does_what_stood_before_in_prompt_or_answer(decoder, method, adaptive):
     """Past answers too: the second time suffixes know them all."""
     plain, _ = asyncio.run(generate(decoder, None))

@@ -22,6 +22,7 @@ from tests.equality.greedy import Outcome, run
 from tests.equality.test_draft_heads import CASES, Mtp
 from tests.equality.test_draft_model import LLAMA, SMALLER
 from tests.equality.test_drafts import NUM_TOKENS, PROMPTS
+from tests.tiers import on_push
 
 WAYS = [(2, 1), (1, 2), (2, 2)]  # ranks, stages
 EVEN = {"vocab_size": 212}  # of which two ranks have as many
@@ -67,21 +68,21 @@ def by_draft_model(files: ModelFiles) -> SpeculativeConfig:
     )
 
 
-@pytest.mark.parametrize("ways", WAYS[:2])
-def test_guesses_of_another_model_change_no_token(models, ways):
+@pytest.mark.parametrize(("ranks", "stages"), on_push(WAYS, (2, 1)))
+def test_guesses_of_another_model_change_no_token(models, ranks, stages):
     files, smaller, plain = models
-    cut = generated(files, smaller, by_draft_model(smaller), ways, preempting=True)
-    again = generated(files, smaller, by_draft_model(smaller), ways, rounds=2)
+    cut = generated(files, smaller, by_draft_model(smaller), (ranks, stages), preempting=True)
+    again = generated(files, smaller, by_draft_model(smaller), (ranks, stages), rounds=2)
     assert cut.token_ids == again.token_ids == plain.token_ids
     assert cut.num_draft_tokens > 40
     assert cut.num_preemptions > 3
     assert again.num_cached_tokens > 0
 
 
-@pytest.mark.parametrize("ways", WAYS)
-def test_all_guesses_of_the_model_itself_are_right(models, ways):
+@pytest.mark.parametrize(("ranks", "stages"), on_push(WAYS, (1, 2)))
+def test_all_guesses_of_the_model_itself_are_right(models, ranks, stages):
     files, _, plain = models
-    guessed = generated(files, files, by_draft_model(files), ways)
+    guessed = generated(files, files, by_draft_model(files), (ranks, stages))
     assert guessed.token_ids == plain.token_ids
     assert guessed.num_draft_tokens == guessed.num_accepted_tokens > 100
 
@@ -104,7 +105,9 @@ def headed(name: str, folder: Path) -> tuple[ModelFiles, ModelFiles | None, Spec
     return resolve(str(folder), None, quiet), draft, SpeculativeConfig.of(given)
 
 
-@pytest.mark.parametrize(("name", "ways"), [("mimo", (2, 2)), ("eagle", (2, 1)), ("eagle", (1, 2))])
+@pytest.mark.parametrize(
+    ("name", "ways"), on_push([("mimo", (2, 2)), ("eagle", (2, 1)), ("eagle", (1, 2))], ("mimo", (2, 2)))
+)
 def test_guesses_of_heads_change_no_token(name, ways, tmp_path):
     files, draft, speculation = headed(name, tmp_path)
     plain = generated(files, None, None)

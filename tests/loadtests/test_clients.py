@@ -69,6 +69,7 @@ def test_clients_follow_the_streams_and_leave_most_cores_to_the_server(
     assert num_clients(concurrency, requested) == clients
 
 
+@pytest.mark.nightly
 def test_the_capacity_of_the_client_is_measured_against_prepared_bytes(capsys):
     assert main(["--clients", "1", "2", "--period-ms", "1", "--workload", "c4_8_5"]) == 0
     _, summary = last_json(capsys)

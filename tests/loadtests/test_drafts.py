@@ -39,6 +39,7 @@ def test_steps_with_right_guesses_bring_four_tokens_a_row_beside_one(model, tmp_
     assert json.loads(out_file.read_text()) == record
 
 
+@pytest.mark.nightly
 def test_an_option_that_the_engine_refuses_fails_the_command(model, capsys):
     assert main(["drafts", "--model", str(model), "--batch", "1", "--config", '{"method": "x"}', "--", *SMALL]) == 1
     assert "steps_ms.plain.1" in last_json(capsys)[1]["figures"]

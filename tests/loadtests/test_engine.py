@@ -37,6 +37,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[di
     return code, [json.loads(line) for line in lines if line.startswith("{")]
 
 
+@pytest.mark.nightly
 def test_every_figure_is_a_line_from_start_to_end(model, tmp_path, capsys):
     code, lines = run(
         capsys, "--model", model, "--batch", 1, 3, "--prefill", "2x20", "--ttft", 8, "--pool", "3x20",

@@ -37,6 +37,7 @@ def test_a_run_is_kept_as_quantiles_and_bins():
     assert sum(timeline["events_per_s"]) * timeline["bin_s"] == pytest.approx(30)
 
 
+@pytest.mark.nightly
 def test_nothing_answered_is_an_empty_picture_and_no_error(tmp_path):
     kept = shape_of_run(Run([], 1, None, 1.0))
     record = {"server": "s", "workload": "w", "out_tok_per_s": 0.0, "ttft_ms_p50": None, "kind": "run", **kept}
@@ -49,6 +50,7 @@ def texts(path: Path) -> str:
     return " ".join(ElementTree.parse(path).getroot().itertext())
 
 
+@pytest.mark.nightly
 def test_two_servers_are_drawn_side_by_side(tmp_path, served, capsys):
     for name in ("ours", "theirs"):
         args = ["--workload", "c1_8_5", "--num-requests", "3", "--name", name, "--out", str(tmp_path / f"{name}.jsonl")]
@@ -80,6 +82,7 @@ def test_a_sweep_finds_its_knee_and_draws_it(tmp_path, served, capsys):
 
 
 @pytest.mark.parametrize("tpot_ms", [None, 0.0, 2.0])
+@pytest.mark.nightly
 def test_levels_are_drawn_whatever_was_measured(tmp_path, tpot_ms):
     """Of one token there is no TPOT, and of a server that takes no time one of 0, which has no logarithm."""
     kept = {"cdf": {}, "timeline": {"bin_s": 0.0, "events_per_s": [], "in_flight": []}}
@@ -135,6 +138,7 @@ def test_without_matplotlib_a_picture_is_refused_before_anything_is_measured(cap
     assert "pip install 'oneloop[bench]'" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_traffic_is_drawn_beside_what_the_peer_took(tmp_path):
     figures = {f"{name}.{key}": 7.0 for name in TRAFFIC for key in WANTED}
     draw_traffic(tmp_path / "traffic.svg", {LARGE: figures})

@@ -14,6 +14,7 @@ from tests.loadtests.test_commands import last_json
 SMALL = ["--", "--device", "cpu", "--prompt-tokens", "9", "--decode-tokens", "4", "--kv-cache-bytes", str(1 << 20)]
 
 
+@pytest.mark.nightly
 def test_steps_prints_a_table_and_leaves_a_record(model, tmp_path, capsys):
     out_file = tmp_path / "records.jsonl"
     args = [

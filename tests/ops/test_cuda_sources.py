@@ -37,6 +37,10 @@ PROGRAMS = {
     "prefill_fp8": prefill.coded_program(),
     "peers": peer_memory._PROGRAM,
 }
+# One of each file.
+ON_PUSH = (
+    "few_rows", "few_rows_w4", "tiled", "few_tokens", "tiled_w4", "tiled_fp8", "experts_coded", "decode_int8", "prefill_fp8", "peers",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -44,7 +48,7 @@ PROGRAMS = {
     on_push([(0.0, torch.bfloat16), (0.5, torch.float16), (1.0, torch.bfloat16)], (1.0, torch.bfloat16)),
     ids=str,
 )
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", on_push(PROGRAMS, *ON_PUSH))
 def test_a_program_compiles(name, share, dtype):
     """The smallest and the largest of its kernels in one type, one between them in the other."""
     program: Program = PROGRAMS[name]

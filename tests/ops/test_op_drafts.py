@@ -17,6 +17,7 @@ from ops.sampling import tables as t
 from ops.sampling.tables import Drafts, Masks, SamplingTables
 from tests.ops.places import DEVICES
 from tests.ops.sampling_case import RowParams, fill
+from tests.tiers import on_push
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # numpy's, in the interpreter
 
@@ -100,7 +101,7 @@ def alone() -> Told:
 
 
 @pytest.mark.parametrize(("run", "device"), RUNS)
-@pytest.mark.parametrize("share", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("share", on_push([0.0, 0.7, 1.0], 0.7))
 def test_rows_gain_what_they_draw_one_by_one(run, device, share, alone):
     chance, num_guesses = random.Random(int(share * 10)), 0
 

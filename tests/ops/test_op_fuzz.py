@@ -14,7 +14,7 @@ from ops.kv.eight_bits import from_int8_entries, to_int8_entries
 from ops.stored import BLOCKS
 from tests.ops.test_op_block_linear import random_rows, rounded
 
-FUZZ = settings(max_examples=25)
+FUZZ = settings(max_examples=settings.default.max_examples // 2)
 
 TYPES = sorted(kind.name for kind, block in BLOCKS.items() if block.on_cpu)
 

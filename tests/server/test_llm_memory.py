@@ -28,6 +28,7 @@ def threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith(("oneloop", "asyncio"))}
 
 
+@pytest.mark.nightly
 def test_close_leaves_nothing_of_what_was_loaded_though_the_llm_is_still_referred_to():
     gc.collect()
     objects, running = alive(), threads()

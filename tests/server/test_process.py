@@ -29,6 +29,7 @@ from server.process.serve import Process
 from tests.fakes import FakeEngine, fake_model
 from tests.server.conftest import MESSAGES, Running
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml, loaded_model
+from tests.tiers import on_push
 
 ROOT = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"
@@ -263,6 +264,7 @@ def test_a_signal_while_loading_ends_at_once_and_takes_the_children_along():
         assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
+@pytest.mark.nightly
 def test_the_second_signal_ends_at_once_whatever_is_in_flight():
     with started("--fake", "paused", "--drain-timeout", "600") as (child, port):
         until(port, "ok")
@@ -353,8 +355,8 @@ def test_a_port_in_use_is_said_in_one_line_and_ends_with_1():
             0,
             ["smollm2-135m-instruct", "LlamaForCausalLM", "own kernels", "ArceeForCausalLM", "transformers package"],
         ),
-        (["--help"], 0, ["usage: oneloop models"]),
-        (["llama"], 2, ["usage: oneloop models"]),
+        pytest.param(["--help"], 0, ["usage: oneloop models"], marks=pytest.mark.nightly),
+        pytest.param(["llama"], 2, ["usage: oneloop models"], marks=pytest.mark.nightly),
     ],
 )
 def test_models_lists_what_can_be_served_and_what_computes_it(arguments, code, words):
@@ -369,13 +371,16 @@ def test_models_lists_what_can_be_served_and_what_computes_it(arguments, code, w
 
 @pytest.mark.parametrize(
     ("options", "code", "words"),
-    [
-        (["--model", "/no/such/folder"], 2, ["/no/such/folder", "no such file or folder"]),
+    on_push(
+        [
+            (["--model", "/no/such/folder"], 2, ["/no/such/folder", "no such file or folder"]),
+            (["--model", "smollm2"], 2, ["smollm2", "did you mean"]),
+            (["--model", "tests"], 2, ["tests: no config.json in this folder"]),
+            (["--model", "/no/such/folder", "--dry-run"], 2, ["no such file or folder"]),
+            (["--host", "no.such.host.invalid"], 1, ["no.such.host.invalid"]),
+        ],
         (["--model", "smollm2"], 2, ["smollm2", "did you mean"]),
-        (["--model", "tests"], 2, ["tests: no config.json in this folder"]),
-        (["--model", "/no/such/folder", "--dry-run"], 2, ["no such file or folder"]),
-        (["--host", "no.such.host.invalid"], 1, ["no.such.host.invalid"]),
-    ],
+    ),
 )
 def test_what_cannot_be_served_is_said_without_a_traceback_before_torch_is_imported(options, code, words):
     ended = subprocess.run(

@@ -17,6 +17,7 @@ from runtime.speculate.config import Lookup
 from tests.kinds import full
 from tests.runtime.runner.runners import CPU, LANES, LAYOUT, VOCAB, make_runner
 from tests.runtime.runner.test_drafts import NUM_TOKENS, PARAMS, PROMPTS, Gained, Remembering, batch_of, behind, prompt
+from tests.tiers import on_push
 
 MOST = 3  # guesses behind a step
 PENALIZED = {row for row, params in enumerate(PARAMS) if {"frequency_penalty", "repetition_penalty"} & params.keys()}
@@ -112,7 +113,7 @@ async def generated(runner, *, proposed: int) -> tuple[Gained, list[int], list[i
     return gained, num_checked, num_right
 
 
-@pytest.mark.parametrize("draft", [Described, Otherwise, OfTheModel])
+@pytest.mark.parametrize("draft", on_push([Described, Otherwise, OfTheModel], Otherwise))
 async def test_guesses_made_behind_a_step_change_no_token(lane, draft, monkeypatch):
     def make(model, max_proposed: int):
         return make_runner(lane, model, monkeypatch, max_model_len=64, rows=len(PROMPTS), max_proposed=max_proposed)

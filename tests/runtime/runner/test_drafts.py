@@ -20,6 +20,7 @@ from runtime.kv.block_table import NewBlocks
 from runtime.runner.runner import ModelRunner
 from runtime.step import RowMasks
 from tests.runtime.runner.runners import LANES, LAYOUT, VOCAB, make_runner
+from tests.tiers import on_push
 
 BLOCK, NUM_TOKENS, BLOCKS = 4, 30, 16  # blocks of a row, which are neither in order nor its own block's neighbours
 PROMPTS = [(5,), (7, 8, 9, 10, 11), (3, 1, 4, 1, 5, 9), (12, 12, 4), (6, 13)]
@@ -144,7 +145,8 @@ def make(request, monkeypatch):
     )
 
 
-async def test_any_guesses_leave_the_tokens_as_they_are(make):
+@pytest.mark.parametrize("quality", on_push(["right", "wrong", "mixed"], "mixed"))
+async def test_any_guesses_leave_the_tokens_as_they_are(make, quality):
     runner = make()
     plain = await generated(runner, lambda row, num: ())
     await runner.close()
@@ -161,15 +163,14 @@ async def test_any_guesses_leave_the_tokens_as_they_are(make):
         good, bad = chance.randrange(4), chance.randrange(3)
         return (*right(row, num)[:good], *(chance.randrange(VOCAB) for _ in range(bad)))
 
-    for guess in (right, wrong, mixed):
-        for ahead in (False, True):
-            runner = make()
-            guessed = await generated(runner, guess, ahead=ahead)
-            await runner.close()
-            assert [ids[:NUM_TOKENS] for ids in guessed.ids] == plain.ids
-            assert guessed.shown[1][:NUM_TOKENS] == plain.shown[1]
-            assert guessed.shown[3][:NUM_TOKENS] == plain.shown[3]
-            assert [guessed.shown[row] for row in (0, 2, 4)] == [[], [], []]
+    for ahead in (False, True):
+        runner = make()
+        guessed = await generated(runner, {"right": right, "wrong": wrong, "mixed": mixed}[quality], ahead=ahead)
+        await runner.close()
+        assert [ids[:NUM_TOKENS] for ids in guessed.ids] == plain.ids
+        assert guessed.shown[1][:NUM_TOKENS] == plain.shown[1]
+        assert guessed.shown[3][:NUM_TOKENS] == plain.shown[3]
+        assert [guessed.shown[row] for row in (0, 2, 4)] == [[], [], []]
 
 
 async def test_steps_with_guesses_are_replayed_where_they_are_not_too_long(monkeypatch):

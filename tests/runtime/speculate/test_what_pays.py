@@ -19,6 +19,7 @@ from runtime.speculate.speculation import DeviceSpeculation, Speculation, forced
 from runtime.speculate.verification_cost import VerificationCost
 from tests.benches.simulate import DEVICES, Arrival, Device, Traffic, closed, simulate
 from tests.runtime.speculate.texts import sequence
+from tests.tiers import on_push
 
 RIGHT, WRONG = 1, 2  # tokens
 GPU = replace(DEVICES["8b"], launch=0.3, drafts=0.2)
@@ -86,7 +87,7 @@ def test_drafts_that_are_often_right_bring_what_they_can(device, streams, chance
     assert speculation.num_accepted_tokens / speculation.num_draft_tokens > 0.4
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("chance", on_push([0.0, 0.3, 0.6, 0.9], 0.0, 0.6))
 @pytest.mark.parametrize(
     ("device", "streams"),
     [(GPU, 256), (GPU, 1), (CPU, 16), (CPU, 1), (replace(GPU, token=0.2), 64), (replace(CPU, token=15), 1)],

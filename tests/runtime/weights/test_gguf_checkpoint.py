@@ -95,6 +95,7 @@ def test_every_weight_of_smollm2_is_transformers_own():
         assert torch.equal(read(checkpoint, name), theirs[name]), name
 
 
+@pytest.mark.nightly
 def test_the_config_of_smollm2_is_transformers_own():
     ours, theirs = smollm2.files().config, smollm2.read_by_transformers().config
     for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "rms_norm_eps"):
@@ -103,6 +104,7 @@ def test_the_config_of_smollm2_is_transformers_own():
     assert ours["tie_word_embeddings"]
 
 
+@pytest.mark.nightly
 def test_what_other_tests_take_for_transformers_smollm2_is_that():
     made, read = smollm2.theirs(), smollm2.read_by_transformers()
     for tensors in ("state_dict", "named_buffers"):

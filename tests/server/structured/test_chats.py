@@ -19,8 +19,10 @@ from tests.server.structured.random_schemas import Writer, random_parameters
 from tests.server.structured.reading import accepted
 from tests.server.text.tool_samples import KIMI, V3, V31, Meaning, meaning
 from tests.server.tiny import EOS, SPECIAL, tiny_tokenizer
+from tests.tiers import on_push
 
 every_tool_parser = pytest.mark.parametrize("tool_parser", TOOL_PARSERS)
+a_few_tool_parsers = pytest.mark.parametrize("tool_parser", on_push(TOOL_PARSERS, "hermes", "harmony", "qwen3_coder"))
 special_or_spelled = pytest.mark.parametrize("special", [True, False])
 
 WEATHER = {
@@ -94,7 +96,7 @@ def check_calls(form: ChatGrammar, found: Meaning) -> None:
         jsonschema.Draft202012Validator(schemas[name]).validate(json.loads(arguments))
 
 
-@every_tool_parser
+@a_few_tool_parsers
 @special_or_spelled
 async def test_whatever_is_drawn_is_read_back_as_calls_that_follow_their_schemas(tool_parser, special):
     form = ChatGrammar(tool_parser, FUNCTIONS, must_call=True, several=True)
@@ -106,7 +108,7 @@ async def test_whatever_is_drawn_is_read_back_as_calls_that_follow_their_schemas
         assert tool_parser == "harmony" or not found.text
 
 
-@every_tool_parser
+@a_few_tool_parsers
 async def test_random_schemas_are_followed_or_refused_in_words(tool_parser):
     tokenizer, refusals = speaker(tool_parser), []
     for seed in range(60):

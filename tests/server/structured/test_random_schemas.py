@@ -19,6 +19,7 @@ from tests.server import smollm2
 from tests.server.structured.random_schemas import Writer, random_schema
 from tests.server.structured.reading import TOKENIZER
 from tests.server.tiny import EOS, VOCAB_SIZE
+from tests.tiers import on_push
 
 
 def once(pairs: list[tuple[str, object]]) -> dict:
@@ -39,7 +40,7 @@ async def drawn(grammars: Grammars, writer: Writer, schema: dict, tokenizer: Tok
     return tokenizer.decode(writer.write(make()), skip_special_tokens=False)
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", on_push(range(10), 0, 1))
 async def test_bytes_drawn_at_random_under_random_schemas_are_valid(part):
     grammars = Grammars(TOKENIZER, frozenset({EOS}))
     for seed in range(part * 50, part * 50 + 50):

@@ -23,7 +23,6 @@ OPERATIONS = [
     for result in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()
     if (operation := result.ok()).path != ENDLESS
 ]
-pytestmark = pytest.mark.hypothesis  # nightly by its profile, too
 bounded = settings(max_examples=settings.default.max_examples // 13, suppress_health_check=list(HealthCheck))
 
 
