@@ -263,34 +263,30 @@ void quant_tile(const uint8_t* panel, int64_t blocks, const uint8_t* tile, const
 using QuantTile = void (*)(const uint8_t*, int64_t, const uint8_t*, const float*, float*, int64_t);
 
 // Rows of a tile: their sums and results share the registers. Up to kDirectRows rows the weights are read as they are
-// stored, above that unpacked first.
+// stored, above that unpacked first: then there are several tiles, and even ones (rounded_rows.h) are half full at least.
 constexpr int kQuantRows = W == kPanel ? 12 : W == 8 ? 5 : Vec::kRegisters == 32 ? 8 : 4;
-constexpr int kDirectRows = kQuantRows;
+constexpr int kDirectRows = kQuantRows, kLeastUnpacked = (kQuantRows + 1) / 2;
 
-template <class Weights, int MR>
-struct QuantTileTable {
-    static void fill(QuantTile* table) {
-        table[MR] = quant_tile<Weights, MR>;
-        QuantTileTable<Weights, MR - 1>::fill(table);
-    }
-};
-template <class Weights>
-struct QuantTileTable<Weights, 0> {
-    static void fill(QuantTile*) {}
-};
+using QuantTiles = QuantTile[kQuantRows + 1];
+
+template <class Weights, int MR, int kLeast>
+void fill(QuantTiles& table) {
+    table[MR] = quant_tile<Weights, MR>;
+    if constexpr (MR > kLeast) fill<Weights, MR - 1, kLeast>(table);
+}
 
 template <QuantLayout kLayout>
-struct QuantTiles {
-    QuantTile direct[kDirectRows + 1], unpacked[kQuantRows + 1];
-    QuantTiles() {
-        QuantTileTable<Stored<kLayout>, kDirectRows>::fill(direct);
-        QuantTileTable<UnpackedOf<kLayout>, kQuantRows>::fill(unpacked);
+struct TilesOf {
+    QuantTiles direct, unpacked;
+    TilesOf() {
+        fill<Stored<kLayout>, kDirectRows, 1>(direct);
+        fill<UnpackedOf<kLayout>, kQuantRows, kLeastUnpacked>(unpacked);
     }
 };
 
 template <QuantLayout kLayout>
 void quant_linear_of(const QuantArgs& args) {
-    static const QuantTiles<kLayout> tiles;
+    static const TilesOf<kLayout> tiles;
     const int64_t panel_bytes = kLayout.panel_bytes(args.blocks);
     const int64_t num_rows = args.rows.row_start[args.rows.num_tiles];
     // Bytes are nearly unpacked as they are: to do so costs more than a few tiles gain by it.
