@@ -39,7 +39,8 @@ PROGRAMS = {
 }
 # One of each file.
 ON_PUSH = (
-    "few_rows", "few_rows_w4", "tiled", "few_tokens", "tiled_w4", "tiled_fp8", "experts_coded", "decode_int8", "prefill_fp8", "peers",
+    "few_rows", "few_rows_w4", "tiled", "few_tokens", "tiled_w4", "tiled_fp8", "experts_coded", "decode_int8", "prefill_fp8",
+    "peers",
 )  # fmt: skip
 
 
