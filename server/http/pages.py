@@ -19,7 +19,7 @@ from starlette.responses import Response
 from server.http.call import call_of
 from server.http.errors import RouteNotFound
 
-_NUM_CHARS = 100_000  # of all files: 10 ms, once
+_NUM_CHARS = 260_000  # of all files: 20 ms, once
 
 _TYPES = {
     "html": "text/html",
@@ -27,14 +27,15 @@ _TYPES = {
     "js": "text/javascript",
     "svg": "image/svg+xml",
     "json": "application/json",
+    "webmanifest": "application/manifest+json",
 }
 
 # A page talks to this server and nothing else, and no text becomes markup or a script; nobody may frame one that can spend this
-# machine's time.
+# machine's time. The one policy of trusted types gives the address of the service worker (`web/install.js`).
 _SAFETY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "connect-src 'self'; manifest-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
+    "require-trusted-types-for 'script'; trusted-types oneloop-worker",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Vary": "Accept-Encoding",
@@ -85,7 +86,10 @@ async def asset(version: str, name: str, http: Request) -> Response:
     found = await call_of(http).run(_NUM_CHARS, site)
     if version != found.version or name not in found.assets:
         raise RouteNotFound(http.method, http.url.path)
-    return answer(found.assets[name], http, "public, max-age=31536000, immutable")
+    response = answer(found.assets[name], http, "public, max-age=31536000, immutable")
+    if name == "worker.js":
+        response.headers["Service-Worker-Allowed"] = "../../"  # the pages' folder, behind any prefix
+    return response
 
 
 def answer(file: File, http: Request, caching: str) -> Response:

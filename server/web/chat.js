@@ -5,6 +5,7 @@ import * as attachments from "./attachments.js";
 import * as compare from "./compare.js";
 import {$, announce, el, theme} from "./dom.js";
 import {heatmap, score} from "./heatmap.js";
+import {install} from "./install.js";
 import * as library from "./library.js";
 import {Message} from "./message.js";
 import * as models from "./models.js";
@@ -261,6 +262,7 @@ async function greet() {
   } catch (error) {
     $("status").textContent = error.wantsKey ? say("needs a key") : inWords(error);
     if (error.wantsKey) $("key").classList.add("main");
+    else setTimeout(greet, 5000); // until it answers again
   }
 }
 
@@ -306,4 +308,5 @@ await shelf.list();
 const newest = (await library.all())[0];
 if (newest && location.hash !== "#new") open(newest);
 greet();
+install();
 document.documentElement.dataset.ready = "true";
