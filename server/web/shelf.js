@@ -35,7 +35,7 @@ function folder([name, within]) {
 function line(each) {
   const isShown = acts.isShown(each), title = tree.titleOf(each);
   return el("li", {class: isShown ? "current" : null},
-    button(each.pinned ? [el("span", {"aria-label": say("Pinned"), role: "img"}, "📌"), ` ${title}`] : title, () => acts.open(each), {class: "plain title", "aria-current": isShown ? "true" : null}),
+    button(each.pinned ? [el("span", {"aria-label": say("Pinned"), role: "img"}, "★"), ` ${title}`] : title, () => acts.open(each), {class: "plain title", "aria-current": isShown ? "true" : null}),
     button("⋯", () => change(each), {class: "plain small", "aria-label": say("Change {title}", {title}), title: say("Rename, pin, folder, share")}),
     button("✕", () => erase(each), {class: "plain small", "aria-label": say("Delete {title}", {title})}));
 }

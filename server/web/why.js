@@ -33,9 +33,9 @@ function prompted(request, all, steps, now) {
   if (request.scheduled === null) return null;
   const until = request.firstToken ?? request.finished ?? now, took = until - request.scheduled;
   const chunks = request.events.filter(([kind, at]) => kind === "chunk" && at <= until), own = chunks.reduce((sum, [, , tokens]) => sum + tokens, 0);
-  const words = [say("its prompt: {count} tokens computed in {chunks} chunks, {cached} found in the cache", {count: count(own || request.prompt - request.cached), chunks: Math.max(1, chunks.length), cached: count(request.cached)})];
-  const beside = within(steps, request.scheduled, until).reduce((sum, step) => sum + step[3], 0) - own;
-  if (own && beside > own / 2) words.push(say("beside {count} prompt tokens of others", {count: count(beside)}));
+  const words = [say("its prompt: {count} tokens computed (chunks: {chunks}), {cached} found in the cache", {count: count(own || request.prompt - request.cached), chunks: Math.max(1, chunks.length), cached: count(request.cached)})];
+  const beside = within(steps, request.scheduled, until).reduce((sum, {step}) => sum + step[3], 0) - own;
+  if (own && beside > own / 2) words.push(say("prompt tokens of others beside it: {count}", {count: count(beside)}));
   return {took, words: [...words, ...longest(steps, request.scheduled, until)].join("; ")};
 }
 
@@ -43,7 +43,7 @@ function decoded(request, all, steps, now) {
   if (request.firstToken === null) return null;
   const until = request.lastToken ?? request.finished ?? now, took = until - request.firstToken, ran = running(others(all, request), request.firstToken, until);
   const words = [request.output > 1 ? say("{count} tokens, {time} each", {count: count(request.output), time: seconds(took / (request.output - 1))}) : say("{count} tokens", {count: count(request.output)})];
-  if (ran.length) words.push(say("beside {count} others", {count: count(ran.length)}));
+  if (ran.length) words.push(say("other requests beside it: {count}", {count: count(ran.length)}));
   return {took, words: [...words, ...longest(steps, request.firstToken, until)].join("; ")};
 }
 
@@ -62,16 +62,19 @@ function deferred(request) {
   const late = request.events.filter(([kind]) => kind === "deferred");
   if (!late.length) return null;
   const took = late.reduce((sum, [, at]) => sum + Math.max(0, (request.events.find(([, after]) => after > at)?.[1] ?? request.lastToken ?? at) - at), 0);
-  return {took, words: say("the mask of its grammar was late {count} times", {count: late.length})};
+  return {took, words: say("the mask of its grammar was late (times: {count})", {count: late.length})};
 }
 
 const held = request => request.delivered === null ? null : {took: request.held, words: say("what had settled waited for a reader that was busy")};
 
-const within = (steps, from, to) => steps.filter(step => step[1] < to && step[2] > from);
+// What a step did alone: it is launched while the one before it still runs.
+const spans = steps => steps.map((step, at) => ({step, from: Math.max(step[1], steps[at - 1]?.[2] ?? 0), to: step[2]}));
+const within = (steps, from, to) => spans(steps).filter(span => span.from < to && span.to > from);
 
 // The longest step of that time, where one took much of it.
 function longest(steps, from, to) {
-  const most = within(steps, from, to).reduce((best, step) => !best || step[2] - step[1] > best[2] - best[1] ? step : best, null);
-  if (!most || most[2] - most[1] < NOTABLE * (to - from)) return [];
-  return [say("its longest step, {number}, took {time} with {prompts} prompt tokens and {decodes} decodes", {number: count(most[0]), time: seconds(most[2] - most[1]), prompts: count(most[3]), decodes: count(most[4])})];
+  const lengths = within(steps, from, to).map(({step, from: began, to: ended}) => [Math.min(ended, to) - Math.max(began, from), ended - began, step]);
+  const [inside, took, step] = lengths.reduce((best, each) => each[0] > best[0] ? each : best, [0]);
+  if (!step || inside < NOTABLE * (to - from)) return [];
+  return [say("its longest step, {number}, took {time} (prompt tokens: {prompts}, decodes: {decodes})", {number: count(step[0]), time: seconds(took), prompts: count(step[3]), decodes: count(step[4])})];
 }

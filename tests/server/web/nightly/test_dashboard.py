@@ -93,7 +93,7 @@ async def test_the_inspector_tells_the_life_of_a_request(serve, page_of):
         "500 ms: queued, and no other request is known that ran meanwhile",
         "400 ms: 20 tokens, 21.1 ms each",
         "300 ms: preempted: the KV cache was full",
-        "200 ms: the mask of its grammar was late 1 times",
+        "200 ms: the mask of its grammar was late (times: 1)",
         "200 ms: what had settled waited for a reader that was busy",
         "16 of them cached",
         "Preempted",

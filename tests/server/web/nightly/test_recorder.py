@@ -127,10 +127,11 @@ async def test_a_slow_request_says_behind_whom_beside_what_and_in_which_step(ser
     await page.open("/dashboard")
     chunks = [["chunk", 12, 400], ["chunk", 14.5, 400]]
     assert await page.imported("why.js", WHY, chunks) == [
-        "3.00 s: its prompt: 800 tokens computed in 2 chunks, 100 found in the cache; "
-        "beside 1,400 prompt tokens of others; its longest step, 7, took 2.50 s with 1,800 prompt tokens and 3 decodes",
+        "3.00 s: its prompt: 800 tokens computed (chunks: 2), 100 found in the cache; "
+        "prompt tokens of others beside it: 1,400; "
+        "its longest step, 7, took 2.50 s (prompt tokens: 1,800, decodes: 3)",
         "2.00 s: queued behind 1 that came first (early)",
-        "1.00 s: 11 tokens, 100 ms each; beside 1 others",
+        "1.00 s: 11 tokens, 100 ms each; other requests beside it: 1",
     ]
     taken = await page.imported("why.js", WHY, [*chunks, ["preempted", 15.1, 0], ["resumed", 15.9, 0]])
     assert "800 ms: preempted: its KV blocks went to those that ran (long)" in taken
