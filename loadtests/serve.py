@@ -12,7 +12,7 @@ from typing import Any
 
 from loadtests import processes
 from loadtests.address import Address, AddressRefused
-from loadtests.asking import Target, add_arrivals, add_shape, add_target, wanted_workloads
+from loadtests.arguments import Target, add_arrivals, add_shape, add_target, wanted_workloads
 from loadtests.clients import measure_with_clients, num_clients
 from loadtests.figures import Run, Slo, summarise
 from loadtests.load import Limits, RequestOptions

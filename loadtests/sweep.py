@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from loadtests.arguments import Target, add_shape, add_target, shape_of
 from loadtests.arrivals import Poisson
-from loadtests.asking import Target, add_shape, add_target, shape_of
 from loadtests.counters import counters, grown
 from loadtests.knee import is_saturated, knee_of, suggestions
 from loadtests.pictures import draw

@@ -175,8 +175,8 @@ class Feature:
         """True while work beside steps makes them longer, so that their times are not typical."""
         return False
 
-    def took(self, batch: ScheduledBatch, took_s: float) -> None:
-        """Learn from a step: `took_s` seconds passed between the end of the step before it, or its launch, and its own end."""
+    def record_step(self, batch: ScheduledBatch, step_s: float) -> None:
+        """Learn from a step: `step_s` seconds passed between the end of the step before it, or its launch, and its own end."""
 
     def settled(self, batch: ScheduledBatch) -> None:
         """Note that `batch` ran: the device has done what it asked for."""

@@ -138,7 +138,7 @@ class Scheduler:
         if not any(feature.slows_steps for feature in self.features):
             self.step_policy.budget.settled(batch, took_s)
         for feature in self.features:
-            feature.took(batch, since_s)
+            feature.record_step(batch, since_s)
 
     def decide_after_s(self, batch: ScheduledBatch) -> float:
         """Return how long after the start of `batch` the next step should be decided."""

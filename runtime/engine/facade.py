@@ -38,7 +38,7 @@ from runtime.engine.observers import Observers
 from runtime.engine.open_requests import OpenRequests
 from runtime.engine.probes import Probes
 from runtime.engine.prompt import prepare
-from runtime.engine.sleeping import Bed, CallLater, Sleeping
+from runtime.engine.sleeping import CallLater, RunnerFactory, Sleeping
 from runtime.engine.token_stream import EngineTokenStream
 from runtime.kv.prefix_cache import BlockHash
 from runtime.lora.adapters import Adapters
@@ -72,7 +72,7 @@ class Engine:
         seed: int | None = None,
         health_limits: HealthLimits | None = None,
         recorder: Callable[[], Recorder] = _none_to_record,
-        bed: Bed | None = None,
+        runner_factory: RunnerFactory | None = None,
         sleep_after_s: float | None = None,
         call_later: CallLater | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -94,7 +94,7 @@ class Engine:
         self._meter = EngineMeter(model, scheduler)
         self._health = StepHealth(health_limits or HealthLimits())
         self._profiling = Profiling(recorder, self._meter)
-        self._sleeping = Sleeping(bed, sleep_after_s, work.set, clock, call_later)
+        self._sleeping = Sleeping(runner_factory, sleep_after_s, work.set, clock, call_later)
         self._mask_maker = MaskMaker(model, work.set, looks_ahead=any(each.looks_ahead for each in scheduler.features))
         self._observers = Observers(scheduler, self._admission, self._meter, self._health, self._profiling)
         self._requests = OpenRequests(

@@ -26,7 +26,7 @@ from runtime.engine.faults import DeviceLost, Faults
 from runtime.engine.observers import Observers
 from runtime.engine.open_requests import OpenRequests
 from runtime.engine.probes import Probes
-from runtime.engine.sleeping import Asleep, Sleeping
+from runtime.engine.sleeping import Sleeping, SleepingRunner
 from runtime.scheduler import Scheduler
 from runtime.step import ForwardOutput, Runner, Step, StepResult
 
@@ -251,7 +251,7 @@ class Loop:
 
     def _take_runner(self) -> Runner:
         """Give the runner away, and forget what it kept."""
-        runner, self.runner = self.runner, Asleep()
+        runner, self.runner = self.runner, SleepingRunner()
         self._scheduler.clear()
         return runner
 

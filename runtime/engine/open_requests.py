@@ -11,7 +11,7 @@ from runtime.api import FinishReason, Output, TokenLogprobs
 from runtime.constrain.mask_maker import MaskMaker
 from runtime.engine.admission import Admission
 from runtime.engine.observers import Observers
-from runtime.engine.token_stream import EngineTokenStream, Handover
+from runtime.engine.token_stream import EngineTokenStream, StreamNotifier
 from runtime.scheduler import Scheduler
 from runtime.scheduling.settling import Settled
 from runtime.sequence import Sequence
@@ -42,7 +42,7 @@ class OpenRequests:
         self._mask_maker = mask_maker
         self._changed = changed
         self._stream_interval = stream_interval
-        self._handover = Handover()
+        self._notifier = StreamNotifier()
         self.by_number: dict[int, OpenRequest] = {}
 
     def __bool__(self) -> bool:
@@ -58,7 +58,7 @@ class OpenRequests:
             lambda index, reason: self._leave(sequences[index], reason),
             self._stream_interval,
             lambda index: self._observers.delivered(sequences[index], stream.held_s),
-            handover=self._handover,
+            notifier=self._notifier,
             left=lambda indices: _log_left([sequences[index] for index in indices]),
         )
         for index, sequence in enumerate(sequences):

@@ -27,7 +27,7 @@ STATES = {
 }  # vLLM's words
 
 
-class Bed(Protocol):
+class RunnerFactory(Protocol):
     """Source of a runner after sleep."""
 
     async def build(self) -> Runner:
@@ -39,7 +39,7 @@ class Bed(Protocol):
         ...
 
 
-class Asleep:
+class SleepingRunner:
     """A Runner: none."""
 
     def encode(self, batch: ScheduledBatch) -> NoReturn:
@@ -69,12 +69,12 @@ class Sleeping:
     again."""
 
     def __init__(
-        self, bed: Bed | None, after_s: float | None, wake: Callable[[], None], clock: Callable[[], float],
+        self, runner_factory: RunnerFactory | None, after_s: float | None, wake: Callable[[], None], clock: Callable[[], float],
         call_later: CallLater | None = None,
     ) -> None:  # fmt: skip
         self.level = SleepLevel.AWAKE
-        self._bed = bed
-        self._after_s = after_s if bed is not None else None
+        self._runner_factory = runner_factory
+        self._after_s = after_s if runner_factory is not None else None
         self._wake = wake
         self._clock = clock
         self._call_later = call_later or asyncio.get_running_loop().call_later
@@ -89,7 +89,7 @@ class Sleeping:
         """Return when the engine is so: it is once it has nothing to do. Of two who ask, the second is heard.
 
         Raises SleepError."""
-        if self._bed is None:
+        if self._runner_factory is None:
             raise SleepError("this engine cannot sleep: it knows no files of its model, and stays awake")
         if level is self.level is SleepLevel.AWAKE:
             self._tell()  # who wanted it to sleep is overruled
@@ -126,10 +126,10 @@ class Sleeping:
 
     async def wake(self) -> Runner:
         """Raises what building does; it still sleeps then."""
-        assert self._bed is not None, "it fell asleep"
+        assert self._runner_factory is not None, "it fell asleep"
         began_s = time.monotonic()
         try:
-            runner = await self._bed.build()
+            runner = await self._runner_factory.build()
         except Exception as error:
             self._tell(SleepError(f"the engine cannot wake: {error}"))
             raise
@@ -156,11 +156,11 @@ class Sleeping:
         return Metric("engine_sleep_state", "1 for the state that the engine is in.", "gauge", samples)
 
     async def _fall_asleep(self, level: SleepLevel, take_runner: Callable[[], Runner]) -> None:
-        assert self._bed is not None, "it may sleep"
+        assert self._runner_factory is not None, "it may sleep"
         was_awake, self.level = self.level is SleepLevel.AWAKE, level
         if was_awake and not await take_runner().close():
             raise RuntimeError("what was computed last did not end")
-        await self._bed.release(level)
+        await self._runner_factory.release(level)
         log.info("asleep (level %d): weights and KV cache are given back", level)
 
     def _is_late(self) -> bool:

@@ -4,7 +4,7 @@ One per `submit` call, for one or several requests. Nothing queues per token: a 
 read as one Output per request, so its cost is its own and memory is bounded by max_tokens. Leaving the `async with` block
 aborts what is unfinished; that is the only clean-up there is, and it cannot be forgotten.
 
-A reader iterates, and is a task that each step wakes; or it gives `hand_to` a function, which costs a call: `Handover` calls those
+A reader iterates, and is a task that each step wakes; or it gives `hand_to` a function, which costs a call: `StreamNotifier` calls those
 of all streams that have news, behind the engine's own turn, so that the next step is launched before. Ids that bring nothing else,
 as nearly all, go to a `TokenWriter` without an Output, if such a reader has one: those of many streams by one call."""
 
@@ -26,7 +26,7 @@ WRITERS_A_TURN = 256  # the same of those that are written at once
 _ToWrite = tuple[TokenWriter, list[int], "EngineTokenStream", int]
 
 
-class Handover:
+class StreamNotifier:
     """Streams with news for readers that gave a function, and ids for their writers, in the order they came; first the ids, of
     which a stream has none behind such news."""
 
@@ -80,10 +80,10 @@ class EngineTokenStream:
         "_end",
         "_ended",
         "_fresh",
-        "_handover",
         "_interval",
         "_is_due",
         "_left",
+        "_notifier",
         "_open",
         "_prompts",
         "_reader",
@@ -103,10 +103,10 @@ class EngineTokenStream:
         interval: int = 1,
         delivered: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        handover: Handover | None = None,
+        notifier: StreamNotifier | None = None,
         left: Callable[[list[int]], None] | None = None,
     ) -> None:
-        """Open all requests. `handover`: of all streams that a step brings news; None: this one's own. `left`: told of all
+        """Open all requests. `notifier`: of all streams that a step brings news; None: this one's own. `left`: told of all
         requests together that the reader left before their end, when they have ended."""
         self.held_s = 0.0
         self._since_s = 0.0  # since when something waits for a reader that is busy; 0 while nothing does
@@ -123,7 +123,7 @@ class EngineTokenStream:
         self._prompts: dict[int, list[TokenLogprobs]] = {}  # until the first Output
         self._create_future = asyncio.get_running_loop().create_future
         self._reader: asyncio.Future[Callable[[], Awaitable[None]] | None] | None = None
-        self._handover = handover or Handover()
+        self._notifier = notifier or StreamNotifier()
         self._take: Take | None = None  # while it is not busy with what it was given
         self._is_due = False  # to be handed over
         self._writer_of: WriterOf | None = None
@@ -142,7 +142,7 @@ class EngineTokenStream:
         writer = self._writers.get(index)
         if writer is None:
             return False
-        self._handover.write(writer, token_ids, self, index)
+        self._notifier.write(writer, token_ids, self, index)
         return True
 
     def not_written(self, index: int, token_ids: list[int], error: Exception | None) -> None:
@@ -314,7 +314,7 @@ class EngineTokenStream:
         if self._take is not None:
             if not self._is_due:
                 self._is_due = True
-                self._handover.add(self)
+                self._notifier.add(self)
             return
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():  # done: the reader was cancelled where it waited

@@ -30,7 +30,7 @@ from runtime.models.forward_step import ForwardStep
 from runtime.models.model import Encoder
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.stages import keeps_embedding
-from runtime.parallel.stages import Handover
+from runtime.parallel.stages import StageIO
 
 
 class Hidden(NamedTuple):
@@ -56,7 +56,7 @@ class Decoder:
         self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, parameters: Parameters, pooler: PoolerBlock,
         *, dtype: str, device: str, num_parameters: int, weights_bytes: int, traced: TracedStack | None = None,
         adapters: ModelAdapters | None = None, encoder: Encoder | None = None, axes: RopeAxes | None = None,
-        stage: Handover | None = None, expert_counts: Mapping[str, Tensor] = MappingProxyType({}),
+        stage: StageIO | None = None, expert_counts: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """Create a decoder. `traced`: computes what `stack` does. `adapters`: room for adapters, if any. `axes`: of an
         M-RoPE embedding. `stage`: hands hidden states on, if `spec` is a stage. `expert_counts`: as in `Weights.counts`."""
@@ -82,7 +82,7 @@ class Decoder:
     @classmethod
     def build(
         cls, spec: DecoderSpec, weights: Weights, *, dtype: str, device: str, max_positions: int,
-        adapters: ModelAdapters | None = None, stage: Handover | None = None,
+        adapters: ModelAdapters | None = None, stage: StageIO | None = None,
     ) -> Decoder:  # fmt: skip
         """Blocks around the weights that `spec` names. `max_positions`: the longest context it will be asked for. `adapters`: the
         room that `weights` have for them."""
@@ -145,7 +145,7 @@ class Decoder:
         x = vocabulary.embed(step.input_ids, step.token_adapters) if given is None else given.clone()
         return self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
 
-    def _forward_of_stage(self, step: ForwardStep, stage: Handover) -> Hidden:
+    def _forward_of_stage(self, step: ForwardStep, stage: StageIO) -> Hidden:
         """Compute a stage, and return what is handed on: the last layer's output, the residual, and the initial residual if
         a layer needs it."""
         delta, embedded = None, []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from runtime.models.model import Model
     from runtime.models.through_transformers.spec import PaddedSpec, TransformersSpec
     from runtime.parallel.group import Peers
-    from runtime.parallel.stages import Handover
+    from runtime.parallel.stages import StageIO
 
 log = logging.getLogger("oneloop.start")
 
@@ -74,7 +74,7 @@ def describe(config: Mapping[str, Any], wanted: str = "auto", modules: SentenceM
 def load(
     spec: ModelSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report,
     max_model_len: int, device: str, weights: WeightPolicy, adapters: AdapterRoom | None = None, peers: Peers | None = None,
-    stage: Handover | None = None, counts_experts: bool = False,
+    stage: StageIO | None = None, counts_experts: bool = False,
 ) -> Model:  # fmt: skip
     """The model that `describe` has described, as `models.load.load_model` loads one.
 

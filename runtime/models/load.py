@@ -24,7 +24,7 @@ from runtime.models.spec.decoder import EMBEDDING, DecoderSpec
 from runtime.models.spec.draft_head import DraftHeadSpec
 from runtime.models.spec.mlp import ClampedSwiglu, Experts
 from runtime.parallel.group import Peers
-from runtime.parallel.stages import Handover
+from runtime.parallel.stages import StageIO
 from runtime.weights.rules import Checkpoint, Report, WeightsError, stored_as
 
 
@@ -41,7 +41,7 @@ def load_model(
     spec: DecoderSpec | None = None,
     adapters: AdapterRoom | None = None,
     peers: Peers | None = None,
-    stage: Handover | None = None,
+    stage: StageIO | None = None,
     counts_experts: bool = False,
 ) -> Decoder:
     """Load a model. `spec`: of the files' config, read here by default. `dtype`: of activations, and of weights unless

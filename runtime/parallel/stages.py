@@ -21,7 +21,7 @@ T = TypeVar("T")
 Rows = tuple[int, ...]
 
 
-class Handover(Protocol):
+class StageIO(Protocol):
     """A stage as its model sees it. Tensors are [T, H] each, of the model's dtype, and of the same number in all steps."""
 
     def incoming(self, num_tokens: int) -> Sequence[Tensor]:
@@ -65,7 +65,7 @@ class TakesTurns(Protocol):
 
 
 class Stage:
-    """A stage whose steps run on one thread. See `Handover`. `tables`: those of its runner, set once there is one."""
+    """A stage whose steps run on one thread. See `StageIO`. `tables`: those of its runner, set once there is one."""
 
     def __init__(self, ways: Ways, num_tensors: int, width: int, dtype: torch.dtype) -> None:
         self.ways = ways
@@ -102,7 +102,7 @@ class Stage:
                     link.leave()
             raise
 
-    # --- Handover -------------------------------------------------------------------------------------------------
+    # --- StageIO -------------------------------------------------------------------------------------------------
 
     def incoming(self, num_tokens: int) -> Sequence[Tensor]:
         if self._incoming is None:  # a warm-up, whose results are dropped

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from runtime.sequence import Sequence
 
-Asking = tuple[bytes | None, int]  # a caller, and a request (its group)
+RequestKey = tuple[bytes | None, int]  # a caller, and a request (its group)
 
 
 class Turns(NamedTuple):
@@ -24,7 +24,7 @@ class Turns(NamedTuple):
     order: Several[Sequence]
     num_always: int
     narrowest: Several[Sequence]
-    wide: frozenset[Asking]
+    wide: frozenset[RequestKey]
 
 
 class DecodeTurns:
@@ -33,7 +33,7 @@ class DecodeTurns:
     def __init__(self) -> None:
         self._num_turns = 0
 
-    def took(self, sequences: Iterable[Sequence]) -> None:
+    def record(self, sequences: Iterable[Sequence]) -> None:
         """Note that these decode in the step being decided, and others rest."""
         self._num_turns += 1
         for sequence in sequences:
@@ -70,15 +70,15 @@ class DecodeTurns:
             if len(rows) == widths[caller]
             for sequence in rows
         ]
-        return Turns(order, num_always, narrowest, frozenset(asking(one) for one in order[num_always:]))
+        return Turns(order, num_always, narrowest, frozenset(request_key(one) for one in order[num_always:]))
 
 
-def asking(sequence: Sequence) -> Asking:
+def request_key(sequence: Sequence) -> RequestKey:
     """Return the caller and the group of the sequence."""
     return sequence.request.caller, sequence.group
 
 
-def num_asking(requests: Set[Asking], narrowest: Iterable[Sequence]) -> int:
+def num_requests(requests: Set[RequestKey], narrowest: Iterable[Sequence]) -> int:
     """Return how many requests `narrowest` share steps with. All requests of one caller count as one beside another caller's."""
     callers = {caller for caller, _ in requests}
     if len(callers) == 1 and any(one.request.caller not in callers for one in narrowest):

@@ -41,7 +41,7 @@ class Load(NamedTuple):
     """The load when a step is decided.
 
     `num_waiting_tokens`: uncomputed tokens of prompts that run or could start. `depth`: tokens computed of a prompt that has
-    begun. `narrowest`: decodes of the requests with the fewest rows; None: all. `num_asking`: requests whose prompts wait or
+    begun. `narrowest`: decodes of the requests with the fewest rows; None: all. `num_requests`: requests whose prompts wait or
     whose decodes take turns; all requests of one caller count as one beside another caller's stream."""
 
     num_decodes: int
@@ -49,7 +49,7 @@ class Load(NamedTuple):
     num_waiting_tokens: int
     depth: int = 0
     narrowest: Decodes | None = None
-    num_asking: int = 1
+    num_requests: int = 1
 
 
 class StepBudget:
@@ -177,7 +177,7 @@ class TimedBudget(StepBudget):
         if slowdown is None:
             return math.inf
         narrowest = load.narrowest or Decodes(load.num_decodes, load.num_context_tokens)
-        return (slowdown.by_many if load.num_asking > 1 else slowdown.by_one) * self.learned.alone_s(*narrowest)
+        return (slowdown.by_many if load.num_requests > 1 else slowdown.by_one) * self.learned.alone_s(*narrowest)
 
     def prompt_tokens(self, load: Load) -> int | None:
         least = self._least

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 from typing import TYPE_CHECKING, NamedTuple
 
-from runtime.policy.decode_turns import DecodeTurns, Turns, asking, num_asking
+from runtime.policy.decode_turns import DecodeTurns, Turns, num_requests, request_key
 from runtime.policy.step_budget import Decodes, Load, StepBudget
 from runtime.policy.step_cost import SCORED_COST
 
@@ -110,7 +110,7 @@ class StepPolicy:
         elif turns.wide:
             decoding = turns.order[: max(turns.num_always, budget.num_decodes(self._load(queues, turns)))]
         if len(decoding) < len(turns.order):
-            self._turns.took(decoding)
+            self._turns.record(decoding)
             resting = {sequence.number for sequence in turns.order} - {sequence.number for sequence in decoding}
             for index, sequence in enumerate(running):
                 if sequence.number in resting:
@@ -127,14 +127,14 @@ class StepPolicy:
             elif wanted:
                 num_waiting += wanted
                 depth = depth or sequence.num_computed_tokens
-                requests.add(asking(sequence))
+                requests.add(request_key(sequence))
         could_start = queues.waiting[: queues.num_could_start]
         num_waiting += int(sum([sequence.num_known_tokens for sequence in could_start]) * (1 - queues.hit_share))
         load = Load(num_decodes, num_context, num_waiting, depth)
         if turns is None:
             return load
-        requests.update([asking(sequence) for sequence in could_start])
+        requests.update([request_key(sequence) for sequence in could_start])
         context = sum([sequence.num_computed_tokens for sequence in turns.narrowest])
         return load._replace(
-            num_asking=num_asking(requests, turns.narrowest), narrowest=Decodes(len(turns.narrowest), context)
+            num_requests=num_requests(requests, turns.narrowest), narrowest=Decodes(len(turns.narrowest), context)
         )

@@ -95,12 +95,10 @@ class LogprobsState:
         None where nobody asks, which costs a look at each row at most."""
         if not self._by_row:
             return None
-        asking = [index for index, row in enumerate(rows) if row.row in self._by_row and row.samples]
-        if not asking:
+        asked = [index for index, row in enumerate(rows) if row.row in self._by_row and row.samples]
+        if not asked:
             return None
-        chosen = [
-            (rows[index].row, logits_row) for index in asking for logits_row in range(starts[index], stops[index])
-        ]
+        chosen = [(rows[index].row, logits_row) for index in asked for logits_row in range(starts[index], stops[index])]
         requested = [self._by_row[row] for row, _ in chosen]
         count = min(max(count for count, _ in requested), logits.shape[1])
         max_ids = max(len(ids) for _, ids in requested)

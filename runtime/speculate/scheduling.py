@@ -143,8 +143,8 @@ class DraftScheduling(Feature):
 
     # --- afterwards -----------------------------------------------------------------------------------------------
 
-    def took(self, batch: ScheduledBatch, took_s: float) -> None:
-        self.speculation.took(batch, took_s)
+    def record_step(self, batch: ScheduledBatch, step_s: float) -> None:
+        self.speculation.record_step(batch, step_s)
 
     def metrics(self) -> list[Metric]:
         speculation = self.speculation

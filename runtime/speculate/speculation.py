@@ -188,8 +188,8 @@ class Speculation:
         self._rows.pop(sequence.number, None)
         self._proposer.finished(sequence)
 
-    def took(self, batch: ScheduledBatch, took_s: float) -> None:
-        """Learn from the step of `batch`, which took `took_s` from the end of the step before it, unless it has prompts or late
+    def record_step(self, batch: ScheduledBatch, step_s: float) -> None:
+        """Learn from the step of `batch`, which took `step_s` from the end of the step before it, unless it has prompts or late
         masks."""
         if self._cost is None:
             return
@@ -204,7 +204,7 @@ class Speculation:
                 return
             num_drafts += row.num_tokens - 1  # with what was right and is computed again, for the sake of states
         if batch.rows:
-            self._cost.learn(len(batch.rows), num_drafts, took_s, followed=batch.follows)
+            self._cost.learn(len(batch.rows), num_drafts, step_s, followed=batch.follows)
 
 
 class DeviceSpeculation(Speculation):
@@ -294,8 +294,8 @@ class DeviceSpeculation(Speculation):
         elif token_ids:
             row.checked(num_drafts, len(token_ids) - 1)
 
-    def took(self, batch: ScheduledBatch, took_s: float) -> None:
+    def record_step(self, batch: ScheduledBatch, step_s: float) -> None:
         makes = any(row.num_proposed for row in batch.rows)
         checks = any(row.work.num_drafts for row in batch.rows if type(row.work) is Sample)
         if makes == checks:
-            super().took(batch, took_s)
+            super().record_step(batch, step_s)

@@ -21,7 +21,7 @@ from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.draft_head import DraftHeadSpec, PairSpec
 from runtime.models.spec.stages import keeps_embedding
 from runtime.parallel.group import HostRank, Peers
-from runtime.parallel.stages import Handover
+from runtime.parallel.stages import StageIO
 from runtime.platform.platform import Platform, Report
 from runtime.runner.rank_worker import RankWorker
 from runtime.runner.worker import Worker
@@ -136,7 +136,7 @@ def _of_rank(planned: Planned, worker: RankWorker) -> Planned:
 
 def _loaded(
     planned: Planned, files: ModelFiles, report: Report, draft: ModelFiles | None, peers: Peers | None = None,
-    stage: Handover | None = None,
+    stage: StageIO | None = None,
 ) -> Model:  # fmt: skip
     """Load the model, and the draft model if there is one, with the same dtype and maximum length."""
     from runtime.models.adapters import AdapterRoom

@@ -19,7 +19,7 @@ from runtime.profiling.recorder import TorchRecorder
 from runtime.start.build import timed
 from runtime.start.plan import SharedDevice
 from runtime.start.ranks import build_parts
-from runtime.start.sleep import ModelBed
+from runtime.start.sleep import ModelRunnerFactory
 from runtime.start.stages import build_over_processes
 from runtime.weights.fetch import ModelFiles
 
@@ -99,7 +99,7 @@ async def start_engine(
         stream_interval=config.stream_interval,
         seed=config.seed if seed is None else seed,
         recorder=partial(TorchRecorder, parts.model.device),
-        bed=None if processes is not None else ModelBed(config, files, draft, parts, device),
+        runner_factory=None if processes is not None else ModelRunnerFactory(config, files, draft, parts, device),
         sleep_after_s=config.sleep_after,
         adapters=parts.adapters,
         callers=callers,

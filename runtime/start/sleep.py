@@ -17,8 +17,8 @@ from runtime.weights.fetch import ModelFiles
 from runtime.weights.rules import WeightsError
 
 
-class ModelBed:
-    """A `sleeping.Bed`. It builds the runner again as the first was, with the same numbers of rows and blocks."""
+class ModelRunnerFactory:
+    """A `sleeping.RunnerFactory`. It builds the runner again as the first was, with the same numbers of rows and blocks."""
 
     def __init__(
         self,

@@ -222,7 +222,7 @@ def simulate(
             now = max(now, end_s)
             budget.settled(done, took_s)
             if speculation is not None:
-                speculation.took(done, took_s + waited_s)
+                speculation.record_step(done, took_s + waited_s)
             for settled in scheduler.settle(done, [gained(row) for row in done.sampling_rows]):
                 answer = open_answers[settled.sequence.number]
                 answer.times_s += [now] * len(settled.token_ids)

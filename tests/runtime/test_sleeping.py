@@ -17,7 +17,7 @@ from tests.runtime.test_engine import engine_on, read, request, turns, value
 AWAKE, HOST, DROPPED = SleepLevel
 
 
-class FakeBed:
+class FakeRunnerFactory:
     """Builds FakeRunners, when `may_build` is set."""
 
     def __init__(self) -> None:
@@ -80,22 +80,22 @@ async def until(condition):
 
 @pytest.mark.parametrize("asked", [HOST, DROPPED])
 async def test_it_gives_its_runner_and_its_cached_prefixes_away_and_gets_another_for_a_request(asked):
-    runner, bed = FakeRunner(), FakeBed()
-    async with engine_on(runner, bed=bed) as engine:
+    runner, runner_factory = FakeRunner(), FakeRunnerFactory()
+    async with engine_on(runner, runner_factory=runner_factory) as engine:
         before = await read(engine.submit([request(range(2, 14))]))
         assert len(engine._scheduler.blocks.cache)
         await engine.sleep(asked)
-        assert (level(engine), bed.released) == (asked, [asked])
+        assert (level(engine), runner_factory.released) == (asked, [asked])
         assert runner.closed
         assert not len(engine._scheduler.blocks.cache)
         assert await read(engine.submit([request(range(2, 14))])) == before
         assert level(engine) is AWAKE
-        assert len(bed.runners) == 1
+        assert len(runner_factory.runners) == 1
         check_pool(engine._scheduler)
 
 
 async def test_nothing_refers_to_the_runner_any_more():
-    engine = make_engine(FakeRunner(), bed=FakeBed())
+    engine = make_engine(FakeRunner(), runner_factory=FakeRunnerFactory())
     gone = weakref.ref(engine.loop.runner)
     await read(engine.submit([request()]))
     await engine.sleep()
@@ -105,8 +105,13 @@ async def test_nothing_refers_to_the_runner_any_more():
 
 
 async def test_it_sleeps_when_nobody_has_come_for_long_and_an_alarm_says_when_to_look():
-    timer, bed = Timer(), FakeBed()
-    options = {"bed": bed, "sleep_after_s": 60.0, "clock": timer.clock, "call_later": timer.call_later}
+    timer, runner_factory = Timer(), FakeRunnerFactory()
+    options = {
+        "runner_factory": runner_factory,
+        "sleep_after_s": 60.0,
+        "clock": timer.clock,
+        "call_later": timer.call_later,
+    }
     async with engine_on(FakeRunner(), **options) as engine:
         await timer.until_set()
         assert timer.due_s == 1060.0
@@ -127,8 +132,13 @@ async def test_it_sleeps_when_nobody_has_come_for_long_and_an_alarm_says_when_to
 
 
 async def test_probes_do_not_keep_it_awake():
-    timer, bed = Timer(), FakeBed()
-    options = {"bed": bed, "sleep_after_s": 60.0, "clock": timer.clock, "call_later": timer.call_later}
+    timer, runner_factory = Timer(), FakeRunnerFactory()
+    options = {
+        "runner_factory": runner_factory,
+        "sleep_after_s": 60.0,
+        "clock": timer.clock,
+        "call_later": timer.call_later,
+    }
     async with engine_on(FakeRunner(), **options) as engine:
         await timer.until_set()
         timer.now = 1030.0
@@ -138,48 +148,48 @@ async def test_probes_do_not_keep_it_awake():
 
 
 async def test_requests_that_come_while_it_wakes_wait_in_the_queue():
-    bed = FakeBed()
-    async with engine_on(FakeRunner(), bed=bed) as engine:
+    runner_factory = FakeRunnerFactory()
+    async with engine_on(FakeRunner(), runner_factory=runner_factory) as engine:
         await engine.sleep()
-        bed.may_build.clear()
+        runner_factory.may_build.clear()
         answers = [asyncio.create_task(read(engine.submit([request(name=f"r{number}")]))) for number in range(3)]
         await turns(5)
         assert engine.health().num_waiting == 3
         assert engine.health().ok
-        bed.may_build.set()
+        runner_factory.may_build.set()
         for answer in answers:
             assert (await answer)[0] == ([3, 4, 5, 6], FinishReason.LENGTH)
-        assert len(bed.runners) == 1
+        assert len(runner_factory.runners) == 1
 
 
 async def test_who_leaves_while_it_wakes_costs_nobody_anything():
-    bed = FakeBed()
-    async with engine_on(FakeRunner(), bed=bed) as engine:
+    runner_factory = FakeRunnerFactory()
+    async with engine_on(FakeRunner(), runner_factory=runner_factory) as engine:
         await engine.sleep()
-        bed.may_build.clear()
+        runner_factory.may_build.clear()
         async with engine.submit([request()]):
             await turns(5)
-        bed.may_build.set()
+        runner_factory.may_build.set()
         assert (await read(engine.submit([request()])))[0][1] is FinishReason.LENGTH
         check_pool(engine._scheduler)
 
 
 async def test_what_cannot_be_loaded_again_ends_who_waits_and_the_next_one_tries_again():
-    bed = FakeBed()
-    async with engine_on(FakeRunner(), bed=bed) as engine:
+    runner_factory = FakeRunnerFactory()
+    async with engine_on(FakeRunner(), runner_factory=runner_factory) as engine:
         await engine.sleep()
-        bed.error = OSError("no such file")
+        runner_factory.error = OSError("no such file")
         assert (await read(engine.submit([request()])))[0][1] is FinishReason.ERROR
         with pytest.raises(SleepError, match="no such file"):
             await engine.wake_up()
         assert level(engine) is HOST
-        bed.error = None
+        runner_factory.error = None
         assert (await read(engine.submit([request()])))[0][1] is FinishReason.LENGTH
 
 
 async def test_it_sleeps_once_nothing_is_left_to_do():
-    runner, bed = FakeRunner(manual=True), FakeBed()
-    async with engine_on(runner, bed=bed, steps_in_flight=1) as engine:
+    runner, runner_factory = FakeRunner(manual=True), FakeRunnerFactory()
+    async with engine_on(runner, runner_factory=runner_factory, steps_in_flight=1) as engine:
         answer = asyncio.create_task(read(engine.submit([request(max_tokens=1)])))
         await runner.launched.wait()
         asleep = asyncio.create_task(engine.sleep())
@@ -192,20 +202,20 @@ async def test_it_sleeps_once_nothing_is_left_to_do():
 
 
 async def test_it_wakes_because_somebody_says_so_and_sleeps_deeper():
-    bed = FakeBed()
-    async with engine_on(FakeRunner(), bed=bed) as engine:
+    runner_factory = FakeRunnerFactory()
+    async with engine_on(FakeRunner(), runner_factory=runner_factory) as engine:
         await engine.wake_up()  # it is awake
         await engine.sleep(HOST)
         await engine.sleep(DROPPED)
         await engine.sleep(HOST)  # which it is more than
-        assert (level(engine), bed.released) == (DROPPED, [HOST, DROPPED])
+        assert (level(engine), runner_factory.released) == (DROPPED, [HOST, DROPPED])
         await engine.wake_up()
-        assert (level(engine), len(bed.runners)) == (AWAKE, 1)
+        assert (level(engine), len(runner_factory.runners)) == (AWAKE, 1)
 
 
 async def test_who_says_last_is_heard():
-    runner, bed = FakeRunner(manual=True), FakeBed()
-    async with engine_on(runner, bed=bed, steps_in_flight=1) as engine:
+    runner, runner_factory = FakeRunner(manual=True), FakeRunnerFactory()
+    async with engine_on(runner, runner_factory=runner_factory, steps_in_flight=1) as engine:
         answer = asyncio.create_task(read(engine.submit([request(max_tokens=1)])))
         await runner.launched.wait()
         asleep = asyncio.create_task(engine.sleep())
@@ -215,11 +225,11 @@ async def test_who_says_last_is_heard():
         runner.events[0].complete()
         await answer
         await turns(5)
-        assert (level(engine), bed.released) == (AWAKE, [])
+        assert (level(engine), runner_factory.released) == (AWAKE, [])
 
 
 async def test_metrics_tell_it():
-    async with engine_on(FakeRunner(), bed=FakeBed()) as engine:
+    async with engine_on(FakeRunner(), runner_factory=FakeRunnerFactory()) as engine:
 
         def state() -> list[str]:
             states = ("awake", "weights_offloaded", "discard_all")
@@ -239,8 +249,8 @@ async def test_an_engine_without_a_bed_does_not_sleep():
 
 
 async def test_who_waits_for_it_to_sleep_is_told_that_it_ends():
-    runner, bed = FakeRunner(manual=True), FakeBed()
-    async with engine_on(runner, bed=bed, steps_in_flight=1) as engine:
+    runner, runner_factory = FakeRunner(manual=True), FakeRunnerFactory()
+    async with engine_on(runner, runner_factory=runner_factory, steps_in_flight=1) as engine:
         stream = engine.submit([request()])
         await runner.launched.wait()
         asleep = asyncio.create_task(engine.sleep())

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.api import FinishReason, Output
 from runtime.engine import token_stream
-from runtime.engine.token_stream import STREAMS_A_TURN, WRITERS_A_TURN, EngineTokenStream, Handover
+from runtime.engine.token_stream import STREAMS_A_TURN, WRITERS_A_TURN, EngineTokenStream, StreamNotifier
 
 Read = Callable[[EngineTokenStream], Awaitable[list[list[int]]]]
 
@@ -112,9 +112,9 @@ async def test_what_comes_while_a_reader_is_busy_is_handed_over_as_one():
 
 async def test_an_error_of_the_reader_is_raised_to_it_and_what_it_left_is_ended():
     ended, others = [], []
-    handover = Handover()
-    stream = EngineTokenStream(1, lambda index, reason: ended.append(reason), handover=handover)
-    other = EngineTokenStream(1, lambda index, reason: None, handover=handover)
+    notifier = StreamNotifier()
+    stream = EngineTokenStream(1, lambda index, reason: ended.append(reason), notifier=notifier)
+    other = EngineTokenStream(1, lambda index, reason: None, notifier=notifier)
 
     async def read() -> None:
         async with stream:
@@ -155,9 +155,9 @@ async def test_a_reader_that_left_is_handed_nothing():
 
 
 async def test_others_have_their_turn_between_the_streams_of_a_large_step():
-    handover, order = Handover(), []
+    notifier, order = StreamNotifier(), []
     streams = [
-        EngineTokenStream(1, lambda index, reason: None, handover=handover) for _ in range(2 * STREAMS_A_TURN + 1)
+        EngineTokenStream(1, lambda index, reason: None, notifier=notifier) for _ in range(2 * STREAMS_A_TURN + 1)
     ]
     readers = [
         asyncio.create_task(stream.hand_to(lambda outputs, number=number: order.append(number)))
@@ -340,8 +340,8 @@ async def test_nothing_is_written_once_a_reader_has_left_or_stopped_a_request(le
 
 
 async def test_what_a_writer_raises_is_raised_to_its_reader_and_the_others_are_written():
-    handover, ended = Handover(), []
-    streams = [EngineTokenStream(1, lambda index, reason: ended.append(reason), handover=handover) for _ in range(2)]
+    notifier, ended = StreamNotifier(), []
+    streams = [EngineTokenStream(1, lambda index, reason: ended.append(reason), notifier=notifier) for _ in range(2)]
     readers = [Written(stream) for stream in streams]
     await asyncio.sleep(0)
     for stream in streams:
@@ -358,8 +358,8 @@ async def test_what_a_writer_raises_is_raised_to_its_reader_and_the_others_are_w
 
 
 async def test_of_many_that_are_written_others_have_their_turn_between_some():
-    handover, told = Handover(), []
-    streams = [EngineTokenStream(1, lambda index, reason: None, handover=handover) for _ in range(WRITERS_A_TURN + 1)]
+    notifier, told = StreamNotifier(), []
+    streams = [EngineTokenStream(1, lambda index, reason: None, notifier=notifier) for _ in range(WRITERS_A_TURN + 1)]
     readers = [Written(stream) for stream in streams]
     await asyncio.sleep(0)
     for stream in streams:

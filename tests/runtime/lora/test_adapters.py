@@ -202,8 +202,8 @@ async def test_an_aborted_request_gives_its_adapter_back_once_the_step_that_need
         assert store.kept == set()
 
 
-class Bed:
-    """As start.ModelBed has adapters go and come with the model."""
+class RunnerFactory:
+    """As start.ModelRunnerFactory has adapters go and come with the model."""
 
     def __init__(self, adapters: Adapters) -> None:
         self._adapters = adapters
@@ -220,7 +220,7 @@ async def test_adapters_of_an_engine_that_slept_are_read_again_when_somebody_ask
     """One that is loaded meanwhile is seen to be good, and kept no more than the others."""
     store = Store()
     adapters = serving(store, 2, 3)
-    async with engine_on(FakeRunner(), adapters=adapters, bed=Bed(adapters)) as engine:
+    async with engine_on(FakeRunner(), adapters=adapters, runner_factory=RunnerFactory(adapters)) as engine:
         first, second = await adapters.load("first", "a"), await adapters.load("second", "b")
         await read(engine.submit([request(first)]))
         await engine.sleep()

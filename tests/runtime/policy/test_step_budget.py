@@ -152,7 +152,7 @@ def slowed(slowdown: Slowdown | None = SLOWDOWN) -> TimedBudget:
 def test_a_step_is_bounded_by_what_those_take_that_want_least_twice_that_for_several_requests():
     one = Load(1, 0, 5000)
     assert slowed().step_s(one) == pytest.approx(2 * 0.014)
-    assert slowed().step_s(one._replace(num_asking=3)) == pytest.approx(4 * 0.014)
+    assert slowed().step_s(one._replace(num_requests=3)) == pytest.approx(4 * 0.014)
     assert slowed().step_s(Load(3, 0, 5000, narrowest=Decodes(1, 0))) == pytest.approx(
         1.5 * 0.022
     )  # but half of the decodes'
@@ -164,7 +164,7 @@ def test_decodes_are_as_many_as_a_step_s_bound_has_room_for_and_leave_some_of_it
     one = slowed()
     one.learned.most_rows = 50
     assert one.num_decodes(many) == 8  # 10 and 8 times 4 are 42 of 44 ms
-    assert one.num_decodes(many._replace(num_asking=2)) == 19
+    assert one.num_decodes(many._replace(num_requests=2)) == 19
     assert one.num_decodes(many._replace(num_waiting_tokens=1)) == 4
     assert one.num_decodes(many._replace(num_decodes=5)) == 5
 
@@ -251,7 +251,7 @@ def test_the_least_that_pays_is_no_reason_for_a_step_beyond_its_bound():
     bounded, unbounded = (TimedBudget(cost, Goals(0.2, 1.0, each), least=16) for each in (SLOWDOWN, None))
     (tokens,) = {bounded.prompt_tokens(Load(1, 0, waiting)) for waiting in (100, 100_000)}
     assert tokens == int((0.300**1.3 - 0.150**1.3) ** (1 / 1.3) / 0.040)
-    assert bounded.prompt_tokens(Load(1, 0, 100, num_asking=2)) > 2 * tokens
+    assert bounded.prompt_tokens(Load(1, 0, 100, num_requests=2)) > 2 * tokens
     assert unbounded.prompt_tokens(Load(1, 0, 100)) == 16
 
 

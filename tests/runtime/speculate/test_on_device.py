@@ -49,7 +49,7 @@ def run(told: DeviceSpeculation, num_steps: int, *, num_right: int, draft_s: flo
         resting.note(1, pays=told.paid and not probes)
         asked.append(proposed)
         told.settled(one, drafts, [5] * (1 + min(drafts, num_right)))
-        told.took(step(1, drafts, proposed), 1 + draft_s * drafts)
+        told.record_step(step(1, drafts, proposed), 1 + draft_s * drafts)
     return asked
 
 
@@ -76,10 +76,10 @@ def test_what_is_wrong_or_dear_is_asked_for_no_more_but_tried_again_now_and_then
 
 def test_a_step_that_only_makes_or_only_checks_drafts_tells_nothing():
     told = speculation()
-    told.took(step(1, 0, 0), 1.0)
+    told.record_step(step(1, 0, 0), 1.0)
     before = told._cost.of(1)
-    told.took(step(1, 0, MOST), 9.0)
-    told.took(step(1, MOST, 0), 9.0)
+    told.record_step(step(1, 0, MOST), 9.0)
+    told.record_step(step(1, MOST, 0), 9.0)
     assert told._cost.of(1) == before
-    told.took(step(1, MOST, MOST), 9.0)
+    told.record_step(step(1, MOST, MOST), 9.0)
     assert told._cost.of(1) != before

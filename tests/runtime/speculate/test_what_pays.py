@@ -187,8 +187,8 @@ def test_no_step_with_drafts_is_longer_than_what_is_captured(on_device):
         speculation: Speculation = DeviceSpeculation(Ngram(2, 5), 3, cost, longest=96)
     else:
         speculation = Speculation(Always(), 3, cost, longest=96)
-    took = speculation.took
-    speculation.took = lambda batch, took_s: (batches.append(batch), took(batch, took_s))
+    record_step = speculation.record_step
+    speculation.record_step = lambda batch, step_s: (batches.append(batch), record_step(batch, step_s))
     simulate(GPU, FixedBudget(None), closed(64, 64, 64, 200), speculation=speculation, gained=Truth(0.9))
     drafted = [batch for batch in batches if any(row.draft_ids for row in batch.rows)]
     assert max(batch.num_tokens for batch in drafted) == 96
@@ -225,13 +225,13 @@ def by_head(
     cost = VerificationCost(share(device), HEAD["follow"])
     speculation = DeviceSpeculation(Ngram(2, 5), 3, cost, rests=True)
     batches: list[ScheduledBatch] = []
-    took, truth = speculation.took, Truth(chance)
+    record_step, truth = speculation.record_step, Truth(chance)
 
-    def noted(batch: ScheduledBatch, took_s: float) -> None:
+    def noted(batch: ScheduledBatch, step_s: float) -> None:
         batches.append(batch)
-        took(batch, took_s)
+        record_step(batch, step_s)
 
-    speculation.took = noted
+    speculation.record_step = noted
     guessed = simulate(with_head, FixedBudget(None), traffic, speculation=speculation, gained=truth)
     return guessed.tokens_per_s / plain.tokens_per_s, speculation, batches
 
