@@ -21,12 +21,12 @@ NOT_FINITE = -1  # in place of a sampled id: this row's logits were NaN or infin
 
 @dataclass(frozen=True, slots=True)
 class RowBinding:
-    """Everything the device tables must know about the sequence that has just taken a row.
+    """State of a sequence that has just been assigned a row, for the device tables.
 
-    `num_computed`: tokens whose keys and values its blocks hold already; the row's first span starts there. `params` without
-    matchers, which are no data: `masked` says that there are some, so each of its samples comes with a mask of its own.
-    `adapter_slot`: where the device has its adapter, -1 for none. `rope_delta`: how far behind its prompt tokens stand beside their
-    positions, for a rotary embedding of three axes."""
+    `num_computed`: tokens whose keys and values are already in its blocks; the row's first span starts there. `params`:
+    sampling parameters without matchers. `masked`: the sequence has matchers, so each of its samples comes with a mask.
+    `adapter_slot`: slot of its adapter on the device, or -1. `rope_delta`: offset between positions and rotary positions
+    after the prompt, for rotary embeddings of three axes."""
 
     params: SamplingParams
     seed: int
@@ -98,15 +98,17 @@ _made = tuple.__new__
 
 
 class ScheduledRow(NamedTuple):
-    """Tokens [start, start + num_tokens) of one sequence. A tuple, since one is made per token and a frozen dataclass takes four
-    times as long to make.
+    """Tokens [start, start + num_tokens) of one sequence. A tuple, because a frozen dataclass takes four times as long to
+    create.
 
-    `number`: the sequence's. `row`: its place in every device table. `start`: while earlier drafts of the sequence have not
-    settled, the greatest that it can be; the device knows better. The span is `token_ids`, what is known of it, then, where
-    these and the drafts are one short, the id that the row sampled last, which lies on the device, then `draft_ids`, guesses:
-    their ids, or ON_DEVICE for all, which are the first of those that the row's last step was to make. `new_blocks`: what its block
-    tables have gained. `binding`: if the row has a new tenant. `num_proposed`: guesses that a drafter is to make behind what the
-    row samples; its blocks have room for them. `restart`: the start, if the device has to be told, which then counts from there."""
+    `number`: the sequence's number. `row`: its row in every device table. `start`: the greatest possible start while earlier
+    drafts have not settled; the device has the exact one. `draft_ids`: draft tokens, or ON_DEVICE for drafts that the row's
+    last step made.
+
+    The span is `token_ids`, then, if these and the drafts are one token short, the id that the row sampled last (on the
+    device), then `draft_ids`. `new_blocks`: blocks appended to its block tables. `binding`: set if the row has a new
+    sequence. `num_proposed`: drafts to make after this step; blocks for them are reserved. `restart`: an explicit start for
+    the device, which counts from there."""
 
     number: int
     row: int

@@ -1,4 +1,5 @@
-"""EngineConfig, what was asked, and EnginePlan, what it came to for this model and machine. Both frozen, no torch."""
+"""EngineConfig: the requested options. EnginePlan: the values resolved for this model and machine. Both are frozen; no
+torch."""
 
 from __future__ import annotations
 
@@ -53,13 +54,13 @@ class LoraLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(EngineOptions):
-    """Options of the engine, and what the server and its tests add.
+    """Engine options, and settings that the server and its tests add.
 
-    `end_token_ids`: tokens that end a sequence, besides those of the model's files. `beside`: the engine shares a device with an
-    engine that streams, so its steps are short and its KV cache holds a step and the longest prompt. `pools`: prompts are pooled
-    and nothing is sampled, so captured steps end at hidden states. `cache_key`: key of the prefix cache, common to engines that
-    get the same prepared prompts. `steps_in_flight`: 2 schedules a step while the previous one runs. `max_num_mixed_tokens`: a
-    fixed number of prompt tokens beside decodes, instead of a time."""
+    `end_token_ids`: tokens that end a sequence, in addition to those of the model's files. `beside`: the engine shares a
+    device with a generating engine, so it uses short steps and a KV cache for one step and the longest prompt. `pools`:
+    prompts are pooled and nothing is sampled, so captured steps end at hidden states. `cache_key`: key of the prefix cache,
+    shared by engines that get the same prepared prompts. `steps_in_flight`: 2 schedules a step while the previous one runs.
+    `max_num_mixed_tokens`: fixed number of prompt tokens in a step with decodes, instead of a time limit."""
 
     end_token_ids: frozenset[int] = frozenset()
     beside: bool = False

@@ -1,9 +1,8 @@
-"""Preload: what needs no interpreter, on threads while Python imports what is Python: torch's shared libraries, mapped and bound,
-and a context on the GPU.
+"""Preload: loads torch's shared libraries and creates a GPU context on threads, while Python imports modules.
 
-A fifth of importing torch is the dynamic linker's work, which would hold the interpreter. The linker takes one library
-after the other and whoever else has one to load waits for it holding the interpreter, so this belongs where that is over for a
-while. What cannot be loaded is left to the import, which says why."""
+The dynamic linker takes a fifth of torch's import, and would hold the GIL. It loads one library at a time, and a thread that
+waits for it keeps the GIL, so preloading starts at a point where no other library is loaded for a while. Errors are left to
+the import, which reports the reason."""
 
 from __future__ import annotations
 

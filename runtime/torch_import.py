@@ -1,11 +1,10 @@
-"""Importing torch without parts of it that no step needs: `torch.export`, kernels in Python for tensors that have no memory,
-operators that take and transform functions, its compiler's door, data loaders, optimisers, its own ways to quantise, and NVIDIA's
-bindings.
+"""Faster import of torch: defers submodules that no step needs, such as `torch.export`, meta kernels in Python, functorch
+operators, the compiler frontend, data loaders, optimisers, torch's quantisation and NVIDIA's bindings.
 
-They are for compilers, for training, and for describing modules without computing them, and two fifths of torch's import. Deferred,
-they are empty modules: whoever looks into one finds it whole, and whoever imports what works with tensors without memory
-(`NEEDS_ALL`) has all before it begins. Nothing of torch is changed. Standard library only, and little of it: every command comes
-this way."""
+They serve compilation, training and shape inference, and take two fifths of torch's import time. A deferred module is an
+empty module that loads completely at the first attribute access. Importing a module that uses meta tensors (`NEEDS_ALL`)
+loads all of them first. Torch itself is unchanged. Few imports of the standard library only, because every command runs this
+code."""
 
 from __future__ import annotations
 
@@ -88,7 +87,7 @@ def _torch_version() -> tuple[int, ...]:
 
 
 class _WhenAsked(Loader):
-    """Gives an empty module, which is filled by the first who asks for a name in it. One thread fills, others wait."""
+    """Loader of an empty module, which is filled at the first attribute access. One thread fills it; others wait."""
 
     def __init__(self, loader: Loader, prepare: Callable[[], None]) -> None:
         """Wrap `loader`. `prepare` is called before the module is executed."""

@@ -51,9 +51,10 @@ def beside_pictures(media: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
 
 
 def check_media(media: Sequence[MediaItem], modalities: frozenset[str], num_tokens: int, architecture: str) -> None:
-    """Raises ValueError, whose message is for people, for items that a model of these `modalities` does not take, or that are not
-    in the order in which they begin in a prompt of `num_tokens`. Positions of one may stand between another's, as those of a
-    video's sound do, and none is two items'."""
+    """Raise ValueError for media items that the model does not support or that are out of order. The message is for users.
+
+    Items must be of one of `modalities` and sorted by where they begin in a prompt of `num_tokens`. Positions of two items
+    may interleave, as those of a video and its audio do, but no position may belong to two items."""
     first, taken = -1, set[int]()
     for item in media:
         if item.modality not in modalities:

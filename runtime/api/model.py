@@ -38,12 +38,12 @@ class PoolerInfo:
 
 @dataclass(frozen=True, slots=True)
 class SpeechInfo:
-    """Window of sound that a speech model hears: `num_frames` log-mel frames of `num_mel_bins` bands, of sound at `sample_rate` Hz.
+    """Audio window of a speech model: `num_frames` log-mel frames of `num_mel_bins` bands, from audio at `sample_rate` Hz.
 
-    A frame spans `n_fft` samples and comes `hop_length` behind the one before. A request has one sound, whose MediaItem has one
-    position, 0, and as inputs "input_features", float32 [num_mel_bins, num_frames]: shorter sound is padded, longer cut before.
-    The decoder reads it by cross-attention; the prompt's ids are text and control tokens alone. `alignment_heads`: (layer,
-    head) pairs whose cross-attention follows time, () if they are not known."""
+    A frame spans `n_fft` samples and starts `hop_length` samples after the previous one. A request has one audio item: its
+    MediaItem has the single position 0 and the input "input_features", float32 [num_mel_bins, num_frames]. Shorter audio is
+    padded; longer audio is cut by the caller. The decoder reads it by cross-attention, so the prompt has text and control
+    tokens only. `alignment_heads`: (layer, head) pairs whose cross-attention follows time, or () if unknown."""
 
     num_mel_bins: int
     num_frames: int = 3000

@@ -95,9 +95,11 @@ class TokenStream(Protocol):
         ...
 
     async def hand_to(self, take: Take, writer_of: WriterOf | None = None) -> None:
-        """Call `take` with what an iteration would return, and return behind the last. An awaitable that `take` returns is awaited
-        before the next call. `writer_of` is asked behind the first Output of a request; ids that its writer takes do not come to
-        `take`. Raises what `take` raises. The engine's own stream wakes no task for a step; others iterate."""
+        """Call `take` with each item that an iteration would return, and return after the last one.
+
+        An awaitable that `take` returns is awaited before the next call. `writer_of` is called after a request's first
+        Output; ids that its writer accepts are not passed to `take`. Errors of `take` are raised here. The engine's own
+        stream wakes no task per step; other streams iterate."""
         async for outputs in self:
             if (rest := take(outputs)) is not None:
                 await rest()

@@ -169,18 +169,18 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to generate, or a prompt to be made a vector of. `prompt_ids` is never written to by anyone after
-    construction.
+    """One sequence to generate, or one prompt to pool into a vector. `prompt_ids` must not be changed after construction.
 
-    `priority`: lower runs first (only under the priority policy). `cache_salt` keeps prefix-cache hits within its own tenants.
-    `caller`: who asks, for whoever shares among callers; opaque, and None where nobody is told from others. At `deadline_s`, by
-    `time.monotonic()`, it is ended if it has not ended before. `arrival_s` is
-    `time.monotonic()` when the request reached the server: queue time and TTFT count from it. `prepared`: of `prompt_ids` and
-    `cache_salt`; the engine takes it at its word. A prompt without it is prepared on the event loop when it is submitted, which
-    takes some 150 ns a token. `speculative`: whether several tokens of it may be guessed and checked in one step, where the engine
-    does that; `prediction`: what its answer may be like, for those guesses. Neither changes a token. `parent_id`: of
-    what it is a part, as whoever asks knows it; `trace_headers`: of which trace, by the W3C's headers. `adapter`: beside the model,
-    one that `EngineClient.adapters` has given."""
+    `priority`: lower runs first, under the priority policy only. `cache_salt`: requests share prefix-cache blocks only if their
+    salts are equal. `caller`: opaque key of the client, for fair scheduling; None if callers are not distinguished.
+    `deadline_s`: the request is ended at this time of `time.monotonic()`. `arrival_s`: when the request reached the server, by
+    `time.monotonic()`; queue time and TTFT count from it.
+
+    `prepared`: hashes of `prompt_ids` and `cache_salt`, which the engine trusts. A prompt without them is prepared on the
+    event loop at submission, at about 150 ns a token. `speculative`: allow draft tokens, if the engine has a draft method.
+    `prediction`: expected output, as a source of drafts. Neither changes the output. `parent_id`: caller's id of the larger
+    request that contains this one. `trace_headers`: W3C trace context. `adapter`: a LoRA adapter from
+    `EngineClient.adapters`."""
 
     id: str
     prompt_ids: Sequence[int]

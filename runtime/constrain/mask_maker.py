@@ -1,11 +1,12 @@
-"""MaskMaker: the matchers of the sequences that have some, and the masks that their next draws wait for.
+"""MaskMaker: matchers of constrained sequences, and the masks that their next draws require.
 
-Matchers run on threads of their own, side by side where a library lets go of the interpreter, and never on the event loop. A mask
-that is slower than the forward pass it is for is late: it is made all the same, and nobody waits for it but its own sequence,
-which ends where it takes longer than LIMIT_S.
-A sequence's drawn tokens are noted as they settle and shown to its matchers when its next mask is wanted, so that what
-was drawn last is never asked about twice and a preempted sequence loses nothing. Where it has drafts, they are shown as well, for
-the masks behind each, and taken back. Knows neither what a matcher means nor steps."""
+Matchers run on their own threads, never on the event loop, and in parallel if the library releases the GIL. A mask that is
+slower than its forward pass is late: only its own sequence waits for it, and the sequence ends if the mask takes longer than
+LIMIT_S.
+
+Sampled tokens are recorded as they settle and passed to the matchers when the next mask is needed, so a preempted sequence
+loses nothing. Draft tokens are passed as well, for the mask after each draft, and rolled back. Independent of grammars and
+of steps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Masked sampling: what the engine does with a forward pass that has masked rows.
+"""Masked sampling: handles a forward pass with masked rows.
 
-Rows whose masks are there when the logits are, and all rows without masks, are sampled at once; the others are deferred until
-they can be sampled by themselves. Launches nothing on its own account: it is given a way that knows what a failure means."""
+Unmasked rows, and rows whose masks are ready with the logits, are sampled at once. Other rows are deferred until they can be
+sampled separately. All launches go through a given function, which handles failures."""
 
 from __future__ import annotations
 

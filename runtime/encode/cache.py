@@ -1,7 +1,7 @@
-"""Encoder cache: whose outputs are in the device's memory, by key, and which of them go when others need the room.
+"""Encoder cache: encoder outputs in device memory, by content key, with least-recently-used eviction.
 
-Counts outputs, not bytes: an encoder's are vectors of one size. What a chunk still needs is held and never goes; the rest stays
-while there is room, least recently used first to go. Knows keys and numbers of sequences, neither tensors nor pictures."""
+Counts outputs instead of bytes, since all outputs of an encoder have one size. Outputs that a chunk still needs are pinned.
+Contains keys and sequence numbers only, no tensors and no media."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First items: encoders are tried at start, beside steps as ever, so that nobody waits for what is compiled or allocated then."""
+"""Warm-up of encoders beside normal steps, so that no request waits for compilation or allocation."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ async def encode_first(
     prompt: ScheduledBatch | None,
     report: Callable[[LoadProgress], None],
 ) -> None:
-    """Encode `groups`, the items of each together, and drop what comes of them. `prompt`: a step of one row that is computed with
-    the first item's outputs in the place of its embeddings, if any is. A group that cannot be encoded is left to whoever brings
-    such items; what the device raises else is raised."""
+    """Encode each group of `groups` in one call and discard the outputs.
+
+    `prompt`: a one-row step that is computed with the first item's outputs as its embeddings, or None. An item that cannot
+    be encoded is skipped, so the error goes to the first request with such an item. Other device errors are raised."""
     for index, items in enumerate(groups):
         report(LoadProgress("encoder", index, len(groups), "steps"))
         work = tuple(EncoderWork(number, item.digest, item) for number, item in enumerate(items))

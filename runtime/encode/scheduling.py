@@ -1,9 +1,9 @@
-"""Scheduling of encoders: what has to be encoded before a prompt's chunk, and how far a chunk may go without it.
+"""Scheduling of encoders: items to encode before a chunk of a prompt, and the chunk's limit without them.
 
-A chunk may end between and within pictures: it needs the outputs of those that it reaches, and ends before one whose outputs
-are not there. These are encoded beside steps, and the chunks behind them come when they are. A sequence holds what its chunks
-have begun and not finished, and the next item, which needs nothing more than to be encoded: so nobody waits with something that
-another waits for."""
+A chunk may end between or within media items. It needs the outputs of all items that it reaches, and ends before an item
+whose outputs are missing. Missing outputs are encoded beside steps, and later chunks follow when they are ready. A sequence
+pins the items that its chunks have begun and not finished, and the next item, which needs only encoding. So two sequences
+cannot deadlock."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Admission: which requests the engine takes, and when to ask again for those that it does not.
+"""Admission: accepts or rejects requests, with a time after which to retry.
 
-The queue has a limit in requests and one in tokens. Both are shared: where the queue is full, a caller with less than his part of
-it, an equal part for each of those who wait, may still come, up to twice the limit in all; so one who fills it keeps nobody else
-out. What a caller has running and waiting, and his tokens in a minute, have limits of their own. All that `submit` does not take
-raises Busy, with the seconds after which, at the rate at which requests started lately, it would be another matter. The clock is
-the caller's."""
+The queue is limited in requests and in tokens. If it is full, a caller who has less than an equal share of it is still
+accepted, up to twice the limit in total, so no caller can lock out others. Each caller's running and waiting requests, and
+tokens per minute, have limits of their own. A rejected `submit` raises Busy with a retry time in seconds, from the recent
+rate of request starts. The clock is the caller's."""
 
 from __future__ import annotations
 

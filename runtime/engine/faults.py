@@ -1,9 +1,9 @@
-"""Faults: what the failure of a step costs.
+"""Faults: the effect of a failed step on requests and the engine.
 
-- A row that cannot be bound ends its own request; the others of the step start over.
-- Without memory for a step, all start over. If the same sequence is then the largest of such a step again, it ends.
+- A row that cannot be bound ends its own request; the step's other rows restart.
+- If a step runs out of memory, all its rows restart. If the largest sequence is the same in the next such failure, it ends.
 - Any other error ends the requests of its step.
-- A lost device ends all requests, and the engine with them."""
+- A lost device ends all requests, and the engine."""
 
 from __future__ import annotations
 

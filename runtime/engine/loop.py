@@ -1,11 +1,11 @@
-"""Loop: the one task between requests and steps. Decides, launches and settles; knows neither tensors nor text.
+"""Loop: the single task between requests and steps. It schedules, launches and settles; it has no tensors and no text.
 
-It keeps up to `steps_in_flight` launches ahead of the results: while one step runs, the next is scheduled and launched, and while
-the loop waits, every handler runs. Idle, it waits on one event and costs nothing.
+Up to `steps_in_flight` steps are launched ahead of the results: while one runs, the next is scheduled and launched, and
+handlers run while the loop waits. An idle loop blocks on one event and costs nothing.
 
-A step with masked rows is the exception: its forward pass is launched as early as any, but it is sampled when all before it has
-settled, since a mask depends on what was drawn last; and nothing is launched between the two. Rows whose masks take longer
-than the forward pass are left out of the sampling, and of all steps until they can be sampled by themselves: nobody waits for
+Steps with masked rows differ, since a mask depends on the last draw. Their forward pass is launched early, but is sampled
+only when all earlier steps have settled, and nothing is launched between the two. Rows whose masks take longer than the
+forward pass are left out of the sampling, and of later steps, until they can be sampled separately. No other row waits for
 them."""
 
 from __future__ import annotations

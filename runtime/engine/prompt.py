@@ -1,7 +1,6 @@
-"""A long prompt's ids are checked and hashed where they were made: on a thread, before the event loop ever sees them.
+"""Checks and hashes of long prompts, computed on a thread before the event loop receives the prompt.
 
-The interpreter has one lock. A thread that keeps it for as long as 131,072 ids take would hold the loop up all the same, so it lets
-go of it after each piece."""
+A thread that held the GIL for all of 131,072 ids would still block the event loop, so it releases the GIL after each piece."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sleeping: an engine that nobody uses gives its memory back, weights and KV cache, and takes it again for the next request.
+"""Sleeping: an idle engine frees its memory (weights and KV cache) and allocates it again for the next request.
 
-The runner is closed and dropped, and built anew on waking as it was built first: captured steps hold addresses, and what is new has
-new ones. Scheduler, queue, statistics and whoever waits stay, so requests that come meanwhile are requests like any. Knows no
-tensors; calls come from the engine's loop."""
+The runner is closed and dropped. Waking builds it from scratch, since captured steps contain addresses. Scheduler, queue,
+statistics and waiting requests are kept, so requests during sleep are handled as usual. Has no tensors; calls come from the
+engine's loop."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ STATES = {
 
 
 class RunnerFactory(Protocol):
-    """Source of a runner after sleep."""
+    """Builder of a runner after sleep."""
 
     async def build(self) -> Runner:
-        """A runner like the one there was: of the same model, for as many rows and blocks. Raises what starting an engine does."""
+        """Build a runner for the same model, rows and blocks as the first. Raises the errors of starting an engine."""
         ...
 
     async def release(self, level: SleepLevel) -> None:
-        """Give back to the system what a runner had that has been closed and dropped."""
+        """Free the memory of a closed and dropped runner."""
         ...
 
 
 class SleepingRunner:
-    """A Runner: none."""
+    """Runner of an engine that sleeps: refuses all work."""
 
     def encode(self, batch: ScheduledBatch) -> NoReturn:
         self._refuse()

@@ -1,12 +1,12 @@
-"""TokenStream: where the engine puts what it settled and a handler picks it up.
+"""TokenStream: buffer between the engine, which adds settled tokens, and a request handler.
 
-One per `submit` call, for one or several requests. Nothing queues per token: a slow reader finds everything since its last
-read as one Output per request, so its cost is its own and memory is bounded by max_tokens. Leaving the `async with` block
-aborts what is unfinished; that is the only clean-up there is, and it cannot be forgotten.
+There is one stream per `submit` call, for one or several requests. Tokens are not queued singly: a slow reader gets everything
+since its last read as one Output per request, so memory is bounded by max_tokens. Leaving the `async with` block aborts
+unfinished requests; no other clean-up is needed.
 
-A reader iterates, and is a task that each step wakes; or it gives `hand_to` a function, which costs a call: `StreamNotifier` calls those
-of all streams that have news, behind the engine's own turn, so that the next step is launched before. Ids that bring nothing else,
-as nearly all, go to a `TokenWriter` without an Output, if such a reader has one: those of many streams by one call."""
+A reader either iterates, which wakes its task each step, or passes a function to `hand_to`, which costs one call.
+`StreamNotifier` calls these functions after the engine's own callback, so the next step is launched first. Ids without other
+news, nearly all, go directly to the reader's `TokenWriter`, if it has one, in one call for many streams."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _ToWrite = tuple[TokenWriter, list[int], "EngineTokenStream", int]
 
 
 class StreamNotifier:
-    """Streams with news for readers that gave a function, and ids for their writers, in the order they came; first the ids, of
-    which a stream has none behind such news."""
+    """Queue of streams with news for `hand_to` readers, and of ids for their writers, in order of arrival. Ids are written
+    first; a stream has no ids queued after such news."""
 
     def __init__(self) -> None:
         self._streams: list[EngineTokenStream] = []
@@ -66,12 +66,11 @@ class StreamNotifier:
 
 
 class EngineTokenStream:
-    """The stream of one `submit`. `end(index, reason)` is the engine's way to end request `index` early. A reader that waits is
-    woken by a request's first token and by its end, and between them by every `interval` tokens: each wake-up is a write to a
-    socket in the end.
+    """Stream of one `submit`. `end(index, reason)` ends request `index` early.
 
-    `delivered(index)` is called once the reader is done with the last Output of a request that has ended: it has come back for
-    more, or has left. `held_s`: how long Outputs have waited here for a reader that was still busy with earlier ones, in all."""
+    A waiting reader is woken by a request's first token, by its end, and every `interval` tokens between, since each wake-up
+    costs a write to a socket. `delivered(index)` is called when the reader has consumed the last Output of an ended request,
+    or has left. `held_s`: total time that Outputs have waited for a busy reader."""
 
     __slots__ = (
         "_clock",

@@ -1,14 +1,14 @@
-"""Block pool: which KV blocks are free, how many of them are promised, and how many sequences use each of the others.
+"""Block pool: free blocks, reservations, and a reference count of each used block.
 
-Invariant: a block is in exactly one of the two free lines when its count is 0, and no more are promised than are free. Blank
-blocks, with nothing worth keeping, are handed out first, the last released before the others; then cached ones, least recently
-used first. A promise is a number, not blocks: until it is kept, what the blocks hold can still be hit. Knows ids only: neither
-hashes nor tensors.
+Invariant: a block with count 0 is in exactly one of the two free lists, and reservations never exceed free blocks. Blank
+blocks, without reusable content, are allocated first, the last released first; then cached blocks, least recently used first. A
+reservation is a number, so cached blocks stay available for hits until they are allocated. Contains ids only: no hashes, no
+tensors.
 
-A cached prompt has thousands of blocks, and they are taken and given back on the event loop: many at a time go by numpy, few one
-by one. A hit takes blocks out of the middle of the cached line, so that is not a list of what is free but of what was released:
-an entry counts while it is where its block says that it stands (`_places`). Others are skipped, and cleared away where the line
-is twice as long as all blocks."""
+A long prompt allocates and frees thousands of blocks on the event loop, so large operations use numpy and small ones do not.
+A prefix hit removes blocks from the middle of the cached list. The list therefore records releases: an entry is valid while
+its block's position in `_places` matches. Invalid entries are skipped, and removed once the list is twice as long as the
+pool."""
 
 from __future__ import annotations
 

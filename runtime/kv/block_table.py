@@ -1,9 +1,9 @@
-"""Block table: which KV blocks hold which span of one sequence, in one group of layers.
+"""Block table: KV blocks of one sequence in one group of layers, by position.
 
-Bookkeeping only; KVCache turns ids into tensors. A table grows only at its tail, so ids already sent to the device stay valid;
-that of a group with a window gives up blocks at its head once no later query sees them. It is promised more blocks than it has:
-`num_reserved`, which it takes as its sequence gets to them. What an entry is about, and how many there are, the group's kind of
-memory says; each has as many ids as the group is wide."""
+Bookkeeping only; KVCache maps ids to tensors. A table grows only at its tail, so ids already sent to the device stay valid.
+A group with a window frees blocks at its head that no later query reads. `num_reserved` counts blocks that are reserved for
+the sequence and not yet allocated. The group's memory kind defines the content and the number of entries; an entry has one
+id per layer of a block."""
 
 from __future__ import annotations
 

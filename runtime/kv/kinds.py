@@ -1,9 +1,9 @@
-"""Memory kinds: what a layer keeps of a sequence between steps, as what numbers, and what follows from it.
+"""Memory kinds: the per-sequence data that a layer keeps between steps, its dtype, and the rules that follow.
 
-Everybody who asks how blocks of a layer behave asks its kind: block tables how many entries tokens take and which are out of
-the window, the prefix cache which cached entries are a hit, the layout how many bytes a block has. For all kinds alike: a block
-is copied whole, so a copy of a state is a snapshot of it, and one of keys and values a prefix; and what is moved elsewhere, or
-shared, must never be written again, which is so of a full entry where `no_prefix_reason` is None.
+The kind of a layer determines how its blocks behave: the number of entries for a token count and those outside the window
+(block tables), which cached entries are a hit (prefix cache), and the bytes of a block (layout). For every kind, a block is
+copied as a whole, so a copy of a state is a snapshot and a copy of keys and values is a prefix. A block that is moved or shared
+must never be written again; full entries satisfy this if `no_prefix_reason` is None.
 
 Layers of equal kinds share block tables. Numbers only: no tensor, no block, no sequence."""
 
@@ -127,9 +127,11 @@ class _Kind:
     def longest_prefix(
         self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
     ) -> int:
-        """The most of the first `num_entries` entries, of these names, behind which all is `cached` that queries see from there
-        on. It may be too many where entries are missing that those behind them would need: whoever then misses one asks again
-        about those before it."""
+        """Return an upper bound of the usable prefix, at most `num_entries`: after it, all entries that queries read are in
+        `cached`.
+
+        The bound may be too large if earlier entries are missing that later ones need. The caller then tries again with
+        fewer entries."""
         return 0
 
 

@@ -1,10 +1,10 @@
-"""KV layout: what one block holds, what that costs in bytes, and which layers share a block table.
+"""KV layout: content of a block, its size in bytes, and the layers that share a block table.
 
-A block is one page of each of several KV tensors, all pages of equal size. A page holds, of one layer, the keys of `block_size`
-tokens or their values, or the state that a recurrent layer has of a whole sequence. Layers whose memory is of one kind are a group:
-they keep and free blocks together. Any group can use any block of the one pool; a group of more layers than there are KV tensors
-takes several blocks for the same tokens. Where states are larger than the keys of 16 tokens, blocks are of more tokens, and
-kernels, which know only small blocks, count those in them. Numbers only, no tensors."""
+A block is one page in each of several KV tensors; all pages have one size. A page holds, for one layer, the keys or the
+values of `block_size` tokens, or the state of a recurrent layer for a whole sequence. Layers of one memory kind form a
+group, which allocates and frees blocks together. All groups share one pool. A group with more layers than there are KV
+tensors takes several blocks for the same tokens. If states are larger than the keys of 16 tokens, blocks span more tokens,
+and kernels, which support only small blocks, address sub-blocks. Numbers only, no tensors."""
 
 from __future__ import annotations
 

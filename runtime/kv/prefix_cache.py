@@ -1,11 +1,12 @@
-"""Prefix cache: finds the blocks that already hold a given span after a given prefix.
+"""Prefix cache: maps a prefix and the span after it to the blocks that already contain the span.
 
-A full block is named by a hash chain: sha256(parent's hash, its token ids, the pictures and sounds that stand there), rooted in a
-random per-process key and the sequence's extras (cache_salt, adapter), so a hit means the whole prefix is the same, and tenants
-with different salts, or with different adapters or versions of one, never meet. Each group of layers has blocks of its own under
-that name; how much of a prefix it must have is for its kind of memory to say.
-Blocks stay findable after their last user left, until the pool hands them out again; then `forget` is due.
-Knows ids and hashes, not sequences."""
+A full block is keyed by a hash chain: sha256 of the parent's hash, its token ids and the media at its positions. The root is a
+random per-process key and the sequence's extras (cache_salt, adapter). A hit therefore means an equal prefix, and tenants with
+different salts, adapters or adapter versions never share blocks. Each group of layers has its own blocks under a key; the
+memory kind determines how much of a prefix the group needs.
+
+Blocks stay in the cache after their last user has left, until the pool reallocates them and calls `forget`. Contains ids and
+hashes, no sequences."""
 
 from __future__ import annotations
 
@@ -130,8 +131,10 @@ class PrefixCache:
         return BlockHash(sha256(self._key + extras).digest())
 
     def match(self, block_hashes: Sequence[BlockHash], max_entries: int) -> Match:
-        """The longest prefix of `block_hashes`, `max_entries` at most, behind which every group finds what it sees. A list that is
-        asked about again is looked at again only where some of it has come or gone."""
+        """Return the longest prefix of `block_hashes`, at most `max_entries`, after which every group has all blocks that it
+        reads.
+
+        The result is cached: a repeated lookup of the same list rechecks only entries that were added or removed since."""
         last, key = self._last, (len(block_hashes), max_entries)
         again = last is not None and last.block_hashes is block_hashes and last.key == key
         if last is not None and again and not last.stale:

@@ -1,1 +1,1 @@
-"""LoRA: adapters beside one base model: read, kept, and whose turn a slot is. See README.md."""
+"""LoRA adapters of one base model: loading, storage and slots on the device. See README.md."""

@@ -1,7 +1,8 @@
-"""Adapters by name: loaded, replaced and unloaded while requests run; files are read on threads, everything else is on the loop.
+"""Adapters by name: load, replace and unload while requests run. Files are read on threads; everything else runs on the event
+loop.
 
-A name stands for a version. To load under a name that there is makes another version: requests that have the old one keep it to
-their end. Knows no torch; what an adapter is made of is its store's."""
+A name refers to a version. Loading under an existing name creates a new version; requests with the old one keep it to their
+end. No torch: the store owns the tensors."""
 
 from __future__ import annotations
 
@@ -124,13 +125,13 @@ class Adapters:
         return True
 
     def _give_up(self, key: int, read: asyncio.Future[Facts]) -> None:
-        """Nobody wants what has been read; whether it could be read does not matter, either."""
+        """Discard an adapter that no request needs any more, and ignore errors of its reading."""
         if not read.cancelled():
             read.exception()
         self._store.forget(key)
 
     def sleep(self) -> None:
-        """The model goes; nobody uses it. Adapters keep their names, and are read again when somebody asks behind `awake`."""
+        """Release all adapters with the model. Their names are kept; files are read again at the first use after `awake`."""
         self._store.leave()
         self.slots.leave()
 

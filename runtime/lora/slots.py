@@ -1,15 +1,15 @@
-"""Slots: which adapters are ready, which have a place in the device's tables, and whose turn it is for one.
+"""Slots: adapters that are loaded, their slots in the device's tables, and the order in which waiting adapters get a slot.
 
-Bookkeeping in plain data: no torch, no files, no clock. An adapter is a version that never changes: what is loaded under the same
-name later is another one, with other blocks in the prefix cache, and both may run beside each other.
+Bookkeeping in plain data: no torch, no files, no clock. An adapter here is a version that never changes. Loading another
+version under the same name creates a new adapter with its own prefix-cache blocks; both may run at the same time.
 
-A sequence starts only where its adapter is in a slot, or can take one that nobody runs in. Where none is free somebody has to make
-room: the adapter that has had its slot longest lets nobody start any more who came after the first that waits for a slot, and gives
-it up with its last running sequence. So however popular those in slots are, whoever waits for another waits no longer than the
-sequences that run; and one adapter at a time makes room, while the others go on.
+A sequence starts only if its adapter is in a slot or can take an unused one. If all slots are in use, the adapter that has had
+its slot longest is drained: sequences that arrived after the first one waiting for a slot may not start with it, and its slot
+is freed with its last running sequence. So the wait for a slot is bounded by the running sequences. Only one adapter drains at
+a time.
 
-A slot is written by the step in which its adapter's first sequence starts, behind all steps that read what was there before. Until
-that step has settled the adapter stays in memory, even if its sequences have ended."""
+A slot is written by the step in which its adapter's first sequence starts, after all steps that read the previous adapter.
+Until that step has settled the adapter stays in host memory, even if its sequences have ended."""
 
 from __future__ import annotations
 
@@ -224,8 +224,8 @@ class AdapterSlots:
     # --- room -----------------------------------------------------------------------------------------------------
 
     def _free_slot(self) -> int | None:
-        """A slot that nobody runs in: an empty one; else that of an adapter that nobody wants, or that makes room; else of the one
-        used least lately."""
+        """Return a slot without running sequences, or None. Empty slots come first, then slots of unwanted or drained
+        adapters, then LRU."""
         best: tuple[bool, int] | None = None
         found = None
         for slot, holder in enumerate(self._in_slot):

@@ -30,9 +30,9 @@ class AdapterStore:
         self._fingerprints: dict[int, Fingerprint] = {}
 
     def read(self, key: int, path: str) -> AdapterFacts:
-        """Bring an adapter into memory as `key`, or, while there is no model, only see whether it could be. On any thread.
+        """Load an adapter into memory as `key`; without a model, only check that it can be loaded. Thread-safe.
 
-        Raises WeightsError where it cannot be served, or is no longer what it was."""
+        Raises WeightsError if the adapter cannot be served or its files have changed."""
         folder = Path(path)
         found = Fingerprint.of(folder)
         if self._fingerprints.setdefault(key, found) != found:
@@ -43,7 +43,7 @@ class AdapterStore:
         return AdapterFacts(weights.config.base, weights.max_rank, weights.num_parameters)
 
     def drop(self, key: int) -> None:
-        """Let go of it in memory; what is in a slot stays there until another takes it."""
+        """Remove the adapter from host memory. Its copy in a slot stays until the slot is reused."""
         for room in self._rooms:
             room.drop(key)
 

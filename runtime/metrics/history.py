@@ -1,8 +1,8 @@
-"""History: the last steps, and the lives of the last requests, for whoever looks at a running engine.
+"""History: records of the last steps and of the last requests, for the dashboard.
 
-A step is one tuple in a ring, a request one record when it ends, which goes into the ring once it was read to its end: that is all
-it costs while nobody looks. What is shown is made
-when it is asked for. Bounded, in entries and in events of each; token ids are not kept."""
+A step is one tuple in a ring buffer. A request is one record, which enters its ring once its output has been read. Views are
+built on request, so the cost is small while no dashboard is open. Entries, and events per entry, are bounded; token ids are
+not stored."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Step health: whether steps go as they usually do. Told of every step that settled or failed, it judges the one under way.
+"""Step health: detects a step that takes unusually long. Every settled or failed step is reported to it.
 
-A step has taken too long when it has run `factor` times as long as the slowest of its kind lately did: its kind is the size of its
-work, in powers of two. Of a kind that was never seen, those that were say how long it may take at most, since no work grows faster
-than tokens times context. Knows no clock: moments and durations are given to it."""
+A step is too slow if it has run `factor` times as long as the slowest recent step of its kind. The kind is the size of its
+work, in powers of two. A kind without history is bounded by other kinds, since no work grows faster than tokens times
+context. Has no clock: times and durations are arguments."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _FORGETS = 0.1  # of the way from the slowest step lately to the one that settle
 
 
 class HealthLimits(NamedTuple):
-    """Seconds, and a count. `min_s`: no step is too slow before, however short it usually is. `min_unseen_s`: nor one of a kind
-    not seen so far, whose kernels may have to be compiled. `first_s`: nor the first step of all. `hopeless_s`: after so long a step
-    that is too slow, or failures without a success, are no matter of waiting any more. `num_failures`: so many in a row are no
-    accident."""
+    """Limits in seconds, and one count.
+
+    `min_s`: no step is too slow before this time. `min_unseen_s`: the same for a kind without history, whose kernels may
+    need compilation. `first_s`: the same for the first step. `hopeless_s`: after this time of one slow step, or of failures
+    without a success, the engine is considered dead. `num_failures`: number of consecutive failures that is no accident."""
 
     factor: float = 10.0
     min_s: float = 5.0

@@ -30,26 +30,25 @@ class CrossStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ForwardStep:
-    """T tokens of R rows, a row's tokens side by side. Whatever a block may want of a step is here: a new fact is a field, and
-    no signature changes.
+    """T tokens of R rows; tokens of a row are contiguous. Contains all step data that blocks may need: a new fact is a new
+    field here.
 
-    input_ids [T] int64. positions [T] int64. slot_mapping: for each block table, int64, where the step's tokens go in the KV
-    cache, [T], -1 for nowhere; of a table of recurrent states, where each row's state is, [R]. attn_metadata: for each block
-    table, what attention needs. kv_caches: one entry for each that the model's spec tells of, in its order.
+    input_ids [T] int64. positions [T] int64. slot_mapping: for each block table, int64 [T], the token's slot in the KV cache,
+    -1 for none; for a table of recurrent states, [R], the slot of each row's state. attn_metadata: attention metadata of each
+    block table. kv_caches: one entry for each cache in the model's spec, in order.
 
-    token_type_ids [T] int64: which kind each token is of, None where all are of kind 0. input_embeds [T, H], of the model's dtype,
-    in place of the embeddings of input_ids: scaled already, learned positions still to be added; left as it is.
+    token_type_ids [T] int64: token types, None if all are 0. input_embeds [T, H], the model's dtype: replaces the embeddings of
+    input_ids; already scaled, without learned positions; not modified.
 
-    adapters [T] int32: the slot of each token's adapter, -1 for none; None: no token has one. token_adapters: the same as layers
-    read it, once the model has prepared it.
+    adapters [T] int32: adapter slot of each token, -1 for none; None: no token has an adapter. token_adapters: the same, as
+    prepared by the model for its layers.
 
-    rope_positions: where tokens stand for rotary embeddings, if that is not `positions`; [T] int64, or [3, T] for embeddings of
-    three axes, with rope_table [T, D_rot] float32: each token's own cosines and sines. deepstack: what the first layers add beside
-    their own. blocks: tokens that see each other all, whatever the layers' masks say. cross: outputs of encoders whose keys and
-    values layers keep from this step on.
+    rope_positions: rotary positions if they differ from `positions`; [T] int64, or [3, T] for embeddings of three axes, with
+    rope_table [T, D_rot] float32, each token's cosines and sines. deepstack: vectors added to the outputs of the first layers.
+    blocks: spans of tokens that attend to each other regardless of the layers' masks. cross: encoder outputs whose keys and
+    values layers store from this step on.
 
-    hidden_states [T, H]: what a draft head is given of the model, or of itself, beside the token that stands behind; None for a
-    model."""
+    hidden_states [T, H]: input of a draft head, from the model or from the head's last round; None for a model."""
 
     input_ids: Tensor
     positions: Tensor

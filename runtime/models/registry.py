@@ -1,8 +1,8 @@
-"""Architecture name to family: what can be served natively.
+"""Registry of model families: maps an architecture name to the family that serves it natively.
 
-A family is a file of `runtime.models.families` that says in ARCHITECTURES which names of config.json it reads; what stands there is
-found, nothing else lists it. Other packages bring theirs through entry points of the group `oneloop.models`, each a module like
-those files, or its ARCHITECTURES; they are off until somebody names them."""
+A family is a file of `runtime.models.families` whose ARCHITECTURES lists the names in config.json that it reads. Files are
+discovered, not listed. Other packages add families through entry points of the group `oneloop.models`, each a module like
+those files, or its ARCHITECTURES. Entry points are off until an option names them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""FarRunner: the runner of a stage that another process computes, as the loop in charge has it.
+"""FarRunner: the local runner of a pipeline stage that another process computes.
 
-Steps are sent when they are launched, and settled when that process tells their end. Where it ends, or its host is gone, whoever
-waits for one of them is told (`ProcessGone`), and so is who launches more."""
+Steps are sent when they are launched, and settle when the other process reports their end. If that process or its host
+fails, waiting calls and later launches raise `ProcessGone`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""StageProcesses: the processes that compute all stages of a model but the first, each on a host of its own.
+"""StageProcesses: the processes that compute all stages of a model but the first, each on its own host.
 
-Who begins them is a `Launcher` (`server/ray/stages.py` has Ray do it). They connect to this process, are told what to build, and
-then get steps by `FarRunner`. One that ends is the end of the model: nobody has its layers."""
+A `Launcher` starts them (`server/ray/stages.py` uses Ray). They connect to this process, receive their configuration, and
+then receive steps through `FarRunner`. If one of them ends, the model ends, since no other process has its layers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Replicas: several engines of one model, each on devices of its own, as one `EngineClient` (data parallel).
+"""Replicas: several engines of one model, each on its own devices, as one `EngineClient` (data parallel).
 
-All live on one event loop, so what is known of each is exact at the moment a request comes: it goes to the replica with the least
-load, or to the one that has most of its prompt in the prefix cache, unless that one is busier by more than `SPARE_LOAD`. (Taking
-the better of two at random, as routers before several processes do, is for loads that are known late.) What was submitted together
-and begins with the same ids stays together. Knows neither tensors nor schedulers."""
+All engines share one event loop, so their loads are exact when a request arrives. The request goes to the replica with the
+longest cached prefix, unless that replica is busier than the least loaded one by more than `SPARE_LOAD`; otherwise to the
+least loaded. (Power-of-two random choice, as in routers of several processes, is for stale loads.) Requests that are
+submitted together and share a prefix stay together. Independent of tensors and schedulers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""One stage of a pipeline, as the thread that computes it sees it: what each piece of work takes from other stages and gives them.
+"""Pipeline stage, from the view of the thread that computes it: what each unit of work receives from other stages and sends to
+them.
 
-Hidden states go from each stage to the next. The draws of the last stage go back to the stages that continue from them. All stages
-get the same steps in the same order, so the tensors of a link (`links.py`) need no names. A stage that fails in a step gives a
-failure to the links that wait for it, and the next stage fails in that step alone."""
+Each stage sends hidden states to the next. The last stage sends its draws to the stages that continue from them. All stages
+run the same steps in the same order, so tensors of a link (`links.py`) need no names. If a stage fails in a step, it sends a
+failure on its links, and the next stage fails in that step only."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ Rows = tuple[int, ...]
 
 
 class StageIO(Protocol):
-    """A stage as its model sees it. Tensors are [T, H] each, of the model's dtype, and of the same number in all steps."""
+    """Input and output of a stage, for its model. Tensors are [T, H] of the model's dtype, and their number is the same in
+    all steps."""
 
     def incoming(self, num_tokens: int) -> Sequence[Tensor]:
         """Return the tensors of the stage before. The caller may write to them."""
@@ -42,8 +44,8 @@ class RowTables(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """The tables that the last stage gives after it has sampled. `rows`: those with drafts, of which some may have been refused.
-    `takers`: the numbers of the stages that take them."""
+    """Tables that the last stage sends after sampling. `rows`: rows with drafts, some of which may have been rejected.
+    `takers`: numbers of the receiving stages."""
 
     rows: Rows
     takers: Rows
@@ -65,7 +67,7 @@ class TakesTurns(Protocol):
 
 
 class Stage:
-    """A stage whose steps run on one thread. See `StageIO`. `tables`: those of its runner, set once there is one."""
+    """Stage whose steps run on one thread; see `StageIO`. `tables`: tables of its runner, set when the runner exists."""
 
     def __init__(self, ways: Ways, num_tensors: int, width: int, dtype: torch.dtype) -> None:
         self.ways = ways

@@ -172,9 +172,11 @@ def _weights(config: EngineConfig) -> WeightPolicy:
 
 
 def _warm_up(runner: ModelRunner, plan: EnginePlan, model: Model, least: Callable[[int], int]) -> TimedSteps:
-    """One prompt of two blocks, then a token, or a text of one where no tokens are made; and the same on the clock, and some rows
-    with a token each. Times scatter: whatever the others took, a prompt takes at least a hundredth of its step, and a row half of
-    what a prompt's token does. `least`: of what all ranks say, which take the same steps."""
+    """Run and time warm-up steps: a prompt of two blocks, a token after it (or a text of one token, for pooling), and rows of
+    one token each.
+
+    Timings are noisy, so costs are bounded below: a prompt token by 1/100 of its step, and a row by half of a prompt token.
+    `least`: minimum over all ranks, which run the same steps."""
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 1)
     work = work_of(model)
     batch = prompts([length], plan.layout, plan.num_kv_blocks, work)

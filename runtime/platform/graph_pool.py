@@ -1,13 +1,13 @@
-"""Graph pool: captured steps by shape, so that the host's part of a step is one replay.
+"""Graph pool: captured steps by shape, so that launching a step costs one replay.
 
-Decodes have a ladder of batch sizes; steps with pieces of prompts a ladder of token counts, each for a few numbers of rows; steps
-with guesses one of token counts, for as many rows, each token with its logits.
-A step takes the smallest shape it fits, padded; what fits none runs eagerly. All graphs share one pool of memory, the largest
-captured first, since only one runs at a time. What a drafter does behind a step is a graph of its own, without which the step is
-what it would be on a server that guesses nothing. Captures and replays what it is given; knows no model.
+Decodes have a ladder of batch sizes. Mixed steps have a ladder of token counts for a few numbers of rows each. Steps with
+drafts have a ladder of token counts for as many rows, with logits for each token. A step is padded to the smallest shape that
+fits; if none fits, it runs eagerly. Graphs share one memory pool, the largest captured first, since only one runs at a time. A
+drafter's work after a step is a separate graph, so a step without it costs what it does without speculation. Independent of the
+model.
 
-A server begins with a seventh of them (`first`), and captures the others while it serves. Until then a step takes one of up to
-twice its size, or runs eagerly."""
+A server starts with about one in seven of the graphs (`first`), and captures the rest while it serves. Until then a step
+uses a graph of up to twice its size, or runs eagerly."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Decode turns: which sequences decode in a step that is too short for all. Pure.
+"""Decode turns: selects the sequences that decode in a step that is too short for all. Pure.
 
-Wide requests must not delay others, so rows are shared by caller, then by request, then by row. In every step each caller has as
-many rows as the caller with the fewest, and so has each request of a caller. Further rows are shared evenly; of a request, the
-rows whose last turn is longest ago come first. If all requests have one row, all of them decode in every step."""
+Wide requests must not delay others, so rows are shared by caller, then by request, then by row. In every step each caller
+has as many rows as the caller with the fewest, and the same holds for the requests of a caller. Further rows are shared
+evenly, and the rows of a request that decoded longest ago come first. If all requests have one row, all of them decode in
+every step."""
 
 from __future__ import annotations
 

@@ -38,11 +38,11 @@ class Decodes(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The load when a step is decided.
+    """Load at the time a step is decided.
 
     `num_waiting_tokens`: uncomputed tokens of prompts that run or could start. `depth`: tokens computed of a prompt that has
-    begun. `narrowest`: decodes of the requests with the fewest rows; None: all. `num_requests`: requests whose prompts wait or
-    whose decodes take turns; all requests of one caller count as one beside another caller's stream."""
+    begun. `narrowest`: decodes of the requests with the fewest rows; None: all. `num_requests`: requests that wait for
+    prompts or share decode steps; all requests of one caller count as one if another caller has a stream."""
 
     num_decodes: int
     num_context_tokens: int  # of decodes

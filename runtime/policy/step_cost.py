@@ -45,8 +45,8 @@ class TimedSteps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Costs in seconds: of any step, of each decoding row and each token of its context, of each prompt token, each pair of a
-    prompt token and an earlier one, and the logprobs of a prompt token. `overlap`: see the module."""
+    """Costs in seconds: fixed cost of a step; costs of a decoding row, of a token of its context, of a prompt token, of a
+    pair of a prompt token and an earlier token, and of a prompt token's logprobs. `overlap`: see the module."""
 
     base_s: float
     token_s: float

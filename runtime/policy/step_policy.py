@@ -1,6 +1,7 @@
-"""Step policy: which sequences decode in a step, and how many prompt tokens it holds beside them. Pure.
+"""Step policy: selects the sequences that decode in a step, and the number of prompt tokens in it. Pure.
 
-If decodes are bounded (`StepBudget.has_turns`), rows take turns. If prompts wait beside decodes, the budget bounds them."""
+If decodes are bounded (`StepBudget.has_turns`), sequences share steps by `decode_turns.py`. In steps with decodes,
+`StepBudget` limits prompt tokens."""
 
 from __future__ import annotations
 

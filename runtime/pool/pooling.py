@@ -1,7 +1,7 @@
-"""Pooling: what rows whose work is `Pool` ask for, made of final hidden states, in float32.
+"""Pooling: outputs of rows whose work is `Pool`, computed from final hidden states in float32.
 
-A prompt all of whose tokens are read may come in pieces, step by step: until its last one, what was read of it is kept by row, in
-launch order, and begins anew wherever the row begins at position 0."""
+A prompt whose pooling reads all tokens may be computed in chunks. Partial results are kept by row, in launch order, until
+the last chunk, and are reset when the row starts at position 0."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ class NoTrace(ValueError):
 
 
 def write(path: Path, torch_trace: Path, calls: Sequence[Call], steps: Sequence[StepRecord], epoch_ns: int) -> None:
-    """Write `path`, gzipped. `epoch_ns`: what `time.time_ns` says when the monotonic clock says 0, by which `steps` are told.
+    """Write a gzipped trace to `path`. `epoch_ns`: wall time at zero of the monotonic clock, to place `steps`.
 
-    Raises OSError or NoTrace; no file is left then."""
+    Raises OSError or NoTrace, without leaving a file."""
     beside = path.with_name(path.name + ".part")
     try:
         with torch_trace.open("rb") as source, gzip.open(beside, "wb", compresslevel=3) as out:

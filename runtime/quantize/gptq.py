@@ -1,8 +1,8 @@
-"""GPTQ (Frantar et al. 2022): columns are rounded one after the other, and what each loses is taken up by those still to come, as
-far as the layer's inputs go together with its own.
+"""GPTQ (Frantar et al. 2022): rounds columns one by one and compensates each error in the remaining columns, by the correlation
+of the layer's inputs.
 
-Scales are chosen before (static groups), so that columns may be rounded in any order, those of the largest inputs first, and stand
-in the file as they stood."""
+Scales are chosen first (static groups), so columns can be rounded in any order, largest inputs first, and are stored in
+their original order."""
 
 from __future__ import annotations
 

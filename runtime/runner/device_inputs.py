@@ -1,8 +1,8 @@
-"""Device inputs: what a step reads, at the addresses that captured graphs know, filled by one upload and two kernels.
+"""Device inputs: tensors that a step reads, at the fixed addresses of captured graphs, filled by one upload and two kernels.
 
-The host packs a step into pinned memory; several such buffers take turns, so a step is packed while those before it still
-run. Block tables, counts of computed tokens and last sampled ids live on the device and nowhere else: positions, slots and lengths
-come of them there."""
+The host packs a step into pinned memory. Several buffers are used in rotation, so a step can be packed while earlier ones
+run. Block tables, computed token counts and last sampled ids live on the device only; positions, slots and lengths are
+computed from them there."""
 
 from __future__ import annotations
 
@@ -178,9 +178,11 @@ class DeviceInputs:
         self._unpack(pinned[:num], num_tokens, len(rows), len(tables), shape)
 
     def placed(self, shape: StepShape, rows: tuple[ScheduledRow, ...] | None) -> StepInputs:
-        """Enqueue what tells where tokens stand and go, for the step uploaded last; and that step. `rows` None: for any rows, which
-        is what a captured graph sees. With guesses every token has logits, and is a request of its own for attention, which
-        takes single queries of one row faster than so few together; not for recurrent layers, whose states are by row."""
+        """Enqueue the computation of positions and slots for the last uploaded step, and return its StepInputs.
+
+        `rows` None: for any rows, as in a captured graph. In a step with drafts every token has logits and is a request of
+        its own for attention, because single queries are faster than a few per row. Recurrent layers still use one state per
+        row."""
         ops.place_tokens(
             self._tensors, padded_tokens=shape.num_tokens, padded_rows=shape.num_rows, uniform=shape.uniform
         )

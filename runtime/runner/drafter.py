@@ -1,7 +1,7 @@
-"""Drafter: makes drafts on the device, behind each step, in rounds of one draft token for each row that wants one.
+"""Drafter: makes drafts on the device after each step, in rounds of one draft token per participating row.
 
-Drafts stay on the device, in `Inputs.draft_ids`, and the next step takes them from there. What a round reads and writes lies at
-fixed addresses, so that rounds can be captured and replayed; nothing of a round depends on the host."""
+Drafts stay on the device, in `Inputs.draft_ids`, and the next step reads them there. All buffers of a round have fixed
+addresses, so rounds can be captured and replayed; no round depends on the host."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Encoding: what encoders have made of pictures and sounds, kept on the device by key, and put where a step's tokens stand.
+"""Encoding: encoder outputs of images, audio and video on the device, by key, and their placement at the positions of a step.
 
-Computed beside steps, which take what is there when they are launched: what is dropped then is in the memory for as long as steps
-need it that were launched before. An item that cannot be encoded ends its own sequence alone."""
+Encoders run beside steps, which use outputs that are complete at launch. A dropped output stays in memory until the steps
+launched before have finished. An item that cannot be encoded ends only its own sequence."""
 
 from __future__ import annotations
 

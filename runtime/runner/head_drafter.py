@@ -1,10 +1,12 @@
-"""HeadDrafter: guesses by layers that read the model's own hidden states (`models/draft_head.py`).
+"""HeadDrafter: drafts from layers that read the model's hidden states (`models/draft_head.py`).
 
-Behind each step the head computes the step's tokens, at the same positions and in blocks of the same tables: of each it is given
-the model's hidden state and the token that stands behind it, which the step has, or has just sampled. Of a piece of a prompt the
-host says which it is. What it makes of a row's last token is its first guess, and in place of the model's hidden state what the
-next one is made of. What stands behind guesses that were wrong is written again by the step that computes the right ones. Where
-a row begins behind blocks of the prefix cache, what the last of them keeps was made of the token that stood behind it there."""
+After each step the head computes the step's tokens, at the same positions and in its own blocks of the same tables. Its input
+is the model's hidden state and the following token, which is in the step or was just sampled. For a chunk of a prompt the host
+supplies the token after the chunk. The output at a row's last token is the first draft; the head's hidden state is the input of
+the next.
+
+KV of rejected drafts is overwritten by the step with the right tokens. If a row starts after blocks from the prefix cache,
+the head's KV of the last cached token was computed with the token that followed in the earlier sequence."""
 
 from __future__ import annotations
 

@@ -17,8 +17,10 @@ T = TypeVar("T")
 
 
 class Part(NamedTuple):
-    """The first part of a step, under way. `value`, for what is submitted behind it: what the work gave, or raises what it
-    raised. `done`: when all that was submitted so far has run; it may cost an event. `started`: known to its lane alone."""
+    """First part of a step in progress.
+
+    `value`: for later work of the lane; returns the part's result or raises its error. `done`: ready when all work submitted
+    so far has run; may cost an event. `started`: internal to the lane."""
 
     value: Callable[[], Any]
     done: Callable[[], GpuEvent]

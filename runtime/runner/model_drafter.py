@@ -1,9 +1,9 @@
-"""ModelDrafter: a draft model that goes on alone behind each step.
+"""ModelDrafter: runs a separate draft model after each step.
 
-A draft model computes every step's tokens as the model does, at the same positions and in blocks of the same tables. So prompts,
-chunks, prefix cache hits and rejected drafts are to it what they are to the model. Then, for rows that want drafts, it goes on
-alone: a token at a time behind the last sampled one, each drawn by the row's own settings and noise of (seed, position), which
-makes it the likeliest to be what the model will draw. Penalties are left out: they count drawn tokens, and a draft is not one."""
+The draft model computes every step's tokens like the model, at the same positions and in its own blocks of the same tables.
+So prompts, chunks, prefix cache hits and rejected drafts need no special case. For rows with drafts it then decodes further:
+one token at a time, sampled with the row's own parameters and noise of (seed, position), so a draft most likely equals the
+model's draw. Penalties are omitted, because they count sampled tokens only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""RankWorker: the thread that computes one rank's steps, each within the meeting that is the same step's on every other, and
-between what the stage before hands on and what is handed on to the next."""
+"""RankWorker: the thread that computes one rank's steps.
+
+Each step runs within the collective of the same step on all ranks, between receiving from the previous pipeline stage and
+sending to the next."""
 
 from __future__ import annotations
 

@@ -178,8 +178,10 @@ class ModelRunner:
         self._lane.stop()
 
     def capturable(self, step: StepInputs) -> tuple[Sampled, Any, Callable[[], None] | None]:
-        """Enqueue what a graph holds of a step: all but what rows ask beside being sampled; and its hidden states. What enqueues a
-        drafter's part, for a graph of its own, if it has one."""
+        """Enqueue the capturable part of a step: all except optional outputs of rows, such as logprobs.
+
+        Return the sampled tokens, the hidden states, and a function that enqueues the drafter's part for a separate graph,
+        or None."""
         hidden = self._model.forward(step.forward)
         kept = self.drafter.keep(hidden)
         sampled = self._sampled(step, hidden) if self._captures_samples else self._nothing

@@ -1,6 +1,6 @@
-"""StepInputs: what the model and the sampler read in one step, and what they do with guessed tokens.
+"""StepInputs: tensors that the model and the sampler read in one step, including drafts.
 
-Knows no device: whoever fills a step's tensors is an `Inputs`."""
+Independent of the device: an `Inputs` fills the tensors."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def seen_in_chunks(
 
 
 class LogitsRows(NamedTuple):
-    """The logits rows of a step with guesses: the rows that sample, `tokens`, those whose logits they want, `rows`, whose they are,
-    -1 where a mask is still to come, and of each whether its token is a guess, 1 or 0."""
+    """Logits rows of a step with drafts: rows that sample, `tokens` whose logits are computed, `rows` of these tokens (-1 if
+    the mask is late), and 1 or 0 per token for whether it is a draft."""
 
     logits_of: tuple[ScheduledRow, ...]
     tokens: list[int]

@@ -52,8 +52,10 @@ def with_a_short_one(lengths: list[int], max_num_seqs: int) -> list[int]:
 
 
 def next_tokens(batch: ScheduledBatch, num_drafts: int = 0) -> ScheduledBatch:
-    """The step after `batch`: one token for each of its rows, the one it sampled, and so many guesses. Nothing of it outlives the
-    step: tables and blocks are written anew by whoever gets them next. Rows of which nothing is wanted go on so."""
+    """Return the step after `batch`: one token for each of its rows, the sampled one, and `num_drafts` drafts.
+
+    The step leaves nothing behind, since tables and blocks are overwritten by their next owners. Rows without sampling
+    continue likewise."""
     num_tokens, guesses = 1 + num_drafts, (0,) * num_drafts
     rows = tuple(
         ScheduledRow(

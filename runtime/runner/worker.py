@@ -1,8 +1,8 @@
-"""Worker: the one thread on which a CPU computes, so that a forward pass never holds the event loop. In order, like a stream.
+"""Worker: the single thread on which a CPU computes, so that a forward pass never blocks the event loop. Work runs in order.
 
-What work raises, whatever it is, is its own: the thread goes on. Should the thread itself end, everybody who waits for it is told
-(WorkerGone), and so is who comes later. It is not replaced: nobody knows what ended it, nor what it left half done; the engine
-ends, and with it the process. A daemon, so that a step that hangs cannot keep the process from ending."""
+An error belongs to the work that raised it, and the thread continues. If the thread itself ends, waiting and later calls
+raise WorkerGone, and the engine and the process end; the thread is not restarted, because its work may be half done. It is a
+daemon thread, so a hanging step cannot keep the process from exiting."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Drafts: guesses of a row's next tokens, computed in one step and checked against what the sampler draws at each.
+"""Drafts: draft tokens of a row, computed in one step and verified against the sampler's draws.
 
-A draw depends on (seed, position), on logits and on what was drawn before, which is right where the guesses before are: penalties
-count these as if they had been drawn. So a row that accepts its guesses as long as they equal the draws has exactly the
-tokens that it would have had one by one. `ops.sample` does so on the device, and `accepted_ids` says the same on the host. A row
-with matchers brings a mask for each of its draws, made as if the guesses before had been drawn (`constrain/mask_maker.py`), and is
-sampled no further than its masks go: up to a guess that is not allowed, or behind which nothing may follow."""
+A draw depends on (seed, position), the logits and earlier draws. Penalties count accepted drafts as drawn tokens. So a row
+that accepts drafts while they equal the draws has exactly the tokens of one-by-one decoding. `ops.sample` does this on the
+device, and `accepted_ids` on the host. A row with matchers has a mask for each draw, made as if the earlier drafts had been
+drawn (`constrain/mask_maker.py`). It is sampled up to its last mask: a draft that is not allowed, or one that ends the
+grammar."""
 
 from __future__ import annotations
 

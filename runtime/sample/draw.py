@@ -1,8 +1,9 @@
-"""The draw: temperature, min-p, top-k, top-p in this order, each on what the last one left, then one random token.
+"""Sampling of one token: temperature, min-p, top-k and top-p in this order, each applied to the last result, then a random
+draw.
 
-Its randomness is a hash of (seed, position, token id) and nothing else, and each logits row is handled alone, so a request draws
-the same tokens by itself and in any batch. Greedy rows take the largest logit. A filter keeps all of several equal logits
-or none: which of equals stands first in the vocabulary says nothing about them."""
+Randomness is a hash of (seed, position, token id) only, and each logits row is independent, so a request draws the same
+tokens alone and in any batch. Greedy rows take the largest logit. A filter keeps or drops equal logits together, so their
+order in the vocabulary has no effect."""
 
 from __future__ import annotations
 

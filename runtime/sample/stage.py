@@ -1,7 +1,7 @@
-"""Stage: one concern of the sampler, with its own per-row state in the tables. A new sampling feature is one more of these.
+"""Sampler stage: one sampling feature with its per-row state in the tables. A new sampling feature is a new stage.
 
-The kernels behind `ops.sample` carry the stages out; a stage says what a row asks of them. It writes while steps that read
-its table may still run, so it writes in stream order, through `transfer.upload`, and only to the row that has a new tenant."""
+The kernels of `ops.sample` execute the stages; a stage writes a row's parameters. Earlier steps may still read the table, so
+a stage writes in stream order, through `transfer.upload`, and only to the row of a new sequence."""
 
 from __future__ import annotations
 
@@ -24,5 +24,6 @@ class Record:
 
 class Stage(Protocol):
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
-        """A new sequence has taken `row`: put what it asks into `record`, and what is longer into the stage's own table."""
+        """Write the parameters of the sequence that now has `row` to `record`, and variable-length data to the stage's
+        table."""
         ...

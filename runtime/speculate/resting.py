@@ -1,14 +1,14 @@
-"""Resting: where drafts of the device rest, and which tokens their maker has not computed since then.
+"""Resting: pauses a draft model or head when drafts do not pay, and tracks the tokens that it has not computed.
 
-A draft model or head has to compute every token that the model computes, or it cannot guess: it *follows* steps. Where drafts do
-not pay, following is a cost without a gain. So after some steps of a size in which drafts did not pay it rests in steps of that
-size, which then cost what they would without drafts. Texts change: after a rest it follows a while again, after ever longer rests.
-Some of these steps check a few drafts, whether they pay or not, or nobody would learn that they pay again.
+A draft model or head must compute every token of the model before it can draft: it *follows* steps. If drafts do not pay,
+following only costs. So after some unprofitable steps of a size it rests in steps of that size, which then cost the same as
+without speculation. Since texts change, it follows again for a while after each rest, and rests grow longer. Some of these
+steps verify a few drafts even if they do not pay, to measure whether they would.
 
-A sequence that lacks tokens since a rest has no drafts, nor has a sequence that finds its blocks in the prefix cache. Blocks are
-known by their ids until they are allocated again. Once drafts pay, one sequence at a time may be computed anew from its first
-such token on, when steps without drafts have cost as much as that takes: so both together cost at most twice the minimum. A
-prompt whose prefix is cached is computed from there as if it were not. Both are limited to `_ANEW` tokens."""
+A sequence that misses tokens from a rest has no drafts; nor has a sequence that reuses its blocks from the prefix cache.
+Blocks are tracked by id until they are reallocated. Once drafts pay, one sequence at a time may be recomputed from its first
+missing token, after steps without drafts have cost as much. So the total is at most twice the minimum. A prompt whose cached
+prefix misses tokens is computed from there as if it were not cached. Both are limited to `_ANEW` tokens."""
 
 from __future__ import annotations
 

@@ -109,8 +109,9 @@ class DraftScheduling(Feature):
         return sequence.takes_drafts and not (self.has_states and sequence.has_matchers)
 
     def _proposals(self, wanted: Several[int], drafts: Mapping[int, Several[int]]) -> dict[int, int]:
-        """Return how many drafts decodes, of which the step checks `drafts`, are to find behind it, by number. Sequences whose
-        drafts the host has to know find none: masks would have to wait for ids that only the device knows."""
+        """Return the number of drafts to make after the step, by sequence number. `drafts`: drafts that the step verifies.
+
+        Sequences whose drafts the host must have get none: their masks would depend on ids that are only on the device."""
         most, could_draft = self.scheduler.limits.max_num_batched_tokens, []
         for sequence, num_wanted in zip(self.scheduler.running, wanted, strict=True):
             decodes = num_wanted == 1 or (num_wanted and sequence.rewound_to >= 0)

@@ -1,10 +1,10 @@
-"""Speculation: the draft tokens of a step. It asks a proposer, weighs its guesses, and counts what came of them.
+"""Speculation: selects the draft tokens of a step from a proposer's drafts, and records their acceptance.
 
-Drafts pay if they raise the tokens gained in a time. The price of a draft token is what it adds to the step, in tokens that the
-step would gain meanwhile. A sequence gets the drafts whose chance is above that price, and the step gets drafts only if all of
-them together raise the rate. Costs are learned from steps (`VerificationCost`), chances from guesses (`Acceptance`), whether a
-step checked them or not: where drafts do not pay, some are made now and then for comparison only. Now and then a step that
-could have drafts has none, so that its time without drafts stays known. No clock, no tensors, no blocks."""
+Drafts pay if they increase tokens per second. The price of a draft token is the step time that it adds, in tokens that the
+step would gain in that time. A sequence gets the drafts whose acceptance probability exceeds that price. The step has drafts
+only if all of them together raise the rate. Costs are learned from steps (`VerificationCost`), and probabilities from drafts
+(`Acceptance`), verified or not: where drafts do not pay, some are made occasionally for comparison only. Some steps that
+could have drafts run without, to keep the baseline time current. No clock, no tensors, no blocks."""
 
 from __future__ import annotations
 
@@ -208,14 +208,15 @@ class Speculation:
 
 
 class DeviceSpeculation(Speculation):
-    """Drafts that the device makes behind a step (`runtime/runner/drafter.py`); the next step checks all of them.
+    """Speculation with drafts made on the device after a step (`runtime/runner/drafter.py`); the next step verifies all of
+    them.
 
-    The host decides how many, and learns the ids when they have been checked: such steps go out one step ahead, as any. Costs are
-    learned from steps that both check and make drafts, or do neither.
+    The host chooses the number of drafts, and receives their ids when they have been verified, so steps are launched one ahead
+    as usual. Costs are learned from steps that both verify and make drafts, or do neither.
 
-    The host's `proposer` guesses for sequences with matchers, whose masks need the ids, and for those with a prediction if
-    `predictions`. Its guess stands behind known ids, so the sequence skips steps until ids in flight have settled; it does so
-    only for more than the token that it misses. `rests`: see `Resting`."""
+    The host's `proposer` drafts for sequences with matchers, whose masks need the ids, and for those with a prediction if
+    `predictions`. Its drafts continue settled ids, so the sequence skips steps until ids in flight have settled. It does so
+    only if that gains more than the one token lost. `rests`: see `Resting`."""
 
     on_device = True
 

@@ -1,10 +1,10 @@
-"""Suffix decoding: what followed the longest run of last tokens, in this text or in past answers, as often as it did
-(Oliaro et al., "SuffixDecoding", arXiv 2411.04975).
+"""Suffix decoding: continues the longest match of the last tokens in this text or in past answers, by frequency (Oliaro et al.,
+"SuffixDecoding", arXiv 2411.04975).
 
-The paper counts in suffix trees. Here the latest few places of the last tokens are looked up, and vote on each token that may
-follow, with a weight of the tokens in common: the same frequencies, of the recent past, in a few integers a token. Votes are the
-chance of each draft, so repeated text gets many drafts, and new text none. Past answers are kept apart by cache salt, since the
-speed of an answer reveals what others were answered."""
+The paper counts in suffix trees. Here the most recent occurrences of the last tokens vote on the next token, weighted by the
+length of the match: the same frequencies over recent text, in a few integers per token. The share of votes is the draft's
+probability, so repetitive text gets many drafts and new text none. Past answers are separated by cache salt, since the speed
+of an answer reveals the answers of other clients."""
 
 from __future__ import annotations
 

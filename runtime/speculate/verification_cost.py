@@ -1,9 +1,9 @@
-"""Verification cost: time that drafts add to a step, in steps without drafts, learned from past steps. No clock of its own.
+"""Verification cost: time that drafts add to a step, relative to steps without drafts, learned from past steps. Has no clock.
 
-It is learned by number of rows, in powers of two: beside few rows a draft is nearly free, since the weights are read anyway; beside
-many rows it costs as much as a row. Each size has the time of steps without drafts, and by least squares the cost of any drafts
-(the previous step must settle first, or a draft model must follow) and of each draft. Recent steps count more, and the
-assumptions count as a few steps."""
+It is learned by number of rows, in powers of two. With few rows a draft is nearly free, since the weights are read anyway;
+with many rows it costs as much as a row. Each size has the time of steps without drafts, and least-squares estimates of two
+costs: of having any drafts (the previous step must settle first, or a draft model must follow), and of each draft. Recent
+steps weigh more, and the initial assumptions weigh as much as a few steps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The process of a stage: computes one of the stages of a model for the process of the first one, whose loop is in charge.
+"""Process of a pipeline stage: computes one stage of a model for the process of the first stage, which runs the engine loop.
 
-It connects there, builds what it is told to, and launches on its ranks what comes, as `StageRunners` does where all stages are
-threads of one process. When that process closes it, or is gone, it ends."""
+It connects to that process, builds its stage, and launches received steps on its ranks, as `StageRunners` does for stages on
+threads. It ends when the connection closes."""
 
 from __future__ import annotations
 

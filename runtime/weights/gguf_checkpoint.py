@@ -1,8 +1,8 @@
-"""The tensors of a GGUF file as a Hugging Face checkpoint: its names, its row order, its shapes.
+"""Tensors of a GGUF file as a Hugging Face checkpoint: its names, row order and shapes.
 
-llama.cpp renames tensors when it converts a model; for the llama architecture it reorders the rows of q and k so that rotary
-pairs become neighbours, to Gemma's norm weights it adds one, a matrix of one row it makes a vector, and DeepSeek's keys and
-values it takes apart. All of that is undone here. The container itself is `gguf.py`, what the metadata say is `gguf_config.py`."""
+llama.cpp renames tensors during conversion. For the llama architecture it reorders the rows of q and k so that rotary pairs
+are adjacent. It adds one to Gemma's norm weights, flattens matrices of one row, and splits DeepSeek's keys and values. All
+of this is undone here. The container is read by `gguf.py`, the metadata by `gguf_config.py`."""
 
 from __future__ import annotations
 

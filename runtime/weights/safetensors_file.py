@@ -70,10 +70,10 @@ class _Quantised:
 
 
 class SafetensorsCheckpoint:
-    """The tensors of a folder; what a scheme keeps as several is one, under the name it gives. Close it. `beside`: further files,
-    by what the names of their tensors are to begin with. `single`: the one file to read, whatever else is in the folder.
+    """Tensors of a folder of safetensors files; the tensors of a quantised weight appear as one. Must be closed.
 
-    Raises WeightsError where files are missing, broken or of a kind that is never loaded."""
+    `beside`: further files, by the prefix for the names of their tensors. `single`: the only file to read in the folder.
+    Raises WeightsError if files are missing, broken or of an unsupported kind."""
 
     def __init__(
         self, folder: Path, schemes: Sequence[Scheme] = UNCONFIGURED, beside: Mapping[str, Path] = MappingProxyType({}),

@@ -1,7 +1,7 @@
-"""sentence-transformers' own files: which modules stand behind a model, what pooling they do, how long a text may be.
+"""Configuration files of sentence-transformers: modules after the model, pooling, and maximum length.
 
-modules.json names them in order, with a folder each, whose config.json says the rest. They are read as data: nothing that they
-name is imported. What is not understood is refused by name, since an embedding would silently be another one.
+modules.json lists the modules in order, each with a folder and a config.json. They are read as data, and no named class is
+imported. Unsupported modules are rejected by name, since ignoring one would change embeddings silently.
 
 https://sbert.net/docs/sentence_transformer/usage/custom_models.html"""
 

@@ -72,8 +72,8 @@ class SequentialBlock:
 
 
 class PostNormBlock:
-    """The stream is what the norms give, so a layer hands all of it on as what it adds, to a residual of zeros; a model whose first
-    layer is such a one has no others."""
+    """Layer with norms after its sublayers, whose output is the norm's output. It passes all of its output on as the addend,
+    with a zero residual. If a model's first layer is of this type, all layers are."""
 
     def __init__(
         self, layer: PostNormLayer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int

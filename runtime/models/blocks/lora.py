@@ -107,9 +107,11 @@ class LoraEmbedding(ops.LinearWeight):
 
 
 class LoraExperts(ops.ExpertWeights):
-    """Experts of a layer with room for adapters, each half of each expert its own. `slots`: by half and expert, each with the name
-    by which adapters know it; on a device all are one stretch of memory, in which experts are equally far from each other.
-    `changed`: number of slots whose adapters change a matrix, by its name; kept up to date by others."""
+    """Experts of a layer with LoRA slots, one set of slots for each half of each expert.
+
+    `slots`: by half and expert, each with the name that adapters use. On a device all slots are one allocation with equal
+    strides between experts. `changed`: number of slots whose adapters change a matrix, by the matrix's name; updated by the
+    caller."""
 
     def __init__(
         self,

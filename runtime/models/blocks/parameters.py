@@ -1,7 +1,7 @@
-"""Parameters of a living decoder, by name: what is written into one is what the decoder computes with from then on.
+"""Parameters of a loaded decoder, by name: writing to a parameter changes what the decoder computes from then on.
 
-Numbers change where they lie, so graphs captured on a device stay right; only weights that a CPU packs move, which those are
-told who hold stacks compiled with them. Knows no files and no rules."""
+Values are changed in place, so captured graphs stay valid. Only weights that a CPU packs move; owners of compiled stacks are
+notified of the new address. Independent of files and rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtime.weights.rules import WeightsError, shape_text
 
 class HoldsTraces(Protocol):
     def forget(self) -> None:
-        """Let go of what was traced: it would keep the old weights in memory beside the new."""
+        """Drop traced programs, which would keep the old weights in memory."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Weights: what blocks take theirs from when they are built, by the names that the spec gives them.
+"""Weights: source of the tensors with which blocks are built, by their names in the spec.
 
-What a block computes from a parameter once and keeps (`derive`) it leaves a recipe of, so that the parameter can be loaded
-again (parameters.py) though it is gone."""
+A block that derives a tensor from a parameter (`derive`) registers a recipe. So the parameter can be loaded again
+(parameters.py) after the original was freed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Granite 3 and 4: Llama with multipliers on embedding, scores, residuals and logits.
 
-Granite 3 MoE has experts in every layer, and in some models an MLP beside them. Granite 4 has Mamba-2's mixer in most layers, a
-shared MLP, and in some models experts beside it. Its attention has no positions unless the config says so."""
+Granite 3 MoE has experts in every layer, and an MLP in parallel in some models. Granite 4 has Mamba-2 mixers in most layers,
+a shared MLP, and experts in some models. Its attention uses no positions unless the config sets them."""
 
 from __future__ import annotations
 

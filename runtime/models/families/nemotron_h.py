@@ -1,8 +1,10 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer one block behind a norm, be it Mamba-2's mixer, attention that knows no
-positions, an MLP of two matrices with a squared ReLU or experts that are such MLPs, perhaps in a narrower space of their own.
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a norm and one block.
 
-transformers 5 keeps dt of the Mamba layers from falling below `time_step_min`, but only in prompts. The config's own
-`time_step_limit` asks for no such thing, and a token is the same to us in a prompt and behind it."""
+The block is a Mamba-2 mixer, attention without positions, an MLP of two matrices with a squared ReLU, or experts of such MLPs,
+in some models with a narrower width.
+
+transformers 5 clamps dt of Mamba layers to `time_step_min`, but only in prompts. The config's `time_step_limit` requires no
+clamp, and this implementation computes prompt and output tokens alike."""
 
 from __future__ import annotations
 

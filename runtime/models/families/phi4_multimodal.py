@@ -1,8 +1,7 @@
-"""Phi-4 multimodal, as transformers writes it: pictures in crops, and sounds, before Phi-4 mini. Sounds beside pictures go through
-another projection than alone.
+"""Phi-4 multimodal in transformers' layout: images in crops, and audio, as inputs of Phi-4 mini.
 
-What it sees and hears it understands by adapters (LoRA), one for each, which are served as any others are;
-`--default-mm-loras` says which one to take where there are pictures, or sounds."""
+Audio in a prompt with images uses a different projection. Vision and speech LoRA adapters are served like any adapter;
+`--default-mm-loras` selects the adapters for prompts with images or audio."""
 
 from __future__ import annotations
 

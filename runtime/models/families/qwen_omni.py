@@ -39,7 +39,8 @@ def qwen2_5_omni(config: HfConfig) -> DecoderSpec:
 
 
 def qwen3_omni_moe(config: HfConfig) -> DecoderSpec:
-    """Videos whose frames stand at whole positions, as those of two frames a second do: our tables know no others."""
+    """Return the spec of Qwen3-Omni MoE. Supports videos whose frames have integer positions, such as those of two frames a
+    second."""
     config = _thinker(config, "qwen3_omni_moe_thinker")
     vision = config.section("vision_config").with_defaults(deepstack_visual_indexes=[8, 16, 24])
     depths = vision.get("deepstack_visual_indexes")

@@ -1,7 +1,8 @@
-"""EAGLE's draft heads, as their checkpoints describe them: EAGLE (Li et al. 2024), one layer of Llama's without a norm before its
-attention, and EAGLE-3 (2025), whose layer reads the embedding beside hidden states of three layers of the model.
+"""EAGLE draft heads as their checkpoints describe them.
 
-Published by their authors, and in the layout of vLLM's speculators, whose config has that of the layer in a section."""
+EAGLE (Li et al. 2024) has one Llama layer without a norm before its attention. EAGLE-3 (2025) has a layer that reads the
+embedding and hidden states of three layers of the model. Supports the authors' checkpoints and the layout of vLLM's
+speculators, whose config has the layer's options in a section."""
 
 from __future__ import annotations
 

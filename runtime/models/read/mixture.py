@@ -84,7 +84,7 @@ def checked_moe(moe: MoE) -> MoE:
 
 
 def with_mlps(spec: DecoderSpec, moe: MLP, is_sparse: Callable[[int], bool] = lambda index: True) -> DecoderSpec:
-    """Layers for whose index `is_sparse` says so have `moe`, the others keep their MLP."""
+    """Return `spec` with `moe` in the layers for whose index `is_sparse` returns True. Other layers keep their MLP."""
     return spec.with_layers(lambda index, layer: replace(layer, mlp=moe) if is_sparse(index) else layer)
 
 

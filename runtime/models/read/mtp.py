@@ -21,10 +21,10 @@ def mtp(
     config: HfConfig, spec: DecoderSpec, key: str, entry: JoinedEntry, rules: tuple[Rule, ...], below: tuple[str, ...],
     **more: Any,
 ) -> DraftHeadSpec:  # fmt: skip
-    """The first MTP module of a model: a layer as its last one is, unless `more` says otherwise. `key`: of the config, counts them.
-    `rules`: beside those of the model, which come first. `below`: beginnings of the names of its tensors.
+    """Return the spec of a model's first MTP module: a copy of the last layer, changed by `more`.
 
-    Raises UnsupportedModel where the config tells of none."""
+    `key`: config field with the number of modules. `rules`: rules added after the model's own. `below`: name prefixes of its
+    tensors. Raises UnsupportedModel if the config has no such module."""
     if not config.count_or_zero(key, 0):
         raise UnsupportedModel(
             f"{spec.architecture}: the config tells of no MTP layers ({key}), so method mtp has none to guess with"

@@ -1,7 +1,7 @@
-"""The text of models that also see or hear, and what they see and hear with.
+"""Text decoder of multimodal models, and the encoders before it.
 
-Their config keeps that of the text in a section, their checkpoints its tensors below one of a few names. The text is a family's
-like any; the encoder is transformers' own (`EncoderSpec`)."""
+The config has the decoder's options in a section, and the checkpoint has its tensors under one of a few prefixes. The
+decoder is described like that of any family; the encoder is transformers' own (`EncoderSpec`)."""
 
 from __future__ import annotations
 

@@ -64,16 +64,17 @@ class RelativeBias:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention over the paged context, grouped queries, each of which sees what `mask` shows it.
+    """Grouped-query attention over the paged context, with visibility set by `mask`.
 
-    `rope` None: no rotary embedding. `window`: a query sees itself and the `window - 1` tokens before it, and behind it where the
-    mask shows these; None for all. `chunk`: a context is cut into chunks of so many tokens, and a query sees those of its own up to
-    itself.
-    Scores are q k^T * `scale`, then softcap * tanh(score / softcap) where `softcap` is given. `clip` bounds q, k
-    and v as they come out of their projection, or out of norms over all heads. `sinks`: each head has a further score that
-    takes its share of the softmax and adds nothing. `alibi`: each head's slope, which scores lose for every token
-    between key and query. `output_gate`: what heads give is multiplied by the sigmoid of a further
-    projection, whose rows are between those of q and k. `input_size`: of what it is given, where that is not the hidden size."""
+    `rope` None: no rotary embedding. `window`: a query attends to itself and the `window - 1` tokens before it, and to later
+    tokens if `mask` allows; None: no limit. `chunk`: the context is cut into chunks of `chunk` tokens, and a query attends
+    within its own.
+
+    Scores are q k^T * `scale`, then softcap * tanh(score / softcap) if `softcap` is set. `clip` bounds q, k and v after the
+    projection, or after norms over all heads. `sinks`: each head has an extra score that takes part in the softmax and
+    contributes no value. `alibi`: slope of each head, subtracted from scores per token of distance. `output_gate`: the
+    output is multiplied by the sigmoid of an extra projection, whose rows are between those of q and k. `input_size`: input
+    width, if it is not the hidden size."""
 
     num_heads: int
     num_kv_heads: int
@@ -177,12 +178,13 @@ class CrossAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention(Attention):
-    """Multi-head latent attention (DeepSeek-V2, 2024): what is cached is one vector a token, a latent of `rank` dims and a key
-    that is rotated; a matrix for each head makes a key of `key_size` dims and a value of `value_size` of the latent.
+    """Multi-head latent attention (DeepSeek-V2, 2024). The cache has one vector per token: a latent of `rank` dims and a
+    rotated key.
 
-    As attention it has one kv head, of the size of that vector, whose values are the latents. `query_rank`: queries come out
-    of a latent of their own, of so many dims; None for none. `norm`: of both latents. `bias`: of the projections into
-    latents, and out of all heads."""
+    Each head expands the latent to a key of `key_size` and a value of `value_size` dims. To attention kernels this is one KV
+    head of the vector's size, whose values are the latents. `query_rank`: size of the latent from which queries are
+    computed; None for no latent. `norm`: norm of both latents. `bias`: bias of the projections into latents and of the
+    output projection."""
 
     rank: int
     key_size: int

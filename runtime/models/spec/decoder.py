@@ -83,16 +83,18 @@ class StageOf:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """Description of a decoder or encoder: everything that computing it needs, as plain data.
+    """Description of a decoder or encoder: everything that its computation needs, as plain data.
 
-    `max_model_len`: the longest context, in tokens, that the model was made for. `norm`: of the last layer's output.
-    `tied_embedding`: the head is the embedding matrix. `embedding_size`: width of both, with a matrix each from and to the
-    hidden size. `embedding_norm`: of the first layer's input. `embedding_multiplier`, `logit_scale`: factors;
-    `logit_softcap`: softcap * tanh(logit / softcap). `rules`, `ignored`, `ignored_below`: how checkpoints are written,
-    `other_rules` alternatives. `pooler`: of pooled prompts. `num_token_types`: kinds of tokens whose vectors are added to
-    the embedding. `generates`: it has a head for logits. `encoder`: of media. `shard_of`: set on a shard, which has
-    `vocab_rows` of the vocabulary. `stage_of`: set on a stage. `aux_layers`: layers, ascending, whose inputs a forward pass
-    also returns for a draft head; the number of layers stands for the last output."""
+    `max_model_len`: longest context in tokens. `norm`: norm of the last layer's output. `tied_embedding`: the head shares the
+    embedding matrix. `embedding_size`: width of embedding and head, with projections from and to the hidden size.
+    `embedding_norm`: norm of the first layer's input. `embedding_multiplier`, `logit_scale`: factors; `logit_softcap`: softcap
+    * tanh(logit / softcap).
+
+    `rules`, `ignored`, `ignored_below`: mapping of checkpoint names; `other_rules`: alternatives. `pooler`: pooling of
+    prompts. `num_token_types`: number of token types whose vectors are added to the embedding. `generates`: it has a head
+    for logits. `encoder`: media encoder. `shard_of`: set on a shard, which has `vocab_rows` of the vocabulary. `stage_of`:
+    set on a pipeline stage. `aux_layers`: ascending layers whose inputs a forward pass also returns for a draft head; the
+    number of layers means the last output."""
 
     architecture: str
     vocab_size: int

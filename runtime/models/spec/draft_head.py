@@ -1,9 +1,9 @@
-"""Draft heads: a few layers that guess how a text goes on from what a larger model has made of it (MTP modules, DeepSeek-V3, 2024;
+"""Draft heads: a few layers that predict tokens from the hidden states of a larger model (MTP modules, DeepSeek-V3, 2024;
 EAGLE, Li et al. 2024).
 
-For a token they are given two things: the model's hidden state of it, and the embedding of the token that follows, which the model
-has sampled already. Of these they guess the one after that; and, in place of the model's, their own hidden state makes the next
-guess. So they stand one token behind the model: at a token's position they keep what they know of it and its successor."""
+The input of a position is the model's hidden state there and the embedding of the next token, which the model has already
+sampled. The output predicts the token after that. Its own hidden state then replaces the model's for the next draft. So a
+head lags one token behind the model: its KV at a position depends on that position's token and on the next one."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class JoinedEntry:
 
 @dataclass(frozen=True, slots=True)
 class FusedEntry:
-    """projection(what the head reads of the model, `size` dims in all) is what it takes of it; the first layer, a `FusedLayer`, is
-    given that, or the head's own hidden state, beside the embedding."""
+    """Entry of a head whose first layer, a `FusedLayer`, reads the embedding and a hidden state. The hidden state is
+    projection(states of the model, `size` dims in total), or the head's own."""
 
     size: int
 
@@ -58,12 +58,12 @@ class FusedEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftHeadSpec(DecoderSpec):
-    """A DecoderSpec whose layers read what `entry` makes of embedding and hidden state. Embedding and head are the model's, but for
-    what it has of its `own`. `draft_vocab_size`: its head knows only so many of the tokens; None for all.
+    """DecoderSpec of a draft head, whose layers read the output of `entry` for embedding and hidden state.
 
-    `reads_layers`: it reads what these layers of the model are given, and not its final norm's output. `below`: beginnings of the
-    names of its tensors, where a checkpoint holds others as well. `hands_on_normed`: the hidden state that the next guess is made
-    of is the final norm's output, and not what that is given."""
+    Embedding and output head are the model's, except those in `own`. `draft_vocab_size`: size of a reduced draft vocabulary;
+    None for all tokens. `reads_layers`: layers of the model whose inputs it reads, instead of the final norm's output.
+    `below`: name prefixes of its tensors in a shared checkpoint. `hands_on_normed`: the next draft reads the output of the
+    final norm instead of its input."""
 
     entry: JoinedEntry | FusedEntry
     reads_layers: tuple[int, ...] = ()

@@ -77,7 +77,7 @@ Block = OnlyBlock | SharedTransformer
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A mixer beside others. What it is given, and what it gives, are multiplied by numbers of its own."""
+    """Parallel mixer of a layer, with multipliers for its input and output."""
 
     mixer: Mixer
     input_multiplier: float = 1.0

@@ -10,10 +10,10 @@ from runtime.weights.rules import Parameter
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A matrix [out_features, in_features] at `name`.weight. `parts`: the rows of each matrix it may be merged from.
+    """Matrix [out_features, in_features] at `name`.weight. `parts`: rows of each matrix from which it may be merged.
 
-    `stack` and `float32` as a `Parameter` has them. `reduce`: its columns are shared out where a model is cut for several devices
-    (sharding.py), so that what it gives there is a part of a sum, taken over them."""
+    `stack` and `float32`: see `Parameter`. `reduce`: columns are split when a model is sharded (sharding.py), so each output
+    is a partial sum that an all-reduce completes."""
 
     name: str
     out_features: int

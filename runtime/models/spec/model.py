@@ -14,16 +14,18 @@ from runtime.weights.rules import WeightsError
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """An encoder, and the projector that makes its outputs embeddings, computed by modules of transformers' class `architecture`.
+    """Media encoder and projector, computed by modules of transformers' class `architecture`.
 
-    `modalities`: "image", "audio", "video", those that are served. `stored_below`: how names of its tensors begin in checkpoints.
-    `config`: the whole model's, as in config.json. `whole_items`: tokens of an item see each other all, so it is never cut.
-    `num_deepstack`: vectors beside an embedding, which the first layers add to their outputs, one each (Qwen3-VL, 2025).
-    `is_packed`: it takes patches of several items side by side, each item told by its grid. `rope_positions`: where tokens stand
-    for a rotary embedding of three axes, if the decoder has one. `multiplier`: of the outputs, where the decoder multiplies them as
-    it does embeddings. `apart`: sounds beside pictures are encoded otherwise than alone, as `media.beside_pictures` tells them.
-    `num_outputs`: of each item, where the decoder reads them by cross-attention and not in the place of embeddings; every prompt
-    has one item then. `own`: the encoder as our own layers compute it, without a class of transformers. `speech`: what it hears."""
+    `modalities`: the served ones of "image", "audio", "video". `stored_below`: name prefix of its tensors in checkpoints.
+    `config`: config.json of the whole model. `whole_items`: all tokens of an item attend to each other, so an item is never
+    split. `num_deepstack`: extra vectors that the first layers add to their outputs, one each (Qwen3-VL, 2025). `is_packed`:
+    one call takes patches of several items, with the grid of each. `rope_positions`: positions of tokens for a rotary embedding
+    of three axes. `multiplier`: output scale, if the decoder scales embeddings. `apart`: audio is encoded differently when
+    images are present, see `media.beside_pictures`.
+
+    `num_outputs`: outputs per item, if the decoder reads them by cross-attention instead of as embeddings; every prompt then
+    has one item. `own`: the encoder in our own layers, without a class of transformers. `speech`: audio input of a speech
+    model."""
 
     architecture: str
     modalities: frozenset[str]

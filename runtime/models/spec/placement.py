@@ -1,7 +1,7 @@
-"""Files that say which device has which experts.
+"""Expert placement files: the experts of each device.
 
-JSON: a list for each device, of the numbers of its experts, for all layers; or an object of such lists by layer, as in
-{"3": [[0, 2], [1, 3]]}, where layers that are not named keep neighbours together. Every device has as many."""
+The JSON is a list of expert numbers for each device, for all layers; or an object of such lists by layer, as in {"3": [[0,
+2], [1, 3]]}. Layers that are not named keep neighbouring experts together. Every device has the same number of experts."""
 
 from __future__ import annotations
 

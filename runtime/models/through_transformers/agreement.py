@@ -1,10 +1,9 @@
-"""Agreement: a model as we run it beside the same modules as transformers runs them, over a few tokens, at start.
+"""Agreement check at start: compares a model as run here with the same modules run by transformers, over a few tokens.
 
-Tracing says what attention is asked for; that a model's tokens meet nowhere else, and that it takes positions as they come, is
-seen only in what it computes. So nothing that computes otherwise is served, be it an architecture that nobody has tried here.
+Tracing shows how attention is called. It cannot show whether tokens interact elsewhere, or whether positions are used as given,
+so outputs are compared. A model whose outputs differ is not served, even if its architecture has never been tried before.
 
-Both sides have the same weights, rounded already to what we keep them in: what is left between them is the arithmetic of the
-activations' dtype."""
+Both sides use the same rounded weights, so the remaining difference is arithmetic in the dtype of activations."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def window_of(sees: MaskFunction) -> int | None:
 
 
 def _first_seen(seen: Callable[[int, int], bool], query: int) -> int:
-    """The first key that a query sees, found by halving: key 0 is hidden, and the query sees itself if it sees anything."""
+    """Return the first key that a query attends to, by bisection. Key 0 is masked, and the query attends to itself if to
+    anything."""
     hidden, shown = 0, query
     while shown - hidden > 1:
         middle = (hidden + shown) // 2

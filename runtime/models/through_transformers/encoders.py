@@ -1,8 +1,7 @@
-"""Encoders that transformers builds: which class one is, what its config says of it, and how it is filled and tried.
+"""Text encoders built by transformers: selection of the class, its config, loading and checks.
 
-Beside a bare model (AutoModel) there may be a head for classes of a text or of its tokens; a head for masked tokens, or what
-else a model was trained by, is left away. A loaded model is run beside itself as transformers has it, on a text alone, and
-served only if they agree."""
+A bare model (AutoModel) may have a head that classifies texts or tokens; masked-LM heads and other training heads are
+dropped. A loaded model is compared with transformers' own run on a text, and served only if they agree."""
 
 from __future__ import annotations
 

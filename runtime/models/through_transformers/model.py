@@ -1,7 +1,8 @@
-"""A model of transformers' modules as the runners see it: a step's tokens as one row of a batch, attention over our pages.
+"""Model of transformers' modules behind the runner's interface: a step's tokens are one batch row, with attention over our
+pages.
 
-Tokens of different sequences stand side by side in that row; they meet in `paged_attention` only, which knows whose they are.
-Knows torch modules of any make, but not how they were built or filled."""
+Tokens of different sequences are adjacent in that row and interact only in `paged_attention`, which separates them. Works
+with any torch modules; independent of how they were built or loaded."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A model of transformers' modules that reads whole texts both ways, as the runners see it: a step's rows are padded to batches of
-about one length, and what comes of them is packed again.
+"""Bidirectional model of transformers' modules behind the runner's interface. Rows are padded to batches of similar length, and
+outputs are packed again.
 
-Its hidden states are the base's, and behind them, of a model with a head, what that says of the token or of its text. Knows
-torch modules of any make, but not how they were built or filled."""
+Its outputs are the base model's hidden states, followed by the head's output for the token or text if there is a head. Works
+with any torch modules; independent of how they were built or loaded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A tower: what a model of transformers sees and hears with, its modules as they are, without the decoder behind them.
+"""Tower: the image and audio encoders of a transformers model, with its modules unchanged, without the decoder.
 
-The class is built with a decoder of no layers and next to no vocabulary, filled by our readers with what the checkpoint has of the
-encoder, and what is left of the decoder is dropped. Then the class's own `get_image_features` and its like compute."""
+The class is built with a decoder of no layers and a tiny vocabulary, our readers load the encoder's weights, and the rest of
+the decoder is dropped. Then the class's own `get_image_features` and similar methods compute."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ class Tower:
         return each
 
     def _counted(self, modality: str, possible: Iterable[made_up.Inputs]) -> MediaItem:
-        """An item of the first of `possible` inputs that is taken, and of as many outputs as come of it. Raises what was said of
-        the last."""
+        """Return an item of the first of `possible` inputs that the model accepts, with its number of outputs. Raises the
+        last error otherwise."""
         why: Exception = ValueError(f"it takes no {modality}")
         for inputs in possible:
             try:
@@ -236,9 +236,11 @@ def _llama4(model: Any, pixel_values: Tensor, return_dict: bool = True) -> BaseM
 def _phi4_pictures(
     embed: Any, image_pixel_values: Tensor, image_sizes: Tensor, image_attention_mask: Tensor, return_dict: bool = True
 ) -> BaseModelOutputWithPooling:
-    """image_pixel_values [n, crops, 3, S, S], image_sizes [n, 2], image_attention_mask [n, crops, P, P]: which patches are
-    no padding. transformers puts outputs where a prompt's ids say so: here that prompt is nothing else. A picture has as many as
-    its rows of crops have, and one behind each row, one between, and as many of all of it again."""
+    """Return the outputs of Phi-4's images, without a prompt.
+
+    image_pixel_values [n, crops, 3, S, S], image_sizes [n, 2], image_attention_mask [n, crops, P, P]: patches that are no
+    padding. transformers writes outputs at positions of a prompt, so a prompt of image tokens only is made here. An image
+    has the outputs of its rows of crops, one after each row, one separator, and the same again for the whole image."""
     part, num = embed.image_embed, 0
     side = math.isqrt(part.num_img_tokens)
     for (height, width), seen in zip((image_sizes // part.crop_size).tolist(), image_attention_mask, strict=True):

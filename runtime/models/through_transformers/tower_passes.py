@@ -1,6 +1,6 @@
-"""A tower's forward pass where a picture's pixels and size alone decide what it does: run by whoever may have captured one like it.
+"""Forward pass of a tower that depends only on an image's pixels and size, so it can be captured and replayed.
 
-What makes outputs of its patches stays beside: that may ask the device for sizes, which no captured graph can hold."""
+The step from patches to outputs stays outside: it may read sizes from the device, which a captured graph cannot do."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def _laid(found: Any, tensors: list[Tensor]) -> Any:
 
 
 def run_by(passes: Callable[[], EncoderPasses | None], model: nn.Module) -> None:
-    """Have passes of those towers of `model` whose blocks are ours run so; but not of those that are told what is padding, at
-    which they look on the way."""
+    """Run towers of `model` that use our blocks through `passes`, except towers that receive a padding mask and read it on
+    the way."""
     for each in model.modules():
         takes = inspect.signature(each.forward).parameters if isinstance(each, PreTrainedModel) else {}
         if "pixel_values" not in takes or "patch_attention_mask" in takes or "input_ids" in takes:

@@ -1,8 +1,8 @@
-"""Blocks of vision transformers, computed by our ops in the place of transformers' own modules, whose weights they take.
+"""Blocks of vision transformers, computed by our ops with the weights of transformers' modules that they replace.
 
-Of towers that take patches of several pictures side by side (Qwen's, GLM's), of those that take pictures of one size (SigLIP's,
-CLIP's, Idefics 3's, InternVL's), and of Pixtral's, which takes one picture at a time. What a block is made of says a function by
-kind. What stands around the blocks stays transformers': patches, positions, windows, and what makes outputs of patches."""
+Supports towers that take patches of several images at once (Qwen, GLM), towers of one image size (SigLIP, CLIP, Idefics 3,
+InternVL), and Pixtral's, which takes one image at a time. One function per kind builds the block. Patches, positions,
+windows and the projection stay transformers'."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Block(nn.Module):
         return ops.attend_packed(qkv, heads, self._shared.positions, meta)
 
     def _computed(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """x [T, H] -> [T, H], beside x: whoever wants what is between blocks finds it as it was."""
+        """Compute the block of x [T, H] and return [T, H] in a new tensor. `x` is unchanged, for hooks that record it."""
         mixed = attend(ops.linear(self._norms[0](x), self._qkv))
         residual = ops.linear(mixed, self._output)
         residual += self._mlp(self._norms[1].add(x, residual))
@@ -289,8 +289,8 @@ _KINDS: Sequence[tuple[Callable[[Any], _Parts], type[Block]]] = (
 
 
 def take_over_layers(model: nn.Module) -> int:
-    """Have all layers of `model` that are of a kind known here computed here; how many. Each stays where it is, and of its
-    class, by which transformers finds what it is to record."""
+    """Replace the forward pass of supported layers of `model` by ours, and return their number. Modules keep their place and
+    class, by which transformers finds the ones to record."""
     num = 0
     for stack in [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each)]:
         parent = next(each for each in model.modules() if stack in each.children())

@@ -1,13 +1,13 @@
-"""bitsandbytes, as transformers saves it: eight bits (LLM.int8, Dettmers et al. 2022) and four (QLoRA, Dettmers et al. 2023).
+"""bitsandbytes as saved by transformers: 8-bit (LLM.int8, Dettmers et al. 2022) and 4-bit (QLoRA, Dettmers et al. 2023).
 
-Eight: `NAME.weight` [N, K] I8 and `NAME.SCB` [N] F32, the largest number of each row: a code is worth itself * SCB / 127.
-`weight_format` says how the codes would lie in memory, and is not used. Columns of large activations, which bitsandbytes computes
-in 16 bits as they come, are here like all others.
+8-bit: `NAME.weight` [N, K] I8 and `NAME.SCB` [N] F32, the largest absolute value of each row: a weight is code * SCB / 127.
+`weight_format` describes a memory layout and is ignored. Columns with outlier activations, which bitsandbytes computes in 16
+bits, are not treated separately.
 
-Four: `NAME.weight` [N * K / 2, 1] U8, two codes a byte, the first in the upper half; a code is the place of one of sixteen numbers
-(`weight.quant_map`), of nf4 or fp4, times the largest of its block of neighbours, row behind row (`weight.absmax`, F32). Or that is
-in eight bits itself ("double quantisation"): a place in `weight.nested_quant_map`, times one of `weight.nested_absmax` for every
-`nested_blocksize`, plus `nested_offset`. What the sizes are, and the shape [N, K], is JSON in
+4-bit: `NAME.weight` [N * K / 2, 1] U8, two codes a byte, the first in the upper half. A code is an index into
+`weight.quant_map`, the sixteen values of nf4 or fp4, times the block's absmax; blocks are contiguous, row by row
+(`weight.absmax`, F32). With double quantisation absmax has 8 bits: an index into `weight.nested_quant_map`, times one of
+`weight.nested_absmax` per `nested_blocksize`, plus `nested_offset`. The sizes and the shape [N, K] are JSON in
 `weight.quant_state.bitsandbytes__nf4`."""
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""compressed-tensors, by its formats float-quantized, int-quantized, naive-quantized, pack-quantized, nvfp4-pack-quantized,
+"""compressed-tensors formats: float-quantized, int-quantized, naive-quantized, pack-quantized, nvfp4-pack-quantized,
 mxfp4-pack-quantized and mxfp8-quantized.
 
-FP8 as fp8.py reads it, NVFP4 as nvfp4.py and MXFP4 as mxfp4.py do. `NAME.weight` [N, K] I8 with `weight_scale` of one number, one
-a row or [N, groups], and `weight_zero_point` I8 of the same shape where there are any. Packed: `weight_packed` [N, K / codes of a
-word] I32, `weight_scale` as before, `weight_zero_point` [N / codes of a word, groups] I32, but I8 beside a single scale,
-`weight_g_idx` [K] I32 where columns stand in an order of their own. Which layers are quantised the tensors tell; in how many bits
-those are that are packed, the group of the config whose targets name the layer."""
+FP8 is read by fp8.py, NVFP4 by nvfp4.py and MXFP4 by mxfp4.py. Integers: `NAME.weight` [N, K] I8 with `weight_scale` [1],
+[N] or [N, groups], and an optional `weight_zero_point` I8 of the same shape. Packed: `weight_packed` [N, K / codes of a
+word] I32, `weight_scale` as before, `weight_zero_point` [N / codes of a word, groups] I32 (I8 with a single scale), and
+`weight_g_idx` [K] I32 for reordered columns. Quantised layers are recognised by their tensors. The bits of packed codes come
+from the config group whose targets match the layer."""
 
 from __future__ import annotations
 

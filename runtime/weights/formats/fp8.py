@@ -1,9 +1,9 @@
-"""FP8: numbers of eight bits (E4M3) and what they are to be multiplied by, as DeepSeek, Qwen, Llama and ModelOpt publish them.
+"""FP8 weights (E4M3) with scales, as published by DeepSeek, Qwen, Llama and ModelOpt.
 
-`NAME.weight` [N, K] F8_E4M3; beside it `weight_scale_inv` or `weight_scale`, which both multiply: one number, one a row, or one a
-block of rows and columns, of the size that the config says (`weight_block_size`, 128 by 128), as floats or as powers of two (E8M0).
-MXFP8 of compressed-tensors has the latter's bytes as U8, one for 32 columns of a row. What activations are rounded by
-(`input_scale`) is not used: kernels round each token by its own largest, or not at all."""
+`NAME.weight` [N, K] F8_E4M3 with `weight_scale_inv` or `weight_scale`; both multiply. A scale is per tensor, per row, or per
+block of the config's `weight_block_size` (128 by 128), as a float or a power of two (E8M0). MXFP8 of compressed-tensors
+stores E8M0 bytes as U8, one for 32 columns of a row. The activation scale (`input_scale`) is ignored: kernels quantise each
+token by its own largest value, or not at all."""
 
 from __future__ import annotations
 

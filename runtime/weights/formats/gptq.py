@@ -1,8 +1,8 @@
-"""GPTQ (Frantar et al. 2023): codes of four or eight bits, transposed, in groups of input columns that may stand anywhere.
+"""GPTQ (Frantar et al. 2023): transposed codes of four or eight bits, in groups of input columns in any order.
 
-`NAME.qweight` [K / codes of a word, N] I32, `qzeros` [groups, N / codes of a word] I32, one less than the zero points unless the
-config's `checkpoint_format` is gptq_v2, `scales` [groups, N], `g_idx` [K] I32: the group of each column, in any order where the
-config says `desc_act`."""
+`NAME.qweight` [K / codes of a word, N] I32; `qzeros` [groups, N / codes of a word] I32, zero points minus one unless the
+config's `checkpoint_format` is gptq_v2; `scales` [groups, N]; `g_idx` [K] I32, the group of each column, unordered if the
+config's `desc_act` is true."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Scheme: a way of quantising that keeps one weight as several tensors of a checkpoint: its numbers, and what belongs to them.
+"""Scheme: a quantisation format that stores one weight as several tensors of a checkpoint, such as codes, scales and zero
+points.
 
-To the rules, which know names and shapes, they are one tensor. Reading gives either the numbers, or rows as kernels take them, by
-role. A scheme is one file here, which makes it of the section of a config that names it (`{}` where none does); how each weight is
-written is data beside it (`Written`), and a kernel says by the name of the format that it takes it. Nothing else asks which schemes
-there are."""
+The loading rules see them as one tensor. Reading returns either dequantised values, or rows in the form that kernels take,
+by role. A scheme is one file in this folder. It is constructed from the config section that names it (`{}` if there is
+none), and describes each weight in `Written`. A kernel declares the format names that it supports. No other code lists the
+schemes."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class StoredTensor(NamedTuple):
 
 
 class StoredTensors(dict[str, StoredTensor]):
-    """A checkpoint's tensors by name. `read`: the bytes of one, where those say how others are written. `metadata`: what the
-    headers of its files say beside the tensors, texts by name."""
+    """Tensors of a checkpoint by name. `read`: returns the bytes of a tensor, if they describe others. `metadata`: string
+    metadata of the files' headers, by name."""
 
     def __init__(
         self, tensors: Mapping[str, StoredTensor], read: Callable[[str], bytes], metadata: Mapping[str, str]

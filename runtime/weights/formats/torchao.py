@@ -1,10 +1,10 @@
-"""torchao, as its own safetensors have it: a weight is taken apart into tensors, and what it is stands in the header's metadata.
+"""torchao's safetensors layout: a weight is split into tensors, and its type is in the header's metadata.
 
-`NAME.weight` is JSON there: `_type`, and in `_data` its `block_size`. Of an Int8Tensor `NAME._weight_qdata` [N, K] I8,
-`_weight_scale` and `_weight_zero_point` [N, groups]; of an IntxUnpackedToInt8Tensor the same, of fewer bits in bytes; of a
-Float8Tensor qdata [N, K] F8_E4M3 and scales as fp8.py has them; of an Int4Tensor qdata [N, K / 2], signed, the first in the lower
-half, `_weight_scale` and `_weight_zero_point` [groups, N], which is what the code 0 is worth. Activations stay in 16 bits here, or
-are rounded as kernels choose, whatever torchao would do."""
+The metadata `NAME.weight` is JSON with `_type`, and `block_size` in `_data`. Int8Tensor: `NAME._weight_qdata` [N, K] I8,
+`_weight_scale` and `_weight_zero_point` [N, groups]. IntxUnpackedToInt8Tensor: the same, with fewer bits per byte.
+Float8Tensor: qdata [N, K] F8_E4M3 with the scales of fp8.py. Int4Tensor: qdata [N, K / 2], signed, the first code in the
+lower half, `_weight_scale` and `_weight_zero_point` [groups, N], which is the value of code 0. Activations stay in 16 bits
+or are quantised as kernels choose, regardless of torchao's setting."""
 
 from __future__ import annotations
 
