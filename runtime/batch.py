@@ -85,8 +85,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The row's hidden states are pooled as `params` say, in which nothing is left open. Not `is_last`: these are a piece of a
-    prompt all of whose tokens are read, kept until its last one comes."""
+    """Pooling of the row's hidden states by `params`, which are fully resolved. `is_last` False: this is a chunk of a prompt
+    whose pooling reads all tokens, and partial results are kept until its last chunk."""
 
     params: PoolingParams
     is_last: bool = True

@@ -1,4 +1,4 @@
-"""Fault: what it means for the engine that a step failed. A lane knows its device's errors; the engine acts on their kind."""
+"""Fault: effect of a failed step on the engine. A lane classifies its device's errors; the engine acts on the class."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class Feature:
     # --- afterwards -----------------------------------------------------------------------------------------------
 
     def launches(self, batch: ScheduledBatch, door: Door) -> None:
-        """Begin what is computed beside the step of `batch`, which is launched next. Its ends come through `door`."""
+        """Start work beside the step of `batch`, which is launched next. Its completion is reported through `door`."""
 
     @property
     def slows_steps(self) -> bool:
@@ -179,7 +179,7 @@ class Feature:
         """Learn from a step: `step_s` seconds passed between the end of the step before it, or its launch, and its own end."""
 
     def settled(self, batch: ScheduledBatch) -> None:
-        """Note that `batch` ran: the device has done what it asked for."""
+        """Record that `batch` ran and the device has done its work."""
 
     def forget(self, batch: ScheduledBatch) -> None:
         """Note that `batch` did not run."""
@@ -191,5 +191,5 @@ class Feature:
         return []
 
     def progress(self) -> str:
-        """Return what the throughput line of the log says of the time since the last call, "" for nothing."""
+        """Return this feature's part of the throughput log line since the last call, or ""."""
         return ""

@@ -118,9 +118,11 @@ class Runner(Protocol):
     """Protocol of a model runner. FakeRunner in the tests is another one."""
 
     def encode(self, batch: ScheduledBatch) -> Sequence[asyncio.Future[None]]:
-        """Drop what `batch` drops of encoders' outputs and submit its encoder work, beside steps; call it before the batch is
-        launched. For each piece of work, in order, when batches may need its outputs: it raises RowFailed where that item cannot
-        be encoded, else what the device raised."""
+        """Drop evicted encoder outputs and submit the encoder work of `batch`, beside steps. Call it before launching the
+        batch.
+
+        Return a future per piece of work, in order, done when batches may use its outputs. It raises RowFailed if the item
+        cannot be encoded, or the device's error."""
         ...
 
     def launch(self, batch: ScheduledBatch) -> Step:

@@ -88,7 +88,7 @@ class EngineClient(Protocol):
         ...
 
     def reset_prefix_cache(self) -> None:
-        """Forget what prompts have left for others to share. Who is running goes on, and leaves its own from now on."""
+        """Drop all cached prefixes. Running sequences continue, and cache their blocks again from now on."""
         ...
 
     async def sleep(self, level: SleepLevel = SleepLevel.HOST) -> None:
@@ -102,11 +102,10 @@ class EngineClient(Protocol):
         ...
 
     async def start_profile(self, path: Path, *, delay_steps: int = 0, num_steps: int | None = None) -> None:
-        """Record what is computed, and what the event loop does, into a trace of Chrome's format, gzipped: from now, or when
-        `delay_steps` have settled, until `num_steps` more have or `stop_profile` is called. Returns when it has begun, unless it is
-        delayed.
+        """Record computation and the event loop into a gzipped trace in Chrome's format.
 
-        Raises ProfileError."""
+        Recording starts now, or after `delay_steps` settled steps, and ends after `num_steps` more or at `stop_profile`.
+        Returns when recording has started, at once if it is delayed. Raises ProfileError."""
         ...
 
     async def stop_profile(self) -> Path:
@@ -126,9 +125,9 @@ class EngineClient(Protocol):
         ...
 
     async def death(self) -> str:
-        """Return when the engine can never serve again, and say why. All its requests have been told then."""
+        """Return the reason when the engine can never serve again. All its requests have ended by then."""
         ...
 
     async def close(self, limit_s: float = ...) -> bool:
-        """Abort what is left and end, within about `limit_s`. False where something did not let go: a step that hangs."""
+        """Abort remaining requests and shut down, within about `limit_s`. Return False if something hangs, such as a step."""
         ...

@@ -1,6 +1,6 @@
-"""Media: pictures, sounds and videos of a prompt as the engine has them: arrays that a processor made, and where they stand.
+"""Media: images, audio and video of a prompt as processed arrays, with their positions.
 
-Knows neither files nor formats: what was sent has been decoded and processed before it comes here. Standard library only."""
+Independent of files and formats: inputs are decoded and processed before. Standard library only."""
 
 from __future__ import annotations
 

@@ -81,9 +81,9 @@ WriterOf = Callable[[int], TokenWriter | None]  # by a request's index
 class TokenStream(Protocol):
     """Outputs of the requests of one `submit`, in the order they settle.
 
-    Use: `async with engine.submit([request]) as stream: async for outputs in stream: ...`. Every request ends with
-    exactly one Output whose `finish` is set; the iteration ends after the last. A slow reader finds several tokens
-    in one Output and slows nobody. Leaving the block aborts whatever is unfinished."""
+    Use: `async with engine.submit([request]) as stream: async for outputs in stream: ...`. Every request ends with exactly
+    one Output whose `finish` is set; the iteration ends after the last. A slow reader gets several tokens in one Output and
+    delays no other reader. Leaving the block aborts unfinished requests."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(

@@ -147,16 +147,18 @@ class PreparedPrompt:
     media: tuple[MediaItem, ...] = field(default=(), repr=False)
 
     def extended(self, token_ids: Sequence[int]) -> PreparedPrompt:
-        """The prepared prompt for `token_ids`, which begin with these and go on with what the same engine gave: nothing is
-        checked or hashed anew."""
+        """Return the prepared prompt of `token_ids`, which extend this prompt by outputs of the same engine. Nothing is
+        checked or hashed again."""
         return PreparedPrompt(token_ids, self.cache_root, self.block_hashes, self.media)
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter. `key`: of this version of it, by which blocks in the prefix cache are its own: what is loaded later under the
-    same name has another. `path`: its folder; `base`: the model that its author says it was trained on; `max_rank`: of its
-    matrices, which hold `num_parameters` numbers. `created`: seconds since the epoch."""
+    """LoRA adapter.
+
+    `key`: identifies this version, also in the prefix cache; reloading under the same name gives another key. `path`: its
+    folder. `base`: the base model, by its author. `max_rank`: the largest rank of its matrices. `num_parameters`: their
+    total size. `created`: seconds since the epoch."""
 
     name: str
     key: int

@@ -1,4 +1,4 @@
-"""The state of an engine: its health, its metrics, and what it did lately."""
+"""State of an engine: its health, its metrics, and its recent activity."""
 
 from __future__ import annotations
 
@@ -68,8 +68,10 @@ class Metric:
 
 
 class StepRecord(NamedTuple):
-    """A step that has settled. `number`: counted from 1. `num_prompt_tokens`: of chunks; `num_decodes`: rows that only decode.
-    `was_captured`: it was replayed as a graph. `idle_s`: the device's pause before it, None where nobody knows."""
+    """A settled step.
+
+    `number`: counted from 1. `num_prompt_tokens`: tokens of chunks. `num_decodes`: rows that only decode. `was_captured`:
+    replayed as a graph. `idle_s`: idle time of the device before it, None if unknown."""
 
     number: int
     launched_s: float

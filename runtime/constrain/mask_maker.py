@@ -94,7 +94,7 @@ class MaskMaker:
             self._watch(mask)
 
     def has_mask(self, number: int) -> bool:
-        """Also of one that has ended: nobody will look at what it samples."""
+        """Return whether the mask is ready. Also True for an ended sequence, whose samples are discarded."""
         constraint = self._sequences.get(number)
         return constraint is None or (constraint.mask is not None and constraint.mask.made is not None)
 

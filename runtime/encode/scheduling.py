@@ -234,7 +234,7 @@ class EncoderScheduling(Feature):
         return bool(self._work)
 
     def complete(self, batch: ScheduledBatch) -> ScheduledBatch:
-        """Add what is to be encoded before the step, and what goes to make room for it. The next step has a budget of its own."""
+        """Add the items to encode before the step, and the outputs to evict for them. The next step has a budget of its own."""
         for key, holder in self._finished:
             self.cache.release(key, holder)
         self._finished.clear()

@@ -59,8 +59,9 @@ class StartRate:
 
 
 class TokenBucket:
-    """Tokens that a caller may still have: a minute's at most, and refilled as time passes. It may go into debt, since nobody knows
-    how long an answer becomes; while it is empty nothing new is taken."""
+    """Token bucket of a caller: at most one minute of tokens, refilled over time.
+
+    It may become negative, because output lengths are unknown in advance. While it is empty, new requests are rejected."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self._per_s, self._most = per_minute / 60, float(per_minute)

@@ -66,7 +66,7 @@ class Observers:
         self.call(self._scheduler.learn, step.batch, now - began_s, now - before_s)
 
     def settled(self, all_settled: Several[Settled], now: float) -> None:
-        """Note what a step brought its sequences, before they are told."""
+        """Record the results of a step, before the sequences get them."""
         self.call(self._meter.gained, all_settled, now)
 
     def delivered_step(self, now: float) -> None:

@@ -174,7 +174,7 @@ class OpenRequests:
 
 
 def _of(sequence: Sequence) -> dict[str, str]:
-    """Return what the log has of a line about a sequence: the id of the request that it is a part of."""
+    """Return log fields of a sequence: the id of the request that it belongs to."""
     return {"request_id": sequence.request.parent_id or sequence.request.id}
 
 

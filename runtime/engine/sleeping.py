@@ -86,7 +86,7 @@ class Sleeping:
     # --- who asks -------------------------------------------------------------------------------------------------
 
     async def become(self, level: SleepLevel) -> None:
-        """Return when the engine is so: it is once it has nothing to do. Of two who ask, the second is heard.
+        """Return when the engine has reached `level`, which it does when it is idle. A later call replaces an earlier one.
 
         Raises SleepError."""
         if self._runner_factory is None:
@@ -109,7 +109,7 @@ class Sleeping:
 
     @property
     def should_wake(self) -> bool:
-        """Because somebody asked for it."""
+        """Return whether a wake-up was requested."""
         return self.level is not SleepLevel.AWAKE and self._wanted is SleepLevel.AWAKE
 
     async def rest(self, take_runner: Callable[[], Runner]) -> None:

@@ -105,8 +105,8 @@ class EngineTokenStream:
         notifier: StreamNotifier | None = None,
         left: Callable[[list[int]], None] | None = None,
     ) -> None:
-        """Open all requests. `notifier`: of all streams that a step brings news; None: this one's own. `left`: told of all
-        requests together that the reader left before their end, when they have ended."""
+        """Open all requests. `notifier`: shared by all streams of an engine; None: a private one. `left`: called with all
+        requests that the reader left early, once all of them have ended."""
         self.held_s = 0.0
         self._since_s = 0.0  # since when something waits for a reader that is busy; 0 while nothing does
         self._ended: list[int] = []  # whose last Output has not been dealt with

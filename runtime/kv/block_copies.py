@@ -1,6 +1,6 @@
-"""Block copies: asked for by whoever shares or moves blocks, carried by the next batch, alive until that batch has settled.
+"""Block copies: requested by code that shares or moves blocks, executed with the next batch, and held until it settles.
 
-Both blocks of a copy have one user more meanwhile, so neither is handed out again before it has been read and written."""
+Until then both blocks of a copy have an extra reference, so neither is reallocated before it was read and written."""
 
 from __future__ import annotations
 

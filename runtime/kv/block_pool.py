@@ -56,7 +56,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody uses and nobody has been promised."""
+        """Number of blocks that are neither used nor reserved."""
         return len(self._blank) + self._num_cached - self.num_reserved
 
     @property

@@ -280,7 +280,8 @@ class Cross(_Attention):
 
 @dataclass(frozen=True, slots=True)
 class Nothing(_Kind):
-    """No memory: all that a query sees is in its own step. Its table stays empty, and is there for the step's metadata."""
+    """No memory: a query attends only to tokens of its own step. The block table stays empty and exists for the step's
+    metadata."""
 
     order = 3
     no_prefix_reason = "layers without memory see nothing that was computed before"

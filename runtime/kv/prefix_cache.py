@@ -41,8 +41,8 @@ class Match(NamedTuple):
 
 
 class _LastMatch:
-    """The last match, for a sequence that waits and asks again at every step. `names`: the hashes whose coming and going would
-    change it; None where any may."""
+    """Last match of a waiting sequence, which is looked up again at every step. `names`: hashes whose insertion or eviction
+    would change it; None for any."""
 
     __slots__ = ("block_hashes", "key", "match", "names", "stale")
 
@@ -175,8 +175,8 @@ class PrefixCache:
         return group.first_in_window(num_entries * self.block_size) // self.block_size
 
     def insert(self, names: Sequence[BlockHash], group: int, block_ids: Sequence[int]) -> None:
-        """Entries of a table of the group of that index, one behind another. The first with a content wins; a twin computed beside
-        it stays nameless and is reused first."""
+        """Insert consecutive entries of a table of group `group`. If the content is already cached, the first block stays;
+        the duplicate is not cached and is reused first."""
         if not self.enabled:
             return
         blocks_of = self._blocks_of[group]

@@ -144,7 +144,7 @@ class SequenceBlocks:
                 self.pool.release(out_of_window, self.cache)
 
     def take_new(self, sequence: Sequence) -> tuple[NewBlocks, ...]:
-        """Return what the device has not been told of the tables of `sequence`."""
+        """Return the blocks of `sequence` that were added since the last call, for the device's tables."""
         if not sequence.has_new_blocks:
             return ()
         sequence.has_new_blocks = False

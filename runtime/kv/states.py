@@ -1,6 +1,6 @@
-"""Copies of recurrent states, kept while a step computes ids on trial: states cannot forget what they have read.
+"""Copies of recurrent states, kept while a step verifies drafts, because a state cannot be rolled back.
 
-A sequence that keeps a copy is in no other step until its step has settled, so the copy is what it goes back to."""
+A sequence with a copy is in no other step until its step has settled, so the copy is the state to restore."""
 
 from __future__ import annotations
 

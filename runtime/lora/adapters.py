@@ -44,7 +44,7 @@ class Store(Protocol):
         ...
 
     def leave(self) -> None:
-        """Let go of all, and of the model: what is read from now on is not kept."""
+        """Release all adapters and the model. Adapters read from now on are only checked."""
         ...
 
     def enter(self, fresh: Self) -> None:
@@ -157,7 +157,7 @@ class Adapters:
         task.add_done_callback(self._loading.discard)
 
     async def _load(self, key: int) -> None:
-        """Bring one into memory again that had to make room."""
+        """Load an evicted adapter into memory again."""
         try:
             await asyncio.to_thread(self._store.read, key, self._paths[key])
         except Exception as error:

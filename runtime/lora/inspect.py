@@ -18,9 +18,10 @@ from runtime.weights.safetensors_file import SafetensorsCheckpoint
 
 
 def inspect(path: str, model: str | None, max_rank: int) -> dict[str, Any]:
-    """Facts ready for JSON. `refusal`: why it cannot be served beside `model`, or, without one, beside any.
+    """Return facts of an adapter as JSON data. `refusal`: why it cannot be served with `model`, or with any model if that is
+    None.
 
-    Raises WeightsError where there is nothing to be read, or for a model that cannot be found."""
+    Raises WeightsError if there is no adapter to read, or the model cannot be found."""
     folder = Path(path)
     Fingerprint.of(folder)
     files = SafetensorsCheckpoint(folder, (), single=WEIGHTS)

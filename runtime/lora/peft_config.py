@@ -34,7 +34,8 @@ class PeftConfig:
 
     @classmethod
     def read(cls, folder: Path) -> PeftConfig:
-        """Raises WeightsError for a config that cannot be read, makes no sense, or asks for what is not served."""
+        """Read the config of a PEFT folder. Raises WeightsError if it is unreadable, invalid, or uses an unsupported
+        feature."""
         path = folder / CONFIG
         try:
             if path.stat().st_size > _MAX_BYTES:

@@ -1,7 +1,7 @@
-"""A PEFT folder, adapter_config.json and adapter_model.safetensors, read without trust into what each layer needs of it.
+"""PEFT folder (adapter_config.json and adapter_model.safetensors), read as untrusted data into matrices by layer.
 
-Everything is checked against the model before an adapter is used: unknown modules, shapes, ranks, numbers that are none. What is
-wrong with a folder is said with the tensor's name, and nothing else notices."""
+All of it is checked against the model before the adapter is used: module names, shapes, ranks, NaN and infinity. An error
+names the tensor and affects this adapter only."""
 
 from __future__ import annotations
 

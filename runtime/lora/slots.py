@@ -80,7 +80,7 @@ class AdapterSlots:
             self._drop(key)
 
     def retire(self, key: int, when_unused: Callable[[], None] = lambda: None) -> None:
-        """Nobody can ask for it any more: it goes with its last user, and `when_unused` is called then."""
+        """Unload an adapter for new requests. It is removed with its last user, and then `when_unused` is called."""
         version = self._versions[key]
         version.is_retired = True
         version.when_unused.append(when_unused)
@@ -100,7 +100,8 @@ class AdapterSlots:
             version.where = Where.STORED
 
     def leave(self) -> None:
-        """The model has gone, and what was in memory and in slots: all are in their files alone. Nobody runs."""
+        """Clear memory and slots after the model was released: adapters remain in their files only. No sequence may be
+        running."""
         assert not any(version.num_running for version in self._versions.values()), "nobody runs"
         for version in self._versions.values():
             self._leave_slot(version)

@@ -1,7 +1,7 @@
-"""Adapters in memory: read from their folders, checked, and brought into the form in which a model's layers take them.
+"""Adapters in memory: read from their folders, checked, and converted to the form that the model's layers take.
 
-Called on threads to read, and on the event loop to let go. A folder that is read again must still hold what it held: blocks of the
-prefix cache and running sequences go by it."""
+Reading runs on threads, releasing on the event loop. A folder must still have the same content when it is read again,
+because cached prefix blocks and running sequences depend on it."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ class AdapterStore:
         self._rooms = fresh._rooms
 
     def forget(self, key: int) -> None:
-        """Nobody will ask for it again."""
+        """Remove an adapter that is no longer requested."""
         self.drop(key)
         self._fingerprints.pop(key, None)

@@ -1,6 +1,6 @@
-"""A model's room for adapters: what each of its layers keeps of those in its slots, and which of them a step's tokens take.
+"""Adapter slots of a model: memory of each layer for the adapters in slots, and the slot of each token of a step.
 
-Slots are written in the order of steps, by whoever computes them; to prepare an adapter is slow, and anybody's."""
+Slots are written in step order by the thread that computes. Preparing an adapter is slow and may run on any thread."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _HALVES: tuple[Half, Half] = ("gate_up", "down")
 
 
 class AdapterRoom(NamedTuple):
-    """Room for `num_slots` adapters at a time, of at most `max_rank`. `num_ready`: adapters whose host memory is reserved at
-    start, where such memory is slow to get. `experts`, `vocabulary` (embedding and head): on a device, room for these
-    whether adapters change them or not."""
+    """Memory for `num_slots` adapters of rank up to `max_rank`.
+
+    `num_ready`: adapters whose pinned host memory is allocated at start, where allocation is slow. `experts`, `vocabulary`
+    (embedding and head): on a device, allocate slots for these even before an adapter changes them."""
 
     num_slots: int
     max_rank: int
@@ -52,7 +53,7 @@ def vocabulary_linears(spec: DecoderSpec) -> list[Linear]:
 
 
 def embedding_linear(spec: DecoderSpec) -> Linear:
-    """The embedding as adapters have it, whose A has a column for each id: [H, V], the transpose of what is stored."""
+    """Return the embedding as a linear layer for adapters, whose A has a column for each id: [H, V], transposed."""
     return Linear(EMBEDDING, spec.embedding_size or spec.hidden_size, spec.vocab_rows)
 
 

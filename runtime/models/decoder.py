@@ -122,13 +122,14 @@ class Decoder:
         self._parameters.load(name, stored)
 
     def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
-        """input_ids [T] int64 -> [T, H], as `ForwardStep.input_embeds` takes them, for callers who put others among them.
-        `adapters`: as of `ForwardStep`."""
+        """Return the embeddings [T, H] of input_ids [T] int64, in the form of `ForwardStep.input_embeds`, for callers that
+        replace some of them. `adapters`: see `ForwardStep`."""
         return self._vocabulary.embed(input_ids, self._of_tokens(adapters))
 
     def forward(self, step: ForwardStep) -> Hidden:
-        """One step, up to the last layer. The tokens' keys and values are written where the step's slot mappings say, then
-        attended to. Of a stage that is not the last, what it gives is handed on, and good for nothing else."""
+        """Compute one step up to the last layer. Keys and values of the tokens are written to the step's slots before
+        attention reads them. A stage that is not the last sends its output to the next stage, and its return value has no
+        meaning."""
         if self._axes is not None and step.rope_positions is not None and step.rope_positions.ndim > 1:
             step = self._axes.rotated(step)
         if self._stage is not None:

@@ -140,8 +140,9 @@ def load(
 
 
 def supported() -> Iterator[tuple[str, str]]:
-    """Architectures and whether "native" or "transformers" computes each; of the latter, if the package is there, those
-    that were tried. A config may still ask for what is not served."""
+    """Yield architectures with "native" or "transformers" as their implementation.
+
+    Of the latter, only those that were tried, if the package is installed. A config may still use unsupported options."""
     yield from ((name, "native") for name in FAMILIES)
     yield from ((name, "transformers") for name in _tried())
 

@@ -37,8 +37,8 @@ class Encoder(Protocol):
     def weights_bytes(self) -> int: ...
 
     def samples(self, max_tokens: int) -> list[list[MediaItem]]:
-        """Items to try it with, those of a list together, of `max_tokens` outputs at most if there are several; what their outputs
-        say is no matter. Of what it cannot make up without a processor there are none."""
+        """Return groups of artificial items for warm-up, each group to be encoded together, with at most `max_tokens`
+        outputs per group of several. Their content is arbitrary. Kinds that need a processor are omitted."""
         ...
 
     def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:

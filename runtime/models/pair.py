@@ -1,4 +1,4 @@
-"""A loaded model beside a draft model, or a draft head. To a runner it is the first; the second is there for who guesses by it."""
+"""Pair of a model and its draft model or head. A runner uses the first; a drafter uses the second."""
 
 from __future__ import annotations
 

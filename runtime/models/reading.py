@@ -1,7 +1,6 @@
-"""Reading: a checkpoint's tensors as the parameters of a decoder, one after the other, each as it is to be kept.
+"""Reading: loads a checkpoint's tensors as parameters of a decoder, one by one, each in its target format.
 
-The plan is checked against what the checkpoint holds before anything is read. Knows formats and names; what kernels make of a
-weight is theirs."""
+The plan is checked against the checkpoint before any data is read. Handles formats and names; kernels prepare the weights."""
 
 from __future__ import annotations
 
@@ -154,8 +153,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class ParameterReader:
-    """Parameters of the model `spec` from `source`. `dtype`: of activations. Matrices are stored as `policy` says if kernels
-    for the device support it; otherwise the log says so once.
+    """Parameters of the model `spec` from `source`. `dtype`: dtype of activations. Matrices are stored as `policy` says if
+    kernels for the device support it; otherwise a warning is logged once.
 
     Raises WeightsError naming missing, surplus and wrong-shape tensors."""
 
@@ -259,8 +258,8 @@ class ParameterReader:
         return [part.with_bias(each) for part, each in zip(parts, biases, strict=True)]
 
     def _not_to_round(self, spec: DecoderSpec, online: str) -> set[str]:
-        """The head, whose few bits would be those of the answer, what products of such codes cannot be cut to, and experts where no
-        kernel reads them."""
+        """Return weights that stay unquantised: the head, matrices whose shapes no format fits, and experts without a kernel
+        for the format."""
         shapes = (load.parameter for load in self._loads if load.parameter.name in self._rounded)
         uneven = {each.name for each in shapes if each.shape[0] % 16 or each.shape[1] % 64}
         why = ops.moe_refusal([ops.WeightFormat(online)], DTYPES[self._dtype], self._device) if self._halves else None
@@ -322,7 +321,7 @@ def _routers(spec: DecoderSpec) -> set[str]:
 
 
 def as_torch(values: Any) -> Tensor:
-    """16-bit integers are the bits of bfloat16. What is a tensor stays one."""
+    """Convert an array to a tensor; 16-bit integers are the bits of bfloat16. Tensors are returned unchanged."""
     if isinstance(values, Tensor):
         return values
     tensor = torch.from_numpy(values)

@@ -36,9 +36,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(_families)
 
 
 def register(architectures: Mapping[str, Family], origin: str) -> None:
-    """Serve these too. `origin`: who brings them, for the complaint.
+    """Register families of another package. `origin`: the package, for error messages.
 
-    Raises ValueError where another family serves one of them; nothing is registered then."""
+    Raises ValueError without registering any if another family already serves one of `architectures`."""
     for name, family in architectures.items():
         if _families.get(name, family) is not family:
             raise ValueError(f"{origin} serves {name}, which {_families[name].__module__} already does")

@@ -40,7 +40,7 @@ class SoundEncoder:
         self._layers = layers.traced(self._caches)
 
     def samples(self, max_tokens: int) -> list[list[MediaItem]]:
-        """See `Encoder`: one window of silence, and as many as a pass has."""
+        """See `Encoder`: one window of silence, and a full batch of windows."""
         num = min(_MAX_WINDOWS, max(1, max_tokens // self.spec.num_outputs))
         silence = self._speech.silence()
         several = [replace(silence, digest=silence.digest + bytes([number])) for number in range(num)]

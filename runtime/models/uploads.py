@@ -1,7 +1,7 @@
-"""Uploads: numbers of a checkpoint to a CUDA device by the threads that read them, through memory that is used again and again.
+"""Uploads: copies a checkpoint's data to a CUDA device on the reading threads, through reused pinned buffers.
 
-Read into an array of their own, each 4 KiB of them would cost a page fault, and one thread's copy out of memory that the device
-cannot read by itself. Here each thread has a slab that it can; it reads a piece into it, has it copied, and reads the next."""
+Fresh arrays would cost a page fault per 4 KiB, and a single-threaded copy from pageable memory. Here each thread reads a
+piece into its pinned slab, starts the copy, and reads the next piece."""
 
 from __future__ import annotations
 

@@ -207,8 +207,8 @@ _SIZE = struct.Struct("<Q")
 
 
 class Connection(asyncio.Protocol):
-    """One end of it, on the loop. `on_message`: called with each; `on_lost`: once, when nothing more will come. Who has connected
-    says the secret first, and only then the other one."""
+    """One end of a connection, on the event loop. `on_message`: called with each message; `on_lost`: called once at its end.
+    The connecting side sends its secret first, and the other side replies with its own."""
 
     def __init__(
         self, secret: bytes, on_message: Callable[[Connection, Any], None], on_lost: Callable[[Connection], None], *,

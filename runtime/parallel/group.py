@@ -1,8 +1,8 @@
-"""Group: where the ranks of one step exchange tensors, when each computes on a host thread of its own.
+"""Group: exchanges tensors between the ranks of a step, each of which runs on its own host thread.
 
-Ranks compute the same steps in the same order, so the k-th step of each has the k-th meeting. One that fails there leaves it, and
-the others fail with it instead of waiting; the meetings of other steps know nothing of that. Sums are taken in the order of the
-ranks, by each rank for itself: they have the same bits everywhere, or ranks would drift apart."""
+All ranks run the same steps in the same order, so the k-th step of each uses the k-th meeting. A rank that fails leaves its
+meeting, and the other ranks of that step fail instead of waiting; meetings of other steps are unaffected. Each rank computes
+sums by itself in rank order, so results are bit-identical on all ranks."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Group:
             return meeting
 
     def end(self, where: str = "") -> None:
-        """A rank has gone for good: whoever waits for it, and whoever would, fails. `where`: which, if it is known."""
+        """Fail all current and later waits for a rank that has gone. `where`: the rank, if known."""
         with self._lock:
             self._ended = self._ended or Gone(where)
             for meeting in list(self._under_way):
@@ -109,8 +109,8 @@ class Group:
 
 
 class HostRank:
-    """Rank `number` of a group, whose steps run on one thread. See `Peers`. `device`: the number of the one that is its own.
-    `everyone`: the same one among the ranks of all stages, which agree at the start; itself where there is one stage."""
+    """Rank `number` of a group, whose steps run on one thread. See `Peers`. `device`: number of its device. `everyone`: the
+    same rank in the group of all stages' ranks, used at start; itself if there is one stage."""
 
     def __init__(self, group: Group, number: int, device: int | None = None, everyone: HostRank | None = None) -> None:
         self.group, self.number, self.size = group, number, group.size
@@ -121,7 +121,7 @@ class HostRank:
 
     @contextmanager
     def by_itself(self) -> Iterator[None]:
-        """Inside nothing is exchanged with other ranks, who do not come: what is computed is of no use."""
+        """Disable exchanges within the context, for work that other ranks do not run. Its results are meaningless."""
         self.is_alone = True
         try:
             yield

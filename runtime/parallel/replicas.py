@@ -250,7 +250,7 @@ class ReplicaAdapters:
         return self._first.find(name)
 
     async def load(self, name: str, path: str) -> Adapter:
-        """The others follow once the first has taken it. Where one of them then refuses what that one took, nobody has the name."""
+        """Load an adapter on the first replica, then on all. If one of them rejects it, the name is removed from all."""
         async with self._changing:
             adapter = await self._first.load(name, path)
             try:

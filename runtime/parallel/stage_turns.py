@@ -41,6 +41,6 @@ class StageTurns(Feature):
                 wanted[index] = 0
 
     def relaxes(self) -> bool:
-        """The decodes of this turn could not go on, and nothing is in flight: let any."""
+        """Return whether any decode may run: those of this turn cannot, and nothing is in flight."""
         self._is_lifted = not any(sequence.num_in_flight for sequence in self._scheduler.running)
         return self._is_lifted

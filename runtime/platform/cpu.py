@@ -119,7 +119,7 @@ class CpuPlatform:
         """Do nothing: there is nothing to compile."""
 
     def out_of_memory_is(self, option: str) -> AbstractContextManager[None]:
-        """The system ends a process that takes too much, and tells nobody."""
+        """Return a context without effect: the system kills a process that uses too much memory, without an error."""
         return nullcontext()
 
     def first_items(self, encoder: Encoder, plan: EnginePlan) -> list[list[MediaItem]]:

@@ -1,7 +1,7 @@
-"""A CUDA device: what fits in its memory, and the runner around a loaded model, warmed up and captured.
+"""CUDA device: memory planning, and the runner of a loaded model, warmed up and captured.
 
-Memory, in this order: weights; tables of the sampler and the inputs; what a step of the largest size takes, found by running
-one; what captured graphs keep; and all the rest of the share that was asked for is KV cache."""
+Memory is assigned in this order: weights; tables of sampler and inputs; peak memory of the largest step, measured by running
+it; captured graphs; and the rest of the requested share for the KV cache."""
 
 from __future__ import annotations
 

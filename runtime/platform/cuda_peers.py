@@ -218,8 +218,7 @@ class NcclLink:
 
 
 class HostCopies:
-    """A `Link` through the host's memory, for stages that share a device. Who gives does not wait: a thread sends what has been
-    computed, in order."""
+    """`Link` through host memory, for stages that share a device. Sending does not block: a thread sends results in order."""
 
     def __init__(self, link: HostLink, device: torch.device, *, gives: bool) -> None:
         self._link, self._device = link, device

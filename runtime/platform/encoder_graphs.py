@@ -1,7 +1,7 @@
-"""Captured passes of an encoder: those of shapes that come again and again, replayed in the place of hundreds of launches.
+"""Captured passes of an encoder for frequent shapes; one replay replaces hundreds of launches.
 
-A pass is captured when its shape comes for the second time, on the stream and by the thread that encode anyway, so no step waits
-for it. Few are kept, and in one memory: they run one behind another."""
+A pass is captured when its shape occurs for the second time, on the encoder's stream and thread, so no step waits for it. A
+few are kept and share memory, since they run one at a time."""
 
 from __future__ import annotations
 

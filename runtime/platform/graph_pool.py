@@ -49,8 +49,8 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
 
 
 def drafted_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
-    """A quarter to a half apart, up to what a step of decodes has of logits, or 64 where that is more; and `_TRIED` more, so that
-    guesses may be tried where every row decodes."""
+    """Return token counts 25 to 50 % apart, up to the logits of a decode step or 64, and then `_TRIED` more, so that drafts
+    can be tried while every row decodes."""
     sizes, most = [2], min(max_num_tokens, max(max_num_seqs, 64))
     while sizes[-1] < most:
         size = sizes[-1]
@@ -139,8 +139,8 @@ class GraphPool:
 
     @property
     def first(self) -> list[StepShape]:
-        """Shapes that a start captures: enough that a step of any size fits one less than twice as large, for the maximum
-        number of rows; all with drafts; and the largest, whose memory the others share."""
+        """Return the shapes to capture at start: one less than twice as large as any step, for the maximum number of rows;
+        all with drafts; and the largest, whose memory the rest share."""
         max_rows = {shape.num_tokens: shape.num_rows for shape in self._mixed}  # the last of a size has most
 
         def is_first(shape: StepShape) -> bool:
@@ -151,8 +151,10 @@ class GraphPool:
         return [shape for shape in self.shapes if shape.drafts or is_first(shape)]
 
     def capture(self, shapes: Iterable[StepShape], compute: Compute) -> None:
-        """Record what `compute` enqueues for each of `shapes`, and what is to follow it. It has run before for one of each kind, so
-        nothing is left to compile or allocate for good. What is left of `self.shapes` is for `capture_next`."""
+        """Capture the work that `compute` enqueues for each of `shapes`, and the drafter's.
+
+        One shape of each kind must have run before, so that compilation and allocation are done. Remaining `self.shapes` are
+        captured by `capture_next`."""
         self.memory = torch.cuda.graph_pool_handle()
         for shape in shapes:
             self._capture(shape, compute)

@@ -1,6 +1,6 @@
-"""WorkerLane: steps computed start to end on one worker thread, where host and device are the same.
+"""WorkerLane: computes steps on one worker thread, for platforms where host and device are the same.
 
-What is computed beside them has a second thread, and the cores that a step leaves: torch's own operators keep to one thread."""
+Side work uses a second thread and the cores that a step leaves free: torch's own operators use one thread."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ RequestKey = tuple[bytes | None, int]  # a caller, and a request (its group)
 
 
 class Turns(NamedTuple):
-    """The turns of a step.
+    """Selection of decodes for a step.
 
-    `order`: all that could decode, those with a turn first. `num_always`: how many of them always decode. `narrowest`: rows of the
-    requests with the fewest rows. `wide`: callers and groups with rows beyond those that always decode."""
+    `order`: all possible decodes, selected ones first. `num_always`: number of them that always decode. `narrowest`: rows of
+    the requests with the fewest rows. `wide`: callers and groups with more rows than those that always decode."""
 
     order: Several[Sequence]
     num_always: int
@@ -29,7 +29,7 @@ class Turns(NamedTuple):
 
 
 class DecodeTurns:
-    """Turns of decodes, by the last turn of each sequence."""
+    """Rotation of decodes, by the last step in which each sequence decoded."""
 
     def __init__(self) -> None:
         self._num_turns = 0

@@ -53,9 +53,10 @@ class Load(NamedTuple):
 
 
 class StepBudget:
-    """Budget without a limit but the step's: the base of the others.
+    """Budget with no limit except the step's: the base of the others.
 
-    `has_turns`: decodes may have to take turns. `ending_cost`: cost of sampling at the end of a prompt, in prompt tokens."""
+    `has_turns`: decodes may be limited to part of the rows. `ending_cost`: cost of sampling at the end of a prompt, in
+    prompt tokens."""
 
     __slots__ = ()
     has_turns = False

@@ -108,7 +108,8 @@ class Pooling:
         return Pooled(tuple(groups)) if groups else None
 
     def _alike(self, asked: Sequence[_Asked], hidden: Any, device: torch.device) -> _Group:
-        """Whole texts that ask for the same, and nobody else in the step: a handful of calls, however many they are."""
+        """Pool whole texts with equal parameters, when the step has no other rows, in a few calls regardless of their
+        number."""
         rows = tuple(each.row.row for each in asked)
         for row in rows:
             self._kept.pop(row, None)

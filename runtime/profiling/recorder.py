@@ -13,7 +13,7 @@ from runtime.profiling.stacks import StackSampler
 
 
 class TorchRecorder:
-    """A `session.Recorder`. `device`: whose kernels are recorded beside the operators of the CPU's threads."""
+    """`session.Recorder` of torch. `device`: device whose kernels are recorded in addition to CPU operators."""
 
     def __init__(self, device: str) -> None:
         import torch

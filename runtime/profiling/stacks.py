@@ -1,8 +1,8 @@
-"""Stacks: what a thread's Python does, looked at from another thread as often as that gets to it.
+"""Stacks: samples the Python stack of a thread from another thread, as often as possible.
 
-A look costs the other thread nothing but the interpreter for some microseconds. What came and went between two looks is not seen; a
-call that is there in both is taken to have lasted. So that not only what holds the interpreter for milliseconds is seen, threads
-have to let each other have it sooner meanwhile. Standard library only."""
+A sample costs the target thread only the GIL for some microseconds. Calls shorter than a sampling interval are missed; a
+call in two consecutive samples counts as continuous. The interpreter's switch interval is reduced meanwhile, so that short
+calls are seen, too. Standard library only."""
 
 from __future__ import annotations
 

@@ -389,7 +389,7 @@ def _of_tokens(table: Tensor, by_row: ops.AttentionMeta, num_tokens: int) -> Ten
 def _enter(
     rows: Sequence[ScheduledRow], value_of: Callable[[RowBinding], int], entered: list[int], table: Tensor | None
 ) -> None:
-    """Into `table`, if there is one, what rows with new tenants bring, where it is not what is `entered` there already."""
+    """Write values of rows with a new sequence to `table`, if there is one, where they differ from `entered`."""
     if table is None:
         return
     changed = []

@@ -68,7 +68,7 @@ class Round:
 
 
 class Wanting:
-    """Rows that want drafts behind a step, those that want most first. `number` [1]: index of the round, while it lasts."""
+    """Rows that get drafts after a step, most drafts first. `number` [1]: index of the current round."""
 
     def __init__(self, inputs: Inputs, sampler: Sampler) -> None:
         self._inputs = inputs
@@ -79,7 +79,7 @@ class Wanting:
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
 
     def begin(self, rows: Sequence[ScheduledRow]) -> list[int]:
-        """Return how many of `rows`, whose step has been sampled, want a draft token in each round."""
+        """Return the number of `rows` that get a draft token in each round. Their step has been sampled."""
         wanting = sorted((row for row in rows if row.num_proposed), key=lambda row: -row.num_proposed)
         if not wanting:
             return []

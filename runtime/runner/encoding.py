@@ -58,8 +58,10 @@ class Encoding:
             raise ValueError(f"encoder work for sequences {numbers}: no encoder runs beside this model")
 
     def start(self, batch: ScheduledBatch) -> list[asyncio.Future[None]]:
-        """Drop what the batch drops and submit its encoder work. For each piece of work, in order, when its outputs are there;
-        it raises RowFailed where that item cannot be encoded, or what the device raised."""
+        """Drop the outputs that the batch evicts, and submit its encoder work.
+
+        Return a future per piece of work, in order, done when its outputs are ready. It raises RowFailed if the item cannot
+        be encoded, or the device's error."""
         self.refuse(batch)
         for key in batch.encoder_drops:
             dropped = self._items.pop(key, None)
@@ -155,7 +157,7 @@ class Encoding:
 
 
 def _crossed(step: ForwardStep, rows: Sequence[ScheduledRow], given: EncoderOutputs) -> ForwardStep:
-    """Return `step` with the outputs that rows bring for cross-attention, whose metadata has a request for each token."""
+    """Return `step` with the encoder outputs of rows for cross-attention, whose metadata has a request per token."""
     stops = accumulate(row.num_tokens for row in rows)
     begun = [
         (given[row.media.crossed], _table(step, row, stop - row.num_tokens))

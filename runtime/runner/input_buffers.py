@@ -1,8 +1,8 @@
-"""Input buffers: what a step reads on a CPU, laid out for the model, and the per-row tables that live from step to step.
+"""Input buffers: inputs of a step on a CPU, in the model's layout, and the per-row tables that persist between steps.
 
-`last_ids` holds what each row sampled last, `num_computed` how far it is, so the next step's inputs never wait for the host's
-books. Written in launch order by the thread that computes, hence always consistent with the step that reads. In numpy: behind
-a step, whose weights have filled every cache, a first operation of torch takes as long as five of numpy."""
+`last_ids` has the last sampled id of each row and `num_computed` its length, so the next step does not wait for the host's
+bookkeeping. The computing thread writes them in launch order, so they are consistent with the step that reads them. numpy
+instead of torch: after a step, whose weights have filled the caches, a first torch operation takes as long as five of numpy."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class InputBuffers:
         )
 
     def _entries(self, row_ids: Int64s, max_seq_len: int) -> Iterator[Int32s]:
-        """Yield of each block table the entries of `row_ids` for what they see: [B, entries]."""
+        """Yield for each block table the entries of `row_ids` that they attend to: [B, entries]."""
         for table, num_outputs in zip(self._tables.entries, self._num_outputs, strict=True):
             yield table[row_ids, : -(-(num_outputs or max_seq_len) // self._block_size)]
 

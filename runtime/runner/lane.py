@@ -1,6 +1,6 @@
-"""Lane: where steps are computed, one behind another, and how the event loop learns of their end. A platform brings one.
+"""Lane: the place where steps are computed in order, and the notification of the event loop. Provided by the platform.
 
-A thread that computes, or a device's own queue which the loop fills: a runner does not know which."""
+It is a computing thread, or a device queue that the event loop fills; a runner is independent of the choice."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Part(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A whole step, under way. `value`, once `done`: what its work gave. `idle_before_s`, once `done`: how long the device had
-    nothing to do before it, None where nobody knows."""
+    """Whole step in progress. `value`, once `done`: result of its work. `idle_before_s`, once `done`: idle time of the
+    device before it, None if unknown."""
 
     value: Callable[[], Any]
     done: GpuEvent
@@ -48,8 +48,10 @@ class Lane(Protocol):
         ...
 
     def beside(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:
-        """Submit what is computed beside steps, one behind another, on a thread of its own. Once the future is done, steps that are
-        submitted from then on may read what `work` gives; it raises what `work` or the device raised."""
+        """Submit work that runs in order on a separate thread, beside steps.
+
+        When the future is done, steps submitted later may read the tensors that `work` returned. The future raises errors of
+        `work` or of the device."""
         ...
 
     def fault_beside(self, error: BaseException) -> Fault:

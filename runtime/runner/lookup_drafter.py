@@ -1,8 +1,8 @@
-"""LookupDrafter: n-grams on the device. What followed a row's last tokens where they stood before, in prompt or answer, is its
-draft; the host learns of it when it has been checked, so steps with drafts stay one ahead.
+"""LookupDrafter: n-gram drafts on the device. A row's draft is the continuation of an earlier occurrence of its last tokens, in
+prompt or output. The host gets draft ids only after verification, so steps with drafts are still launched one ahead.
 
-It keeps each row's text: the end of the prompt, and behind each step what the row has gained, which are the accepted drafts and
-the last sampled id. That is part of the step, in a few small kernels."""
+It keeps each row's text: the end of the prompt, then accepted drafts and sampled ids, appended by a few small kernels in
+each step."""
 
 from __future__ import annotations
 

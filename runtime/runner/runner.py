@@ -92,8 +92,9 @@ Capturable = Callable[[StepInputs], tuple["Sampled", Any, Callable[[], None] | N
 
 class Graphs(Protocol):
     def replay(self, rows: tuple[ScheduledRow, ...], *, follows: bool) -> Computed | None:
-        """Enqueue a step of `rows`, arranged, as it was captured, and if it is followed, what a drafter does; None where none was
-        captured that serves it. What it gives is overwritten by the next."""
+        """Enqueue the captured step that fits `rows`, and if `follows`, the drafter's graph; return None if no graph fits.
+
+        The outputs are overwritten by the next replay."""
         ...
 
     def capture_next(self, capturable: Capturable, *, idle: bool) -> asyncio.Future[Any] | None:
@@ -191,8 +192,8 @@ class ModelRunner:
         self, step: StepInputs, rows: tuple[ScheduledRow, ...], outputs: EncoderOutputs = NO_OUTPUTS, *,
         follows: bool = True,
     ) -> Computed:  # fmt: skip
-        """Enqueue one step without a graph, and what `rows`, all that it has, ask beside being sampled; and a drafter's part, where
-        it `follows`. `outputs`: of encoders, by key."""
+        """Enqueue one step without a graph, with all optional outputs of `rows`, and the drafter's work if `follows`.
+        `outputs`: encoder outputs by key."""
         step = step._replace(forward=self._encoding.embedded(step.forward, rows, outputs))
         hidden = self._model.forward(step.forward)
         kept = self.drafter.keep(hidden) if follows else None
@@ -250,7 +251,7 @@ class ModelRunner:
         )
 
     def _bound(self, batch: ScheduledBatch) -> tuple[ScheduledRow, ...]:
-        """The rows as the step has them, those with a new tenant known to all who keep something by row."""
+        """Return the step's rows after binding new sequences in all tables with per-row state."""
         rows = self._inputs.arranged(batch.rows)
         for load in batch.adapter_loads:
             assert self._model.adapters is not None

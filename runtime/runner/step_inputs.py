@@ -21,13 +21,12 @@ from runtime.runner.host_tables import Int64s
 
 
 class StepInputs(NamedTuple):
-    """S logits rows. `logits_of`: the scheduled row of each, in their order, once for all that a row has, and perhaps rows that
-    sample nothing, which have one each.
+    """Inputs of a step with S logits rows.
 
-    logit_tokens [S] int64: the token of the step whose logits each is, None where every token has some. sample_rows [S] int32:
-    the row whose token it gives, -1 for none now; sample_positions [S] int64: where that token will stand. `drafts`: the rows'
-    guesses, None where none has some. rows [R]: those of the step, -1 for padding; query_start_loc [R + 1]: the token with which
-    each begins."""
+    `logits_of`: the scheduled row of each logits row, in order; a row without samples may have one. logit_tokens [S] int64:
+    token of the step for each logits row, None if every token has one. sample_rows [S] int32: the row that is sampled, -1
+    for none; sample_positions [S] int64: position of the sampled token. `drafts`: draft tokens, None if there are none. rows
+    [R]: rows of the step, -1 for padding. query_start_loc [R + 1]: first token of each row."""
 
     forward: ForwardStep
     logits_of: tuple[ScheduledRow, ...]
@@ -97,7 +96,8 @@ def rope_positions(rows: Sequence[ScheduledRow], positions: Int64s) -> Int64s | 
 def seen_across(
     by_table: Sequence[ops.AttentionMeta], num_outputs: Sequence[int | None], num_tokens: int
 ) -> tuple[ops.AttentionMeta, ...]:
-    """Return attention metadata by block table, where tokens see all `num_outputs` outputs of an encoder, None for others."""
+    """Return attention metadata by block table, where tokens attend to all `num_outputs` outputs of an encoder; None for
+    other tables."""
     return tuple(
         meta if num is None else ops.across(meta, num_tokens, num)
         for meta, num in zip(by_table, num_outputs, strict=True)

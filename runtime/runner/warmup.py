@@ -45,8 +45,9 @@ def prompts(
 
 
 def with_a_short_one(lengths: list[int], max_num_seqs: int) -> list[int]:
-    """Prompts of as many tokens, or one prompt's fewer, the last of two tokens: a kernel of its own may take such a row of a large
-    step that no graph serves, as those with pictures. Nothing where there is no room for it."""
+    """Return prompt lengths that end with one prompt of two tokens, or nothing if it does not fit.
+
+    A special kernel may compute short rows of large uncaptured steps, such as those with media; this warms it up."""
     first, *others = lengths
     return [first - 2, *others[: max_num_seqs - 2], 2] if first > 3 and max_num_seqs > 1 else []
 

@@ -40,7 +40,7 @@ class Worker:
         atexit.register(self._end)  # an interpreter that ends may not be met by a thread inside compiled code
 
     def share(self) -> None:
-        """One user more: it ends when the last has closed it, and what they submit takes turns as it comes."""
+        """Add a user. The worker ends when the last user has closed it; work of all users runs in order of submission."""
         self.num_users += 1
 
     @property

@@ -1,6 +1,6 @@
-"""Log-probabilities of sampled tokens: which rows want them, and the few tensors that answer, on whatever device computed.
+"""Log-probabilities of sampled tokens, for rows that request them, computed on the step's device.
 
-They are the model's own, so they are read from the logits as they came, beside the sampler and not through it."""
+They are the model's own, so they are computed from the raw logits, before the sampler changes them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from runtime.batch import RowBinding, ScheduledRow
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """Statistics of n tokens: `own` [n, 2] float32, each one's log-probability and rank; `top` [n, k] float32 and `top_ids` [n, k]
-    int64: others that may be shown beside it."""
+    """Statistics of n tokens: `own` [n, 2] float32, log-probability and rank; `top` [n, k] float32 and `top_ids` [n, k]
+    int64: the k most likely tokens."""
 
     own: Tensor
     top: Tensor
@@ -57,8 +57,8 @@ class TokenStats:
 
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
-    """Log-probabilities of the tokens sampled at some of a step's logits rows. `rows` and `shown`: whose each is, and which of the
-    stats it asked for; a row's stand side by side, in order."""
+    """Log-probabilities of tokens sampled in a step. `rows` and `shown`: row of each token, and its requested statistics.
+    Tokens of a row are contiguous and in order."""
 
     rows: tuple[int, ...]
     shown: tuple[slice, ...]
@@ -90,9 +90,9 @@ class LogprobsState:
     def compute(
         self, logits: Tensor, ids: Tensor, rows: Sequence[ScheduledRow], starts: Sequence[int], stops: Sequence[int]
     ) -> StepLogprobs | None:
-        """logits [S, V], ids [S] int64 sampled from them. `starts`, `stops`: where the logits rows of each of `rows` begin and end.
+        """Return log-probabilities of ids [S] int64, sampled from logits [S, V], or None if no row requests them.
 
-        None where nobody asks, which costs a look at each row at most."""
+        `starts`, `stops`: range of logits rows of each of `rows`. Without requests the cost is one check per row."""
         if not self._by_row:
             return None
         asked = [index for index, row in enumerate(rows) if row.row in self._by_row and row.samples]

@@ -1,6 +1,6 @@
-"""Sampler: what each row asks, stage by stage, in tables on the device; and the one operation that reads them.
+"""Sampler: parameters of each row by stage, in device tables, and the one operation that reads them.
 
-After `bind` nothing of a row is known to the host, so `sample` can be captured in a graph and replayed for any rows."""
+After `bind` sampling needs nothing from the host, so `sample` can be captured and replayed for any rows."""
 
 from __future__ import annotations
 
@@ -61,11 +61,12 @@ class Sampler:
         self, logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor,
         drafts: Drafts | None = None, masks: Masks | None = None,
     ) -> Tensor:  # fmt: skip
-        """logits [S, V] -> ids [S] int64, NOT_FINITE where a logits row holds NaN, +inf or nothing above -inf.
+        """Sample ids [S] int64 from logits [S, V]; NOT_FINITE if a logits row has NaN, +inf or no value above -inf.
 
-        Logits row s belongs to row sample_rows[s] (int32), whose token gets index sample_positions[s] (int64); -1 asks for
-        nothing, and the id there means nothing. A row has several only where there are `drafts`. last_ids [max_num_seqs] int64:
-        takes the last id that each sampled row gains, 0 for NOT_FINITE. `masks`: of rows with matchers, and no other is sampled."""
+        sample_rows [S] int32: row of each logits row, -1 for none, whose id is undefined. sample_positions [S] int64: index
+        of the sampled token. Only rows with `drafts` have several logits rows. last_ids [max_num_seqs] int64: set to the
+        last accepted id of each sampled row, 0 for NOT_FINITE. `masks`: masks of rows with matchers; no other row is then
+        sampled."""
         if self._synthetic is not None and drafts is not None:
             self._synthetic.decide(logits, sample_positions, drafts)
         if self._transcripts is None:

@@ -1,8 +1,8 @@
-"""Gram index: where short runs of tokens have stood before in a text that grows at its end.
+"""Gram index: earlier occurrences of short token runs in a growing text.
 
-A gram of n tokens is found by its place, the number of tokens up to its end: what followed it begins there. Of all places of a
-gram the latest is looked up, and each place knows the previous one, as in the window of a compressor. So a token costs one entry
-for each size, whatever the length of the text, and a search costs as many places as it looks at."""
+An occurrence of an n-gram is stored as the number of tokens up to its end, where its continuation begins. The index maps an
+n-gram to its last occurrence, and each occurrence links to the previous one, as in an LZ compressor's window. A token costs
+one entry per n-gram size, regardless of the text's length, and a search costs one step per occurrence visited."""
 
 from __future__ import annotations
 

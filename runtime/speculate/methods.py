@@ -34,10 +34,10 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
 def speculation_of(
     config: SpeculativeConfig, draft_share: float, follow_share: float = 0.0, longest: int | None = None
 ) -> Speculation:
-    """Return the speculation that `config` asks for.
+    """Return the speculation for `config`.
 
-    `draft_share`: assumed cost of a draft, in steps of one row. `follow_share`: assumed cost of following a step with a draft
-    model or head, in such steps. `longest`: maximum tokens of a step with drafts: the longest that is captured."""
+    `draft_share`: assumed cost of a draft, in steps of one row. `follow_share`: assumed cost of following a step with a
+    draft model or head, in such steps. `longest`: maximum tokens of a step with drafts, which is the longest captured step."""
     config = config.where(on_device=False)
     cost = VerificationCost(draft_share, follow_share) if config.adaptive else None
     if config.on_device:

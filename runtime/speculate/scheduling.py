@@ -48,8 +48,8 @@ class DraftScheduling(Feature):
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Decide whether the next step is followed. If so, a sequence that lacks tokens may be computed anew, where nobody
-        waits."""
+        """Decide whether the drafter follows the next step. If so, a sequence with missing tokens may be recomputed if no
+        request waits."""
         if not self.speculation.on_device:
             return
         running = self.scheduler.running

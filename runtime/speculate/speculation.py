@@ -65,8 +65,9 @@ class Speculation:
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def guesses(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, tuple[int, ...]]:
-        """Return drafts for a step of `num_rows`, by number of the sequence, each at most as long as stands beside it. Forced ids
-        are not weighed: they cost what they would as rows of later steps, and their row waits for masks anyway."""
+        """Return drafts for a step of `num_rows`, by sequence number, each at most as long as its limit in `could_draft`.
+
+        Forced ids are not weighed: as rows of later steps they would cost the same, and their row waits for masks anyway."""
         certain = {
             sequence.number: ids
             for sequence, most in could_draft
@@ -263,8 +264,10 @@ class DeviceSpeculation(Speculation):
     def to_propose(
         self, could_draft: Several[tuple[Sequence, int]], num_rows: int, *, probes: bool = False
     ) -> dict[int, int]:
-        """Return how many drafts to make behind the next step, by number of the sequence, at most as many as stand beside each.
-        `probes`: try some drafts, whether they pay or not: no guess of the device is compared unless a step checks it."""
+        """Return the number of drafts to make after the next step, by sequence number, within the limits in `could_draft`.
+
+        `probes`: make some drafts even if they do not pay, because drafts of the device are measured only when a step
+        verifies them."""
         if self._cost is None:
             return {sequence.number: min(most, self._most) for sequence, most in could_draft}
         cost = self._cost_of(num_rows)

@@ -138,7 +138,7 @@ async def _build_on_ranks(
 
 
 def expert_load(config: EngineConfig, models: Sequence[Model]) -> ExpertLoad | None:
-    """Return the counts of tokens by expert. `models`: of the first rank of each stage, whose routers equal the others'."""
+    """Return the counters of tokens by expert. `models`: models of the first rank of each stage; other ranks route equally."""
     if not config.enable_expert_distribution_metrics:
         return None
     from runtime.models.expert_load import ExpertLoad

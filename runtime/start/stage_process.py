@@ -46,7 +46,7 @@ log = logging.getLogger("oneloop.stage")
 
 
 async def compute_stage(join: Join) -> None:
-    """Returns when it has been closed, or when nobody is in charge any more. Raises OSError where nobody could be reached."""
+    """Compute a stage until the connection closes. Raises OSError if the first stage's process cannot be reached."""
     await _StageProcess(join).run()
 
 

@@ -27,9 +27,9 @@ _SAID_BY_STAGES = {each.__name__: each for each in (PlanError, WeightsError, Uns
 async def build_over_processes(
     config: EngineConfig, files: ModelFiles, report: Report, device: SharedDevice, processes: StageProcesses
 ) -> EngineParts:
-    """Build the first stage in this process, whose loop schedules, and the others in `processes`.
+    """Build the first stage in this process, whose loop schedules, and the rest in `processes`.
 
-    Raises PlanError if one of them has ended, and what `start_engine` raises."""
+    Raises PlanError if one of them has ended, and the errors of `start_engine`."""
     num_stages = config.pipeline_parallel_size
     port = LinkPort(processes.host, processes.secret)
     own: OwnRanks | None = None

@@ -151,8 +151,8 @@ def _over_heads(qk_norm: QKNorm, name: str, head_size: int, weights: Weights) ->
 
 
 class LatentAttentionBlock:
-    """Latent attention in its absorbed form (DeepSeek-V2, 2024): queries are brought into the space of the cached latents, and the
-    mix of a head is brought out of it, so no key or value of a head is computed from the cache."""
+    """Latent attention in its absorbed form (DeepSeek-V2, 2024). Queries are projected into the space of the cached latents,
+    and a head's output is projected back, so keys and values of heads are never computed from the cache."""
 
     def __init__(
         self,

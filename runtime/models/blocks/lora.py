@@ -1,6 +1,6 @@
-"""Layers with room for adapters: what the adapter of each of a step's tokens adds to what the weight gives.
+"""Layers with LoRA slots: add the output of each token's adapter to the output of the weight.
 
-Blocks multiply by a layer `of` the step's adapters. Without any it computes what its weight does."""
+Blocks multiply by a layer `of` the step's adapters. Without adapters it computes the weight's product only."""
 
 from __future__ import annotations
 

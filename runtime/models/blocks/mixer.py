@@ -22,7 +22,7 @@ Tables = Mapping[Rope | None, Tensor]
 
 
 class MixerBlock(Protocol):
-    """Block that lets tokens see earlier tokens. It has the index of its own cache in a step."""
+    """Block in which tokens read earlier tokens. It has the index of its cache in a step."""
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H], a fresh tensor."""
@@ -30,8 +30,8 @@ class MixerBlock(Protocol):
 
 
 class Mixers:
-    """All that a layer has; what they give is added. `first_cache`: the index of the first one's cache in a step, which the
-    others' follow."""
+    """All mixers of a layer; their outputs are added. `first_cache`: cache index of the first one in a step; the rest follow
+    it."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ class NormBlock(Protocol):
         ...
 
     def of_sum(self, x: Tensor, y: Tensor) -> Tensor:
-        """The norm of x + y [T, H], where nobody wants the sum: y may be overwritten."""
+        """Return the norm of x + y [T, H] when the sum itself is not needed. `y` may be overwritten."""
         ...
 
     def add_for(self, linear: ops.LinearWeight, x: Tensor | None, residual: Tensor) -> Tensor | ops.RoundedRows:
@@ -32,7 +32,7 @@ class NormBlock(Protocol):
 
 
 class _ForAll:
-    """Norms that are the same whoever reads what they give."""
+    """Norms that do not depend on the block that reads their output."""
 
     def add(self, x: Tensor | None, residual: Tensor) -> Tensor:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Weights that are shared out over ranks: a rank multiplies by its own part, and what it gives is put together with the others'."""
+"""Sharded weights: each rank multiplies by its part, and the outputs of all ranks are combined."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A stack of layers, one after the other; on the CPU, once their caches are known, as few native calls.
+"""Stack of consecutive layers; on the CPU, once their caches are bound, computed in as few native calls as possible.
 
-Consecutive layers whose every op can be traced are one call; any other runs as it is described, between such calls."""
+Consecutive layers whose ops can all be traced become one call. Other layers run normally between such calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Part = LayerBlock | ops.CompiledStack  # a layer, or neighbouring ones compiled
 
 
 class StackOutput(NamedTuple):
-    """x [T, H]: what the last layer adds, if anything. aux: the stream [T, H] as it was given to each of the layers asked for."""
+    """x [T, H]: the last layer's addend, if any. aux: the residual stream [T, H] at the input of each requested layer."""
 
     x: Tensor | None
     aux: tuple[Tensor, ...] = ()

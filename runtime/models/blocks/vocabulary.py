@@ -54,8 +54,10 @@ class VocabularyBlock:
         return x if self._project_in is None else ops.linear(x, self._project_in.of(adapters))
 
     def add_positions(self, x: Tensor, positions: Tensor, token_types: Tensor | None = None) -> Tensor:
-        """x [T, H] += the learned vectors of positions and token_types [T] int64, None for all 0, in place, as far as the model has
-        any -> x, or its norm."""
+        """Add learned vectors of positions and token_types to x [T, H] in place, if the model has any, and return x, or its
+        norm.
+
+        token_types [T] int64, None for all 0."""
         if self._token_types is not None:
             x += self._token_types[0] if token_types is None else ops.embedding(token_types, self._token_types)
         if self._positions is not None:

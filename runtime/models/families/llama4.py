@@ -1,6 +1,7 @@
-"""Llama 4: experts beside a shared one in all layers or every other, and layers that rotate nothing among those that do.
+"""Llama 4: routed experts with a shared expert in every layer or every other, and layers without rotary embedding between those
+with it.
 
-Layers that rotate see chunks of a context (8,192 tokens) and nothing of the chunk before."""
+Layers with rotary embedding attend within chunks of 8,192 tokens."""
 
 from __future__ import annotations
 

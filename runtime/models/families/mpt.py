@@ -1,6 +1,6 @@
-"""MPT: linear biases in place of positions, layer norms without bias, no other biases either.
+"""MPT: ALiBi instead of positions, layer norms without bias, and no other biases.
 
-transformers reads few of its options and has biases in attention always; what the others would change is refused."""
+transformers implements few of its options, and always biases of attention (ALiBi); configs with other options are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-VL, dense and with experts: three axes whose pairs take turns, and vectors of three depths of the tower for the first
+"""Qwen3-VL, dense and MoE: rotary embedding of three interleaved axes, and features of three tower depths added in the first
 layers."""
 
 from __future__ import annotations

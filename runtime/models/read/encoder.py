@@ -36,8 +36,10 @@ def encoder(
     embedding_norm: Norm, positions: LearnedPositions | None = None, num_token_types: int = 0, norm: Norm | None = None,
     more_rules: tuple[tuple[Rule, ...], ...] = (),
 ) -> DecoderSpec:  # fmt: skip
-    """A model without a head for tokens, whose `rules` name tensors as the bare model does; in others all that is `model` to us
-    is below `prefix`. `more_rules`: further ways to name them. `norm`: of the last layer's output, if there is one."""
+    """Return the spec of an encoder without a head, whose `rules` use the tensor names of the bare model.
+
+    In other classes these names are below `prefix`. `more_rules`: further name mappings. `norm`: norm of the last layer's
+    output, if any."""
     ways = [way for bare in (rules, *more_rules) for way in (bare, tuple(_below(prefix, rule) for rule in bare))]
     return DecoderSpec(
         architecture=architecture,

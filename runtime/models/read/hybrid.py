@@ -1,4 +1,4 @@
-"""Models with recurrent layers: what their families read alike in a config, and what is refused."""
+"""Models with recurrent layers: config fields that their families share, and unsupported options."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rotary embeddings of three axes, as configs write them: `mrope_section` says how many pairs of dims turn by time, height and
-width."""
+"""Rotary embeddings of three axes in configs: `mrope_section` has the numbers of dim pairs for time, height and width."""
 
 from __future__ import annotations
 

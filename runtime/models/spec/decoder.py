@@ -1,6 +1,6 @@
-"""DecoderSpec: a model that our own decoder computes, and how its checkpoints are written.
+"""DecoderSpec: a model computed by our own decoder, and the layout of its checkpoints.
 
-An encoder is one, too: its attention sees both ways, it has no head, and it may tell kinds of tokens apart."""
+Encoders use it too: their attention is bidirectional, they have no head, and may have token types."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ class ShardOf:
 
 @dataclass(frozen=True, slots=True)
 class StageOf:
-    """Whole spec of stage `number` of `size` (stages.py), whose layers begin with `first_layer` of `whole`. `elsewhere`:
-    memory kinds that blocks have room for because of other stages. `lends`: it has the embedding too, for a draft head
-    beside it."""
+    """Reference to the whole spec, for stage `number` of `size` (stages.py), whose layers begin with `first_layer` of `whole`.
+
+    `elsewhere`: memory kinds of other stages, for which blocks have space too. `lends`: the stage also has the embedding,
+    for a draft head."""
 
     whole: DecoderSpec
     number: int

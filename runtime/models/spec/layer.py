@@ -114,8 +114,8 @@ class _MixerAndMLP:
 class Layer(_MixerAndMLP):
     """x + norm(mixer(norm(x))), then x + norm(mlp(norm(x))): norms `before` the two blocks, `after` them, or both.
 
-    The pairs hold the norms' names. What a block adds is first multiplied by `multiplier`. `mixer_norm`: of the norm before the
-    mixer, where it is another kind than the others."""
+    The pairs hold the norms' names. A block's output is first multiplied by `multiplier`. `mixer_norm`: kind of the norm
+    before the mixer, if it differs."""
 
     before: tuple[str, str] | None = ("input_layernorm", "post_attention_layernorm")
     after: tuple[str, str] | None = None

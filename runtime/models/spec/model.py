@@ -43,13 +43,14 @@ class EncoderSpec:
 
 
 class UnsupportedModel(WeightsError):
-    """The config asks for what is not implemented, or makes no sense."""
+    """Error of a config that uses an unsupported option or is invalid."""
 
 
 class ModelSpec(Protocol):
-    """A model before its weights are read, whoever will compute it. `max_model_len`: the longest context it was made for.
-    `generates`: whether it makes logits, from which tokens are sampled. `hands_on`: whether its hidden states go to another stage
-    of the model, and nothing else is made of them. `encoder`: of what prompts may have beside text, if anything."""
+    """Description of a model before its weights are read, for any implementation.
+
+    `max_model_len`: longest context in tokens. `generates`: it computes logits, from which tokens are sampled. `hands_on`:
+    its hidden states only go to the next pipeline stage. `encoder`: media encoder, if prompts may contain media."""
 
     @property
     def architecture(self) -> str: ...

@@ -20,10 +20,12 @@ def _conv_parameters(name: str, channels: int, conv_kernel: int, bias: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """State space layer of heads (Dao and Gu 2024): its input is convolved over the last `conv_kernel` tokens, then `ops.ScanHeads`
-    says how its state changes. The output is multiplied by silu of a gate; `norm`: of the product (`gate_first`) or of the output
-    alone, by group. `bias`, `output_bias`: of the two projections. `multipliers`: of what the first gives as gate, x, B, C
-    and dt."""
+    """Mamba-2 layer (Dao and Gu 2024): a convolution over the last `conv_kernel` tokens, then a state space scan
+    (`ops.ScanHeads`).
+
+    The output is gated by silu. `norm`: norm by group, of the gated output (`gate_first`) or of the output before the gate.
+    `bias`, `output_bias`: biases of the two projections. `multipliers`: factors of gate, x, B, C and dt in the first
+    projection's output."""
 
     num_heads: int
     head_size: int

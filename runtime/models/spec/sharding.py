@@ -1,10 +1,9 @@
-"""Sharding: the part of a model that one of several devices computes, as a smaller spec, and which numbers of each parameter it
-holds.
+"""Sharding: the part of a model that one device computes, as a smaller spec, and the slices of each parameter in it.
 
-Heads, the inner sizes of MLPs and of every expert, and the vocabulary are shared out (Megatron-LM, Shoeybi et al. 2019); what
-follows a sharing of columns is a part of a sum (`reduced_linears`), and its bias belongs to the first device. Where there are
-fewer kv heads than devices, neighbours hold the same one. A mixer whose inner parts mix all heads, or go on from token to token, is
-computed whole on every device (`kept_whole`). Pure functions on data; who adds the sums up is the caller's affair."""
+Heads, inner sizes of MLPs and of every expert, and the vocabulary are split (Megatron-LM, Shoeybi et al. 2019). Row-parallel
+layers yield partial sums (`reduced_linears`), and their bias belongs to the first device. If there are fewer KV heads than
+devices, neighbours have the same one. A mixer whose inner parts depend on all heads or on earlier tokens is computed whole
+on every device (`kept_whole`). Pure functions on data; the caller adds partial sums."""
 
 from __future__ import annotations
 
@@ -181,7 +180,8 @@ def _last_of(block: OnlyBlock, layer: str, hidden_size: int) -> frozenset[str]:
 
 
 def _within_experts(spec: DecoderSpec) -> Iterator[frozenset[str]]:
-    """The last linear layers of what stands beside experts and is added to what they give before the sum."""
+    """Yield the last linear layers of blocks parallel to experts, whose outputs are added to the experts' before the
+    all-reduce."""
     for index, layer in enumerate(spec.layers):
         for block in layer.blocks:
             if isinstance(block, MoE) and block.shared is not None and block.latent is None:

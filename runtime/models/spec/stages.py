@@ -21,9 +21,9 @@ from runtime.weights.rules import Parameter
 
 
 def stages(spec: DecoderSpec, size: int, draft: ModelSpec | None = None) -> tuple[DecoderSpec, ...]:
-    """Cut `spec`, which may be a shard, into `size` stages that read about equally many weights in a step. Names stay.
+    """Cut `spec`, which may be a shard, into `size` stages that read about equally many weights in a step. Names are unchanged.
 
-    `draft`: draft model or head beside the last stage; its memory stands behind that stage's. Raises UnsupportedModel."""
+    `draft`: draft model or head on the last stage; its caches follow that stage's. Raises UnsupportedModel."""
     if size == 1:
         return (spec,)
     num_layers = len(spec.layers)

@@ -1,4 +1,4 @@
-"""Models that transformers builds: its modules and weights. Those that generate are only paged, with our KV cache, attention and
-sampling; encoders are given texts padded to batches.
+"""Models built by transformers, with its modules and weights. Decoders use our KV cache, attention and sampling; encoders get
+texts in padded batches.
 
-`describe.py`, `load.py` and `encoders.py`, and `tower.py` for what sees, import transformers, and only when a model asks for it."""
+`describe.py`, `load.py`, `encoders.py` and `tower.py` import transformers, and only when a model needs it."""

@@ -36,9 +36,9 @@ MaskFunction = Callable[..., Any]  # batch, head, query and key index, each a te
 
 
 def window_of(sees: MaskFunction) -> int | None:
-    """Return the number of keys that a query sees, itself the last; None for all.
+    """Return the number of keys that a query attends to, including itself; None for all.
 
-    Raises UnsupportedModel if it sees other keys, or a varying number."""
+    Raises UnsupportedModel if they are not the last keys, or if their number varies."""
 
     def seen(query: int, key: int) -> bool:
         return bool(sees(*(torch.tensor(index) for index in (0, 0, query, key))))

@@ -110,7 +110,8 @@ def _built(architecture: str, own: Any) -> nn.Module:
 
 
 def _without_pooler(architecture: str) -> dict[str, bool]:
-    """A bare model's pooler, where it may be left away: nobody reads what it gives, and checkpoints may lack it."""
+    """Return options that omit a bare model's pooler, if its class supports that: its output is unused, and checkpoints may
+    lack it."""
     takes = inspect.signature(getattr(transformers, architecture).__init__).parameters
     return {"add_pooling_layer": False} if "add_pooling_layer" in takes else {}
 

@@ -26,7 +26,7 @@ class Grids:
         self.on_device = hasattr(tower, "embeddings")
 
     def of(self, grids: Tensor, device: str) -> Mapping[str, Any]:
-        """grids [N, 3] on the host -> what a pass takes beside them, by transformers' names."""
+        """Return the inputs of a pass that depend on grids [N, 3] on the host, by transformers' names."""
         key = grids.numpy().tobytes()
         found = self._known.get(key)
         if found is None:

@@ -43,10 +43,10 @@ def load(
     spec: TransformersSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report,
     device: str = "cpu", weights: WeightPolicy | None = None,
 ) -> TransformersModel:  # fmt: skip
-    """See `models.load.load_model`. All is read in `dtype`; then linear layers are kept as `weights` says.
+    """Load a model; see `models.load.load_model`. All weights are read in `dtype`, then linear layers are converted as
+    `weights` says.
 
-    Raises WeightsError where config and weights do not fit each other, UnsupportedModel where the model, as we run it,
-    computes otherwise than transformers does."""
+    Raises WeightsError if config and weights do not match, and UnsupportedModel if outputs differ from transformers' own."""
     if weights is not None and weights.online is not None:
         raise UnsupportedModel(
             f"quantization {weights.online} is for models of our own, not for those through transformers"

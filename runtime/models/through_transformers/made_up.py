@@ -62,7 +62,7 @@ def crops(vision: Any) -> Inputs:
 
 
 def sound(config: Any) -> Inputs:
-    """Silence, by all the names that processors have for what is heard of it. Raises AttributeError where `config` knows none."""
+    """Return silence under all names of processor outputs for audio. Raises AttributeError if `config` has no audio options."""
     if hasattr(config, "encoder_config"):  # Granite's, whose frames are rows
         return {"input_features": np.zeros((1, 100 * _SECONDS, config.encoder_config.input_dim), np.float32)}
     audio = config.audio_config

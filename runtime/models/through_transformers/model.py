@@ -66,8 +66,8 @@ def _widened(heads: Tensor, size: int) -> Tensor:
 def paged_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention of a step. Called by transformers' attention interface; the step says which keys a query sees, not
-    the mask."""
+    """Compute attention of a step for transformers' attention interface. The step defines the visible keys; `attention_mask`
+    is ignored."""
     current = _pass.get()
     index = current.num_calls
     mixed = current.layers[index].attend(query, key, value, options.get("s_aux"), index, current.step)

@@ -39,7 +39,7 @@ class _Sides(PoolerBlock):
 
 
 class PaddedModel:
-    """Encoder whose texts are padded to a batch. `whole`: a model of transformers; `base`: the part that returns hidden
+    """Encoder that runs on padded batches of texts. `whole`: a model of transformers; `base`: the part that returns hidden
     states, possibly the same. See `model.Model`."""
 
     graph_unsupported_reason = "its modules pad texts to a batch, whose shape is the texts'"

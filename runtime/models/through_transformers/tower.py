@@ -131,7 +131,7 @@ class Tower:
 
     @torch.inference_mode()
     def samples(self, max_tokens: int) -> list[list[MediaItem]]:
-        """See `Encoder`: pictures, small ones, larger ones, and as many of the largest as a step encodes; a video, and a sound."""
+        """See `Encoder`: small and larger images, a full batch of the largest, a video and an audio item."""
         groups: list[list[MediaItem]] = []
         for modality in sorted(self.spec.modalities, key=("image", "video", "audio").index):
             try:
@@ -181,7 +181,7 @@ class Tower:
 
 
 def _own_blocks(model: nn.Module) -> Grids | None:
-    """Have a tower's blocks computed by our ops, where there is one; and what it is told of grids."""
+    """Replace a tower's blocks by our ops, if supported, and return its handler of grids."""
     found = towers(model)
     if len(found) != 1:
         return None

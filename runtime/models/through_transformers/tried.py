@@ -1,8 +1,7 @@
-"""Architectures that were tried, with transformers 5.23: a tiny model of each, saved by it, computes in our steps what it computes
-alone.
+"""Architectures tested with transformers 5.23: a tiny model of each computes the same in our steps as alone.
 
-What else transformers builds is looked at when it is asked for, and may run as well. Known without importing transformers, since
-building one model of each takes most of a minute; tests/nightly/test_tried.py does, and holds the list to it."""
+Other architectures are traced when they are requested, and may work as well. The list is static, since building a model of
+each takes most of a minute; tests/nightly/test_tried.py does so and checks the list."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class Block(nn.Module):
         self._mlp = _mlp(parts.mlp, parts.attention.config.hidden_act, second)
 
     def _attended(self, qkv: Tensor, meta: ops.AttentionMeta) -> Tensor:
-        """qkv [T, 3 * H] -> [T, H]; `meta`: whose patches see each other."""
+        """Compute attention: qkv [T, 3 * H] -> [T, H]. `meta`: spans of patches that attend to each other."""
         size = qkv.shape[1] // (3 * self._num_heads)
         cos_sin = self._shared.cos_sin
         heads = ops.AttentionHeads(self._num_heads, self._num_heads, size, self._scale, cos_sin, mask="full")
