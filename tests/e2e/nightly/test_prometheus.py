@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-DEPLOY = Path(__file__).parents[2] / "server" / "deploy"
+DEPLOY = Path(__file__).parents[3] / "server" / "deploy"
 METRIC = re.compile(r"\boneloop:\w+")
 
 
