@@ -285,7 +285,7 @@ $("text").addEventListener("keydown", event => { if (event.key === "Enter" && !e
 $("text").addEventListener("input", grow);
 $("new").addEventListener("click", () => open(tree.conversation()));
 $("key").addEventListener("click", changeKey);
-$("models").addEventListener("change", () => { models.keep(); setMeans(); pictures.forgive(); });
+$("models").addEventListener("change", () => { models.keep(); setMeans(); attachments.forgive(); });
 attachments.listen(document.querySelector("main"));
 shelf.listen({isShown: each => each.id === whole.id, open, latest, erased});
 for (const name of ["library", "settings"]) {

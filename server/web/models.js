@@ -24,7 +24,7 @@ export const transcriber = () => writer;
 export async function refresh() {
   const {data} = await json("v1/models");
   const found = data.filter(each => (each.id === each.root || each.parent) && (!each.tasks || each.tasks.includes("generate")));
-  writer = data.find(each => each.tasks?.includes("transcription"))?.id ?? null;
+  writer = data.find(each => each.tasks?.includes("transcribe"))?.id ?? null;
   if (!found.length) found.push(data[0]);
   const picker = $("models"), wanted = picker.value || localStorage.getItem(KEPT);
   names = found.map(each => each.id);

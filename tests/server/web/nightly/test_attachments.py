@@ -131,7 +131,7 @@ window.fetch = async (address, options) => {
   const response = await asked(address, options);
   if (!String(address).endsWith("/v1/models")) return response;
   const found = await response.json();
-  found.data.push({...found.data[0], id: "whisper", root: "whisper", tasks: ["transcription"]});
+  found.data.push({...found.data[0], id: "whisper", root: "whisper", tasks: ["transcribe", "translate"]});
   return new Response(JSON.stringify(found));
 };
 """
