@@ -303,7 +303,7 @@ _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     "batch": _in_cli("batch"), "run": _at_terminal("run"), "chat": _at_terminal("main"), "complete": _at_terminal("complete"),
     "completion": _in_cli("completion"), "health": _in_cli("health"), "bench": bench, "models": list_models,
     "lora": inspect_adapter, "quantize": quantise, "ray": on_ray, "doctor": examine, "help": print_help,
-    "ps": _in_cli("servers", "ps"), "stop": _in_cli("servers", "stop"),
+    "ps": _in_cli("servers", "ps"), "stop": _in_cli("servers", "stop"), "launch": _in_cli("launch"),
     "pull": _of_library("pull"), "list": _of_library("list_kept"), "show": _of_library("show"), "rm": _of_library("remove"),
 }  # fmt: skip
 

@@ -32,6 +32,7 @@ _OWN = {
     "rm": ("--yes",),
     "ps": ("--json",),
     "stop": ("--all",),
+    "launch": ("codex", "claude", "opencode", "aider", "openwebui", "--model", "--url", "--api-key", "--print"),
     "completion": SHELLS,
     "quantize": ("--scheme", "--calibrate", "--calibration-tokens", "--revision", "--json"),
     "ray": (
