@@ -26,7 +26,7 @@ from server.config.server_options import DEFAULT_HOST, ConfigError
 if TYPE_CHECKING:
     from threading import Event
 
-    from server.cli.library import Report
+    from server.models.library import Report
     from server.models.lifecycle import Load
 
 CLUSTER_LIMIT_S = 10.0  # for Ray's processes to end
@@ -191,7 +191,7 @@ def list_models(argv: list[str]) -> int:
 
 
 class _Library:
-    """The models on this disk; see `server.cli.library.Library`."""
+    """The models on this disk; see `server.models.library.Library`."""
 
     def pull(self, name: str, revision: str | None, report: Report, cancel: Event) -> Path:
         from runtime.weights import library
@@ -335,7 +335,7 @@ def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
 
             loading = cluster.enter_context(StageCluster(config)).load
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            process = Process(config, sock, loading, started_s)
+            process = Process(config, sock, loading, started_s, library=_Library())
             code = runner.run(process.run())
             if config.distributed_executor_backend == "ray":
                 leave_within(CLUSTER_LIMIT_S, code)

@@ -11,13 +11,14 @@ from server.config.server_config import ServerConfig
 from server.http.metrics import HttpStats
 from server.http.offload import Offload
 from server.models.dashboard import Feed, Texts
+from server.models.library import Library
 from server.models.lifecycle import Lifecycle, TokenProbe
 
 
 @dataclass(eq=False, slots=True)
 class Service:
     """Dependencies of endpoints. `batch_folder`, `batches`: None without --batch-dir. `texts`: None without --log-requests.
-    `feed`: None if no routes are served."""
+    `feed`: None if no routes are served. `library`: models on this disk; None where nothing changes them."""
 
     config: ServerConfig
     lifecycle: Lifecycle
@@ -28,6 +29,7 @@ class Service:
     batches: BatchRunner | None = None
     texts: Texts | None = None
     feed: Feed | None = None
+    library: Library | None = None
     responses: ResponseStore = field(init=False)
 
     def __post_init__(self) -> None:

@@ -9,32 +9,16 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Protocol
 
-from runtime.api import LoadProgress
 from server.config.command_line import CommandParser
 from server.config.server_options import ConfigError
+from server.models.library import Library
 from server.process.terminal import StartupDisplay, size_of
 
-Found = Mapping[str, Any]
-Report = Callable[[LoadProgress], None]
 INTERRUPTED = 130
 DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
-
-
-class Library(Protocol):
-    """Effects of the commands on this disk. Methods raise ValueError, with a message for the person at the terminal."""
-
-    def pull(self, name: str, revision: str | None, report: Report, cancel: threading.Event) -> Path: ...
-
-    def kept(self) -> Sequence[Found]: ...
-
-    def describe(self, name: str) -> Found: ...
-
-    def remove(self, name: str) -> Found: ...
 
 
 def pull(argv: Sequence[str], library: Library) -> int:

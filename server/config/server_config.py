@@ -135,18 +135,19 @@ def _bad_stages(options: ServerOptions) -> str | None:
 
 def _bad_models(options: ServerOptions) -> str | None:
     num = len(options.models)
-    if num == 1:
+    if num == 1 and not options.enable_model_management:
         if options.max_loaded_models > 1:
             return f"--max-loaded-models {options.max_loaded_models} needs as many --model"
         return None
     names = options.names_by_model
-    if len(names) != num:
+    if num > 1 and len(names) != num:
         return f"there are {num} --model and {len(names)} --served-model-name: give each one, or none of them"
     if twice := [name for number, name in enumerate(names) if name in names[:number]]:
         return f"two models are called {twice[0]}: give each another --served-model-name"
     for name in _OF_ONE_MODEL:
         if getattr(options, name):
-            return f"{flag_of(name)} is about one model, and there are {num} --model"
+            several = f"there are {num} --model" if num > 1 else "--enable-model-management serves several"
+            return f"{flag_of(name)} is about one model, and {several}"
     if options.max_loaded_models > 1 and options.kv_cache_bytes is None and options.num_kv_blocks is None:
         return f"--max-loaded-models {options.max_loaded_models} needs --kv-cache-memory: what each of them has"
     return None

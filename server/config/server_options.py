@@ -47,6 +47,11 @@ class ServerOptions(EngineOptions):
         metavar="NAME",
         several=True,
     )
+    enable_model_management: bool = option(
+        False,
+        "let clients pull and delete models (/api/pull, /api/delete), and serve all models on this disk by name",
+        group=MODEL,
+    )
     tokenizer: str | None = option(
         None, "folder, .gguf file, hub id or name of the tokenizer (default: the model's)", group=MODEL, metavar="MODEL"
     )

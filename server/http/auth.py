@@ -40,6 +40,8 @@ OPERATOR_PATHS = frozenset(
         "/wake_up",
         "/is_sleeping",
         "/dashboard/texts",
+        "/api/pull",
+        "/api/delete",
     }
 )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -79,7 +79,8 @@ class LoadedModel:
     where that was no GGUF. `beside`: another model, which this process serves to be pooled. `swapped`: its place among several of
     which some are loaded at a time; None where it always is. `media`: reads the pictures, sounds and videos of its prompts.
     `mm_adapters`: by modality, the names of adapters for prompts with such items, where a request names none. `takes_any_name`:
-    requests for unknown names are for this model."""
+    requests for unknown names are for this model. `add`: serves another model of this disk, by name, in turns; None without
+    --enable-model-management."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -96,6 +97,7 @@ class LoadedModel:
     media: MediaReader | NoMedia = field(default_factory=NoMedia, kw_only=True)
     mm_adapters: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     takes_any_name: bool = field(default=False, kw_only=True)
+    add: Callable[[str], None] | None = field(default=None, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)
     resolver: Resolver | None = field(default=None, kw_only=True)

@@ -111,6 +111,11 @@ class SwappedModel(Generic[M]):
     preparing: asyncio.Task[None] | None = None
     is_prepared: bool = False
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the model has not been loaded, and no request waits for it."""
+        return self.loaded is None and self.status is Status.UNLOADED and self.preparing is None and not self.waiting
+
     async def once_loaded(self, call: Call) -> M:
         """Return the model, which is loaded if it has never been. Raises ApiError or QueueFull."""
         if self.loaded is None:
@@ -164,6 +169,16 @@ class Swaps(Generic[M]):
 
     def find(self, name: str) -> SwappedModel[M] | None:
         return next((model for model in self.models if model.name == name), None)
+
+    def add(self, name: str, source: Source[M]) -> SwappedModel[M]:
+        """Add a model that is loaded when a request names it."""
+        model = SwappedModel(name, source, self)
+        self.models.append(model)
+        return model
+
+    def remove(self, model: SwappedModel[M]) -> None:
+        """Remove a model for which `is_untouched` is true."""
+        self.models.remove(model)
 
     def when_loaded(self, call: Callable[[M], object]) -> None:
         """Register `call`, made with each model that is loaded for the first time, before requests may enter."""

@@ -79,7 +79,7 @@ async def load(
     beside = None if beside_source is None else await beside_source.load()
     try:
         loaded = await source.load()
-        if others:
+        if others or config.enable_model_management:
             loaded = _in_turns(config, source, loaded, others, cancel, device)
     except BaseException:
         if beside is not None:
@@ -113,8 +113,9 @@ def _in_turns(
     """Return `loaded`, which `source` has loaded, as one of several models that are swapped in for requests."""
     sources = [source]
     sources += [ModelSource(other, _phases_logged(other.served_names[0]), cancel, device) for other in others]
+    names = [config.served_names[0], *(other.served_names[0] for other in others)]
     swaps = Swaps[LoadedModel](
-        list(zip(config.names_by_model, sources, strict=True)),
+        list(zip(names, sources, strict=True)),
         max_loaded=config.max_loaded_models,
         level=SleepLevel.HOST,
         max_waiting=config.max_queue,
@@ -122,9 +123,31 @@ def _in_turns(
     )
     for model, each in zip(swaps.models, sources, strict=True):
         each.place = model
-    loaded = dataclasses.replace(loaded.in_turns(swaps.models[0]), takes_any_name=config.takes_any_name)
+
+    def add(name: str) -> None:
+        other = dataclasses.replace(
+            config, models=(name,), served_model_name=(name,), max_loaded_models=1, embedding_model=None
+        )
+        added = ModelSource(other, _phases_logged(name), cancel, device)
+        added.place = swaps.add(name, added)
+
+    managed = config.enable_model_management
+    if managed:
+        for name in _kept_names():
+            if name not in (*names, *config.models):
+                add(name)
+    loaded = dataclasses.replace(
+        loaded.in_turns(swaps.models[0]), takes_any_name=config.takes_any_name, add=add if managed else None
+    )
     swaps.begin_with(swaps.models[0], loaded)
     return loaded
+
+
+def _kept_names() -> list[str]:
+    """Return the names of the models on this disk."""
+    from runtime.weights.library import kept
+
+    return [model.name for model in kept()]
 
 
 def _phases_logged(name: str) -> Report:

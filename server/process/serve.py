@@ -30,6 +30,7 @@ from server.config.server_config import ServerConfig
 from server.http.clients import Clients, raise_file_limit
 from server.http.offload import MAX_WAITING, Offload, limit_arenas, switch_quickly
 from server.http.protocol import HttpProtocol
+from server.models.library import Library
 from server.models.lifecycle import Lifecycle, Load, LoadError
 from server.models.model import LoadedModel
 from server.process import terminal
@@ -124,14 +125,16 @@ class Process:
         load: Load,
         started_s: float,
         clock: Callable[[], float] = time.monotonic,
+        library: Library | None = None,
     ) -> None:
-        """Prepare the process. `clock`: seconds, by which signals are told apart."""
+        """Prepare the process. `clock`: seconds, by which signals are told apart. `library`: see `Service`."""
         self._config = config
         self._sock = sock
         self._load = load
         self._started_s = started_s
         self._lifecycle = Lifecycle()
-        self._service = Service(config, self._lifecycle, Offload(max_waiting=max(MAX_WAITING, config.max_queue)))
+        offload = Offload(max_waiting=max(MAX_WAITING, config.max_queue))
+        self._service = Service(config, self._lifecycle, offload, library=library)
         self._cancel = threading.Event()
         self._clock = clock
         self._is_for_people = config.log_format != "json"  # or else each line is a JSON object

@@ -357,12 +357,11 @@ async def several() -> AsyncIterator[Callable[..., Awaitable[tuple[Running, Turn
         async def start(letters: str = "ab", *, paused: bool = False, **options: Any) -> tuple[Running, Turns]:
             turns = Turns(letters, paused=paused)
             lifecycle = Lifecycle()
-            lifecycle.ready(await turns.begin())
+            lifecycle.ready(dataclasses.replace(await turns.begin(), add=turns.add))
             config = ServerConfig(models=tuple(letters), **options)
             engine = turns.sources["a"].engine
             server = await stack.enter_async_context(running(engine, TOKENIZER, lifecycle, config))
-            for source in turns.sources.values():
-                stack.push_async_callback(source.engine.close)
+            stack.push_async_callback(turns.close_engines)
             stack.callback(turns.swaps.close)
             return server, turns
 

@@ -108,6 +108,14 @@ class Turns:
         for model in self.swaps.models:
             self.sources[model.name].place = model
 
+    def add(self, letter: str) -> None:
+        self.sources[letter] = FakeSource(letter)
+        self.sources[letter].place = self.swaps.add(letter, self.sources[letter])
+
+    async def close_engines(self) -> None:
+        for source in self.sources.values():
+            await source.engine.close()
+
     async def begin(self) -> LoadedModel:
         first = self.swaps.models[0]
         loaded = await self.sources[first.name].load()

@@ -85,7 +85,7 @@ def values(config_file):
         "allowed_host": ("a.example",), "timeout_head": 1.0, "timeout_body": 2.0, "timeout_keep_alive": 3.0,
         "timeout_write": 4.0,
         "drain_timeout": 1.5, "log_level": "debug", "log_requests": True, "access_log": False,
-            "model": ("m",), "max_loaded_models": 2,
+            "model": ("m",), "max_loaded_models": 2, "enable_model_management": True,
         "api_key": ("k",), "api_key_file": config_file("k2"), "admin_api_key": "a", "cors_origin": ("https://a.example",),
         "cors_credentials": True, "max_stored_responses": 5, "max_stored_bytes": 4096,
         "batch_dir": "b", "max_batch_file_size": 7, "max_batch_files": 8, "max_batch_bytes": 9, "max_batch_requests": 10,
@@ -158,7 +158,7 @@ def test_the_file_and_a_program_may_say_an_object(config_file):
 
 # Options of `oneloop serve` that mean nothing to a program: it has no port, clients, keys or second model.
 SERVER_ONLY = {
-    "served_model_name", "embedding_model", "max_loaded_models",
+    "served_model_name", "embedding_model", "max_loaded_models", "enable_model_management",
     "host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "max_body_size", "strict_fields",
     "max_stored_responses", "max_stored_bytes", "max_connections", "max_connections_per_address",
     "allowed_host", "timeout_head", "timeout_body", "timeout_keep_alive", "timeout_write", "batch_dir", "max_batch_file_size",

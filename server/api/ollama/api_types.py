@@ -124,5 +124,14 @@ class OllamaStatus(Struct):
     status: str
 
 
+class OllamaPull(Struct):
+    """Progress of a pull, in bytes."""
+
+    status: str
+    digest: str
+    total: int
+    completed: int
+
+
 class OllamaError(Struct):
     error: str

@@ -1,4 +1,4 @@
-"""Ollama's routes of models: /api/tags, /api/ps, /api/show, /api/version; those that would change models, which are refused;
+"""Ollama's routes of models: /api/tags, /api/ps, /api/show, /api/version; those that would make models, which are refused;
 and how models are described: in lists, running, and one in full."""
 
 from __future__ import annotations
@@ -187,17 +187,17 @@ async def version(service: Service, http: Request) -> Response:
 
 async def _manage(service: Service, http: Request) -> Response:
     raise InvalidRequest(
-        "this server serves the models it was started with and cannot pull, create, copy or delete models; "
+        "this server serves the models it was started with and cannot push, create or copy models; "
         "restart it with --model NAME"
     )
 
 
-PULL, PUSH, CREATE, COPY, DELETE = (
+PUSH, CREATE, COPY = (
     Route(
-        _manage, method, f"/api/{name}", f"ollama{name.title()}", "Ollama",
+        _manage, "POST", f"/api/{name}", f"ollama{name.title()}", "Ollama",
         "Refused: this server has the models it was started with",
-        {JSON: api_types.OllamaStatus}, request_types.OllamaManageRequest if method == "POST" else None, (400,),
+        {JSON: api_types.OllamaStatus}, request_types.OllamaManageRequest, (400,),
         api_types.OllamaError,
     )
-    for method, name in (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))
+    for name in ("push", "create", "copy")
 )  # fmt: skip

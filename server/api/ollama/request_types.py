@@ -169,9 +169,16 @@ class OllamaEmbeddingsRequest(OllamaEmbeddingFields, kw_only=True):
 
 
 class OllamaManageRequest(Struct, kw_only=True):
-    """Request to create, fetch, copy or delete models, which this server refuses."""
+    """Request to pull, delete, push, create or copy a model; the last three are refused."""
 
     model: Name | None = None
+    name: Name | None = None  # the older name of `model`
+    stream: bool | None = None
+    insecure: bool | None = None
+
+    def check(self) -> None:
+        if not (self.model or self.name):
+            raise InvalidRequest("model is required", param="model")
 
 
 # --- known and not implemented ------------------------------------------------------------------------------------
@@ -215,5 +222,6 @@ GENERATE: Wire[OllamaGenerateRequest] = _Wire(OllamaGenerateRequest, _REFUSED_BY
 SHOW: Wire[OllamaShowRequest] = Wire(
     OllamaShowRequest, {"system": ("",), "template": ("",), "options": ({},)}, {"system", "template", "options"}
 )
+MANAGE: Wire[OllamaManageRequest] = Wire(OllamaManageRequest, {"insecure": (False,)})
 EMBED: Wire[OllamaEmbedRequest] = Wire(OllamaEmbedRequest, {})
 EMBEDDINGS: Wire[OllamaEmbeddingsRequest] = Wire(OllamaEmbeddingsRequest, {})
