@@ -234,7 +234,7 @@ class Process:
         url = terminal.url_of(self._sock.getsockname(), secured=self._config.ssl_certfile is not None)
         total_s = time.monotonic() - self._started_s
         if self._is_for_people:
-            print(terminal.summary(loaded, self._config, url, seconds, total_s), flush=True)
+            print(terminal.summary(loaded, url, seconds, total_s), flush=True)
         else:
             logger.info("%s is served on %s, after %.1f s", loaded.name, url, total_s)
         return True

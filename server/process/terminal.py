@@ -12,18 +12,11 @@ from typing import Any, TextIO
 
 from runtime.api import LoadProgress
 from server.config import __version__
-from server.config.server_config import ServerConfig
 from server.models.model import LoadedModel
 
-PAGES = "/ (chat)  /dashboard  /docs"
-ENDPOINTS = (
-    "POST /v1/chat/completions  /v1/responses  /v1/completions  /v1/messages  /tokenize  /detokenize",
-    "GET  /v1/models  /health  /metrics  /version",
-)
-POOLING_ENDPOINTS = (
-    "POST /v1/embeddings  /v2/embed  /pooling  /classify  /score  /rerank  /tokenize  /detokenize",
-    ENDPOINTS[1],
-)
+PAGES = "/ (chat)  /dashboard  /docs (all routes)"
+APIS = "/v1/chat/completions  /v1/completions  /v1/responses  /v1/messages  /api/chat (Ollama)"
+POOLING_APIS = "/v1/embeddings  /v2/embed  /pooling  /classify  /score  /rerank  /api/embed (Ollama)"
 
 
 class StartupDisplay:
@@ -79,37 +72,35 @@ class StartupDisplay:
         self._bar.update(progress.done - self._bar.n)
 
 
-def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[str, float], total_s: float) -> str:
+def summary(loaded: LoadedModel, url: str, seconds: dict[str, float], total_s: float) -> str:
+    """Return what a person reads when the server is ready, in at most a dozen lines."""
     model = loaded.engine.model
-    endpoints = ENDPOINTS if loaded.pooling is None else POOLING_ENDPOINTS
     phases = ", ".join(f"{phase} {duration:.1f}" for phase, duration in seconds.items() if duration >= 0.05)
     kept = f" of {model.kv_cache_note}" if model.kv_cache_note else ""
     caching = "on" if model.prefix_caching else "off"
+    apis = APIS if loaded.pooling is None else f"{POOLING_APIS}; to {', '.join(loaded.pooling.tasks)}"
     lines = [
         ("model", f"{', '.join(loaded.names)}: {model.architecture}, {_count(model.num_parameters)} parameters"),
-        ("weights", f"{size_of(model.weights_bytes)}{_source(loaded)}{_replicas(loaded)}"),
-        ("computed", f"in {model.dtype} on {model.device}"),
+        (
+            "weights",
+            f"{size_of(model.weights_bytes)}{_source(loaded)}{_replicas(loaded)}, computed in {model.dtype} on {model.device}",
+        ),
         *((("devices", model.topology),) if model.topology else ()),
         ("context", f"{model.max_model_len:,} tokens; up to {model.max_num_seqs} sequences at once"),
         (
             "KV cache",
-            f"{size_of(model.kv_cache_bytes)}{kept}: {model.num_kv_blocks:,} blocks hold {model.max_concurrency:,.1f} sequences "
-            f"of {model.max_model_len:,} tokens; prefix caching {caching}",
+            f"{size_of(model.kv_cache_bytes)}{kept}: {model.max_concurrency:,.1f} sequences of {model.max_model_len:,} tokens; "
+            f"prefix caching {caching}",
         ),
         *((("drafts", model.speculative),) if model.speculative else ()),
         *((("beside it", _beside(loaded.beside)),) if loaded.beside is not None else ()),
         *((("others", _others(loaded)),) if loaded.others else ()),
-        ("responses", _stored_responses(config))
-        if loaded.pooling is None
-        else ("served to", ", ".join(loaded.pooling.tasks)),
         ("pages", PAGES),
-        *(("endpoints" if number == 0 else "", line) for number, line in enumerate(endpoints)),
+        ("APIs", apis),
         ("started", f"in {total_s:.1f} s ({phases})" if phases else f"in {total_s:.1f} s"),
     ]
     body = "\n".join(f"  {title:<10}{text}" for title, text in lines)
-    return (
-        f"\noneloop {__version__} serves on {url}\n\n{body}\n\n  Ctrl-C ends it when what is in flight has finished\n"
-    )
+    return f"oneloop {__version__} serves on {url} (Ctrl-C ends it when running requests have finished)\n{body}"
 
 
 def _source(loaded: LoadedModel) -> str:
@@ -131,13 +122,6 @@ def _beside(loaded: LoadedModel) -> str:
 def _others(loaded: LoadedModel) -> str:
     """Models with which it takes turns."""
     return f"{', '.join(each.name for each in loaded.others)}: loaded when requests name them"
-
-
-def _stored_responses(config: ServerConfig) -> str:
-    if not config.max_stored_responses:
-        return "none is stored (--max-stored-responses 0)"
-    size = size_of(config.max_stored_bytes)
-    return f"the last {config.max_stored_responses:,} are stored, in up to {size} of memory (--max-stored-responses)"
 
 
 def url_of(address: Any, *, secured: bool = False) -> str:

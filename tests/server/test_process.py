@@ -93,7 +93,7 @@ async def test_the_port_answers_before_the_model_is_there(live, capsys):
         "tiny",
         "FakeForCausalLM",
         "float32 on cpu",
-        "1,024 blocks hold 4.0 sequences of 4,096 tokens; prefix caching on",
+        "4.0 sequences of 4,096 tokens; prefix caching on",
         "/v1/chat/completions",
     ):
         assert word in out.out

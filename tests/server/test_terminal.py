@@ -9,7 +9,6 @@ import pytest
 
 from runtime.api import LoadProgress
 from runtime.speculate.config import SpeculativeConfig
-from server.config.server_config import ServerConfig
 from server.process.terminal import StartupDisplay, summary, url_of
 from tests.server.pooling.embedders import EMBEDDER
 
@@ -79,32 +78,42 @@ def test_the_url_is_one_a_browser_takes(address, url):
 )
 async def test_the_summary_names_the_routes_that_the_model_is_served_for(serve, pooler, shown, hidden):
     loaded = (await serve(pooler=pooler)).service.lifecycle.require_model()
-    text = summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+    text = summary(loaded, "http://127.0.0.1:1", {}, 1.0)
     assert shown in text
     assert hidden not in text
-    assert ("served to embed, token_embed" in text) == (pooler is not None)
+    assert ("; to embed, token_embed" in text) == (pooler is not None)
+
+
+async def test_the_summary_is_at_most_a_dozen_lines_with_all_that_may_be_in_it(several):
+    _, turns = await several("abc")
+    loaded = turns["a"].loaded
+    loaded.engine.model = replace(loaded.engine.model, topology="18 NVLinks", speculative="ngram")
+    loaded = replace(loaded.in_turns(turns["a"]), beside=loaded)
+    lines = summary(loaded, "http://127.0.0.1:1", {"import": 1.0}, 1.0).splitlines()
+    assert {line.split()[0] for line in lines} >= {"devices", "drafts", "beside", "others", "APIs"}
+    assert len(lines) <= 12
 
 
 async def test_the_summary_says_how_devices_are_connected_where_that_is_known(serve):
     loaded = (await serve()).service.lifecycle.require_model()
-    assert "\n  devices" not in summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+    assert "\n  devices" not in summary(loaded, "http://127.0.0.1:1", {}, 1.0)
     loaded.engine.model = replace(loaded.engine.model, topology="18 NVLinks, PCIe 5 x16")
-    assert "\n  devices   18 NVLinks, PCIe 5 x16\n" in summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+    assert "\n  devices   18 NVLinks, PCIe 5 x16\n" in summary(loaded, "http://127.0.0.1:1", {}, 1.0)
 
 
 async def test_the_summary_tells_the_type_of_stored_weights_from_the_type_they_are_computed_in(serve):
     loaded = (await serve()).service.lifecycle.require_model()
-    assert "GGUF" not in summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+    assert "GGUF" not in summary(loaded, "http://127.0.0.1:1", {}, 1.0)
     loaded.engine.model = replace(loaded.engine.model, weights_bytes=92 << 20, dtype="float32", device="cpu")
-    text = summary(replace(loaded, gguf_quantization="Q4_1"), ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
-    assert "\n  weights   92 MiB from a GGUF file of type Q4_1\n  computed  in float32 on cpu\n" in text
+    text = summary(replace(loaded, gguf_quantization="Q4_1"), "http://127.0.0.1:1", {}, 1.0)
+    assert "\n  weights   92 MiB from a GGUF file of type Q4_1, computed in float32 on cpu\n" in text
 
 
 async def test_the_summary_says_in_capitals_that_guesses_are_right_by_chance(serve):
     loaded = (await serve()).service.lifecycle.require_model()
-    assert "drafts" not in summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+    assert "drafts" not in summary(loaded, "http://127.0.0.1:1", {}, 1.0)
     guessing = str(SpeculativeConfig.of({"method": "ngram", "synthetic_acceptance": 0.7}))
     loaded.engine.model = replace(loaded.engine.model, speculative=guessing)
-    text = summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+    text = summary(loaded, "http://127.0.0.1:1", {}, 1.0)
     assert "drafts    ngram" in text
     assert "SYNTHETIC ACCEPTANCE 0.7: ANSWERS ARE NONSENSE" in text
