@@ -300,7 +300,7 @@ class ServerOptions(EngineOptions):
 
     @property
     def takes_any_name(self) -> bool:
-        """Whether requests for names that no model has are for the first model."""
+        """Return whether requests for names that no model has are for the first model."""
         return ANY_NAME in self.served_model_name
 
     def of_one_model(self, what: str) -> Self:

@@ -113,7 +113,7 @@ class SwappedModel(Generic[M]):
 
     @property
     def is_untouched(self) -> bool:
-        """Whether the model has not been loaded, and no request waits for it."""
+        """Return whether the model has not been loaded, and no request waits for it."""
         return self.loaded is None and self.status is Status.UNLOADED and self.preparing is None and not self.waiting
 
     async def once_loaded(self, call: Call) -> M:
