@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None, prog: str = "python -m loadtests") -> in
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        module = importlib.import_module(f"loadtests.{name}")
+        module = importlib.import_module(f"{__package__}.{name}")
         command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(main=module.main)

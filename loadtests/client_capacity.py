@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.serve:
         asyncio.run(serve(args.period_ms / 1000))
     workload = replace(find_workloads([args.workload])[0], num_warmup=0)
-    command = [sys.executable, "-m", "loadtests.client_capacity", "--serve", "--period-ms", str(args.period_ms)]
+    command = [sys.executable, "-m", f"{__package__}.client_capacity", "--serve", "--period-ms", str(args.period_ms)]
     rows = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:

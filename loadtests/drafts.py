@@ -49,7 +49,15 @@ def configs_of(method: str, drafts_by: Path | None) -> list[str]:
 
 def measured(args: argparse.Namespace, config: str | None) -> tuple[dict[str, Any], Records, bool]:
     """Return the facts of the start, the figures, and whether all were taken."""
-    command = [sys.executable, "-m", "loadtests.engine", "--model", str(args.model), "--steps", *map(str, args.batch)]
+    command = [
+        sys.executable,
+        "-m",
+        f"{__package__}.engine",
+        "--model",
+        str(args.model),
+        "--steps",
+        *map(str, args.batch),
+    ]
     command += [] if config is None else ["--speculative-config", config]
     start: dict[str, Any] = {}
     found: dict[int, dict[str, Any]] = {}

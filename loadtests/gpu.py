@@ -96,7 +96,7 @@ def our_server(args: argparse.Namespace, model: Path, tokenizer: Path, env: Mapp
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        sys.executable, "-m", "server", "--model", str(model), "--tokenizer", str(tokenizer), "--port", str(port),
+        sys.executable, "-m", "oneloop", "--model", str(model), "--tokenizer", str(tokenizer), "--port", str(port),
         "--served-model-name", NAME, *OPTIONS, *args.server_options,
     ]  # fmt: skip
     return Server("oneloop", port=port, command=command, env=dict(env), start_limit_s=args.start_limit, model=NAME)

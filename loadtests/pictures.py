@@ -23,7 +23,7 @@ def check_pictures(paths: Iterable[Path]) -> None:
         if not path.parent.is_dir():
             raise CannotDraw(f"{path}: there is no folder {path.parent}")
         try:
-            import loadtests.charts  # noqa: F401 (half a second, only where there is something to draw)
+            from loadtests import charts  # noqa: F401 (half a second, only where there is something to draw)
         except ImportError as error:
             raise CannotDraw(f"a picture needs matplotlib ({error}): pip install 'oneloop[bench]'") from None
 

@@ -193,7 +193,7 @@ def soak(args: argparse.Namespace, log: Path) -> dict[str, Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "server", "--port", str(port), *OPTIONS, *args.server_options]
+    command = [sys.executable, "-m", "oneloop", "--port", str(port), *OPTIONS, *args.server_options]
     server, tally = Server("oneloop", port=port, command=command), Tally()
     with ServerProcess(command, log) as process:
         wait_until_healthy(server, process)

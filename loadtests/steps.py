@@ -38,7 +38,7 @@ def command_of(args: argparse.Namespace) -> list[str]:
     """Return the command of the other process."""
     wished = {"--batch": args.batch, "--prefill": args.prefill, "--ttft": args.ttft}
     everything = not args.throughput and args.profile is None and all(values is None for values in wished.values())
-    command = [sys.executable, "-m", "loadtests.engine", "--model", str(args.model)]
+    command = [sys.executable, "-m", f"{__package__}.engine", "--model", str(args.model)]
     for flag, values in wished.items():
         if values is not None or everything:
             command += [flag, *map(str, values or ROWS[flag])]

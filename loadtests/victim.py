@@ -40,7 +40,7 @@ from loadtests.servers import Server
 SUMMARY = "a stream's longest gap beside requests that cost much, and the memory after each"
 EVENTS_BEFORE, EVENTS_AFTER = 30, 10
 ATTACKER = "127.0.0.2"
-OURS = (sys.executable, "-m", "server", "--port")
+OURS = (sys.executable, "-m", "oneloop", "--port")
 TARGET = 3.0  # times what is usual that a stream should wait at most
 NEAR = 25  # gaps on either side, of which the median is what is usual
 MEMORY_TARGET = 1.1  # times what the server took before, that it should take afterwards

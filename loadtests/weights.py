@@ -144,7 +144,7 @@ def measure(folder: Path, args: argparse.Namespace, log: Path) -> dict[str, floa
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        sys.executable, "-m", "server", "--model", str(folder), "--tokenizer", str(args.tokenizer), "--port", str(port),
+        sys.executable, "-m", "oneloop", "--model", str(folder), "--tokenizer", str(args.tokenizer), "--port", str(port),
         *args.server_options,
     ]  # fmt: skip
     server = Server("oneloop", port=port, command=command, start_limit_s=args.start_limit)

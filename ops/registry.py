@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -146,6 +147,7 @@ def _resolve(run: Callable[..., Any] | str) -> Callable[..., Any]:
     if not isinstance(run, str):
         return run
     module, _, function = run.partition(":")
+    module = re.sub(r"^ops\b", __package__, module)  # where it is installed
     resolved: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return resolved
 

@@ -149,7 +149,7 @@ def _in_cli(name: str, function: str = "main") -> Callable[[list[str]], int]:
     """Return a command that needs nothing of the engine: a function of a file in `server/cli`."""
 
     def run(argv: list[str]) -> int:
-        code: int = getattr(import_module(f"server.cli.{name}"), function)(argv)
+        code: int = getattr(import_module(f"{__package__}.cli.{name}"), function)(argv)
         return code
 
     return run
@@ -166,7 +166,7 @@ def _at_terminal(function: str) -> Callable[[list[str]], int]:
     """Return a command of `server/cli/chat.py`, which checks the options of a model in this process as a start does."""
 
     def run(argv: list[str]) -> int:
-        code: int = getattr(import_module("server.cli.chat"), function)(argv, check_early)
+        code: int = getattr(import_module(f"{__package__}.cli.chat"), function)(argv, check_early)
         return code
 
     return run
@@ -183,11 +183,17 @@ def list_models(argv: list[str]) -> int:
     """Print the models that can be served by name, and the architectures; the exit code."""
     from server.cli import models
 
-    return models.main(
-        argv,
-        lambda: import_module("runtime.doctor.models").models(),
-        lambda: import_module("runtime.doctor.findings").fits(),
-    )
+    def found() -> Any:
+        from runtime.doctor.models import models as found
+
+        return found()
+
+    def fits() -> Any:
+        from runtime.doctor.findings import fits
+
+        return fits()
+
+    return models.main(argv, found, fits)
 
 
 class _Library:
@@ -236,7 +242,7 @@ def _of_library(function: str) -> Callable[[list[str]], int]:
     """Return a command of `server/cli/library.py`."""
 
     def run(argv: list[str]) -> int:
-        code: int = getattr(import_module("server.cli.library"), function)(argv, _Library())
+        code: int = getattr(import_module(f"{__package__}.cli.library"), function)(argv, _Library())
         return code
 
     return run
@@ -246,7 +252,12 @@ def examine(argv: list[str]) -> int:
     """Print what this machine has for serving, and lacks; the exit code."""
     from server.cli import doctor
 
-    return doctor.main(argv, lambda: import_module("runtime.doctor.findings").findings())
+    def findings() -> Any:
+        from runtime.doctor.findings import findings as found
+
+        return found()
+
+    return doctor.main(argv, findings)
 
 
 def inspect_adapter(argv: list[str]) -> int:

@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
-import loadtests.engine
+from loadtests.engine import __doc__ as about
 from runtime.config import EngineConfig
 from runtime.speculate.config import SpeculativeConfig
 
@@ -23,9 +23,7 @@ def pair(text: str) -> tuple[int, int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.engine", description=loadtests.engine.__doc__, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(prog="python -m loadtests.engine", description=about, allow_abbrev=False)
     add = parser.add_argument
     add("--model", required=True, metavar="FOLDER", help="a folder with a config.json; weights are drawn at random")
     add("--batch", type=int, nargs="*", default=[], metavar="B", help="decode step time at these batch sizes")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runtime.step import Runner
 
 GROUP = "oneloop.platforms"
-_BUILT_IN = {"cpu": "runtime.platform.cpu:CpuPlatform", "cuda": "runtime.platform.cuda:CudaPlatform"}
+_BUILT_IN = {"cpu": "cpu:CpuPlatform", "cuda": "cuda:CudaPlatform"}  # files beside this one
 
 Report = Callable[[LoadProgress], None]
 
@@ -132,7 +132,7 @@ def choose_platform(name: str) -> Platform:
 def _load(name: str) -> Platform:
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
-        return cast("Platform", getattr(importlib.import_module(module), attribute)())
+        return cast("Platform", getattr(importlib.import_module(f"{__package__}.{module}"), attribute)())
     installed = entry_points(group=GROUP)
     if name not in installed.names:
         known = ", ".join(["auto", *_BUILT_IN, *sorted(installed.names)])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,7 @@ _SLICE = 1 << 16  # weights worked on at a time: 256 KiB of float32
 
 
 def _written() -> Any:
-    spec = find_spec("ops")
-    assert spec is not None
-    assert spec.origin is not None
-    return json.loads(Path(spec.origin).with_name("formats.json").read_text())
+    return json.loads((Path(__file__).parents[2] / "ops" / "formats.json").read_text())
 
 
 _WRITTEN = _written()

@@ -6,10 +6,10 @@ import pkgutil
 from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-import server.api
 from server.api.route import ErrorsBelow, Route
 from server.http.errors import ErrorShape
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 def _declared(kind: type[T]) -> list[T]:
     """Return every `kind` that a file of `api/` declares, each once."""
-    found = pkgutil.walk_packages(server.api.__path__, f"{server.api.__name__}.")
+    found = pkgutil.walk_packages([str(Path(__file__).parent)], f"{__package__}.")
     modules = [import_module(each.name) for each in found if each.name != __name__]
     declared = [each for module in modules for each in vars(module).values() if isinstance(each, kind)]
     return list({id(each): each for each in declared}.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from server.config import __version__
@@ -173,6 +174,11 @@ def option_parser(
     )
     listed = f"list all {len(options)} options, or a group: {', '.join(_groups(options))}"
     parser.add_argument("-h", "--help", nargs="?", action=_Help, metavar="all|GROUP", help=listed)
-    parser.add_argument("--version", action="version", version=f"oneloop {__version__}", help="print the version")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"oneloop {__version__} from {Path(__file__).parents[2]}",
+        help="print the version",
+    )
     add_options(parser, options, shown, in_full=in_full)
     return parser

@@ -31,7 +31,7 @@ def import_engine() -> None:
     from runtime.preload import preload_torch
 
     preload_torch()
-    import runtime.start  # noqa: F401
+    from runtime import start  # noqa: F401
 
 
 def check_sizes(config: ServerConfig) -> None:

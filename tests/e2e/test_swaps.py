@@ -121,7 +121,19 @@ def test_a_torn_model_is_an_error_of_its_own_and_the_former_comes_back(several):
 
 
 def test_the_bench_of_swaps_finds_the_same_texts_and_whole_streams(several):
-    command = [sys.executable, "-m", "loadtests", "swaps", "--url", several.base, "--models", "one", "two", "torn"]
+    command = [
+        sys.executable,
+        "-m",
+        "oneloop",
+        "bench",
+        "swaps",
+        "--url",
+        several.base,
+        "--models",
+        "one",
+        "two",
+        "torn",
+    ]
     done = subprocess.run(
         [*command, "--rounds", "1", "--pid", str(several.process.pid)], capture_output=True, text=True
     )

@@ -373,7 +373,7 @@ def test_help_all_names_every_option_and_its_variable(capsys):
 def test_the_version_is_the_package_version(capsys):
     with pytest.raises(SystemExit):
         parse(["--version"], {})
-    assert capsys.readouterr().out.strip() == f"oneloop {__version__}"
+    assert capsys.readouterr().out.strip() == f"oneloop {__version__} from {ROOT}"
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == __version__
 
 
