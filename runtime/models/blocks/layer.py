@@ -19,7 +19,6 @@ from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.layer import (
     MLP,
     AnyLayer,
-    CrossLayer,
     FusedLayer,
     HybridLayer,
     Layer,
@@ -155,22 +154,6 @@ class FusedBlock:
         return self._mlp.forward(self._mlp_norm.add(self._mixers.forward(x, step), residual), step)
 
 
-class CrossBlock:
-    def __init__(
-        self, layer: CrossLayer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
-    ) -> None:
-        self._norms = [build_norm(layer.norm, f"{name}.{each}", weights) for each in layer.before]
-        self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables, first_cache)
-        self._cross = build_mixer(layer.cross, name, hidden_size, weights, tables, first_cache + 1)
-        self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
-
-    def forward(self, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
-        before_mixer, before_cross, before_mlp = self._norms
-        x = self._mixers.forward_normed(before_mixer, delta, residual, step)
-        x = self._cross.forward(before_cross.add(x, residual), step)
-        return self._mlp.forward_normed(before_mlp, x, residual, step)
-
-
 def build_layer(
     layer: AnyLayer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
 ) -> LayerBlock:
@@ -189,8 +172,6 @@ def build_layer(
             return SingleMixerBlock(layer, block, name, hidden_size, weights, tables, first_cache)
         case FusedLayer():
             return FusedBlock(layer, name, hidden_size, weights, tables, first_cache)
-        case CrossLayer():
-            return CrossBlock(layer, name, hidden_size, weights, tables, first_cache)
         case HybridLayer():
             mixer = build_mixer(layer.mixer, name, hidden_size, weights, tables, first_cache + 1)
             cos_sin = tables[layer.shared.attention.rope]

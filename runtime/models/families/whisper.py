@@ -4,18 +4,19 @@ in `scale_embedding` transformers reads and does not apply; nor do we."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from runtime.api import SpeechInfo
 from runtime.models.read.hf_config import HfConfig, activation
 from runtime.models.spec.attention import Attention, CrossAttention, Mask
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec, LearnedPositions
-from runtime.models.spec.layer import CrossLayer, Layer
+from runtime.models.spec.layer import Layer, OnlyBlock, SingleLayer
 from runtime.models.spec.mlp import PlainMLP
 from runtime.models.spec.model import EncoderSpec, UnsupportedModel
 from runtime.models.spec.norm import LayerNorm
 from runtime.models.spec.sound import CONVOLUTIONS, KERNEL, SoundEncoderSpec
-from runtime.weights.rules import Kernel, merge, rename, transform, zeros
+from runtime.weights.rules import Kernel, Rule, merge, rename, transform, zeros
 
 _MAX_LAYERS = 4096
 _NORM = LayerNorm(1e-5)
@@ -28,7 +29,6 @@ _IN_LAYERS = (
 )
 _DECODER_RULES = (
     rename("model.decoder.layer_norm", into="model.norm"),
-    rename("model.decoder.layers", into="model.layers"),
     rename("model.decoder.embed_tokens", into="model.embed_tokens"),
     rename("model.decoder.embed_positions", into="model.embed_positions"),
     rename("proj_out", into="lm_head"),
@@ -54,23 +54,20 @@ def whisper(config: HfConfig) -> DecoderSpec:
     positions = config.count("max_source_positions", 1500)
     mlp = PlainMLP(config.count("decoder_ffn_dim"), True, activation(config, "activation_function", "gelu"))
     attention = _attention(config, "decoder")
-    layer = CrossLayer(
-        attention,
-        CrossAttention(attention.num_heads, attention.head_size, positions, hidden_size),
-        mlp,
-        _NORM,
-        _DECODER_NORMS,
-    )
+    cross = CrossAttention(attention.num_heads, attention.head_size, positions, hidden_size)
+    blocks: tuple[OnlyBlock, ...] = (attention, cross, mlp)
+    layers = [SingleLayer(block, _NORM, before) for block, before in zip(blocks, _DECODER_NORMS, strict=True)]
+    num_layers = config.count("decoder_layers", max_value=_MAX_LAYERS)
     return DecoderSpec(
         architecture="WhisperForConditionalGeneration",
         vocab_size=config.count("vocab_size"),
         hidden_size=hidden_size,
-        layers=(layer,) * config.count("decoder_layers", max_value=_MAX_LAYERS),
+        layers=tuple(layers) * num_layers,
         norm=_NORM,
         tied_embedding=config.flag("tie_word_embeddings", True),
         max_model_len=config.count("max_target_positions", 448),
         positions=LearnedPositions(config.count("max_target_positions", 448)),
-        rules=_DECODER_RULES,
+        rules=(*_numbered(num_layers, len(layers)), *_DECODER_RULES),
         ignored=("proj_out.weight",),
         ignored_below=("model.encoder.", "encoder."),
         encoder=EncoderSpec(
@@ -87,6 +84,13 @@ def whisper(config: HfConfig) -> DecoderSpec:
             ),
         ),
     )
+
+
+def _numbered(num_layers: int, num_blocks: int) -> Iterator[Rule]:
+    """Yield rules for layers of so many blocks in the checkpoint, each of which is a layer of ours."""
+    for index in range(num_layers):
+        for block in range(num_blocks):
+            yield rename(f"model.decoder.layers.{index}", into=f"model.layers.{num_blocks * index + block}")
 
 
 def _encoder(config: HfConfig, positions: int) -> SoundEncoderSpec:

@@ -211,31 +211,6 @@ class FusedLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossLayer:
-    """x + mixer(norm(x)), x + cross(norm(x)), then x + mlp(norm(x)): of a decoder that reads an encoder's outputs (Vaswani et al.
-    2017). `before`: the names of the norms."""
-
-    mixer: Attention
-    cross: CrossAttention
-    mlp: GatedMLP | PlainMLP
-    norm: Norm
-    before: tuple[str, str, str]
-
-    @property
-    def mixers(self) -> tuple[Mixer, ...]:
-        return (self.mixer, self.cross)
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        return (self.mixer, self.cross, self.mlp)
-
-    def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
-        for norm, block in zip(self.before, (self.mixer, self.cross, self.mlp), strict=True):
-            yield from self.norm.parameters(f"{name}.{norm}", hidden_size)
-            yield from block.parameters(name, hidden_size)
-
-
-@dataclass(frozen=True, slots=True)
 class HybridLayer:
     """x + mixer(norm(x + shared(x and the embedding)))."""
 
@@ -258,4 +233,4 @@ class HybridLayer:
         yield from self.mixer.parameters(name, hidden_size)
 
 
-AnyLayer = Layer | PostNormLayer | ParallelLayer | SingleLayer | FusedLayer | CrossLayer | HybridLayer
+AnyLayer = Layer | PostNormLayer | ParallelLayer | SingleLayer | FusedLayer | HybridLayer

@@ -12,12 +12,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from runtime.models.spec.attention import Attention, LatentAttention, NormScope
+from runtime.models.spec.attention import Attention, CrossAttention, LatentAttention, NormScope
 from runtime.models.spec.decoder import FINAL_NORM, DecoderSpec, ShardOf, layer_name
 from runtime.models.spec.layer import (
     MLP,
     AnyLayer,
-    CrossLayer,
     FusedLayer,
     HybridLayer,
     Layer,
@@ -214,8 +213,6 @@ def _layer(layer: AnyLayer, size: int) -> AnyLayer:
             return layer
         case FusedLayer():
             raise UnsupportedModel("layers of a draft head")
-        case CrossLayer():
-            raise UnsupportedModel("layers that read an encoder")
         case SingleLayer(GatedMLP() | PlainMLP() | MoE() as mlp):
             return replace(layer, block=_mlp(mlp, size))
         case SingleLayer(mixer):
@@ -260,6 +257,8 @@ def _one_mixer(mixer: OnlyBlock, size: int) -> Mixer:
             return replace(mixer, num_heads=_share(mixer.num_heads, size, "attention heads"))
         case Attention() if _by_heads(mixer):
             return _attention(mixer, size)
+        case CrossAttention():
+            raise UnsupportedModel("layers that read an encoder")
         case _:
             assert not isinstance(mixer, GatedMLP | PlainMLP | MoE)
             return mixer

@@ -112,12 +112,12 @@ def test_every_tensor_is_there_under_its_name(kind, error, tmp_path):
             for loads in (planned_loads(spec, source), planned_loads(spec.encoder.own, source))
         )
     for name, ours in {
-        "decoder/layer_1/self_attention/linear_0/weight": "model.layers.1.self_attn.qkv_proj.weight",
-        "decoder/layer_0/attention/linear_1/weight": "model.layers.0.cross_attn.kv_proj.weight",
+        "decoder/layer_1/self_attention/linear_0/weight": "model.layers.3.self_attn.qkv_proj.weight",
+        "decoder/layer_0/attention/linear_1/weight": "model.layers.1.cross_attn.kv_proj.weight",
         "decoder/embeddings/weight": "model.embed_tokens.weight",
     }.items():
         assert np.abs(decoder[ours] - plain[name]).max() <= error * np.abs(plain[name]).max()
-    bias = decoder["model.layers.1.self_attn.qkv_proj.bias"]
+    bias = decoder["model.layers.3.self_attn.qkv_proj.bias"]
     assert not bias[SIZE : 2 * SIZE].any()
     assert bias[2 * SIZE :].any()
     convolution = plain["encoder/conv1/weight"].transpose(0, 2, 1).reshape(SIZE, -1)
