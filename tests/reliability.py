@@ -69,7 +69,7 @@ AREAS = {
         "server/test_request_limits.py",
         "runtime/policy/test_step_budget.py",
         "runtime/policy/test_step_cost.py::test_what_rows_cost_is_learned_though_prompts_go_on_beside_them",
-        "runtime/test_scheduler.py::test_a_step_beside_a_stream_holds_so_much_of_others_and_no_more",
+        "runtime/test_scheduler_shares.py::test_a_step_beside_a_stream_holds_so_much_of_others_and_no_more",
         "runtime/policy/test_decode_turns.py",
         "server/test_wire.py::test_a_failure_on_the_way_is_an_event_and_done_still_comes_last",
     ),

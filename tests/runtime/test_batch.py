@@ -11,7 +11,7 @@ from runtime.api import MediaItem
 from runtime.batch import SAMPLE, BlockCopy, EncoderWork, ScheduledBatch, ScheduledRow, columns, decode_row
 from runtime.kv.block_table import NewBlocks
 from tests.pooling import LAST
-from tests.runtime.test_scheduler import GROUPS, make, sequence
+from tests.runtime.scheduling_case import GROUPS, make, sequence
 
 
 def test_a_batch_survives_a_wire_unchanged():

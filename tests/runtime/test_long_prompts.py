@@ -16,8 +16,8 @@ from runtime.kv import prefix_cache
 from runtime.kv.prefix_cache import PrefixCache
 from tests.fake_runner import FakeRunner, model_info
 from tests.invariants import check_pool
+from tests.runtime.scheduling_case import Memory, make, run_to_end, sequence
 from tests.runtime.test_engine import engine_on, read
-from tests.runtime.test_scheduler import Memory, make, run_to_end, sequence
 
 LONG = 131_072
 BUDGET = 2048

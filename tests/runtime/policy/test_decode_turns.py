@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from runtime.scheduler import Scheduler
-from tests.runtime.test_scheduler import SomeDecode, make, sequence
+from tests.runtime.scheduling_case import SomeDecode, make, sequence
 
 
 def streams(scheduler: Scheduler, asked: dict[str, list[int]]) -> list[list[int]]:
