@@ -5,7 +5,6 @@ here: a request becomes PoolingParams, and the engine knows what they mean for i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from msgspec import Meta, Struct
 from runtime.api import ModelInfo, ModelOutline, PoolerInfo, PoolingParams, PoolingTask, SequencePooling
 from server.http.errors import Field, InvalidRequest, TaskNotSupported, clip
 from server.models.score_template import ScoreTemplate
-from server.models.tokenizer import Tokenizer
+from server.models.tokenizer import Tokenizer, read_json
 
 Runner = Literal["auto", "generate", "pooling"]
 Convert = Literal["auto", "none", "embed", "classify"]
@@ -82,10 +81,10 @@ class Prompts:
         """Return the prompts of a model in `folder`, whose first module is in folder `transformer`; none where no files name any.
 
         Raises ValueError for a file that is broken."""
-        found = _object(folder / "config_sentence_transformers.json")
+        found = read_json(folder / "config_sentence_transformers.json")
         by_name = {name: text for name, text in (found.get("prompts") or {}).items() if isinstance(text, str)}
         default = found.get("default_prompt_name")
-        processing = _object(transformer / "sentence_bert_config.json").get("processing_kwargs")
+        processing = read_json(transformer / "sentence_bert_config.json").get("processing_kwargs")
         given = processing.get("chat_template") if isinstance(processing, dict) else None
         kwargs = {name: value for name, value in (given or {}).items() if name not in _NO_VARIABLES}
         return cls(MappingProxyType(by_name), default if default in by_name else None, MappingProxyType(kwargs))
@@ -98,17 +97,6 @@ class Prompts:
             known = f"it has {', '.join(map(repr, self.by_name))}" if self.by_name else "it has none"
             raise InvalidRequest(f"{param} {clip(name)!r}: this model has no prompt of that name; {known}", param=param)
         return self.by_name[name]
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object; {} if there is no file. Raises ValueError for a broken file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,12 +170,12 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library has only this type for what it refuses
             raise TokenizerError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
-        if _read_json(folder / "sentence_bert_config.json").get("do_lower_case"):  # as sentence-transformers does
+        if read_json(folder / "sentence_bert_config.json").get("do_lower_case"):  # as sentence-transformers does
             lowercase = tokenizers.normalizers.Lowercase()
             usual = [] if backend.normalizer is None else [backend.normalizer]
             backend.normalizer = tokenizers.normalizers.Sequence([lowercase, *usual])
-        config = _read_json(folder / "tokenizer_config.json")
-        named = _named_tokens(_read_json(folder / "special_tokens_map.json") | config)
+        config = read_json(folder / "tokenizer_config.json")
+        named = _named_tokens(read_json(folder / "special_tokens_map.json") | config)
         try:
             _add_configured_tokens(backend, config, named)
             return cls(backend, named, _folder_template(folder, config), token_types=_has_token_types(config))
@@ -326,7 +326,7 @@ def _no_tokenizer_json(folder: Path) -> str:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON file's object, or {} if there is no such file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -383,7 +383,7 @@ def template_of(folder: Path, metadata: Mapping[str, Any] | None) -> str | dict[
     """Return the chat template of a folder, or of a GGUF file's `metadata`, without its tokenizer. Raises TokenizerError."""
     if metadata is not None:
         return _gguf_template(metadata)
-    return _folder_template(folder, _read_json(folder / "tokenizer_config.json"))
+    return _folder_template(folder, read_json(folder / "tokenizer_config.json"))
 
 
 def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
@@ -396,7 +396,7 @@ def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str,
         named[path.stem] = path.read_text(encoding="utf-8")
     if named:
         return named["default"] if named.keys() == {"default"} else named
-    found = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    found = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(found, list):
         return {entry["name"]: entry["template"] for entry in found}
     return found if isinstance(found, str | dict) else None
