@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -13,6 +15,7 @@ from server.api.frames import encoded
 from server.api.pooling import api_types, request_types
 from server.api.pooling.pooled import listed, pooled_for, ranked, read
 from server.api.pooling.prepare import of_classify, of_embeddings, of_rerank, of_score
+from server.api.pooling.run import Pooled
 from server.api.pooling.vectors import as_array, base64_of, json_of
 from server.api.route import GENERATION_REFUSALS, JSON, Route, route
 from server.api.service import Service
@@ -20,6 +23,15 @@ from server.http.answers import json_response
 from server.http.call import call_of, off_loop
 
 DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised
+
+
+def _items(
+    item: Callable[[int, Any], Struct], results: Sequence[Pooled], encoding_format: str | None
+) -> Iterator[tuple[Struct, int]]:
+    """Yield for each result what `item` makes of its index and its written numbers, with their count."""
+    write = base64_of if encoding_format == "base64" else json_of
+    for index, each in enumerate(results):
+        yield item(index, encoded(write(each.numbers))), each.numbers.nbytes // 4
 
 
 @route(
@@ -31,10 +43,8 @@ async def embed(service: Service, http: Request) -> ASGIApp:
     served = loaded.require_pooling("embed")
     request = await off_loop(http, lambda: of_embeddings(given, served, "embed"))
     id, results = await pooled_for(service, loaded, http, request, prefix="embd-")
-    write = base64_of if given.encoding_format == "base64" else json_of
-    items = (
-        (api_types.Embedding(index=index, embedding=encoded(write(each.numbers))), each.numbers.nbytes // 4)
-        for index, each in enumerate(results)
+    items = _items(
+        lambda index, numbers: api_types.Embedding(index=index, embedding=numbers), results, given.encoding_format
     )
     return await listed(call_of(http), api_types.Embeddings, id, loaded.name, items, results)
 
@@ -50,10 +60,8 @@ async def pool(service: Service, http: Request) -> ASGIApp:
     task: PoolingTask = given.task or served.task
     request = await off_loop(http, lambda: of_embeddings(given, served, task))
     id, results = await pooled_for(service, loaded, http, request, prefix="pool-")
-    write = base64_of if given.encoding_format == "base64" else json_of
-    items = (
-        (api_types.PooledData(index=index, data=encoded(write(each.numbers))), each.numbers.nbytes // 4)
-        for index, each in enumerate(results)
+    items = _items(
+        lambda index, numbers: api_types.PooledData(index=index, data=numbers), results, given.encoding_format
     )
     return await listed(call_of(http), api_types.PooledList, id, loaded.name, items, results)
 
