@@ -160,16 +160,16 @@ class Program:
         from cuda.bindings import nvrtc
 
         text = self.source(name)
-        options = _options(dtype, self._architecture or _architecture(device))
+        architecture = self._architecture or _architecture(device)
         version = _check(nvrtc.nvrtcVersion())
-        digest = hashlib.sha256(repr((text, options, version)).encode()).hexdigest()
+        digest = hashlib.sha256(repr((text, _options(dtype, architecture), version)).encode()).hexdigest()
         cached = _cache_folder() / f"{digest[:32]}.cubin"
         with _choosing:
             lock = _compiling.setdefault(digest, threading.Lock())
         with lock:  # another device of the same kind may want the same
             if cached.is_file():
                 return cached.read_bytes()
-            code = _compile(text, options)
+            code = machine_code(text, dtype, architecture)
             _keep(cached, code)
             return code
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ops import tuning
 from ops.cuda.program import CompiledKernel, Program
 from ops.gemm import pieces
+from ops.gemm.warpgroups import SHARED_BYTES
 from ops.stored import FP8, W4, W8, WeightFormat
 
 MAX_ROWS = 16
@@ -30,7 +31,6 @@ class _Codes:
 
 _CODES = {FP8: _Codes("Fp8", 64, 4), W8: _Codes("W8", 64, 4), W4: _Codes("W4", 128, 2)}
 _MANY_SLABS, _SOME_SLABS, _DEEP = 1024, 264, 8192
-_SHARED_BYTES = 227 << 10  # of a block, on Hopper
 _SEGMENTS = {FP8: (0, 1), W8: (0, 1), W4: pieces.GROUPS}
 
 
@@ -72,7 +72,7 @@ def variants(codes: WeightFormat) -> list[Variant]:
         for tiles in (1, 2)
         for gated in (False, True)
     )
-    return [each for each in found if each.shared_bytes <= _SHARED_BYTES]
+    return [each for each in found if each.shared_bytes <= SHARED_BYTES]
 
 
 def segments_of(codes: WeightFormat, in_features: int, groups: int) -> tuple[int, int] | None:

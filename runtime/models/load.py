@@ -82,28 +82,6 @@ def load_draft_head(
     return DraftHead.build(spec, read, model, max_positions=max_model_len)
 
 
-def reload_model(
-    decoder: Decoder, files: Checkpoint, *, load_format: str, seed: int, progress: Report,
-    weights: WeightPolicy | None = None,
-) -> None:  # fmt: skip
-    """Put the numbers of other files of the same architecture in the place of a living decoder's. Arguments as of `load_model`,
-    `weights` as it was loaded with. No step may be under way.
-
-    Raises WeightsError where they do not fit; before anything was changed, unless a file turns out to be broken."""
-    opening = opened(
-        decoder.spec,
-        files,
-        dtype=decoder.dtype,
-        load_format=load_format,
-        seed=seed,
-        device=decoder.device,
-        policy=weights,
-    )
-    with opening as reader:
-        for name, stored in reader.read(progress):
-            decoder.load_parameter(name, stored)
-
-
 @contextmanager
 def opened(
     spec: DecoderSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, device: str,

@@ -48,11 +48,6 @@ class Uploads:
         ready.record(torch.cuda.current_stream(self._device))  # its memory may have been another's
         return Upload(self, whole, ready, _SLAB_BYTES // row_bytes)
 
-    @property
-    def num_slabs(self) -> int:
-        """Largest number of slabs in use at a time."""
-        return len(self._slabs)
-
     def take(self) -> _Slab:
         with self._lock:
             if self._free:

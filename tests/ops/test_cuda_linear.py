@@ -11,6 +11,7 @@ import ops
 from ops.cuda.program import missing_for_hopper
 from ops.gemm import few_rows, tiled
 from ops.gemm.cuda import CudaLinearWeight
+from ops.gemm.warpgroups import SHARED_BYTES
 
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
 SHAPES = [
@@ -20,7 +21,6 @@ SHAPES = [
     (2080, 1056),
 ]  # out, in: neither a power of two nor many multiples of anything
 FEATURES = (32, 1024, 3072, 14336)
-SHARED_BYTES = 227 << 10  # of a block, on Hopper
 on_hopper = pytest.mark.skipif(missing_for_hopper() is not None, reason=str(missing_for_hopper()))
 
 
