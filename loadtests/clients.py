@@ -2,7 +2,7 @@
 
 Each has its part of the streams (or of the arrivals) and of the requests, records it as `load.py` does, and reads its own answers
 when the run is over. They wait until all are ready and start together; moments are of the system-wide monotonic clock, so figures
-come out as from one client. `client_capacity.py` measures what one process can take: about 100,000 events a second."""
+come out as from one client. One process takes about 100,000 events a second."""
 
 from __future__ import annotations
 

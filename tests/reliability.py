@@ -1,6 +1,6 @@
 """What the server withstands, as the names of the tests that show it: `python -m tests.reliability [AREA]`.
 
-Figures come from load tests: `python -m loadtests idle`, `flat`, `victim` and `soak`."""
+Figures come from load tests: `python -m loadtests idle`, `victim` and `soak`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,6 @@ AREAS = {
         "runtime/models/test_registry.py::test_what_cannot_be_served_is_refused_by_name",
     ),
     "Memory": (
-        "loadtests/test_flat.py",
         "server/text/test_native.py::test_a_writer_that_its_connection_knows_is_collected_with_it",
         "server/test_offload.py::test_what_work_raised_keeps_nothing_of_what_was_worked_on",
         "server/test_offload.py::test_memory_is_given_back_once_after_very_long_work_and_not_on_the_loop",

@@ -9,12 +9,10 @@ import pytest
 
 from loadtests.address import Address
 from loadtests.arrivals import Poisson
-from loadtests.client_capacity import main
 from loadtests.clients import measure_with_clients, num_clients, parts_of
 from loadtests.figures import summarise
 from loadtests.load import Limits, RequestOptions, scripts_of
 from loadtests.workloads import Workload, find_workloads
-from tests.loadtests.test_commands import last_json
 from tests.loadtests.test_processes import toy, wait_healthy
 
 HERE = Address("127.0.0.1", 1)
@@ -67,10 +65,3 @@ def test_clients_follow_the_streams_and_leave_most_cores_to_the_server(
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     assert num_clients(concurrency, requested) == clients
-
-
-@pytest.mark.nightly
-def test_the_capacity_of_the_client_is_measured_against_prepared_bytes(capsys):
-    assert main(["--clients", "1", "2", "--period-ms", "1", "--workload", "c4_8_5"]) == 0
-    _, summary = last_json(capsys)
-    assert [(row["clients"], row["ok"]) for row in summary["runs"]] == [(1, 24), (2, 24)]
