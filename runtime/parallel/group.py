@@ -88,7 +88,7 @@ class Group:
         self._ended: Gone | None = None
 
     def claim(self, number: int) -> Meeting:
-        """That of the rank's next step. Raises Gone."""
+        """Return the number of the rank's next step. Raises Gone."""
         with self._lock:
             if self._ended is not None:
                 raise self._ended
