@@ -88,7 +88,7 @@ class Group:
         self._ended: Gone | None = None
 
     def claim(self, number: int) -> Meeting:
-        """Return the number of the rank's next step. Raises Gone."""
+        """Return the meeting of the next step of rank `number`. Raises Gone."""
         with self._lock:
             if self._ended is not None:
                 raise self._ended
