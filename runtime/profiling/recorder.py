@@ -13,7 +13,7 @@ from runtime.profiling.stacks import StackSampler
 
 
 class TorchRecorder:
-    """Recorder of a session, by the profiler of torch. `device`: the device whose kernels are recorded in addition to CPU operators."""
+    """Recorder by the profiler of torch. `device`: the device whose kernels are recorded beside CPU operators."""
 
     def __init__(self, device: str) -> None:
         import torch
