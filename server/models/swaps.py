@@ -43,7 +43,7 @@ class Status(StrEnum):
 
 class Outline(NamedTuple):
     """Facts about a model that has never been loaded. `max_model_len`: tokens, unless memory allows less; `modalities`: what
-    it reads beside text; `tasks`: "generate", or what its prompts are pooled to; `chats`: its files have a chat template."""
+    it reads beside text; `tasks`: as in `ModelCard`; `chats`: its files have a chat template."""
 
     max_model_len: int
     modalities: tuple[str, ...]

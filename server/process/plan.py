@@ -8,7 +8,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
@@ -17,6 +17,7 @@ from server.config.server_config import ServerConfig
 from server.models.lifecycle import LoadError, Report
 from server.models.pooling import PoolerConfig, pooled_tasks, served_runner
 from server.models.score_template import KNOWN_RERANKERS
+from server.models.speech import Task
 from server.models.swaps import Outline
 from server.models.tokenizer import TokenizerError, template_of
 
@@ -80,9 +81,9 @@ def outline(config: ServerConfig, cancel: Event) -> Outline | None:
         files = resolve(config.model, config.revision, lambda progress: None, cancel=cancel, load_format="dummy")
         model = outline_model(EngineConfig.of(config, end_token_ids=frozenset()), files)
         runner = served_runner(config.runner, model, embeds=files.modules is not None)
-        tasks = (
-            pooled_tasks(model, pooler_config(config, model), config.convert) if runner == "pooling" else ("generate",)
-        )
+        tasks: tuple[str, ...] = ("generate",) if model.speech is None else get_args(Task)
+        if runner == "pooling":
+            tasks = pooled_tasks(model, pooler_config(config, model), config.convert)
         chats = bool(template_of(files.tokenizer_path, None if files.gguf is None else files.gguf.metadata))
     except (WeightsError, UnsupportedModel, TokenizerError, ValueError) as error:
         logger.info("%s: what it is will be known when it is loaded (%s)", config.served_names[0], error)

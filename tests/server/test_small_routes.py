@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from runtime.api import LoadProgress
+from runtime.api import LoadProgress, SpeechInfo
 from server.api.routes import ROUTES
 from server.config import __version__
 from server.models.lifecycle import Phase
@@ -271,3 +273,10 @@ async def test_requests_are_logged_with_their_parameters_on_request(serve, caplo
     server = await serve(log_requests=True)
     await server.chat(temperature=0.25)
     assert "temperature=0.25" in caplog.text
+
+
+async def test_a_speech_model_is_listed_as_one_that_transcribes(serve):
+    server = await serve()
+    server.engine.model = replace(server.engine.model, speech=SpeechInfo(num_mel_bins=80))
+    (card,) = (await server.http.get("/v1/models")).json()["data"]
+    assert card["tasks"] == ["transcribe", "translate"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from server.http.answers import json_response
 from server.http.errors import ModelNotFound
 from server.http.schema import Json
 from server.models.model import LoadedModel
+from server.models.speech import Task
 from server.models.swaps import SwappedModel
 
 
@@ -38,7 +39,9 @@ class ModelCard(Struct):
         int | None
     )  # of one of several that has never been loaded, as tasks and modalities: by its files; null without
     modalities: list[str] | None  # "text", and what the model reads beside it: "image", "audio", "video"
-    tasks: list[str] | None  # "generate", or what its prompts are pooled to: "embed", "classify" …
+    tasks: (
+        list[str] | None
+    )  # "generate"; "transcribe", "translate"; or what its prompts are pooled to: "embed", "classify" …
     status: ModelStatus
     type: Literal["model"]  # from here on as Anthropic has it
     display_name: str
@@ -66,9 +69,15 @@ def card(loaded: LoadedModel, name: str, adapter: Adapter | None = None) -> Json
         "max_model_len": length,
         "max_input_tokens": length,
         "modalities": ["text", *sorted(loaded.media.modalities)],
-        "tasks": ["generate"] if loaded.pooling is None else list(loaded.pooling.tasks),
+        "tasks": _tasks(loaded),
         "status": {"value": loaded.status, "failed": loaded.swapped is not None and loaded.swapped.failure is not None},
     }
+
+
+def _tasks(loaded: LoadedModel) -> list[str]:
+    if loaded.engine.model.speech is not None:
+        return list(get_args(Task))
+    return ["generate"] if loaded.pooling is None else list(loaded.pooling.tasks)
 
 
 def card_of_unloaded(model: SwappedModel[Any]) -> Json:
