@@ -12,14 +12,15 @@ async function keep() {
   await skipWaiting();
 }
 
-// Files of other releases go.
+// Files of other releases go. Browsers ask for a page while this worker starts.
 async function clean() {
+  await registration.navigationPreload?.enable();
   for (const name of await caches.keys()) if (name.startsWith(OURS) && name !== CACHE) await caches.delete(name);
   await clients.claim();
 }
 
-async function page(request) {
-  try { return await fetch(request); } catch (error) {
+async function page({request, preloadResponse}) {
+  try { return await preloadResponse ?? await fetch(request); } catch (error) {
     const kept = await caches.match(SHELL, {cacheName: CACHE});
     if (kept) return kept;
     throw error;
@@ -32,6 +33,6 @@ addEventListener("install", event => event.waitUntil(keep()));
 addEventListener("activate", event => event.waitUntil(clean()));
 addEventListener("fetch", event => {
   const {request} = event;
-  if (request.mode === "navigate" && request.url.split(/[?#]/)[0] === SHELL) event.respondWith(page(request));
+  if (request.mode === "navigate" && request.url.split(/[?#]/)[0] === SHELL) event.respondWith(page(event));
   else if (request.method === "GET" && request.url.startsWith(FILES)) event.respondWith(file(request));
 });
