@@ -111,12 +111,13 @@ function answer(node, {pair, model, preset} = {}) {
   start(made, () => ({messages: tree.messages(sent, wanted.system), ...settings.fields(wanted), ...models.fields(model)}));
 }
 
-// More of an answer that was cut off, stopped or edited.
+// More of an answer that was cut off, stopped or edited. A form of the answer would begin anew in its middle, so the rest has none.
 function goOn(node) {
   const own = whole, wanted = settings.current(node.preset);
   for (const name of ["error", "stopped", "finish", "note"]) delete node[name];
+  if (wanted.form !== "none") node.note = say("The rest has no form.");
   start(node, () => ({
-    messages: tree.messages(upTo(own, node), wanted.system), ...settings.fields(wanted), ...models.fields(node.model),
+    messages: tree.messages(upTo(own, node), wanted.system), ...settings.fields({...wanted, form: "none"}), ...models.fields(node.model),
     add_generation_prompt: false, continue_final_message: true,
   }));
 }

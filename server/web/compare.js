@@ -12,8 +12,9 @@ try { kept = {...kept, ...JSON.parse(localStorage.getItem(KEPT))}; } catch { /* 
 // {model, preset} of the second answer, "" for what is as in the first; null where there is to be none.
 export const second = () => kept.on ? kept : null;
 
-// Fills the part of the settings. It is filled again when models or presets are others.
+// Fills the part of the settings. It is filled again when models or presets are others, unless somebody is at it.
 export function fill() {
+  if ($("compare-panel").contains(document.activeElement)) return;
   const store = () => localStorage.setItem(KEPT, JSON.stringify(kept));
   const picker = (name, text, none, names) => {
     const input = el("select", {id: `compare-${name}`}, el("option", {value: ""}, none), names.map(each => el("option", {value: each}, each)));

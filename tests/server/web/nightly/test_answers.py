@@ -63,6 +63,23 @@ async def test_an_answer_is_changed_beside_the_first_and_goes_on(serve, page_of)
     await page.until("document.querySelector('.assistant .markdown').textContent === 'Answer 0.'")
 
 
+async def test_the_rest_of_an_answer_has_no_form_and_says_so(serve, page_of):
+    server = await serve("yes")
+    page = page_of(server)
+    await page.open()
+    await page.click("#settings-toggle")
+    await page.run(
+        "const kinds = document.getElementById('set-form'); kinds.value = 'choice';"
+        "kinds.dispatchEvent(new Event('input'))"
+    )
+    await page.say("Well?")
+    await page.until(ANSWERED)
+    await page.click_text("Continue")
+    await page.until("document.querySelector('.stats')?.textContent.includes('The rest has no form.')")
+    await page.until(ANSWERED)
+    assert [bool(request.params.matchers) for request in server.engine.submitted] == [True, False]
+
+
 async def test_a_preset_keeps_settings_under_a_name(serve, page_of):
     server = await serve("Fine")
     page = page_of(server)
