@@ -218,7 +218,7 @@ class NcclLink:
 
 
 class HostCopies:
-    """`Link` through host memory, for stages that share a device. Sending does not block: a thread sends results in order."""
+    """A `Link` through host memory, for stages that share a device. Sending does not block: a thread sends results in order."""
 
     def __init__(self, link: HostLink, device: torch.device, *, gives: bool) -> None:
         self._link, self._device = link, device

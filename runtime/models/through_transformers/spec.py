@@ -69,7 +69,7 @@ class TransformersSpec:
 
     @property
     def encoder(self) -> None:
-        """None: only text is served."""
+        """Return None: only text is served."""
 
     def weights_bytes(self, dtype: str) -> int:
         return ELEMENT_BYTES[dtype] * self.num_parameters
