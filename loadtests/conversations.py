@@ -55,8 +55,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
-    """A task that is worked at with tools: turn i is asked behind the results of `calls[:i]`. What the model says beside its calls
-    is what it really said; the calls are the script's, so that every server is asked the same."""
+    """Agent task with tools: turn i is requested after the results of `calls[:i]`. The model's own text is kept in the
+    history; the calls are scripted, so that all servers get the same requests."""
 
     fields: Mapping[str, Any]
     system: str

@@ -1,7 +1,8 @@
-"""Embeddings: texts a second, and how long a single one takes, at one server of /v1/embeddings or at several in turns.
+"""Embeddings benchmark: texts per second, and latency of a single text, for one server of /v1/embeddings or several
+alternately.
 
-A text is so many random words; those of a round are new to every server and the same for all. Connections stay open. Throughput is
-that of whole requests of several texts, some at a time; the single texts go one after the other."""
+A text is random words; the texts of a round are new, and the same for all servers. Connections are kept open. Throughput is
+measured with concurrent requests of several texts, latency with single texts in sequence."""
 
 from __future__ import annotations
 

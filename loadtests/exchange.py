@@ -1,8 +1,8 @@
-"""One HTTP POST and its answer as it came: raw pieces, each with the moment it arrived.
+"""One HTTP POST and its raw response, with the arrival time of each piece.
 
 Nothing is parsed while a load runs: the client shares cores with the server, and 256 streams at 30,000 tokens a second leave
-it a few microseconds per token. `answers.py` reads the recordings afterwards. Each request has its own connection and asks
-the server to close it, so the end of the stream is the end of the answer (and no server can be surprised by reuse)."""
+it a few microseconds per token. `answers.py` parses the recordings afterwards. Each request has its own connection and
+requests that the server closes it, so the end of the connection is the end of the response."""
 
 from __future__ import annotations
 

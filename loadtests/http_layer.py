@@ -1,11 +1,10 @@
-"""Cost of the HTTP layer: CPU microseconds per streamed token, beside a bare Starlette StreamingResponse.
+"""Cost of the HTTP layer: CPU microseconds per streamed token, compared with a bare Starlette StreamingResponse.
 
-Both servers run as processes and serve the same 64 streams of 64 tokens, in turns, five times; medians count. Both give every
-stream one token per round of the event loop. Ours does everything it does for a real engine: it checks the request,
-detokenises, looks for stop strings, watches for disconnects, frames. Rows: completions of a prompt of ids; with stop strings;
-with one reader among the 64 that does not read until the others are done; and chat, which adds the template and tokenising the
-prompt. The bare server only reads JSON and formats chunks. The last row has the real engine behind it, with steps that compute
-nothing, so the scheduler counts too.
+Both servers run as processes and serve the same 64 streams of 64 tokens, alternately, five times; medians count. Both give
+every stream one token per iteration of the event loop. Ours does all the work of a real request: validation, detokenising, stop
+strings, disconnect detection and framing. Rows: completions of a prompt of ids; with stop strings; with one reader of the 64
+that does not read until the rest are done; and chat, with template and tokenisation. The bare server only reads JSON and
+formats chunks. The last row uses the real engine with steps that compute nothing, so it includes the scheduler.
 
     python loadtests/http_layer.py [--streams 64] [--tokens 64] [--rounds 5]
 

@@ -1,8 +1,8 @@
-"""Soak: a server of ours under a mixture of everything for some minutes, and what is left of it afterwards.
+"""Soak test: runs our server under a mixture of requests for some minutes, and checks its state afterwards.
 
-Starts our server with few KV blocks, so that sequences preempt each other, sends what `soak_requests.py` makes of a seed over
-several connections at once, watches the process through /proc, and then asks: is every request answered as it should be, is every
-sequence counted and every block free, are tasks, descriptors and memory as they were, does it end when it is told to?"""
+The server has few KV blocks, so that sequences preempt each other. Requests of `soak_requests.py`, drawn from a seed, use
+several connections at once, and /proc is monitored. Checks: every response is correct, every sequence is counted, every
+block is free; tasks, descriptors and memory are as before; and the server exits on a signal."""
 
 from __future__ import annotations
 

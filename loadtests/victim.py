@@ -1,12 +1,12 @@
-"""Command `python -m loadtests victim`: one stream beside expensive requests: how long it waits, and what memory remains.
+"""Command `python -m loadtests victim`: the latency of one stream during expensive requests, and memory afterwards.
 
-For each attack of `hostile.py`, a stream is opened; when it flows, the attack is sent, and the gaps between the stream's events
-are recorded until the attack's answers have come (or its clients have left) and a few events more. Tokens of a longer text take
-longer, so a gap is compared with the median at its place in a stream with nothing beside it. Targets: the longest gap at most
-three times as long, memory within a tenth. A KV cache takes memory as its blocks are first used, so prompts fill it before.
+For each attack of `hostile.py`, a stream is opened, the attack is sent while it flows, and the gaps between the stream's events
+are recorded until the attack has been answered (or its clients have left) and a few events more. Tokens of a longer text take
+longer, so a gap is compared with the median at the same position of an undisturbed stream. Targets: the longest gap at most
+three times as long, memory within 10 %. A KV cache takes memory as its blocks are first used, so prompts fill it before.
 
-If the server is on loopback, attacks come from an address of their own, since without keys a caller is an address. The
-attacker's threads have low priority, as if it were another machine."""
+If the server is on loopback, attacks come from another loopback address, since without keys a caller is an address. The
+attacker's threads have low priority, to simulate another machine."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Workloads as data: who arrives when, with which prompt, wanting how many tokens. Prompts are drawn from a seed.
+"""Workloads as data: arrivals, prompts and output lengths. Prompts are drawn from a seed.
 
-A name is all one needs: `c16`, `shared512` and the other CPU rows; `edit`, whose answers repeat their prompts; `c32_512_128`
-(streams_prompt_output, in tokens) for the GPU, `c32_2048+128_64` with a shared prefix before the `+`, `b512_1000-4000_64-256` for a
-burst of 512 at once, `p40_256_256` for Poisson arrivals at 40 a second, `m16_6_40_~100` for 16 conversations at a time of 6
-turns, 40 words each, lengths as `lengths.Lengths.parse` reads them; what applications send: `rag`, `agents`, `structured`,
-`embeddings`; or a group, `cpu` or `gpu`.
-No two requests of a workload share a prompt beyond the prefix they are meant to share, so a prefix cache helps only where the
-workload says so."""
+Names: `c16`, `shared512` and the other CPU rows; `edit`, whose answers repeat their prompts; `c32_512_128`
+(streams_prompt_output, in tokens) for the GPU, `c32_2048+128_64` with a shared prefix before the `+`, `b512_1000-4000_64-256`
+for a burst of 512 at once, `p40_256_256` for Poisson arrivals at 40 a second, `m16_6_40_~100` for 16 concurrent conversations
+of 6 turns, 40 words each, with lengths in the format of `lengths.Lengths.parse`; application workloads: `rag`, `agents`,
+`structured`, `embeddings`; or a group, `cpu` or `gpu`.
+
+Requests of a workload share no prefix except the declared one, so a prefix cache helps only in workloads with one."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The operations of a forward pass: one function each, the same call whatever computes it.
+"""Operations of a forward pass: one function each, with the same signature for every backend.
 
 T tokens in a step (all sequences' tokens flattened), R rows (sequences), H hidden, D head size. Each op has a folder: its
-__init__.py holds the signature and the list of kernels, a torch reference and faster ones beside it; registry.py chooses once
-per shape class. This file only names what callers may use. Tensors only: no request, no model.
+__init__.py has the signature and the list of kernels, with a torch reference and faster kernels; registry.py chooses once per
+shape class. This file lists the public ops. Tensors only: no request, no model.
 
-On the native CPU path a token's result is bitwise independent of the other tokens and rows in the step, of how its
-prompt was chunked, and of the number of threads."""
+On the native CPU path a token's result is bitwise independent of the other tokens and rows in the step, of how its prompt
+was chunked, and of the number of threads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Triton kernels that a start needs, compiled side by side: by itself each is compiled when its launch comes, one after another.
+"""Parallel compilation of the Triton kernels that a start needs; by default each is compiled at its first launch, one after
+another.
 
-Inside `compile_together` a launch whose kernel is not compiled yet only begins to compile it, on a thread, and launches nothing.
-So what runs inside computes nothing of use, and must bear it: memory that would be uninitialised is zeros, which every op takes
-for ids, counts and indices. Knows no op."""
+Inside `compile_together` a launch of an uncompiled kernel starts its compilation on a thread and launches nothing. So
+results inside are meaningless, and uninitialised memory is zeros, which every op accepts as ids, counts and indices.
+Independent of ops."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ DENSE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.
 @dataclass(frozen=True, slots=True, order=True)
 class WeightFormat:
     """Format of a matrix's numbers. `name`: torch's name of a dtype ("bfloat16"), ggml's of its blocks ("Q4_K", "MXFP4"), or
-    "int8" or "int16" for plain numbers that the kernel rounds to 8 or 16 bits. Formats with more parameters, such as group
-    sizes, derive from this class."""
+    "int8" or "int16" for unquantised numbers that the kernel rounds to 8 or 16 bits. Formats with more parameters, such as
+    group sizes, derive from this class."""
 
     name: str
 

@@ -37,8 +37,8 @@ class StepSymbols:
 
 
 class Tracer:
-    """Traces functions that each map what the last one added, [T, width] or None, and the step's tensors to
-    what is to be added next, and may change the residual in place."""
+    """Tracer of functions that map the previous addend, [T, width] or None, and the step's tensors to the next addend, and
+    may change the residual in place."""
 
     def __init__(self, width: int, num_tables: int, *, after: bool) -> None:
         """Begin to trace. With `after`, the first function receives what was added before it instead of None."""

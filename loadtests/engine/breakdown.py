@@ -24,10 +24,10 @@ class KernelRun:
 
 
 def whole_steps(kernels: Sequence[KernelRun], num_steps: int) -> tuple[list[KernelRun], float, float, int]:
-    """The kernels of whole steps, where their window begins and ends, and how many steps it holds.
+    """Return the kernels of whole steps, the begin and end of their window, and the number of steps in it.
 
-    Steps are told apart by a kernel that occurs once in each; the first two, which saw the profiler start, are left out.
-    Without such a kernel: everything, taken as `num_steps`."""
+    Steps are separated by a kernel that occurs once in each; the first two, during which the profiler started, are dropped.
+    Without such a kernel, all kernels count as `num_steps`."""
     counts = Counter(kernel.name for kernel in kernels)
     once = next((k.name for k in kernels if abs(counts[k.name] - num_steps) <= 3 and counts[k.name] > 1), None)
     if once is None:

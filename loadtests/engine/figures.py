@@ -64,8 +64,8 @@ async def measure_decode(engine: Engine, prompter: Prompter, batch: int, args: a
 
 
 async def measure_steps(engine: Engine, prompter: Prompter, batch: int, args: argparse.Namespace) -> None:
-    """Steps of so many rows and what they bring, which with guessed tokens are two things. A run more than is counted goes before:
-    what guesses cost is learned from steps."""
+    """Measure steps of `batch` rows and the tokens they produce, which differ with speculation. A warm-up run lets
+    speculation learn its costs."""
     prompt, num_tokens = args.prompt_tokens, args.decode_tokens
     check_room(engine, batch, prompt + num_tokens)
     runs, preemptions = [], num_preemptions(engine)

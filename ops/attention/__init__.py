@@ -68,14 +68,15 @@ def paged_attention(
 ) -> Tensor:  # fmt: skip
     """Attention of q [T, Hq, D] over the paged context that `meta` describes, [T, Hq, D].
 
-    k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head
-    h // (Hq // Hkv). Query i of row r sees the keys that `mask` (ops/attention/heads.py) shows it: by default 0 to its own
-    position, or only the last `window` of them.
-    Where `softcap` is given, scores s = q k^T * scale become softcap * tanh(s / softcap) (Gemma 2, 2024).
-    sinks [Hq] float32: a further score of each head, which takes its share of the softmax but adds nothing (GPT-OSS, 2025).
-    alibi [Hq] float32: scores of head h lose alibi[h] for each token that the key stands before the query, after any cap (Press et
-    al. 2021); the native CPU kernel leaves these to the reference.
-    What an fp8 cache holds is taken as it stands: its scales belong into `scale`, and to what is returned."""
+    k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head h // (Hq // Hkv).
+    Query i of row r attends to the keys that `mask` (ops/attention/heads.py) allows: by default 0 to its own position, or only
+    the last `window` of them.
+
+    If `softcap` is set, scores s = q k^T * scale become softcap * tanh(s / softcap) (Gemma 2, 2024). sinks [Hq] float32: an
+    extra score of each head, which takes part in the softmax and contributes no value (GPT-OSS, 2025). alibi [Hq] float32:
+    score of head h is reduced by alibi[h] per token of distance, after any softcap (Press et al. 2021); the native CPU
+    kernel leaves these to the reference. Values of an fp8 cache are used unscaled: the caller applies their scales to
+    `scale` and to the result."""
     run = _paged_attention.runs[q.device, q.dtype, k_cache.dtype, q.shape[2], (), mask]
     if mask != CAUSAL:  # which most kernels need not be told
         return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks, alibi, mask)
@@ -100,7 +101,7 @@ def attend_blocks(
     qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta, blocks: Sequence[TokenBlock],
 ) -> Tensor:  # fmt: skip
-    """Attend as `attend` does, but let all tokens of a block see each other, whatever the mask says."""
+    """Attend as `attend` does, but let all tokens of a block attend to each other regardless of the mask."""
     q, k, v = _turned(qkv, heads, positions)
     store_kv(k, v, k_cache, v_cache, slot_mapping, heads.kv_scales)
     k_scale, v_scale = read_scales(k_cache, heads.kv_scales)

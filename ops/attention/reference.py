@@ -135,8 +135,8 @@ def attend_hidden(
 # Attention in which blocks of a step's tokens see each other whole, as a picture's do (Gemma 3, 2025): causal
 # attention by whatever computes it, and then that of each block anew, by its book. What a block sees must be stored.
 class TokenBlock(NamedTuple):
-    """Tokens [start, stop) of a step, of a request whose context is in table number `table`, the first of them at `position`.
-    `in_window`: they see no more than a layer's window lets them."""
+    """Tokens [start, stop) of a step, of a request whose context is in table number `table`, the first of them at
+    `position`. `in_window`: they attend within a layer's window only."""
 
     table: int
     start: int
@@ -149,8 +149,8 @@ def mix_blocks(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, heads: AttentionHeads, blocks: Sequence[TokenBlock],
     out: Tensor,
 ) -> None:  # fmt: skip
-    """Overwrite what `out` [T, Hq, D] has for tokens of `blocks`: each sees all before its block's end, or what a window lets it of
-    that. q [T, Hq, D], rotated; keys and values are stored."""
+    """Overwrite `out` [T, Hq, D] for tokens of `blocks`: each attends to all positions before its block's end, within a
+    window if set. q [T, Hq, D], rotated; keys and values are stored already."""
     for table, start, stop, position, in_window in blocks:
         window = heads.window if in_window else None
         end = position + stop - start

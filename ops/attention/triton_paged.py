@@ -1,10 +1,10 @@
-"""Paged attention in Triton for any mix of requests: one kernel for the requests with one query, one for the longer spans.
+"""Paged attention in Triton for any mix of requests: one kernel for requests with one query, one for longer spans.
 
-Both read lengths and tables from device memory and are launched on grids that follow from shapes alone, so a captured graph
-serves any mix. Decode packs the query heads that share a kv head into one matrix product, splits the context over programs
-to fill the device at small batches and joins the parts (Dao et al. 2023, Flash-Decoding). Spans are cut into tiles of
-queries that walk their context with a running softmax (Milakov and Gimelshein 2018; Dao 2023, FlashAttention-2): first the
-keys that every query of the tile sees, unmasked, then those on the diagonal."""
+Both read lengths and tables from device memory, and grids depend on shapes alone, so a captured graph serves any mix. Decode
+packs the query heads of a KV head into one matrix product, splits the context over programs to fill the device at small
+batches and merges the parts (Dao et al. 2023, Flash-Decoding). Spans are cut into tiles of queries that iterate over their
+context with a running softmax (Milakov and Gimelshein 2018; Dao 2023, FlashAttention-2): first keys visible to every query
+of the tile, unmasked, then those on the diagonal."""
 
 from __future__ import annotations
 
@@ -369,10 +369,11 @@ def paged_attention(
     singles: bool = True,
     out_scale: float = 1.0,
 ) -> Tensor:
-    """q [T, Hq, D] with its last dim contiguous; see `ops.paged_attention`. `scale` is positive. What no request holds (padding)
-    is left as it is. `out` [T, Hq, D] contiguous: written to instead of a new tensor. `out_scale` multiplies what is returned.
+    """Compute `ops.paged_attention` for q [T, Hq, D] with a contiguous last dim.
 
-    Rows of more than `max_queries` queries are left out: they are somebody else's. So are rows of one query unless `singles`."""
+    `scale` is positive. Padding in the result is undefined. `out` [T, Hq, D] contiguous: written to instead of a new tensor.
+    `out_scale` multiplies the result. Rows of more than `max_queries` queries are skipped, since another kernel computes
+    them; so are rows of one query unless `singles`."""
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_tokens, num_requests = q.shape[0], meta.seq_lens.shape[0]

@@ -1,4 +1,4 @@
-"""PeerMemory: what one rank keeps for exchanges with others, each on a CUDA device whose memory all others reach (peers.cu).
+"""PeerMemory: exchange buffers of one rank, on a CUDA device whose memory all peers can access (peers.cu).
 
 Every rank calls the same methods in the same order, on its own stream; nothing waits on the host, and calls can be captured."""
 

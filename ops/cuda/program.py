@@ -1,8 +1,8 @@
-"""CUDA C++ without a compiler on the machine: sources beside their wrappers, compiled by the NVRTC that torch brings along.
+"""CUDA C++ without a compiler on the machine: sources next to their wrappers, compiled by the NVRTC of torch.
 
-A kernel is compiled for the device at hand when it is first asked for, and its machine code kept on disk under the user's
-cache folder, by what went into it. Kernels are launched on torch's current stream, with programmatic dependent
-launch, so they must all wait for their predecessors (common.cuh). Knows no op."""
+A kernel is compiled for the current device at its first use, and its machine code is cached on disk in the user's cache
+folder, by a hash of its inputs. Kernels run on torch's current stream, with programmatic dependent launch, so they must all
+wait for their predecessors (common.cuh). Independent of ops."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Gated delta rule in plain torch, in chunks: Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024).
 
-The state of a head is a matrix from keys to values. A token first lets it fade, then corrects what it answers to the token's key,
-then asks it its query. The corrections of a chunk depend on each other: a triangular system, solved at once. Any float dtype,
-any device; math in float32 at least. It reads the step on the host."""
+The state of a head is a matrix from keys to values. A token decays it, corrects its value for the token's key, and reads it
+with its query. The corrections of a chunk depend on each other: a triangular system, solved at once. Any float dtype, any
+device; math in float32 at least. Reads the step on the host."""
 
 from __future__ import annotations
 

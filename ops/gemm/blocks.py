@@ -1,8 +1,8 @@
-"""A weight in codes and scales as ggml's blocks of 32 columns, which the compiled CPU kernels read.
+"""Weight in codes and scales, converted to ggml's blocks of 32 columns for the compiled CPU kernels.
 
-The same codes; scales become half floats, and so does what four bits with a zero point add: the scale times that, a 2000th of
-which is less than a hundredth of a step. Places in a table (nf4, fp4, e2m1) have no blocks: what they are worth is rounded to eight
-bits, a 254th of a block's largest number at most beside it, and that is told once."""
+Codes are unchanged. Scales become float16, and so do offsets of 4-bit codes with a zero point (scale * zero point), with an
+error below a hundredth of a quantisation step. Table codes (nf4, fp4, e2m1) have no such block: their values are rounded to
+8 bits, with an error of at most 1/254 of a block's largest value, which is logged once."""
 
 from __future__ import annotations
 

@@ -124,9 +124,11 @@ def few_rows(
 def choose(
     codes: WeightFormat, segments: int, num_rows: int, in_features: int, out_features: int, gated: bool
 ) -> Variant:  # fmt: skip
-    """The quickest instance, by `benches.ops.coded streams` on an H200: a block of all warps that a slab may have, and where
-    there are many slabs a longer queue, so that one's sum is written while another is read. Of four bits smaller blocks, where two
-    large ones on each multiprocessor would leave slabs for a second turn (6144 x 4096: 6.9 us, 7.5 by large ones)."""
+    """Return the fastest kernel variant, measured by `benches.ops.coded streams` on an H200.
+
+    A block has all warps that a slab allows, and a longer queue if there are many slabs, so that one sum is written while
+    the next slab is read. 4-bit codes use smaller blocks if two large ones per multiprocessor would need a second wave (6144
+    x 4096: 6.9 us instead of 7.5)."""
     tiles, slabs = 1 if num_rows <= 8 else 2, out_features // 16
     warps, queued = 16, 1
     if slabs >= _MANY_SLABS and tiles == 1:

@@ -1,7 +1,7 @@
-"""Layout of rows in codes for CUDA kernels: in the pieces of pieces.py, or as bytes of rows with their scales beside them.
+"""Layout of coded weights for CUDA kernels: pieces (pieces.py), or rows of bytes with separate scales.
 
-Parts in fp8, w8 and w4 may have several group sizes and get the finest. Parts in other codes, or in ggml's blocks, which
-become such codes, must be written alike."""
+Merged parts in fp8, w8 and w4 may have different group sizes and get the smallest. Parts in other codes, or in ggml's
+blocks, must have equal formats."""
 
 from __future__ import annotations
 

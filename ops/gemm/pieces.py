@@ -29,8 +29,9 @@ _BYTES = {codes: CHUNK // 2 if codes in FOUR_BITS else CHUNK for codes in _NAMES
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One instance of such a kernel: `rows` of x by 64 times `wgs` rows of the weight, `stages` chunks under way, `blocks` of it on
-    a multiprocessor, for a weight with so many `groups` in a chunk. `scaled`: scales meet rounded numbers, not sums."""
+    """Kernel instance: a tile of `rows` of x by 64 * `wgs` rows of the weight, with `stages` chunks in flight and `blocks`
+    per multiprocessor, for a weight with `groups` groups in a chunk. `scaled`: scales apply to rounded numbers instead of
+    sums."""
 
     codes: WeightFormat
     rows: int
@@ -106,13 +107,15 @@ def groups_of(codes: WeightFormat, pieces: Tensor) -> int:
 
 
 def in_pieces(codes: WeightFormat, numbers: Tensor, scales: Tensor) -> Tensor:
-    """numbers [N, K] uint8, a code each, and scales [groups, N] of 32 bits, of w4 with the zero point in the last 8, of q4 and q8
-    two half floats, the zero point the lower -> pieces [N / 32, chunks of K, bytes], `fits`. What stands beyond N and K meets zeros
-    of x.
+    """Pack numbers [N, K] uint8, one code each, and scales [groups, N] of 32 bits into pieces [N / 32, chunks of K, bytes]
+    (`fits`).
 
-    Four bits: in a row's 64 bytes lane t has 16: of word i the bits 4 p and on of the half h are column 32 i + 8 p + 2 t + h; of
-    places in a table instead the bits 4 h and on of byte p.
-    Eight: in each half of a chunk the same, where byte 2 p + h of word i is column 16 i + 8 p + 2 t + h of that half."""
+    The scale of w4 has the zero point in its last 8 bits; those of q4 and q8 are two float16, the zero point in the lower.
+    Padding beyond N and K is multiplied by zeros of x.
+
+    4-bit: lane t has 16 of a row's 64 bytes: in word i, the bits from 4 p of half h are column 32 i + 8 p + 2 t + h; for
+    table codes, the bits from 4 h of byte p. 8-bit: the same in each half of a chunk, where byte 2 p + h of word i is column
+    16 i + 8 p + 2 t + h of that half."""
     (out_features, in_features), num_groups = numbers.shape, scales.shape[0]
     groups = groups_of_chunk(codes, in_features, num_groups)
     assert groups is not None

@@ -83,11 +83,10 @@ class LinearWeight(ABC):
 
     @abstractmethod
     def refill(self, stored: Stored) -> bool:
-        """Take other numbers of the same shape, a weight, a bias or both; what is not given stays. True: at the addresses of the
-        old ones, so that whatever holds them (a captured graph) computes with the new; False: elsewhere, so that compiled stacks
-        of this weight must be made anew. No step may be under way.
+        """Replace the weight, the bias or both by values of the same shape. No step may be in progress.
 
-        Raises ValueError for another shape, or a format that this kernel does not keep."""
+        Return True if the addresses are unchanged, so captured graphs stay valid; False if compiled stacks of this weight
+        must be rebuilt. Raises ValueError for another shape, or a format that this kernel does not keep."""
 
 
 def check_refill(name: str, given: Iterable[int], current: Iterable[int]) -> None:
@@ -108,9 +107,9 @@ def overwrite(current: Tensor | None, given: Tensor | None, name: str) -> None:
 
 
 def read_in_turn(weights: Sequence[LinearWeight]) -> None:
-    """Tell each of a model's weights whose bytes a step reads behind its own, the last one those of the first. Memory rests while
-    kernels of few rows end and norms and attention run; what is on its way into the second-level cache then, they need not wait
-    for."""
+    """Set for each weight the next weight that a step reads; the last one is followed by the first.
+
+    Kernels prefetch the next weight into L2 while small kernels, norms and attention leave memory bandwidth idle."""
     for each, following in zip(weights, [*weights[1:], *weights[:1]], strict=True):
         read = following.first_bytes()
         if read is None or not read.is_cuda:

@@ -1,8 +1,8 @@
-"""Inputs of a step: from one packed upload to the fixed addresses that captured graphs read.
+"""Inputs of a step: from one packed upload to the fixed addresses of captured graphs.
 
-`_unpack` runs before the step: it writes new values into the tables by row, advances their counts, widens and pads what
-comes by batch index, and looks up ids that an earlier step sampled. `_place` is the step's own first kernel: positions and
-slots of its tokens, from counts and block tables that only the device knows exactly. They are two kernels because no program
+`_unpack` runs before the step: it writes new values into the per-row tables, advances their counts, widens and pads data by
+batch index, and looks up ids that an earlier step sampled. `_place` is the step's own first kernel: positions and slots of
+its tokens, from counts and block tables whose exact values are on the device only. They are two kernels because no program
 may read a table that another one writes. `_place_behind` does the same for a round of draft tokens."""
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Entries of an int8 cache: what it holds of one head's key or value of one token, in plain torch.
+"""Entries of an int8 KV cache, for one head's key or value of one token, in plain torch.
 
-D numbers in [-127, 127], then the four bytes of a float32 that each is times: absolute maximum / 127 of the head, so that a token
-needs no other's numbers (a scale per token and head as vLLM's int8_per_token_head has it; symmetric rounding of each token
-by itself: ZeroQuant, Yao et al. 2022). A head of zeros has scale 0; one with NaNs or infinities has scale NaN, which
-whoever reads it sees."""
+An entry has D numbers in [-127, 127] and a float32 scale in four bytes, absolute maximum / 127 of the head, so tokens are
+independent (as vLLM's int8_per_token_head; symmetric per-token rounding: ZeroQuant, Yao et al. 2022). A head of zeros has
+scale 0; a head with NaN or infinity has scale NaN, which propagates to the reader."""
 
 from __future__ import annotations
 

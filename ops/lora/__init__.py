@@ -1,8 +1,9 @@
-"""Adapters of low rank beside a linear layer, many in one batch: each token takes its own, and one without costs nothing.
+"""LoRA for a batch in which each token has its own adapter; tokens without one cost nothing.
 
-On a CPU a share is packed as weights are, and neighbouring tokens of one adapter are multiplied together. On a device all slots of
-a layer lie in two tensors, tokens are sorted by slot once a step, and two kernels serve all adapters and parts of a layer: first
-all shrink, then, behind the weight's own product, all expand (Chen et al., "Punica", 2023; Sheng et al., "S-LoRA", 2023)."""
+On a CPU, adapters are packed like weights, and adjacent tokens of one adapter are multiplied together. On a device, all
+slots of a layer are in two tensors, tokens are sorted by slot once a step, and two kernels serve all adapters and parts of a
+layer: first shrink, then, after the weight's own product, expand (Chen et al., "Punica", 2023; Sheng et al., "S-LoRA",
+2023)."""
 
 from __future__ import annotations
 

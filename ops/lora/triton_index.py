@@ -1,7 +1,7 @@
-"""Tokens sorted by slot and cut into tiles of one adapter's, once a step, on the device, by one kernel.
+"""Tokens sorted by slot and cut into tiles of one adapter each, once a step, by one kernel on the device.
 
-Launched without overlap: who comes behind it reads what it wrote, and may start only when it has ended. A token's place is the
-number of tokens that stand before it, which each program counts for its own: so many comparisons are nothing beside a launch."""
+Launched without overlap: the next kernel reads its result and may start only after its end. A token's place is the number of
+tokens before it, which each program counts by itself: these comparisons cost less than another launch."""
 
 from __future__ import annotations
 

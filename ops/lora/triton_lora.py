@@ -1,15 +1,15 @@
-"""Adapters in Triton: for each layer two kernels over tiles of one adapter's tokens (triton_index.py), behind the weight's own.
+"""LoRA in Triton: two kernels per layer over tiles of one adapter's tokens (triton_index.py), after the weight's own.
 
-All that differs from step to step is read from device memory: which slot each token has, and so which tiles there are. The grid
-follows from the number of tokens and slots alone, so one captured graph serves any mixture, none included: a program takes a tile,
-and further ones while there are any. The first kernel shrinks the inputs for all parts of a layer, with the inner sum cut into
-pieces where few tokens would leave the device idle; the second adds the pieces up, expands, and adds to what the weight gave, or,
-behind gate and up, gates with that: nothing more is launched for the activation. Each output belongs to one program: the same bits
-every time. Few tokens in 16 bits on Hopper are few_tokens.cu's, by the same two steps over the same tiles.
+Slots and tiles of a step are read from device memory. The grid depends on the number of tokens and slots only, so one captured
+graph serves any mixture, including none: a program takes a tile, and then further ones. The first kernel shrinks the inputs for
+all parts of a layer, with split-K if few tokens would leave the device idle. The second sums the splits, expands, and adds to
+the weight's output; after gate and up it also applies the activation, without another launch. Each output belongs to one
+program, so results are bit-reproducible. Few tokens in 16 bits on Hopper use few_tokens.cu, with the same two steps over the
+same tiles.
 
-What a kernel reads before it waits for the one before it: which tiles there are, which a kernel wrote as the step began that let no
-later one begin early; and adapters, which copies wrote. A program without a tile ends at once, but for the first, which waits: else
-whoever comes next would take what came before for done."""
+Before waiting for its predecessor, a kernel reads only data that is complete: the tiles, whose kernel does not allow early
+launch, and adapters, which copies wrote. A program without a tile ends at once, except the first one, which waits: otherwise
+the next kernel would consider the predecessor finished."""
 
 from __future__ import annotations
 

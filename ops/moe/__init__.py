@@ -71,9 +71,9 @@ def moe(
     e_score_correction_bias: Tensor | None = None,
     plus: Tensor | None = None,
 ) -> Tensor:
-    """Mixture of experts: x [T, H] and its router's logits [T, E] -> [T, H], the weighted sum of the experts that `routing`
-    chooses for each token, and `plus` [T, H] on top (a shared expert's result).
+    """Mixture of experts: from x [T, H] and router logits [T, E] to [T, H], the weighted sum of the experts that `routing`
+    chooses for each token, plus `plus` [T, H] (a shared expert's result).
 
-    e_score_correction_bias [E] float32 is added to the scores where they choose (`Routing`). Any T; which experts are chosen
-    stays on the device. A NaN in a token's logits or x stays with that token."""
+    e_score_correction_bias [E] float32 is added to the scores for selection only (`Routing`). Any T; the chosen experts stay
+    on the device. NaN in a token's logits or x affects that token only."""
     return experts.mix(x, logits, routing, e_score_correction_bias, plus)

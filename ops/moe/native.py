@@ -74,8 +74,8 @@ class NativeExpertWeights(ExpertWeights):
 
 
 def _groups(ids: Tensor, shape: ExpertShape) -> Iterator[tuple[Tensor, list[_Span]]]:
-    """Groups of chosen experts [T, top_k]: where they stand in the flattened ids, ascending by expert, then by place; some experts
-    at a time, so that what is between their layers stays in the cache, and who has which."""
+    """Yield groups of chosen experts [T, top_k]: indices into the flattened ids, ascending by expert, then by place, and the
+    span of each expert. A group is small enough that intermediate results stay in the CPU cache."""
     order, counts = sorted_here(ids, shape)
     spans: list[_Span] = []
     begin = length = 0

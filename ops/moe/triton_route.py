@@ -1,9 +1,9 @@
-"""Routing in Triton: from a router's logits to each token's experts, and to a list of (token, rank) pairs sorted by expert,
-without asking the host.
+"""Routing in Triton: from router logits to each token's experts, and to a list of (token, rank) pairs sorted by expert, without
+the host.
 
 A counting sort: each block of tokens counts its pairs by expert, and a pair's place is its expert's start, plus the pairs of
-earlier blocks, plus those before it in its own. No atomics: the order is by expert, then by token. A step that fits one block
-is routed and sorted by one program."""
+earlier blocks, plus those before it in its own. No atomics: the order is by expert, then by token. A step that fits one
+block is routed and sorted by one program."""
 
 from __future__ import annotations
 

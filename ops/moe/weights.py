@@ -117,8 +117,8 @@ class ExpertWeights(ABC):
 
     @abstractmethod
     def fill(self, half: Half, expert: int, stored: Stored) -> None:
-        """Take over one expert's matrix [out, in] and bias [out], as `shape.matrix` says; they are copied. A second time: other
-        numbers in place of the first, where what is not given stays.
+        """Copy one expert's matrix [out, in] and bias [out], as `shape.matrix` requires. A later call replaces values;
+        arguments left out are unchanged.
 
         Raises ValueError for another shape, or a format that this kernel does not keep."""
 

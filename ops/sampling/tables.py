@@ -1,7 +1,7 @@
-"""Sampling tables: what each row asks of the sampler, on the device where a captured graph finds it.
+"""Sampling tables: sampling parameters by row, in device memory that captured graphs read.
 
-A record of RECORD words per row says what to do; longer things have tables of their own and are read only where the
-record's flags say so. Written by whoever owns the tables (runtime/sample), read by the op. Tensors only: no request."""
+Each row has a record of RECORD words. Variable-length data has tables of its own, which are read only if the record's flags
+require it. Written by runtime/sample, read by the op. Tensors only: no request."""
 
 from __future__ import annotations
 

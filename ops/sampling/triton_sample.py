@@ -1,11 +1,11 @@
-"""Sampling in Triton: four kernels over the tables, and one more behind guesses, at home in a captured graph.
+"""Sampling in Triton: four kernels over the tables, and one more for drafts, all capturable.
 
-`_prepare` adjusts logits and surveys groups of them, for rows that ask for it; `_filter`, one program per row, finds the
-logit from which on top-k, top-p and min-p keep tokens; `_choose` takes the best token of every tile, `_join` the best of
-every row, and `_accept` follows a row's guesses as far as they were drawn. A row that needs nothing of a kernel leaves it
-after one read of its record, so a greedy row, and a plain random one, costs one pass over its logits.
+`_prepare` adjusts logits and computes group maxima, for rows that need it; `_filter`, one program per row, finds the threshold
+of top-k, top-p and min-p; `_choose` takes the best token of every tile, `_join` the best of every row, and `_accept` accepts a
+row's drafts up to the first that differs. A row that needs nothing of a kernel leaves it after one read of its record, so a
+greedy row, and a plain random one, costs one pass over its logits.
 
-`_filter` never sorts. Group maxima bound the threshold from below (the k-th largest of them is at most the k-th largest
+`_filter` does not sort. Group maxima bound the threshold from below (the k-th largest of them is at most the k-th largest
 logit), so that it reads only the groups that reach the bound, and then bisects over the ordered bits of floats."""
 
 from __future__ import annotations

@@ -16,9 +16,10 @@ DEFAULT = "default"
 
 
 class TuningFile(Groups, frozen=True):
-    """Contents of a tuning file. `devices`: names that it is for, as a driver tells them, with or without words behind.
-    `multiprocessors` of such a device: None if the file is for any number. `measured` and `not_measured`: for people. `like`: the
-    file whose groups it has, but for its own."""
+    """Contents of a tuning file.
+
+    `devices`: device names as drivers report them, as prefixes. `multiprocessors` of the device: None for any number.
+    `measured` and `not_measured`: notes for people. `like`: another file, whose groups are the defaults."""
 
     devices: tuple[str, ...]
     multiprocessors: Count | None

@@ -151,10 +151,10 @@ class LatentTuning(Numbers, frozen=True):
 
 
 class AttentionTuning(Numbers, frozen=True):
-    """All kernels of attention over the paged cache.
+    """Numbers of all kernels of attention over the paged cache.
 
-    min_prefill_queries: of a row, from which prefill.cu, a tile of 128 queries of one head, beats the Triton kernel, whose tiles
-    are smaller and can hold all the heads of a group. Measured by tests/benches/ops/prefill.py."""
+    min_prefill_queries: queries of a row from which prefill.cu, with tiles of 128 queries of one head, is faster than the
+    Triton kernel, whose smaller tiles can hold all heads of a group. Measured by tests/benches/ops/prefill.py."""
 
     min_prefill_queries: Count
     min_widened_queries: Count  # of a row, from which what it sees of a cache of fp8 is widened before prefill.cu, once

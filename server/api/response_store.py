@@ -1,10 +1,10 @@
-"""ResponseStore: responses that can be retrieved and continued, in memory, within a number and a size.
+"""ResponseStore: responses that can be retrieved and continued, in memory, limited in number and size.
 
-An entry is one response: its own input items, its output, and the entry it continues, so that a conversation is kept once and
-costs its length, however many responses it has. Beyond either bound the oldest finished entry goes. What others continue stays
-in memory and is counted until they go as well. Of what is gone a note remains for a while, so that a client learns why it
-gets a 404. An entry belongs to the key it was made with: others get the answer they would get if it did not exist, but the
-administrator. Knows nothing of HTTP or of how responses come to be."""
+An entry contains one response's own input items, its output, and a reference to the entry it continues. So a conversation is
+stored once, however many responses it has. Beyond either limit the oldest finished entry is evicted. Entries that others
+continue stay in memory, and count, until those are evicted. A note of an evicted entry remains for a while, so that the 404
+states the reason. An entry belongs to its API key: other keys except the administrator's get the same answer as for an
+unknown id. Independent of HTTP."""
 
 from __future__ import annotations
 

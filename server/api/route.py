@@ -42,12 +42,12 @@ class ErrorBody(Struct):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """An operation: its handler, method and path, spelt as Starlette does, `{name}`, or `{name:path}` where it may hold slashes;
-    and what the document says of it.
+    """HTTP operation: its handler, method and path, and its description for the OpenAPI document.
 
-    `answers`: media type to the type of a successful answer, None for plain text. `refusals`: the statuses of its errors beside
-    those every route has, `error` their type. `query`: the type of what stands behind the question mark. `parameters`: what each
-    name in the path is. `request_media`: the type of a body, without which it is taken too where it `may_be_bodiless`."""
+    The path is in Starlette's form: `{name}`, or `{name:path}` if it may contain slashes. `answers`: media type to the type
+    of a successful response, None for plain text. `refusals`: error statuses in addition to those of every route, with body
+    type `error`. `query`: type of the query parameters. `parameters`: descriptions of path parameters. `request_media`:
+    media type of the body, which may be absent if `may_be_bodiless`."""
 
     handler: Handler
     method: str

@@ -1,8 +1,8 @@
-"""FileStore: files that clients upload and batches write, in a folder, within a number and a size.
+"""FileStore: files uploaded by clients or written by batches, in a folder, limited in number and size.
 
-A file is two: its content, NAME.data, and what is known of it, NAME.json, which is written last and so says that the first is
-whole. A file belongs to the key it came with: others get the answer they would get if it did not exist, but the administrator.
-Work on the disk is done on threads; the index is the event loop's."""
+A file consists of NAME.data, its content, and NAME.json, its metadata, which is written last and marks the content as
+complete. A file belongs to its API key: other keys except the administrator's get the same answer as for an unknown id. Disk
+work runs on threads; the index belongs to the event loop."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from server.http.errors import BatchObjectNotFound, StorageFull
 
 
 class Shares:
-    """Divide half of a limit equally between `owners`, the keys that the server takes. What an owner does not use of its part is
-    kept free for it. The other half goes to the first that asks, so one key of two may hold 75 % of a limit, and a single key
-    all of it. What keys left behind that the server no longer takes counts against the limit and against nobody's part."""
+    """Divide half of a limit equally between `owners`, the server's API keys, and reserve each share for its owner.
+
+    The other half is first come, first served, so one of two keys may use 75 % of a limit, and a single key all of it. Files
+    of removed keys count against the limit, but not against any share."""
 
     def __init__(self, owners: Collection[str] = ()) -> None:
         self._owners = frozenset(owners)

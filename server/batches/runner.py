@@ -1,9 +1,8 @@
-"""BatchRunner: works on batches in the background, behind those who wait for an answer.
+"""BatchRunner: processes batches in the background, with lower priority than interactive requests.
 
-At most so many lines are at work, of all batches together, and a new one begins only while nobody waits for a place in the
-engine and one is left. What is done is on the disk before it is counted, so that a process that ends, however it does, leaves
-batches that the next one goes on with. Lines are asked by a caller of their own: where callers share the engine, all batches are
-one of them."""
+The number of lines in progress is limited over all batches. A new line starts only if no request waits for the engine and
+the engine has a free row. Results are on disk before they are counted, so a restarted process continues the batches of a
+crashed one. All batches share one caller in fair scheduling."""
 
 from __future__ import annotations
 

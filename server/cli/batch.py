@@ -1,10 +1,9 @@
-"""batch: a file of requests in OpenAI's batch format, answered into another: `python -m server batch in.jsonl out.jsonl`.
+"""batch: answer a file of requests in OpenAI's batch format: `python -m server batch in.jsonl out.jsonl`.
 
-Each line goes to the endpoint it names as an HTTP request would, only without a socket, so its answer and its refusals are
-the server's own. The input is read twice, first to be counted, and never held: as many lines are in flight as the
-engine has rows, and some ahead. A bad line fails and disturbs no other; of two with the same custom_id the later one is bad.
-An answer is written when it is complete, whole and at once, so what is cut off can be resumed.
-Heavy imports wait until options and files are known to be good."""
+Each line goes to its endpoint like an HTTP request, without a socket, so results and errors are the server's own. The input
+is read twice, first to count lines, and is never held in memory: the number of lines in flight is the engine's rows and some
+more. An invalid line fails alone; of two lines with one custom_id the later one is invalid. A result is written whole when
+it is complete, so an interrupted run can be resumed. Heavy imports are deferred until options and files are validated."""
 
 from __future__ import annotations
 

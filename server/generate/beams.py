@@ -1,9 +1,9 @@
-"""Beam search: of all beginnings of an answer, the few most likely go on, token by token, until none can still win.
+"""Beam search: extends the most likely beams token by token, until none of them can still win.
 
-Done over the engine: a step asks it for the next token of every beam, with its likeliest alternatives. The prefix cache holds
-what a beam has in common with its parent, so a step computes a block's worth of tokens for each at most. The candidates, what
-ends and what wins are as in transformers' generate (num_beams, length_penalty, early_stopping); nothing is drawn, so the same
-request gets the same answer. To its reader a BeamSearch is a TokenStream whose answers come whole. Knows no text."""
+Each step requests the next token of every beam from the engine, with its most likely alternatives. The prefix cache has the
+common prefix of a beam and its parent, so a step computes at most a block of tokens per beam. Candidates, end and selection
+follow transformers' generate (num_beams, length_penalty, early_stopping). Nothing is sampled, so results are deterministic.
+A BeamSearch is a TokenStream whose answers come whole. Has no text."""
 
 from __future__ import annotations
 
@@ -211,10 +211,9 @@ class _Search:
         return float(logprob / length**self._params.length_penalty)
 
     def _grown(self, replies: Sequence[Output], banned: frozenset[int]) -> Iterator[_Beam]:
-        """The likeliest of all beams with each of the tokens that may follow, so many as there are candidates, the likeliest first,
-        equals in the order of their beams.
+        """Yield the best extensions of all beams, most likely first and ties in order of beams, up to the number of candidates.
 
-        What is made of each is made when it is asked for: there are as many as candidates times beams."""
+        Each is built lazily: there are candidates times beams of them."""
         tops = []
         for reply in replies:
             assert reply.logprobs, "they were asked for"

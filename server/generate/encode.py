@@ -1,9 +1,9 @@
-"""Prompts as token ids: texts and conversations, and the dispatch over all kinds of prompt.
+"""Encoding of prompts to token ids: texts, conversations, and the choice between kinds of prompts.
 
-The chat template writes a conversation's text; what differs between what clients send and what templates read is smoothed here.
-Long texts are worked on off the loop, in pieces, and of a text that is far too long for the context only the beginning is
-tokenised before it is refused: what a client can make us do is bounded by the context, not by what it sends. Where a text need
-not fit (it is to be cut, or counted), the bound is four times the context, and at least 262,144 tokens."""
+The chat template renders a conversation; differences between clients' messages and templates are converted here. Long texts
+are encoded off the event loop, in pieces. If a text is far too long for the context, only its beginning is encoded before it
+is rejected, so the work per request is bounded by the context. If a text need not fit (to be truncated or counted), the
+bound is four times the context, and at least 262,144 tokens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""GenerateRequest: what a client wants generated, in the core's own words, whichever API it came by.
+"""GenerateRequest: a generation request in neutral form, for all APIs.
 
-An adapter makes one of its own wire types, whose ranges it has checked. What depends on the loaded model is checked where the
-request is started (`start`). None stands for what the model or the server decides. Errors name fields as they are called here,
-which is as vLLM calls them; an adapter whose clients know other names says them (`server.http.errors`)."""
+An API converts its own validated wire types to it. Checks that depend on the loaded model happen at the start (`start`).
+None means the default of the model or the server. Errors use these field names, which are vLLM's; an API with other names
+maps them (`server.http.errors`)."""
 
 from __future__ import annotations
 
@@ -335,10 +335,10 @@ def _grammar_of(wanted: StructuredOutputs) -> Grammar:
 def one_constraint(
     found: Sequence[OutputConstraint], wanted: Mapping[str, StructuredOutputs]
 ) -> OutputConstraint | None:
-    """The constraint that all of these are: clients say the same thing twice, to servers old and new. `found`: of the API's own
-    fields, `wanted`: of others, by their names; one that is only a style says how the others' JSON is written.
+    """Return the single constraint of `found`, from the API's own fields, and `wanted`, from other fields by name.
 
-    Raises InvalidRequest where they are different ones."""
+    Clients may repeat a constraint in old and new fields. A field that only sets a style determines how JSON of the others
+    is written. Raises InvalidRequest if constraints differ."""
     constraints = list(found)
     constraints += (OutputConstraint(_grammar_of(one), param) for param, one in wanted.items() if not one.is_style)
     for param, style in wanted.items():

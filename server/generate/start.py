@@ -55,11 +55,12 @@ class Terms(NamedTuple):
 async def start(
     config: ServerConfig, call: Call, loaded: LoadedModel, request: GenerateRequest, *, id: str
 ) -> tuple[Generation, tuple[Field, ...]]:
-    """Return a Generation that is not opened yet, and the fields of `request` that mean nothing to this model's template or engine,
-    which the client has to learn. Of each choice, Outputs become text by `Choice.feed` or events by `Choice.events`, with their
-    log-probabilities by `take_logprobs`; `finish_reason` is set with the last of them.
+    """Return an unopened Generation, and the fields of `request` without effect on this model or engine, which are reported to
+    the client.
 
-    Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""
+    For each choice, Outputs become text by `Choice.feed` or events by `Choice.events`, with log-probabilities by
+    `take_logprobs`; `finish_reason` is set with the last output. Raises ApiError, whose message and `param` refer to Fields
+    of GenerateRequest."""
     _check(config, request)
     terms = Terms.of(
         config, call, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt

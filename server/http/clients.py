@@ -108,8 +108,8 @@ class Client(Timed, Protocol):
 
 
 def raise_file_limit(max_connections: int) -> int:
-    """The process may open as many files as so many connections need, as far as the system lets it; how many connections that
-    is."""
+    """Raise the limit of open files for `max_connections`, and return the number of connections that the system's limit
+    allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max_connections + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,7 +1,6 @@
-"""The log: where its lines go, which of them, and what they look like: for people, or each a JSON object for programs.
+"""Logging: destination, levels and format of lines, as text or as one JSON object per line.
 
-A line that belongs to a request has its id, whoever writes it: it goes with the context, or the line brings it along
-(`extra={"request_id": …}`) where the context is another's. Standard library only."""
+A line that belongs to a request has its id, from the context or from `extra={"request_id": …}`. Standard library only."""
 
 from __future__ import annotations
 

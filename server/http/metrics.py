@@ -1,7 +1,7 @@
-"""/metrics: what the engine counts and what HTTP counts, in Prometheus' text format under the prefix `oneloop:`.
+"""/metrics: metrics of engine and HTTP in Prometheus' text format, with the prefix `oneloop:`.
 
-The engine's numbers are read when somebody asks; nothing is copied in between. Every sample carries the
-served model's name and, for the sake of dashboards made for several engines, the number of ours."""
+The engine's values are read at each scrape. Every sample has the labels of the served model and of the engine's number, for
+compatibility with dashboards of several engines."""
 
 from __future__ import annotations
 

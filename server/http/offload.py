@@ -201,8 +201,8 @@ def _trim_heap() -> None:
 def limit_arenas(environ: Mapping[str, str] = os.environ) -> None:
     """Make threads share a few arenas of glibc's heap, unless the environment sets their number.
 
-    By default each new thread may get one of its own, eight a core, and what lives long in it holds on to what was freed around it:
-    grammars, compiled on some threads and asked for masks on others, left twice as much behind."""
+    By default each thread may get its own arena, up to eight per core, and a long-lived allocation keeps freed memory around
+    it in use. Grammars that were compiled and used on different threads doubled the memory."""
     if "MALLOC_ARENA_MAX" not in environ and "glibc.malloc.arena_max" not in environ.get("GLIBC_TUNABLES", ""):
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, MAX_ARENAS)

@@ -1,8 +1,8 @@
-"""Hosts and CORS: the names by which a server may be called, and the web pages that may read its answers.
+"""Hosts and CORS: accepted Host headers, and the web origins that may read responses.
 
-A page of another site can point its own name at this machine's address (DNS rebinding). A browser then takes the server for a
-part of that site, and neither CORS nor content types protect it, but the Host header still carries the name. A server that only
-this machine reaches therefore answers to localhost and to addresses, which nobody can rebind, and to names that options add."""
+A page of another site can point its own name at this machine's address (DNS rebinding). The browser then considers the
+server part of that site, so neither CORS nor content types protect it, but the Host header has the site's name. A server on
+a loopback address therefore accepts only localhost, IP addresses (which cannot be rebound), and names from options."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Static pages: the files of `server/web`, of which nothing is loaded from elsewhere.
+"""Static pages: the files of `server/web`, without external resources.
 
-A page is asked for anew each time and answered 304 while it is the same; what it loads (scripts, styles) lies below
-`web/VERSION/`, the hash of all of them, and may be kept for ever: a new release is another path. Paths in pages are relative, so
-that they work behind any prefix."""
+A page is revalidated at each load (304 if unchanged). Its scripts and styles are below `web/VERSION/`, the hash of all of
+them, and are cached for ever: a new release has another path. Paths in pages are relative, so they work behind any prefix."""
 
 from __future__ import annotations
 

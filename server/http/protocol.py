@@ -1,14 +1,14 @@
-"""HttpProtocol: uvicorn's HTTP/1.1 protocol, bounded in everything that a client may send, and in the time it may take.
+"""HttpProtocol: uvicorn's HTTP/1.1 protocol with limits on all input of a client, and on its time.
 
-The parser gets one message at a time, cut where a head or a body ends. So a head is counted by itself however it was cut on the
-way; what is pipelined behind a request waits as plain bytes until the answer is out, answers keep their order, and an error comes
-only after the answers to what was asked before. Trailers count like heads and go no further: nothing reads them. A body that
-cannot go on (too slow, too much together with others, no HTTP) ends for the application with an error of ours, so that the answer
-has the API's shape, its line in the log and its count; where there is no application yet, the answer is written here.
+The parser gets one message at a time, cut at the end of a head or body. So the size of a head is counted however it was split
+into packets, pipelined requests wait as plain bytes until the response is sent, responses keep their order, and an error
+follows the responses to earlier requests. Trailers count like heads and are dropped. A body that cannot continue (too slow, too
+many bytes in all connections, invalid HTTP) ends in the application with one of our errors, so that the response has the API's
+shape, a log line and a count. Before the application has started, the response is written here.
 
-A connection is in one `Phase`, and each has its span of time; `clients` has the spans and what all connections share. What reaches
-the application is unchanged, except for `scope["call"]`. A client that closes its sending half counts as gone, since one that
-has left looks the same."""
+A connection is in one `Phase`, each with a time limit; `clients` has the limits and the state shared by connections. The
+application sees a normal ASGI scope, with the addition of `scope["call"]`. A client that closes its sending half counts as
+gone, since a closed connection looks the same."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class _Flow(FlowControl):
 
 
 class _Outlet:
-    """The transport as an answer sees it. Its head leaves with what the same turn of the loop writes behind it: one call of the
-    system, and most answers are one packet. `close` leaves the client time to read."""
+    """Transport of a response. The head is sent together with the data written in the same loop iteration: one system call,
+    and one packet for most responses. `close` leaves the client time to read."""
 
     __slots__ = ("_connection", "_head", "write")
 
@@ -186,7 +186,7 @@ class HttpProtocol(HttpToolsProtocol):
         return len(self._unparsed) + self._head_bytes + body
 
     def account(self) -> None:
-        """Tells what is held here to who adds it up."""
+        """Report the buffered bytes to the shared count."""
         held = len(self._unparsed) + self._head_bytes + (self._body.num_bytes if self._body is not None else 0)
         self.clients.hold(self, held)
 

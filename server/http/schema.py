@@ -1,10 +1,10 @@
-"""Wire types that several APIs share, and how a body is decoded into one: what a client may send, field by field, with its limits.
+"""Wire types shared by APIs, and decoding of bodies: the fields that clients may send, with their limits.
 
-A field is one line here. One that OpenAI or vLLM have and we do not yet stands in a refusal table with the values that ask
-for nothing; every other value is refused by name. A field nobody knows is refused too, or reported to whoever decodes, who
-tells the client: nothing is silently ignored but what is harmless by its meaning (`user`, `metadata` …). JSON has no NaN or
-infinity and numbers too large for a float are refused by the decoder, so a range is the whole check of a number. Knows nothing
-of models: what depends on the vocabulary, the context length or the model's defaults is checked in `generate`."""
+A field is one line here. A field of OpenAI or vLLM that is not supported is in a refusal table, with the values that request
+nothing; all other values are rejected by name. Unknown fields are rejected too, or reported to the decoder's caller, which
+informs the client. Only fields that are harmless by definition are ignored (`user`, `metadata` …). The decoder rejects NaN,
+infinity and overflowing numbers, so ranges are complete checks. Independent of models: `generate` checks vocabulary, context
+length and defaults."""
 
 from __future__ import annotations
 
@@ -122,9 +122,8 @@ _ONE_TEXT = Annotated[str, Meta(min_length=1)]
 
 
 class ConstrainedOutput(Struct, kw_only=True):
-    """The fields by which vLLM's clients ask for an answer of some form, today's and those until 0.12, and those of clients of
-    SGLang (`regex`, `ebnf`, `json_schema`), llama.cpp (`grammar`, `json_schema`) and Ollama (`format`), which every route takes:
-    none of them is answered with free text."""
+    """Fields of constrained output: of vLLM, current and before 0.12, of SGLang (`regex`, `ebnf`, `json_schema`), llama.cpp
+    (`grammar`, `json_schema`) and Ollama (`format`). Every route accepts them, so none is ignored silently."""
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | bool | None = None

@@ -1,14 +1,14 @@
-"""EventStream: a response that is a stream of server-sent events.
+"""EventStream: response that is a stream of server-sent events.
 
-`EventStream.__call__` owns the token stream's `async with`, so return, error, disconnect and cancellation all free the rows
-and blocks behind it, at once: no generator stands in between. A source hands items over by calls, down to the connection's
-write, and no task wakes for a token. What a slow reader missed arrives as several frames in one chunk, and a blocked `send`
-holds back nobody but itself. A second task notices that the client has left, also while no token flows, and sends empty lines
-as ping after a silent interval, also before the first token.
+`EventStream.__call__` owns the token stream's `async with`, so return, error, disconnect and cancellation all free the rows and
+blocks behind it at once: no generator stands in between. A source passes items on by calls, down to the connection's write, and
+no task wakes for a token. A slow reader gets missed items as several frames in one chunk, and a blocked `send` delays only its
+own stream. A second task detects that the client has left, also while no token flows, and sends empty lines as ping after a
+silent interval, also before the first token.
 
-A plain ASGI response, not sse-starlette's EventSourceResponse, which sends what no token waits for (`event_source`): that one
-starts four tasks per stream, polls for shutdown every half second, replaces uvicorn's signal handling on import and cuts
-streams off at the first signal, where we drain. Knows nothing of tokens or JSON."""
+This is a plain ASGI response. sse-starlette's EventSourceResponse is used only for events that are no tokens
+(`event_source`): it starts four tasks per stream, polls for shutdown every half second, replaces uvicorn's signal handling
+on import and cuts streams off at the first signal instead of draining. Independent of tokens and JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Fields that several APIs share, declared once: a wire type lists the mixins whose fields it has.
+"""Request fields shared by APIs, declared once as mixins of wire types.
 
-A sampling field that is added to a mixin is one of every API with that mixin, of `LLM`'s SamplingParams, and of the engine's where
-its SamplingParams have a field of that name (`generate/sampling.py`). Nothing else lists them."""
+A sampling field added to a mixin is added to every API with that mixin, to `LLM`'s SamplingParams, and to the engine's if
+its SamplingParams have a field of that name (`generate/sampling.py`). There is no other list."""
 
 from __future__ import annotations
 

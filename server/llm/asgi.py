@@ -1,6 +1,6 @@
-"""asgi: the server's whole application for somebody's own ASGI server, by itself or mounted into another application.
+"""asgi: the server's application for any ASGI server, alone or mounted into another application.
 
-HTTP's own matters, such as address, TLS, connections and signals, belong to whoever runs it. Its event loop is the engine's."""
+The ASGI server handles address, TLS, connections and signals. Its event loop is the engine's."""
 
 from __future__ import annotations
 

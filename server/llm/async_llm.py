@@ -146,7 +146,7 @@ class AsyncLLM:
             raise RuntimeError(f"the engine has failed: {health.reason}")
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget the prompts whose keys and values are kept for others that begin alike. True: it is done."""
+        """Drop all cached prefixes. Returns True when done."""
         return await (await self.core()).reset_prefix_cache()
 
     async def sleep(self, level: int = 1) -> None:

@@ -1,9 +1,9 @@
 """LLM: the engine for a program in the same process, `from oneloop import LLM, SamplingParams`.
 
-What a prompt may ask, and what it is answered, is what /v1/completions and /v1/chat/completions have: the same wire types
-check it, the same Generation produces it; only HTTP is left out. The engine and its event loop live on one background
-thread that the LLM owns. So the sync methods work in scripts and in notebooks, where a loop is running already, and
-`agenerate` and `achat` bring what settles over to the caller's own loop; `AsyncLLM` has the engine on that loop itself."""
+Parameters and outputs are those of /v1/completions and /v1/chat/completions: the same wire types validate them, and the same
+Generation computes them, without HTTP. Engine and event loop run on one background thread that the LLM owns. So the sync
+methods work in scripts and in notebooks, which already run a loop, and `agenerate` and `achat` pass results to the caller's
+loop. `AsyncLLM` runs the engine on the caller's loop itself."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class LLM:
         return self._background.run(self._open_core().metrics())
 
     def reset_prefix_cache(self) -> bool:
-        """Forget the prompts whose keys and values are kept for others that begin alike. True: it is done."""
+        """Drop all cached prefixes. Returns True when done."""
         return self._background.run(self._open_core().reset_prefix_cache())
 
     def sleep(self, level: int = 1) -> None:

@@ -1,7 +1,7 @@
-"""LoopThread: an event loop on a thread of its own, for callers that have no loop or one of their own.
+"""LoopThread: event loop on its own thread, for callers without a loop or with a different one.
 
-What it is given runs there and nowhere else. Who waits for it and is interrupted (Ctrl-C, cancellation) takes the work along:
-nothing goes on that nobody waits for. The thread is a daemon, so it never keeps a process alive. Knows nothing of engines."""
+Work given to it runs only there. If the waiting caller is interrupted (Ctrl-C, cancellation), its work is cancelled. The
+thread is a daemon, so it never keeps a process alive. Independent of engines."""
 
 from __future__ import annotations
 

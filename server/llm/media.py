@@ -1,8 +1,8 @@
-"""Media as programs give them: pictures of Pillow's, arrays, bytes, paths and URLs, in messages and beside prompts.
+"""Media of programs: Pillow images, arrays, bytes, paths and URLs, in messages and next to prompts.
 
-In messages, parts of the HTTP API, or {"type": "image", "image": …} ("audio", "video"; vLLM's "image_pil", too). Beside a prompt
-vLLM's `multi_modal_data`: by modality, one or a list of them. Files of a path are the program's own to read. Embeddings: arrays or
-tensors below "image_embeds" or "audio_embeds"; beside a prompt, as in vLLM, also a tensor of numbers in place of a picture."""
+In messages: parts of the HTTP API, or {"type": "image", "image": …} ("audio", "video"; also vLLM's "image_pil"). Next to a
+prompt: vLLM's `multi_modal_data`, by modality, one or a list. Files are read by path. Embeddings: arrays or tensors under
+"image_embeds" or "audio_embeds"; next to a prompt, as in vLLM, also a tensor in place of an image."""
 
 from __future__ import annotations
 

@@ -34,12 +34,13 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of n answers. `token_ids` holds the token that ended it, `text` does not. `finish_reason` "stop", "length" or
-    "tool_calls", None while it goes on; `stop_reason`: the stop string or id of `stop_token_ids` that ended it. `logprobs`, if
-    asked: for each of `token_ids` itself and its alternatives, by id; `cumulative_logprob`: the sum of their own.
+    """One of n completions.
 
-    Of a chat, `text` is the answer alone: `reasoning` what the model thought before, `tool_calls` the calls it wants made,
-    which come all together once it has ended."""
+    `token_ids` includes the token that ended it, `text` does not. `finish_reason`: "stop", "length" or "tool_calls", None while
+    it continues. `stop_reason`: the stop string or id of `stop_token_ids` that ended it. `logprobs`, if requested: for each
+    token its own and its alternatives', by id. `cumulative_logprob`: the sum over the tokens.
+
+    In a chat, `text` is the answer without `reasoning`, and `tool_calls` has all calls once the completion has ended."""
 
     index: int
     text: str = ""

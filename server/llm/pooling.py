@@ -1,6 +1,6 @@
-"""Pooling for programs: prompts to vectors, classes and scores, with vLLM's names for what is asked and answered.
+"""Pooling for programs: prompts to vectors, classes and scores, with vLLM's names of parameters and outputs.
 
-What may be asked is what the pooling routes have: the same wire types check it, the same run computes it."""
+Parameters are those of the pooling routes: the same wire types validate them, and the same run computes them."""
 
 from __future__ import annotations
 

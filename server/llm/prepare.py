@@ -119,7 +119,7 @@ def _sampling_params(fields: Mapping[str, Any], output_kind: RequestOutputKind |
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Return whether a field of vLLM's asks for what is done anyway. Raises ValueError if it asks for something else."""
+    """Return whether a vLLM field has the value that is the behaviour here. Raises ValueError for any other value."""
     if name not in _VLLM_FIELDS:
         return False
     allowed, why = _VLLM_FIELDS[name]

@@ -79,7 +79,7 @@ class PlainPrompt:
 
 
 def plain(prompt: Prompt) -> PlainPrompt:
-    """Raises ValueError for a dict with keys that nobody reads, or none that says what the prompt is."""
+    """Return the plain prompt. Raises ValueError for a dict with unknown keys or without a prompt."""
     if not isinstance(prompt, Mapping):
         return PlainPrompt(prompt, prompt) if isinstance(prompt, str) else PlainPrompt(_ids(prompt), None)
     for key, value in prompt.items():

@@ -26,8 +26,10 @@ def decode(
     part: MediaPart, value: Any, limits: MediaLimits, io_kwargs: Mapping[str, Any], sampling_rate: int, *, by_time: bool = False,
     with_sound: bool = False,
 ) -> Pieces[Decoded]:  # fmt: skip
-    """Piece by piece. `by_time`: of videos two frames a second are shown, where nobody says otherwise, and the processor is told
-    how many. `with_sound`: a file's sound is read, if it has one, beside its pictures. Raises InvalidMedia."""
+    """Decode a media part piece by piece.
+
+    `by_time`: sample videos at two frames a second by default, and pass that rate to the processor. `with_sound`: also read
+    a video file's audio, if it has any. Raises InvalidMedia."""
     where = part.where
     if part.modality == "image":
         return Decoded(_image(value, where, limits, io_kwargs))

@@ -1,7 +1,7 @@
-"""Embeddings that a client computed elsewhere: a safetensors file, and never a pickle, which would run what it says.
+"""Embeddings computed by the client: a safetensors file, never a pickle, which could execute code.
 
-The file has one array of vectors [N, W], float32, float16 or bfloat16, and of a picture or video for models that place their tokens
-on a grid (Qwen-VL) that grid, `image_grid_thw` or `video_grid_thw`, int64."""
+The file has one array of vectors [N, W], float32, float16 or bfloat16. For images and videos of models with grid positions
+(Qwen-VL) it also has the grid, `image_grid_thw` or `video_grid_thw`, int64."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Fetcher: the bytes behind an http or https URL that a client has sent, from hosts that whoever runs the server has named.
+"""Fetcher: downloads http and https URLs from clients, only from hosts that the server's operator has allowed.
 
-What holds for the first URL holds for every redirect: its host is allowed, all addresses that its name stands for are public, and
-the connection goes to one of these very addresses, so that no second look-up can give another. No proxy, no cookies, no key, no
-unpacking; bytes, redirects and time are limited. What it says of an address never tells more than that it may not be."""
+Redirects are checked like the first URL: the host is allowed, all its addresses are public, and the connection uses one of
+the checked addresses, so a second DNS lookup cannot change it. No proxy, cookies, keys or decompression; bytes, redirects
+and time are limited. Error messages reveal nothing about an address except that it is not allowed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""MediaReader: from the parts of a request to what stands for them in its prompt and goes to the model's encoder.
+"""MediaReader: converts media parts of a request to placeholders in its prompt and inputs of the model's encoder.
 
-What has to be waited for (another host) is awaited; all else happens on threads, in pieces, between which others have their turn
-and what nobody waits for any more is dropped. Nothing is unpacked before its size was checked. What was processed is kept while
-there is room: conversations send their pictures again with every turn."""
+Remote data is awaited. Everything else runs on threads, in pieces, so that requests alternate and cancelled work stops.
+Sizes are checked before decompression. Results are cached within a limit, because conversations send their images again with
+every turn."""
 
 from __future__ import annotations
 

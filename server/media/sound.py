@@ -1,7 +1,7 @@
-"""Sounds: the bytes of a file as samples of one channel, at the rate that a processor wants. By FFmpeg's libraries (PyAV).
+"""Audio: decodes a file to mono samples at the processor's rate, with FFmpeg's libraries (PyAV).
 
-What kind of file it is, its first bytes say, and only that demuxer is let at it: those that open other files and hosts (playlists)
-never are. Where a file says how long it is, that is checked first; what it says wrongly ends at the limit."""
+The file's first bytes select the demuxer, and only that one is used: demuxers that open other files or hosts (playlists) are
+never used. A declared duration is checked first; if it is wrong, decoding stops at the limit."""
 
 from __future__ import annotations
 

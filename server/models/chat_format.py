@@ -1,7 +1,7 @@
-"""ChatFormat: how a model marks calls and reasoning in its answers; OutputParser: how one request's answers are read.
+"""ChatFormat: a model's markup of tool calls and reasoning. OutputParser: the parser of one request's output.
 
-The format is chosen once, at start, from the chat template and the tokenizer or by flag. An OutputParser makes a fresh chain of
-codecs for every answer, and knows which special tokens those have to see. Nothing here knows HTTP."""
+The format is chosen once, at start, from the chat template and the tokenizer or by an option. An OutputParser makes a new
+chain of codecs for every answer, and lists the special tokens that they need. Independent of HTTP."""
 
 from __future__ import annotations
 

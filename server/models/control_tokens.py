@@ -1,9 +1,9 @@
-"""Control tokens in text that is not the model's: a chat template may write them, and what it writes around may not.
+"""Control tokens in untrusted text: a chat template may write them, and texts of clients may not.
 
-Control tokens are a tokenizer's special tokens, and those that only look like them (`<|user|>`, `<｜User｜>`). While a
-conversation is rendered, a `Shield` stands in for every one of them in what the client sent, and at the edges of texts where two
-could make one. In the rendered text the template's own become aliases, which a second tokenizer knows in their place, and which
-no client can guess. So the client's are tokenised as any other text; and where there are none, nothing of this happens."""
+Control tokens are a tokenizer's special tokens, and strings that look like them (`<|user|>`, `<｜User｜>`). During rendering,
+a `Shield` replaces every control token in the client's texts, and text edges that could form one. In the rendered text the
+template's own tokens become random aliases, which a second tokenizer maps to the special tokens. So the client's are encoded
+as ordinary text. If its texts contain none, all of this is skipped."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Dashboard: snapshots of what the server does, an event each second for all who watch, and the texts of the last requests.
+"""Dashboard: snapshots of the server's activity, one event per second for all viewers, and texts of the last requests.
 
-A snapshot is read from the engine's metrics and history (`EngineClient.metrics`, `EngineClient.activity`). It is made once for
-all watchers; while nobody watches, nothing is made and no timer runs."""
+A snapshot is read from the engine's metrics and history (`EngineClient.metrics`, `EngineClient.activity`). It is made once
+for all viewers. Without viewers nothing is made and no timer runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Snapshots:
         self._seen: dict[str, Seen] = {}  # by name
 
     def first(self) -> bytes:
-        """All that is remembered, for who begins to watch. Some of it may be told again: who watches knows it by its number."""
+        """Return the whole history, for a new viewer. Later events may repeat entries; a viewer recognises them by number."""
         return self._event([_read(*each, Seen()) for each in self._engines()])
 
     def next(self) -> bytes:

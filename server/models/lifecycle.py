@@ -1,7 +1,7 @@
-"""Lifecycle: whether the server is loading, ready, draining or failed, and what it serves.
+"""Lifecycle: whether the server is loading, ready, draining or failed, and the models that it serves.
 
-The composition root alone writes it. Handlers call `require_model()` and get the model, or the error to answer with. TokenProbe
-checks for all who ask at the same time whether the engine still makes tokens."""
+Only the composition root changes it. Handlers call `require_model()` and get the model, or the error to answer with.
+TokenProbe checks, once for all simultaneous callers, whether the engine still generates tokens."""
 
 from __future__ import annotations
 

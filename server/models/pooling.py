@@ -1,7 +1,7 @@
-"""Pooling: what a model gives that is served to be pooled and not to generate, and which of the two it is served for.
+"""Pooling models: decides whether a model pools or generates, and its pooling task.
 
-`--runner`, `--convert` and `--pooler-config` say it, in vLLM's words, or else the model's own files. Nothing of it is computed
-here: a request becomes PoolingParams, and the engine knows what they mean for its model (`ModelInfo.pooler`)."""
+`--runner`, `--convert` and `--pooler-config` set it, as in vLLM; otherwise the model's files do. Nothing is computed here: a
+request becomes PoolingParams, which the engine resolves for its model (`ModelInfo.pooler`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Chat templates: a conversation as the text its model was trained on.
+"""Chat templates: render a conversation as the text that a model was trained on.
 
-A template is a program that came with a model's files: it runs in Jinja's immutable sandbox, with the options, filters and
-globals transformers gives it, so that what renders there renders the same here; the time of its thread that it may take is
-bounded, and how much it may write. It sees plain JSON data only. Compiled once; rendering is safe in any thread. Knows no token
-ids and no HTTP: what a template refuses becomes a PromptError."""
+A template is untrusted code: it runs in Jinja's immutable sandbox with transformers' options, filters and globals, so its
+output is the same as there. Its thread time and its output size are limited. It gets plain JSON data only. Compiled once;
+rendering is thread-safe. Has no token ids and no HTTP: errors raised by a template become a PromptError."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Score template: the prompt in which a cross-encoder that was made of an LLM reads a query and a document.
+"""Score template: prompt format in which an LLM-based cross-encoder reads a query and a document.
 
-It is a chat template with the roles "query" and "document", and "system" for an instruction, as sentence-transformers and vLLM
-have them, and writes all special tokens itself. Rerankers whose authors published their prompt as code alone are known by name
-(`KNOWN_RERANKERS`, for --chat-template). Knows no ids."""
+It is a chat template with the roles "query" and "document", and "system" for an instruction, as in sentence-transformers and
+vLLM, and writes all special tokens itself. Rerankers whose format was published only as code are built in
+(`KNOWN_RERANKERS`, for --chat-template). Has no ids."""
 
 from __future__ import annotations
 

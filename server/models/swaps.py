@@ -1,14 +1,14 @@
-"""Swaps: of several models some are loaded, and the others when requests name them: who makes room for whom, and when.
+"""Swaps: serves several models with fewer loaded at a time, and decides which to load and unload.
 
-Requests of a model that is not loaded stand in one line, however many models they are for; the first in it says which comes next.
-The model that was used least lately makes room: it takes nobody new, and those it has come to their end: no answer is cut off. It
-stays open at least as long as the last swap took, so that no more than half of the time goes into swapping, unless it has nothing
-to do. Then all who wait for the new one enter together.
+Requests for unloaded models wait in one queue; the first one determines the next model to load. The least recently used model
+is unloaded: it accepts no new requests and finishes those in progress, so no answer is cut off. A loaded model stays at least
+as long as the last swap took, unless it is idle, so at most half of the time is spent on swaps. Then all requests waiting for
+the new model start together.
 
-What can be done before there is room is: files are downloaded and read while the others serve. A model that cannot be loaded costs
-its own requests only; who made room for it comes back, and it is not tried again for a while.
+Files are downloaded and read before memory is free. If a model cannot be loaded, only its own requests fail; the unloaded model
+is loaded again, and the failed one is not retried for a while.
 
-A request keeps the models that it has entered until its Call ends. On the event loop."""
+A request keeps the models that it uses until its Call ends. Runs on the event loop."""
 
 from __future__ import annotations
 
@@ -417,7 +417,7 @@ class Swaps(Generic[M]):
     # --- the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Nobody enters any more, and who waits is told."""
+        """Reject new requests and fail waiting ones."""
         self._is_closed = True
         for model in self.models:
             self._end(model, lambda: Unavailable("The server is shutting down"))

@@ -1,8 +1,8 @@
-"""Tokenizer: text to token ids and back, and what the tokenizer's files say beside it (special tokens, chat templates).
+"""Tokenizer: text to token ids and back, and other contents of the tokenizer's files (special tokens, chat templates).
 
-Immutable once made. `encode` costs about 0.25 ms per thousand characters and releases the GIL, so that a thread can take
-long texts off the event loop; the caller decides by the length of the text. Knows no requests, and no model: ids are
-checked against the tokenizer's vocabulary, never against the embedding's."""
+Immutable. `encode` costs about 0.25 ms per thousand characters and releases the GIL, so long texts can be encoded on a
+thread; the caller decides by the text's length. Independent of requests and models: ids are checked against the tokenizer's
+vocabulary, not the embedding's."""
 
 from __future__ import annotations
 

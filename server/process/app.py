@@ -61,9 +61,10 @@ def allowed_hosts(config: ServerConfig) -> Collection[str]:
 
 
 def line_apps(service: Service) -> dict[str, ASGIApp]:
-    """The endpoints a line of a batch may name, with the layer that makes answers of errors; keys and origins are a network's
-    matter. What is ignored would be named by no header, so it is refused. Nobody comes back for what is stored, and nobody
-    waits."""
+    """Return the endpoints for lines of a batch, with error handling, but without API keys and CORS.
+
+    Fields that would be ignored are rejected, because a line has no response header to report them. Nothing is stored for
+    later retrieval, and no client connection is watched."""
     config = replace(service.config, strict_fields=True, max_stored_responses=0, request_timeout=None)
     own = Service(config, service.lifecycle, service.offload)
     return {

@@ -1,7 +1,7 @@
-"""The end of the process, whatever hangs: exit codes, a deadline for everything, and signals that a stuck loop does not see.
+"""End of the process: exit codes, deadlines, and signals that a stuck event loop would miss.
 
-A thread in compiled code cannot be interrupted, and Python waits for it at exit; so whoever ends this process does not wait.
-Knows neither HTTP nor engine."""
+A thread in compiled code cannot be interrupted, and Python waits for it at exit; so the process is ended without waiting.
+Independent of HTTP and engine."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def check_sizes(config: ServerConfig) -> None:
 
 
 def outline(config: ServerConfig, cancel: Event) -> Outline | None:
-    """Return what the files of a model say of it; of a model on the hub, the configuration is fetched. None where they do not:
-    loading will tell."""
+    """Return a model's outline from its files, or None if they are insufficient; loading then reports the reason. For a
+    model on the hub only the configuration is fetched."""
     from runtime.config import EngineConfig
     from runtime.models.spec.model import UnsupportedModel
     from runtime.start import outline_model

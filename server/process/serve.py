@@ -1,11 +1,10 @@
-"""The life of the server process: the port opens, the model loads behind it, requests are served, signals end it in order.
+"""Life of the server process: opens the port, loads the model, serves requests, and shuts down on signals.
 
-First signal: new requests get 503, what is in flight finishes (up to the drain timeout) while the socket still answers,
-then the HTTP server closes and so does the engine: exit 0. Second signal, or the first one while loading: at once; the same signal
-again within a moment is the first one, which `timeout` and process groups deliver twice. An engine that can never serve again ends
-the process too. Nothing is waited for without a limit; `ending.py` has the exit codes. uvicorn
-owns sockets and protocol only; its ten wake-ups a second and its signal handling are switched off, so an idle process
-sleeps. What loading means is the caller's business."""
+First signal: new requests get 503, requests in flight finish (up to the drain timeout) while the socket still answers, then
+HTTP server and engine close: exit 0. A second signal, or the first one while loading, ends the process at once. A repetition
+of one signal within a moment counts once, because `timeout` and process groups deliver it twice. A dead engine ends the
+process too. Every wait has a limit; `ending.py` has the exit codes. uvicorn owns sockets and protocol only; its ten wake-ups
+a second and its signal handling are disabled, so an idle process sleeps. The caller provides the loading function."""
 
 from __future__ import annotations
 

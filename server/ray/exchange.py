@@ -1,7 +1,7 @@
-"""Exchange: one request to an ASGI application, whose answer is read piece by piece.
+"""Exchange: one request to an ASGI application in process, whose response is read piece by piece.
 
-The application runs in a task of its own, which knows its client: once nobody reads any more, it hears `http.disconnect`, and ends
-as it does at a connection. What it has sent until somebody reads is one piece."""
+The application runs in its own task. When the reader leaves, it receives `http.disconnect`, as from a connection. Data sent
+between two reads is joined."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Ingress: takes requests from Serve's proxies, has a replica answer each, and says what is to be said when that one dies.
+"""Ingress: receives requests from Serve's proxies, forwards each to a replica, and answers if the replica dies.
 
-The layers of the server's own application stand in front of it (`process.app.guarded`): keys are asked for and bodies bounded
-before a replica hears of anything. What concerns all replicas goes to all of them. Knows nothing of Ray but a `Fleet`."""
+The application's own middleware runs first (`process.app.guarded`), so keys and body limits are checked before a replica is
+involved. Requests that concern all replicas go to all. Ray is accessed only through a `Fleet`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Choice of a replica: the one whose prefix cache has the beginning of the prompt, unless it is busier than others; else the
-better of two at random.
+"""Choice of a replica: the one with the prompt's prefix in its cache, unless it is busier than others; else the better of two
+random ones.
 
-Compares texts, not ids, because the ingress has no tokenizer. A body is cut where its prompt begins; each CHUNK_BYTES from
-there have a hash that includes all chunks before, so equal hashes mean equal beginnings. Knows nothing of Ray; `choose` is a
-pure function."""
+Compares texts instead of ids, because the ingress has no tokenizer. Hashes of each CHUNK_BYTES of a body, from the start of
+the prompt, include all earlier chunks, so equal hashes mean equal prefixes. Independent of Ray; `choose` is a pure function."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Replica: the whole server in a process that somebody else listens for: model, engine, routes, keys.
+"""Replica: the whole server (model, engine, routes, keys) in a process without its own port.
 
-What `process/serve.py` is to a process with a port and signals, this is to one that Ray Serve starts, asks for its health, and
-ends. Knows nothing of Ray."""
+It corresponds to `process/serve.py`, for a process that Ray Serve starts, checks and ends. Independent of Ray."""
 
 from __future__ import annotations
 

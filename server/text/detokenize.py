@@ -1,21 +1,21 @@
-"""Detokenising: token ids to text, piece by piece.
+"""Detokenising: token ids to text, incrementally.
 
-The texts of all `feed` calls and of `flush`, joined, are exactly what the tokenizers library returns for all ids at once,
-however the ids were cut into feeds. Text is given out as early as that promise allows: bytes that may still become a
-character wait for the token that completes them.
+The joined texts of all `feed` calls and of `flush` are exactly the text that the tokenizers library returns for all ids at
+once, however the ids were split. Text is returned as early as that guarantee allows: bytes of an incomplete character wait for
+the token that completes them.
 
-A `TokenTable` is made once per tokenizer and shared by all requests: it fills as tokens are met. A `Detokenizer` is one
-request's state: a few bytes. Nothing here knows requests, stop strings or HTTP.
+A `TokenTable` is shared by all requests of a tokenizer and filled on demand. A `Detokenizer` is the state of one request: a few
+bytes. Independent of requests, stop strings and HTTP.
 
-How a decoder is taken apart (its description is JSON, a list of stages):
-- stages that look at one token and at most at whether it is the first (Replace, Metaspace, WordPiece) are asked once per
-  token and remembered;
+How the stages of a decoder (a JSON list) are handled:
+- stages that depend on one token and whether it is the first (Replace, Metaspace, WordPiece) are computed once per
+  token and cached;
 - ByteLevel: tokens are bytes, joined and read as UTF-8 with every maximal broken part as one U+FFFD;
 - ByteFallback: tokens like <0xE2> form runs; a run is valid UTF-8 as a whole or each of its bytes becomes U+FFFD, so a
   run waits for the first token that is no byte;
-- Strip behind Fuse cuts leading characters of the whole text.
-Any other arrangement is decoded again and again with a window of ids, and text is given out once no continuation can
-change it: slower, and exact for every decoder that looks less than a window back."""
+- Strip after Fuse cuts leading characters of the whole text.
+For other decoders a window of ids is decoded repeatedly, and text is returned once no continuation can change it. This is slower,
+and exact for every decoder whose context is shorter than the window."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class TokenTable:
     def detokenizer(
         self, *, skip_special_tokens: bool = True, keep_ids: frozenset[int] = frozenset(), continues: bool = False
     ) -> Detokenizer:
-        """Return a detokenizer. `keep_ids`: special tokens that become text all the same; each distinct set has its own table,
-        so use few.
+        """Return a detokenizer. `keep_ids`: special tokens that are nevertheless returned as text; each distinct set has its
+        own table, so use few sets.
 
         `continues`: the ids follow a prompt, so nothing is done that a decoder does only at the start of a text, such as
         dropping the leading space of the first word."""

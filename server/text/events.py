@@ -1,7 +1,7 @@
-"""Events: what a model's text turns out to be, in the order it was written.
+"""Events: text, reasoning and tool calls in a model's output, in order.
 
-A codec is fed text as it arrives and answers with events. Joined by kind (and by call), their texts do not depend on how
-the text was cut into feeds. Nothing here knows how any model marks its reasoning or its calls."""
+A codec is fed text and returns events. Joined by kind (and by call), their texts do not depend on how the text was split.
+Independent of any model's markup."""
 
 from __future__ import annotations
 

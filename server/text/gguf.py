@@ -1,9 +1,9 @@
-"""A GGUF file's `tokenizer.ggml.*` metadata as a backend of the tokenizers library.
+"""Tokenizer from a GGUF file's `tokenizer.ggml.*` metadata, as a backend of the tokenizers library.
 
 Two families: "gpt2", byte-level BPE with the merges in the file and the pre-tokenizer by name; and "llama", sentencepiece
-BPE, whose merges follow from the pieces' scores. Token ids are the file's, always: a token is never added at the end.
-Knows neither files nor templates, and what a GGUF does not say (whether text is normalised, whether whole words skip the
-merges) it takes from the model family that the pre-tokenizer's name stands for."""
+BPE, whose merges follow from the pieces' scores. Token ids are always the file's: no token is appended. Options that a GGUF
+lacks (text normalisation, whether whole words skip the merges) come from the model family of the pre-tokenizer. Independent
+of files and templates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Metadata = Mapping[str, Any]
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that is missing, broken or of a kind we do not know; the message is for the person who chose it."""
+    """Error of a missing, broken or unsupported tokenizer. The message is for the user who chose the model."""
 
 
 class TokenType(IntEnum):

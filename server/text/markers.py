@@ -1,8 +1,8 @@
-"""Markers: reading text that is still arriving, up to the next of some strings.
+"""Markers: incremental reading of text up to the next of several strings.
 
-A codec is written as a generator over a `Source`, in the order of the format it reads: it takes what it has decided on and
-yields where only more text can decide. So every decision depends on the text alone, never on how it was cut into feeds, and
-no text is looked at again but the few characters that may yet become a marker."""
+A codec is a generator over a `Source`, in the order of its format: it consumes decided text and yields when only more text
+can decide. So every decision depends on the text alone, not on how it was split, and no text is scanned twice except the few
+characters that may become a marker."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""MessageFrames: a streamed answer as Anthropic's events.
+"""MessageFrames: a streamed response as Anthropic's events.
 
-message_start with the first token; for each block content_block_start, deltas, content_block_stop, and a ping behind the first
-start; message_delta with why it stopped and what it cost; message_stop. Or an error, at any time, and nothing more. A call that
-turns out broken comes again, whole, as text: the client has got it in part, and no stop_reason asks for it to be made."""
+The order is: message_start with the first token; for each block content_block_start, deltas and content_block_stop, with a
+ping after the first start; message_delta with the stop reason and usage; message_stop. An error may come at any time and
+ends the stream. A malformed tool call is repeated in full as text: the client has received part of it, and no stop_reason
+requests its execution."""
 
 from __future__ import annotations
 

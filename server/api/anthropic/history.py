@@ -1,8 +1,8 @@
-"""History: Anthropic's messages as the messages of a chat, in the order they were said.
+"""History: converts Anthropic's messages to chat messages, in order.
 
-One turn of a user becomes a message for every tool result in it and one for every text between them; neighbours of one role are
-one turn. Whoever is called has to answer in the next turn, as Anthropic wants it: templates need to know whose result it is.
-A system message between the turns, which many templates refuse or leave out, is a reminder in the user's turn then."""
+A user turn becomes one message per tool result and one per text between them; neighbours of one role are merged. As with
+Anthropic, tool calls must be answered in the next turn, because templates need the call of each result. A system message
+between turns, which many templates reject or drop, becomes a reminder in the next user turn."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Answers of Ollama's routes: what is written, and what the document describes.
+"""Response types of Ollama's routes, for encoding and for the OpenAPI document.
 
-A field whose default is UNSET is absent unless it is set; any other is always there."""
+A field whose default is UNSET is omitted unless it is set; all other fields are always present."""
 
 from __future__ import annotations
 

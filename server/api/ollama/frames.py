@@ -71,7 +71,7 @@ def whole(model: str, shape: Shape, generation: Generation, transcript: Transcri
 
 
 def _ended(answer: OllamaAnswer, generation: Generation, timings: Timings) -> OllamaAnswer:
-    """Add to `answer` what the last object says more than the others."""
+    """Add the fields of the last object to `answer`."""
     answer.done = True
     answer.done_reason = "length" if generation.choices[0].finish_reason == FinishReason.LENGTH else "stop"
     answer.total_duration = _ns(timings.total_s)

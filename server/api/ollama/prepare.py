@@ -137,8 +137,8 @@ def _function(spec: request_types.DescribedFunction) -> Function:
 
 
 def chat_messages(given: Sequence[request_types.GivenMessage]) -> list[Message]:
-    """A result belongs to the call whose id or name it has, else to the first that has no result yet: Ollama's calls had no ids
-    for long, and chat templates want them."""
+    """Convert messages. A tool result is matched to a call by id or name, else to the first call without a result: older
+    Ollama clients send no call ids, and chat templates need them."""
     open_calls: list[PastCall] = []
     found: list[Message] = []
     num_calls = 0

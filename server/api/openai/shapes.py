@@ -57,11 +57,11 @@ class CompletionShape:
 
 
 class ChatShape:
-    """Reasoning goes under both names clients look for. A call that turns out broken while it streams comes again, whole, as
-    content: the client has got it in part, and its finish_reason asks for no call. One that the token limit cut off stays a call,
-    its arguments as far as they go: as OpenAI has it, finish_reason says that they are not whole.
+    """Shape of chat responses. Reasoning is sent under both names that clients support.
 
-    Calls of custom tools pass a text, which is read as it comes."""
+    A malformed tool call in a stream is repeated in full as content: the client has received part of it, and finish_reason
+    requests no call. A call cut off by the token limit remains a call with incomplete arguments, as with OpenAI, and
+    finish_reason is "length". Calls of custom tools have a text as input, which is streamed."""
 
     id_prefix = "chatcmpl-"
     answer = api_types.ChatCompletion

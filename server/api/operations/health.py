@@ -1,9 +1,9 @@
 """State of the server: GET /health with /live, /ready and /generate, /ping, /load, /version and /metrics.
 
-Of /health, 200 or 503, and why. `live`: whether waiting may help, or only another process. `ready`, and `/health` as ever: whether
-requests may enter and steps settle as they usually do. `generate`: whether a token really comes. Where one step after another has
-failed, only one that settles can tell that it is over, so whoever asks has one computed; but nobody wakes by it a model that
-sleeps."""
+/health routes return 200, or 503 with a reason. `live`: False if only a restart can help. `ready`, and plain `/health`:
+requests are accepted and steps settle at their usual speed. `generate`: a token is really computed. After consecutive failed
+steps only a successful step can end the failure, so a check then computes one. A sleeping model is not woken by health
+checks."""
 
 from __future__ import annotations
 

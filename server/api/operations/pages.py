@@ -1,5 +1,6 @@
-"""Pages, which are static files without a build step: GET / is a chat, /docs shows /openapi.json, and /dashboard what the server
-does, which it learns from /dashboard/feed, an event a second, and /dashboard/texts, what a request was about."""
+"""Static pages without a build step: GET / is the chat page, /docs shows /openapi.json, and /dashboard the server's activity.
+
+The dashboard reads /dashboard/feed, one event per second, and /dashboard/texts, the text of a request."""
 
 from __future__ import annotations
 

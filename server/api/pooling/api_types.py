@@ -1,7 +1,7 @@
-"""Answers of the pooling routes: what is written, and what the document describes.
+"""Response types of the pooling routes, for encoding and for the OpenAPI document.
 
-A field whose default is UNSET is absent unless it is set; any other is always there. Vectors are written one by one into the
-place of a field, so fields of numbers take JSON that is written already."""
+A field whose default is UNSET is omitted unless it is set; all other fields are always present. Vectors are encoded one by
+one, so fields of numbers accept encoded JSON."""
 
 from __future__ import annotations
 

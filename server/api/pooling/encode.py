@@ -1,7 +1,7 @@
-"""Encoding: texts and pairs as the token ids that a model pools, cut where that was asked for, off the loop where they are many.
+"""Encoding of texts and pairs to token ids for pooling, truncated if requested; large inputs are encoded off the event loop.
 
-What the tokenizer puts around a text stays whole, however short it is cut. What does not fit is refused by its field, at the
-cost of its beginning."""
+Special tokens around a text are kept when it is truncated. An input that is too long is rejected with its field's name,
+after encoding only its beginning."""
 
 from __future__ import annotations
 

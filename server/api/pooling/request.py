@@ -1,6 +1,6 @@
-"""PoolingRequest: what a client wants pooled, in the core's own words, whichever route it came by.
+"""PoolingRequest: a pooling request in neutral form, for all APIs.
 
-Every text knows the field it came from, by which an error names it: "input[17]"."""
+Every text has the name of its request field, for error messages: "input[17]"."""
 
 from __future__ import annotations
 

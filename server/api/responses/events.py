@@ -1,9 +1,9 @@
-"""ResponseEvents: one response as it comes to be, event by event; whole at every moment for whoever asks for its body.
+"""ResponseEvents: events of a response in progress, and its complete body at any moment.
 
-The order is OpenAI's: created (queued, if in the background), in_progress; for each item added, its parts and deltas, done; then
-one of completed, incomplete, failed. Items follow each other in the order the model wrote them, the deltas of an item add up
-to it, and `sequence_number` counts without gaps. A call that breaks off stays, as incomplete; all that was written of it
-follows as text, so nothing is lost. Knows nothing of HTTP or the store."""
+The order is OpenAI's: created (queued, if in the background), in_progress; for each item added, its parts and deltas, done;
+then one of completed, incomplete, failed. Items are in the order of generation, the deltas of an item add up to it, and
+`sequence_number` has no gaps. An unfinished call remains as incomplete, and its text follows as a message, so nothing is
+lost. Independent of HTTP and the store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Input items: what a conversation is made of on this wire, read, checked and written back.
+"""Input items of a conversation in the Responses API: parsed, validated and written back.
 
-A message need not say that it is one. Every item gets an id, under which input_items lists it; what this server itself answers
-with can be sent back as it is. Knows nothing of chats: `messages` makes one of these."""
+The type of a message is optional. Every item gets an id, under which input_items lists it; the server's own output items are
+valid input. Conversion to chat messages is in `messages`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Tools: what of a request's tools the model is given, as functions, and how a call of one is named back to the client.
+"""Tools of the Responses API: converts a request's tools to functions for the model, and names of calls back for the client.
 
-A namespace's tools are functions whose names begin with the namespace's, a custom tool is one of a single string
-(`generate.custom_tools`). Tools that run elsewhere, at OpenAI's or in what its own models were trained on, are left out
-where the model may answer without them, and named to the client."""
+Tools in a namespace become functions with the namespace as prefix. A custom tool becomes a function of one string
+(`generate.custom_tools`). Hosted tools of OpenAI, and tools built into its models, are dropped if the model may answer
+without them, and reported to the client."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Closing: a schema whose objects hold nothing but the properties they list, where it does not say otherwise.
+"""Closing of JSON schemas: forbids properties that an object's schema does not list, unless the schema allows them explicitly.
 
-Left open, a model may add properties until it is cut off. Whatever the closed schema allows is valid under the given one, and
-one that something satisfied is still satisfied by something: an object that another part of the schema adds to (allOf, a
-reference beside properties …) stays as it is, and what is required is listed."""
+In an open schema a model may add properties until the token limit. Any value of the closed schema is valid under the
+original, and a satisfiable schema stays satisfiable: objects extended elsewhere (allOf, a reference next to properties …)
+stay open, and required properties are listed."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Compiled grammars: from a Grammar to the factory of matchers that holds a sequence to it.
+"""Compiler of grammars: from a Grammar to a factory of matchers.
 
-Compiling runs on threads with large stacks, two at a time, since a grammar may refer to itself as deeply as it is long. Callers
-take turns, one of the two is left to short grammars, and what nobody waits for any more is not begun. What was compiled is kept
-for whoever sends the same again, as much of it as it took to compile. A fresh matcher is a copy, some ten microseconds. The
-library's table of the vocabulary is made once, by `warm`: that holds the interpreter for a tenth of a second or more, so it
-belongs into start-up."""
+Compilation runs on two threads with large stacks, since a grammar may be as deeply recursive as it is long. Callers are
+served in rotation, one thread is reserved for short grammars, and cancelled work is not started. Results are cached,
+weighted by compile time. A new matcher is a copy and takes about ten microseconds. The library's table of the vocabulary is
+built once at start by `warm`, because that holds the GIL for 0.1 s or more."""
 
 from __future__ import annotations
 

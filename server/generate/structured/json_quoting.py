@@ -1,10 +1,10 @@
-"""JSON quoting: a grammar in Lark's syntax as one of the same texts inside a JSON string, without the quotation marks.
+r"""JSON quoting: converts a Lark grammar to one of the same texts inside a JSON string, without the quotation marks.
 
-Every character of a JSON string is written by itself, so the rules stay as they are, and each terminal says how its characters
-are written: as json.dumps writes them, non-ASCII as itself. What speaks of tokens or of other grammars is refused.
+Every character of a JSON string is escaped by itself, so rules are unchanged, and each terminal is rewritten with its
+characters as json.dumps writes them, non-ASCII unescaped. Grammars with tokens or references to other grammars are rejected.
 
-The lexer never goes back by more than a byte, and an escape is two: where the end of one terminal is only seen in the middle of an
-escape (a line's, at "\\n"), rules would refuse what they mean. So rules that do not refer to themselves become one terminal."""
+The lexer backtracks by one byte at most, and an escape has two. A terminal whose end is recognised only within an escape (a
+line's, at "\n") would make rules fail. So non-recursive rules are merged into one terminal."""
 
 from __future__ import annotations
 

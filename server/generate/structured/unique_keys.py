@@ -1,8 +1,8 @@
-"""UniqueKeys: a matcher of one JSON value in which no object has the same key twice.
+r"""UniqueKeys: matcher of a JSON value in which no object repeats a key.
 
-A grammar says so of the properties that a schema lists; of others it cannot, so here the text is followed beside it, and a token
-that would end a key an object has already is not allowed. Keys are compared as they are written: "a" and "\\u0061" are two. Where
-nothing else is left (keys of which there are only so many), the grammar has its way."""
+A grammar can require this for the listed properties of a schema only. For other keys this matcher follows the text and
+forbids a token that would complete a repeated key. Keys are compared as written: "a" and "\u0061" differ. If no other token
+is allowed (a schema with a finite set of keys), the grammar decides."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Llama 3 (and 4, told to write JSON): the whole answer is {"name": …, "parameters": {…}}, or several with ; between.
+"""Parser of Llama 3 and 4 tool calls (Llama 4 in JSON mode): the whole answer is {"name": …, "parameters": {…}}, or several,
+separated by semicolons.
 
-No marker tells a call from an answer in JSON. It is one at the start of the text or behind <|python_tag|>, if it names a
-tool of the request and holds nothing but a call's keys. Calls of Meta's built-in tools, which are Python, stay text."""
+No marker distinguishes a call from a JSON answer. JSON is a call if it is at the start of the text or after <|python_tag|>,
+names a tool of the request, and has only a call's keys. Calls of Meta's built-in tools, which are Python, remain text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Tools for a model whose chat template knows none: told in the system message, calls and results written into the turns.
+"""Tools for a model whose chat template does not support them: described in the system message, with calls and results in the
+turns.
 
-In the form most models have met in training, Hermes': so its parser reads the answers. Messages are plain JSON, OpenAI's,
-and are not changed; only text is added, for any template that has a system, a user and an assistant."""
+The format is Hermes', which most models have seen in training, so its parser reads the answers. Messages are OpenAI's and
+are not modified; only text is added, which works with any template that supports system, user and assistant."""
 
 from __future__ import annotations
 

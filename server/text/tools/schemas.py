@@ -1,6 +1,6 @@
-"""Schemas: what a tool's JSON schema says of its parameters, its references followed.
+"""Tool schemas: parameters of a tool's JSON schema, with references resolved.
 
-Clients send any object: what makes no sense says nothing here, and is refused elsewhere if it matters."""
+Clients may send any object: invalid parts are ignored here, and rejected elsewhere if they matter."""
 
 from __future__ import annotations
 

@@ -302,11 +302,11 @@ def test_what_does_not_fit_experts_is_named(tmp_path):
     for given, experts, message in (
         (stacked(EXPERTS, 24, 16, rank=3), True, r"\[9, 16\] instead of \[6, 16\]"),
         (stacked(EXPERTS, 24, 15), True, "experts has shapes of none of gate_up_proj, down_proj"),
-        (stacked(EXPERTS, 24, 16), False, "experts: adapters change no experts here"),
+        (stacked(EXPERTS, 24, 16), False, "experts: adapters of experts are not supported here"),
         (
             tensors(Q) | stacked(f"{EXPERTS}.1.down_proj", 16, 12),
             False,
-            "down_proj: adapters change no experts here",
+            "down_proj: adapters of experts are not supported here",
         ),
     ):
         with pytest.raises(WeightsError, match=message):
