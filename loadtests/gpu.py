@@ -209,7 +209,7 @@ def main(args: argparse.Namespace) -> int:
         workloads = find_workloads(args.workload, args.vocab_size)
         if args.ladder is not None and args.ladder not in {workload.name for workload in workloads}:
             raise ValueError(
-                f"--ladder {args.ladder}: that is none of the workloads, so nobody knows what saturates the server"
+                f"--ladder {args.ladder} is none of the workloads, and only they are measured up to saturation"
             )
         if args.tokenizer is None:
             check_size(args.vocab_size)

@@ -19,13 +19,13 @@ def check_pictures(paths: Iterable[Path]) -> None:
     """Check that pictures can be written, before hours of measuring. Raises CannotDraw, OSError."""
     for path in paths:
         if path.suffix not in SUFFIXES:
-            raise CannotDraw(f"{path}: a picture is {' or '.join(SUFFIXES)}")
+            raise CannotDraw(f"{path}: unsupported image format; use {' or '.join(SUFFIXES)}")
         if not path.parent.is_dir():
             raise CannotDraw(f"{path}: there is no folder {path.parent}")
         try:
             from loadtests import charts  # noqa: F401 (half a second, only where there is something to draw)
         except ImportError as error:
-            raise CannotDraw(f"a picture needs matplotlib ({error}): pip install 'oneloop[bench]'") from None
+            raise CannotDraw(f"charts need matplotlib ({error}): pip install 'oneloop[bench]'") from None
 
 
 def draw(path: Path, records: Sequence[Record]) -> None:

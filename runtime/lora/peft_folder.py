@@ -166,9 +166,9 @@ def _parts(
             raise WeightsError(f"{folder}: {module} has shapes of none of {', '.join(s.parameter for s in stacks)}")
         if "experts" in module.split("."):
             raise WeightsError(
-                f"{folder}: {module}: adapters change no experts here: on a GPU --lora-experts makes room"
+                f"{folder}: {module}: adapters of experts are not supported here; on a GPU --lora-experts enables them"
             )
-        why = "" if targets.embeddings else ", nor its head, for whose adapters on a GPU --lora-vocabulary makes room"
+        why = "" if targets.embeddings else ", nor its head, whose adapters on a GPU --lora-vocabulary enables"
         raise WeightsError(f"{folder}: {module} is no linear layer of this model{why}")
     named, count, first = f"{wrapped}.{stack.parameter}", len(stack.targets), stack.targets[0]
     rank, scale = _rank(folder, config, named, max_rank), config.scale_of(named)

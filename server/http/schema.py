@@ -269,7 +269,7 @@ class Wire(Generic[T]):
         known = readable(self._raw.decode, body)
         if len(body) - sum(map(len, msgspec.structs.astuple(known))) > MAX_UNKNOWN_BYTES:
             raise UnknownParameter(
-                refusal.name, param=refusal.name, hint=f" (fields nobody knows may take {MAX_UNKNOWN_BYTES} bytes)"
+                refusal.name, param=refusal.name, hint=f" (unknown fields may have at most {MAX_UNKNOWN_BYTES} bytes)"
             )
         fields = readable(_FIELDS.decode, body)
         ignored += [clip(name) for name in fields if name not in self._known]

@@ -116,7 +116,7 @@ class Lifecycle:
         """Return the models that are loaded now. Raises Unavailable where there are none."""
         resident = self.require_model().resident
         if not resident:
-            raise Unavailable("One model makes room for another", retry_after_s=RETRY_WHILE_SWAPPING_S)
+            raise Unavailable("A model is being swapped for another", retry_after_s=RETRY_WHILE_SWAPPING_S)
         return resident
 
     async def death(self) -> str:

@@ -115,7 +115,7 @@ def guarded(app: ASGIApp, config: ServerConfig, stats: HttpStats, secret: bytes 
     if keys or not is_private:
         app = RequireKey(app, keys, [each.path for each in ROUTES], is_private=is_private)
     if not keys.has_user and not is_loopback(config.host):
-        logger.warning("anybody who reaches %s may use this server: no --api-key was given", config.host)
+        logger.warning("no --api-key is set: every client that can connect to %s may use this server", config.host)
     cors = None
     if config.cors_origin:
         methods = {"HEAD", *(each.method for each in ROUTES)}

@@ -144,7 +144,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
 
 def _no_password() -> str:
     """Refuse an encrypted key, for which OpenSSL would otherwise ask at the terminal."""
-    raise ValueError("the key is encrypted, and nobody is here to type its password")
+    raise ValueError("the private key is encrypted, which is not supported; decrypt it first")
 
 
 def _words(error: Exception) -> str:

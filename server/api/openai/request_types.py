@@ -245,7 +245,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             for name in ("prompt", "suffix", "echo", "prompt_logprobs", "truncate_prompt_tokens"):
                 if getattr(self, name) not in (None, "", False):
                     raise InvalidRequest(
-                        f"{name} and prompt_embeds contradict each other: nobody can read these", param=name
+                        f"{name} and prompt_embeds contradict each other: embeddings have no text", param=name
                     )
         elif self.prompt is None:
             raise InvalidRequest("Missing required parameter: prompt", param="prompt")

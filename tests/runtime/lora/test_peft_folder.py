@@ -145,7 +145,7 @@ def test_embedding_and_head_are_read_where_there_is_room(tmp_path):
     }  # fmt: skip
     assert adapter.num_parameters == 2 * 2 * (32 + 16)
     none = targets_of(spec_from_config(TINY), vocabulary=False)
-    with pytest.raises(WeightsError, match="on a GPU --lora-vocabulary makes room"):
+    with pytest.raises(WeightsError, match="on a GPU --lora-vocabulary enables"):
         read_adapter(folder, none, 8)
     for end in ("embed_tokens", "lm_head"):
         given = {name: each for name, each in at_the_ends().items() if end in name and "base_layer" not in name}
