@@ -1,8 +1,8 @@
-"""Several client processes sharing one workload, so that the client is never what was measured.
+"""Several client processes that share one workload, so that the client is not the bottleneck.
 
-Each has its part of the streams (or of the arrivals) and of the requests, records it as `load.py` does, and reads its own answers
-when the run is over. They wait until all are ready and start together; moments are of the system-wide monotonic clock, so figures
-come out as from one client. One process takes about 100,000 events a second."""
+Each process has its part of the streams (or arrivals) and of the requests, records as `load.py` does, and parses its answers
+after the run. They wait until all are ready and start together; times are of the system-wide monotonic clock, so figures are
+those of one client. One process handles about 100,000 events a second."""
 
 from __future__ import annotations
 

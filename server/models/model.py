@@ -72,15 +72,14 @@ class Engines(tuple[EngineClient, ...]):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A loaded model with all that turns text into its ids and back. `names`: what clients call it, first the one in answers.
-    `allow_special_tokens`: those in what clients write into chats are meant, where they do not say otherwise. `pooling`: what it is
-    served for in place of generating, None where it generates. `resolver`: loads adapters that requests name; `adapter`: the one
-    that a request has, of the model as that request sees it. `gguf_quantization`: of the file that its weights came in, None
-    where that was no GGUF. `beside`: another model, which this process serves to be pooled. `swapped`: its place among several of
-    which some are loaded at a time; None where it always is. `media`: reads the pictures, sounds and videos of its prompts.
-    `mm_adapters`: by modality, the names of adapters for prompts with such items, where a request names none. `takes_any_name`:
-    requests for unknown names are for this model. `add`: serves another model of this disk, by name, in turns; None without
-    --enable-model-management."""
+    """Loaded model with its tokenizer, templates and parsers.
+
+    `names`: names for clients; responses use the first. `allow_special_tokens`: special tokens in chat texts are parsed by
+    default. `pooling`: its pooling task, None if it generates. `resolver`: loads adapters that requests name; `adapter`: the
+    adapter of a request's view of the model. `gguf_quantization`: quantisation of a GGUF file, else None. `beside`: a
+    pooling model in the same process. `swapped`: its state among swapped models; None if it is always loaded. `media`: reads
+    media of prompts. `mm_adapters`: default adapters by modality. `takes_any_name`: serve requests for unknown names. `add`:
+    serves another local model, by name, by swapping; None without --enable-model-management."""
 
     engine: EngineClient
     tokenizer: Tokenizer
