@@ -58,7 +58,8 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
         try:
             return build.build_wheel(wheel_directory, settings, metadata_directory)
         except SystemExit:  # CMake or the compiler failed, and has said why
-            made = build.build_wheel(wheel_directory, {**settings, "wheel.cmake": "false"}, metadata_directory)
+            # Without the prepared metadata, whose tag is that of a wheel with kernels.
+            made = build.build_wheel(wheel_directory, {**settings, "wheel.cmake": "false"})
             _tell(WITHOUT_KERNELS)
             return made
 
