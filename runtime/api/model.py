@@ -43,14 +43,13 @@ class SpeechInfo:
     A frame spans `n_fft` samples and starts `hop_length` samples after the previous one. A request has one audio item: its
     MediaItem has the single position 0 and the input "input_features", float32 [num_mel_bins, num_frames]. Shorter audio is
     padded; longer audio is cut by the caller. The decoder reads it by cross-attention, so the prompt has text and control
-    tokens only. `alignment_heads`: (layer, head) pairs whose cross-attention follows time, or () if unknown."""
+    tokens only."""
 
     num_mel_bins: int
     num_frames: int = 3000
     sample_rate: int = 16_000
     hop_length: int = 160
     n_fft: int = 400
-    alignment_heads: tuple[tuple[int, int], ...] = ()
 
     def silence(self) -> MediaItem:
         """Return a window in which nothing is heard, which a probe of the model has."""

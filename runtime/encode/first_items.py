@@ -21,10 +21,13 @@ async def encode_first(
     groups: Sequence[Sequence[MediaItem]],
     prompt: ScheduledBatch | None,
     report: Callable[[LoadProgress], None],
+    *,
+    crosses: bool = False,
 ) -> None:
     """Encode each group of `groups` in one call and discard the outputs.
 
-    `prompt`: a one-row step that is computed with the first item's outputs as its embeddings, or None. An item that cannot
+    `prompt`: a one-row step that is computed with the first item's outputs as its embeddings, or None; with `crosses`, it
+    reads them by cross-attention. An item that cannot
     be encoded is skipped, so the error goes to the first request with such an item. Other device errors are raised."""
     for index, items in enumerate(groups):
         report(LoadProgress("encoder", index, len(groups), "steps"))
@@ -32,7 +35,7 @@ async def encode_first(
         try:
             await _all(runner.encode(ScheduledBatch((), 0, 0, encoder_work=work)))
             if prompt is not None and not index:
-                await runner.launch(_seeing(prompt, items[0])).result()
+                await runner.launch(_seeing(prompt, items[0], crosses=crosses)).result()
         except RowFailed:
             log.warning("%d %ss at a time cannot be encoded", len(items), items[0].modality)
         finally:
@@ -47,7 +50,8 @@ async def _all(ends: Sequence[Awaitable[None]]) -> None:
         raise next((each for each in errors if not isinstance(each, RowFailed)), errors[0])
 
 
-def _seeing(prompt: ScheduledBatch, item: MediaItem) -> ScheduledBatch:
+def _seeing(prompt: ScheduledBatch, item: MediaItem, *, crosses: bool) -> ScheduledBatch:
     (row,) = prompt.rows
-    media = RowMedia((MediaSpan(item.digest, 0, item.positions[: row.num_tokens]),))
+    spans = () if crosses else (MediaSpan(item.digest, 0, item.positions[: row.num_tokens]),)
+    media = RowMedia(spans, crossed=item.digest if crosses else None)
     return replace(prompt, rows=(row._replace(media=media),))

@@ -96,7 +96,8 @@ async def encode_first_items(running: Running, platform: Platform, report: Repor
             if model.spec.generates and not plan.layout.in_one_step
             else None
         )
-        await encode_first(running.runner, items, prompt, report)
+        crosses = model.encoder.spec.num_outputs > 0
+        await encode_first(running.runner, items, prompt, report, crosses=crosses)
     except Exception:  # a lost device is reported again by the first request
         log.warning("the encoder was not warmed up: its first image or audio may take longer", exc_info=True)
 

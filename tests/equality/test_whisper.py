@@ -13,11 +13,13 @@ import transformers
 
 from runtime.api import MediaItem, SamplingParams
 from runtime.config import EngineConfig, PlanError, WeightPolicy
+from runtime.encode.first_items import encode_first
 from runtime.models import implementation
 from runtime.models.spec.model import UnsupportedModel
+from runtime.runner.warmup import prompts
 from runtime.start import start_engine
 from runtime.weights.fetch import resolve
-from tests.equality.greedy import THREADS, Reference, compare
+from tests.equality.greedy import THREADS, Reference, compare, engine_parts
 from tests.equality.media import Prompt, run
 from tests.equality.test_media import floats, with_random_numbers
 from tests.tiers import on_push
@@ -189,3 +191,15 @@ async def test_a_probe_hears_silence(tmp_path):
         await engine.probe()
     finally:
         await engine.close()
+
+
+async def test_the_encoder_is_tried_with_a_step_that_reads_it(case):
+    model, _, _ = case
+    parts = await engine_parts(model, CONFIG)
+    (alone, several) = model.encoder.samples(3 * NUM_OUTPUTS)
+    assert (len(alone), len(several)) == (1, 3)
+    step = prompts([1], parts.plan.layout, parts.plan.num_kv_blocks)
+    reported = []
+    await encode_first(parts.runner, [alone, several], step, reported.append, crosses=True)
+    assert reported[-1].done == 2
+    await parts.runner.close()

@@ -5,7 +5,6 @@ in `scale_embedding` transformers reads and does not apply; nor do we."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from runtime.api import SpeechInfo
 from runtime.models.read.hf_config import HfConfig, activation
@@ -77,11 +76,7 @@ def whisper(config: HfConfig) -> DecoderSpec:
             {},
             num_outputs=positions,
             own=_encoder(config, positions),
-            speech=SpeechInfo(
-                num_mel_bins=config.count("num_mel_bins", 80),
-                num_frames=2 * positions,
-                alignment_heads=_alignment_heads(config.get("alignment_heads")),
-            ),
+            speech=SpeechInfo(config.count("num_mel_bins", 80), 2 * positions),
         ),
     )
 
@@ -120,12 +115,6 @@ def _attention(config: HfConfig, part: str, mask: Mask = Mask.CAUSAL) -> Attenti
     if hidden_size % num_heads:
         raise UnsupportedModel(f"config: d_model {hidden_size} is not a multiple of {num_heads} {part}_attention_heads")
     return Attention(num_heads, num_heads, hidden_size // num_heads, None, qkv_bias=True, output_bias=True, mask=mask)
-
-
-def _alignment_heads(value: Any) -> tuple[tuple[int, int], ...]:
-    """Return (layer, head) pairs of a list of them; () of anything else."""
-    pairs = value if isinstance(value, list) else []
-    return tuple((int(layer), int(head)) for layer, head in pairs)
 
 
 ARCHITECTURES = {"WhisperForConditionalGeneration": whisper}
