@@ -64,9 +64,9 @@ def loaded(url: str, environment: Mapping[str, str]) -> list[str] | None:
 def stop(argv: Sequence[str]) -> int:
     """Stop servers in order, as Ctrl-C does; the exit code. Raises ConfigError."""
     parser = CommandParser(
-        prog="oneloop stop", usage="oneloop stop [MODEL|PORT|PID|URL] [--all]", allow_abbrev=False,
+        prog="oneloop stop", usage="oneloop stop MODEL|PORT|PID|URL… | --all", allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        description="Stop a server of this user on this machine. Running requests finish first. Without a name: the only one.",
+        description="Stop a server of this user on this machine. Running requests finish first.",
     )  # fmt: skip
     parser.add_argument("names", nargs="*", metavar="MODEL|PORT|PID|URL")
     parser.add_argument("--all", action="store_true", help="stop all servers")
@@ -87,10 +87,8 @@ def chosen(servers: Sequence[RunningServer], names: Sequence[str], *, everyone: 
         raise ConfigError("stop: no server of this user runs here")
     if everyone:
         return servers
-    if not names:
-        if len(servers) > 1:
-            raise ConfigError(f"stop: several servers run; name one, or --all: {_listed(servers)}")
-        return servers
+    if not names:  # the only one may be another program's, of the same user
+        raise ConfigError(f"stop: name a server, or give --all; there are {_listed(servers)}")
     found = []
     for name in names:
         same = [server for server in servers if name in _names(server)]

@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {  # arguments, and what the command d
     "models": ("[--fit]", "list the models with short names, or those that fit this machine"),
     "serve": ("[MODEL]", "serve a model over HTTP; the command where none is given"),
     "ps": ("", "list the running servers"),
-    "stop": ("[MODEL|PORT|PID]", "stop a running server"),
+    "stop": ("MODEL|PORT|PID", "stop a running server"),
     "launch": ("CLIENT", "start codex, claude, opencode, aider or openwebui against a server"),
     "chat": ("[PROMPT]", "chat with --model, or with the server at --url"),
     "complete": ("[PROMPT]", "continue a text"),

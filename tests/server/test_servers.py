@@ -64,10 +64,16 @@ def test_a_folder_that_cannot_be_written_to_stops_no_server(tmp_path, monkeypatc
         assert running() == []
 
 
-def test_stop_ends_the_only_server_and_waits_for_it(stand_in, capsys):
-    assert servers.stop([]) == 0
+def test_stop_ends_a_server_and_waits_for_it(stand_in, capsys):
+    assert servers.stop(["stand-in"]) == 0
     assert stand_in.wait() == 0
     assert capsys.readouterr().out == "stopping http://127.0.0.1:1: running requests finish first\n"
+
+
+def test_stop_without_a_name_ends_nothing(stand_in):
+    with pytest.raises(ConfigError, match="name a server, or give --all"):
+        servers.stop([])
+    assert stand_in.poll() is None
 
 
 def test_a_number_that_belongs_to_another_process_gets_no_signal(stand_in):
@@ -81,7 +87,7 @@ def test_a_number_that_belongs_to_another_process_gets_no_signal(stand_in):
 )
 def test_a_server_is_named_by_model_port_pid_or_url(names, found):
     if found is None:
-        with pytest.raises(ConfigError, match="several servers run; name one, or --all"):
+        with pytest.raises(ConfigError, match="name a server, or give --all; there are http://127.0.0.1:8000"):
             servers.chosen([ONE, OTHER], names, everyone=False)
     else:
         assert servers.chosen([ONE, OTHER], names, everyone=False) == [found]
