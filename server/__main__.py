@@ -209,9 +209,12 @@ class _Library:
         from runtime.weights import library
 
         return [
-            {"name": each.name, "bytes": each.num_bytes, "path": str(each.path), "modified": each.modified}
+            {
+                "name": each.name, "bytes": each.num_bytes, "path": str(each.path), "modified": each.modified,
+                "whole": each.is_whole,
+            }
             for each in library.kept()
-        ]
+        ]  # fmt: skip
 
     def describe(self, name: str) -> dict[str, Any]:
         from runtime.doctor import models

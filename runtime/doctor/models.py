@@ -19,7 +19,7 @@ def models() -> dict[str, Any]:
     """Plain data, ready for JSON. `bytes`: of the weights, about; `here`: whether they need not be downloaded.
     `architectures`: by what computes each, "native" or "transformers"."""
     by_architecture, kept = dict(supported()), library.kept()
-    here = {model.name for model in kept}
+    here = {model.name for model in kept if model.is_whole}
     return {
         "catalogue": [{**_described(model), "here": model.name in here} for model in catalogue.catalogue().values()],
         "hub_folder": str(library.hub_folder()),
@@ -47,6 +47,7 @@ def _kept(model: library.KeptModel, by_architecture: Mapping[str, str]) -> dict[
         "bytes": model.num_bytes,
         "path": str(model.path),
         "modified": model.modified,
+        "whole": model.is_whole,
         "architecture": architecture,
         "computed_by": by_architecture.get(architecture or ""),
     }
@@ -71,4 +72,4 @@ def describe(name: str) -> dict[str, Any]:
             described["source"] = catalogue.hub_id(name)
     if kept is not None:
         described |= _kept(kept, dict(supported()))
-    return described | {"name": name, "here": kept is not None}
+    return described | {"name": name, "here": kept is not None and kept.is_whole}

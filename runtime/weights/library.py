@@ -4,7 +4,9 @@ Listing reads folders and config.json, nothing else, and imports no huggingface_
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,13 +23,15 @@ from runtime.weights.rules import Report
 @dataclass(frozen=True, slots=True)
 class KeptModel:
     """Model on this disk. `name`: by which it is served; `num_bytes`: of its weights; `path`: its folder or .gguf file;
-    `config`: the path of its config.json, if it has one; `modified`: seconds since the epoch."""
+    `config`: the path of its config.json, if it has one; `modified`: seconds since the epoch; `is_whole`: no file of weights is
+    missing, as after a download that broke off."""
 
     name: str
     path: Path
     num_bytes: int
     modified: float
     config: Path | None = None
+    is_whole: bool = True
 
 
 def hub_folder() -> Path:
@@ -61,11 +65,21 @@ def _of_hub(folder: Path) -> Iterator[KeptModel]:
             continue  # nothing of it is here yet, or another revision
         for file in sorted(snapshot.glob("*.gguf")):
             known = next((name for hub_id, name in named.items() if _is_file_of(hub_id, repo_id, file)), None)
-            yield KeptModel(known or f"{repo_id}/{file.name}", file, file.stat().st_size, modified)
+            quantization = re.split("[-.]", file.stem)[-1]
+            yield KeptModel(known or f"{repo_id}:{quantization}", file, file.stat().st_size, modified)
         config, weights = snapshot / "config.json", [*snapshot.glob("*.safetensors")]
         if weights and config.exists():
             num_bytes = sum(file.stat().st_size for file in weights)
-            yield KeptModel(named.get(repo_id, repo_id), snapshot, num_bytes, modified, config)
+            is_whole = _shards(snapshot) <= {file.name for file in weights}
+            yield KeptModel(named.get(repo_id, repo_id), snapshot, num_bytes, modified, config, is_whole)
+
+
+def _shards(snapshot: Path) -> set[str]:
+    """Return the names of the files of weights that an index lists; none without an index."""
+    try:
+        return {*json.loads((snapshot / "model.safetensors.index.json").read_bytes())["weight_map"].values()}
+    except (OSError, ValueError, KeyError, AttributeError):
+        return set()
 
 
 def _hub_ids() -> Iterator[tuple[str, str]]:

@@ -62,7 +62,8 @@ def list_kept(argv: Sequence[str], library: Library) -> int:
         return 0
     width = max((len(model["name"]) for model in models), default=0) + 2
     for model in models:
-        print(f"{model['name']:<{width}}{size_of(model['bytes']):>10}  {ago(time.time() - model['modified'])}")
+        state = "" if model["whole"] else f"  incomplete: oneloop pull {model['name']} continues"
+        print(f"{model['name']:<{width}}{size_of(model['bytes']):>10}  {ago(time.time() - model['modified'])}{state}")
     if not models:
         print("none yet: oneloop pull NAME downloads one, oneloop models lists names", file=sys.stderr)
     return 0
@@ -120,7 +121,7 @@ def remove(argv: Sequence[str], library: Library, read: Callable[[str], str] = i
         try:
             if not given.get("yes"):
                 found = library.describe(name)
-                if found["here"] and not _agrees(
+                if "path" in found and not _agrees(
                     read, f"delete {name} ({size_of(found['bytes'])}, {found['path']})? [y/N] "
                 ):
                     return 1

@@ -22,7 +22,7 @@ class Library(Protocol):
         ...
 
     def kept(self) -> Sequence[Found]:
-        """Return name, bytes, path and time of modification of each model."""
+        """Return name, bytes, path, time of modification of each model, and whether it is whole."""
         ...
 
     def describe(self, name: str) -> Found:

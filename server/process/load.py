@@ -147,7 +147,7 @@ def _kept_names() -> list[str]:
     """Return the names of the models on this disk."""
     from runtime.weights.library import kept
 
-    return [model.name for model in kept()]
+    return [model.name for model in kept() if model.is_whole]
 
 
 def _phases_logged(name: str) -> Report:

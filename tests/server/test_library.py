@@ -32,7 +32,11 @@ class Shelf:
         return Path(f"/cache/{name}@{revision}")
 
     def kept(self):
-        return [{"name": "small", "bytes": 98 << 20, "path": "/cache/small", "modified": 0.0}] if self.here else []
+        return (
+            [{"name": "small", "bytes": 98 << 20, "path": "/cache/small", "modified": 0.0, "whole": True}]
+            if self.here
+            else []
+        )
 
     def describe(self, name):
         if name != "small":
@@ -77,6 +81,10 @@ def test_a_list_has_a_line_a_model_and_json_for_programs(capsys):
     assert capsys.readouterr().out.split()[:3] == ["small", "98", "MiB"]
     assert commands.list_kept(["--json"], Shelf()) == 0
     assert json.loads(capsys.readouterr().out) == Shelf().kept()
+    shelf = Shelf()
+    shelf.kept = lambda: [{**Shelf().kept()[0], "whole": False}]
+    assert commands.list_kept([], shelf) == 0
+    assert "incomplete: oneloop pull small continues" in capsys.readouterr().out
     assert commands.list_kept([], Shelf(here=False)) == 0
     assert "none yet" in capsys.readouterr().err
 
@@ -158,6 +166,23 @@ def test_models_of_the_hub_have_their_short_names_and_are_removed_whole(caches):
     assert not repository.exists()
     with pytest.raises(FetchError, match=r"qwen3-0\.6b is not on this disk"):
         disk.remove("qwen3-0.6b")
+
+
+def test_a_model_without_all_its_files_is_incomplete_and_can_be_removed(caches, capsys):
+    repository = of_hub(caches, "Qwen/Qwen3-8B", "config.json", "model-1.safetensors", "model.safetensors.index.json")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (repository / "snapshots" / "0123abcd" / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert [(model.name, model.is_whole) for model in disk.kept()] == [("qwen3-8b", False)]
+    (repository / "snapshots" / "0123abcd" / "model-2.safetensors").write_text("{}")
+    assert disk.find_kept("qwen3-8b").is_whole
+    disk.remove("qwen3-8b")
+    assert not repository.exists()
+
+
+def test_a_gguf_file_that_the_catalogue_does_not_have_is_named_by_its_type(caches):
+    of_hub(caches, "owner/name-GGUF", "name-Q5_K_M.gguf", "other.Q8_0.gguf")
+    assert [model.name for model in disk.kept()] == ["owner/name-GGUF:Q5_K_M", "owner/name-GGUF:Q8_0"]
+    assert disk.find_kept("owner/name-GGUF:Q5_K_M").path.name == "name-Q5_K_M.gguf"
 
 
 def test_of_several_gguf_files_one_is_removed(caches):
