@@ -90,6 +90,8 @@ class Session:
             runner.run(shown.show(self._answerer.chat(chat.messages, chat.fields)))
         except AnswerFailed as error:
             chat.take_back()
+            if not isinstance(question, str):
+                chat.attached = [*question[:-1]]  # the files go with the next try
             self._print(f"\n{error}")
             return
         except KeyboardInterrupt:

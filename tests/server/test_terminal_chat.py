@@ -155,6 +155,15 @@ def test_a_file_goes_with_the_next_question_and_with_its_repetition(tmp_path):
     assert "none: No such file or directory" in shown
 
 
+def test_a_file_of_a_question_that_failed_goes_with_the_next(tmp_path):
+    (tmp_path / "note.txt").write_text("remember")
+    answerer = Scripted([AnswerFailed("too long")], [Piece("b")])
+    talk(answerer, f"/file {tmp_path}/note.txt", "one", "two")
+    failed, next_one = (asked[-1][1] for asked, _ in answerer.asked)
+    assert (failed[0], failed[1]["text"]) == (next_one[0], "one")
+    assert next_one[1]["text"] == "two"
+
+
 def test_a_conversation_with_files_is_saved_and_loaded(tmp_path):
     (tmp_path / "a.png").write_bytes(b"png")
     chat, saved = Chat(), tmp_path / "chat.json"
