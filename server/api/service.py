@@ -8,6 +8,7 @@ from server.api.response_store import ResponseStore
 from server.batches.folder import BatchFolder
 from server.batches.runner import BatchRunner
 from server.config.server_config import ServerConfig
+from server.generate.speech.stats import SpeechStats
 from server.http.metrics import HttpStats
 from server.http.offload import Offload
 from server.models.dashboard import Feed, Texts
@@ -30,7 +31,9 @@ class Service:
     texts: Texts | None = None
     feed: Feed | None = None
     library: Library | None = None
+    speech_stats: SpeechStats = field(default_factory=SpeechStats)
     responses: ResponseStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.responses = ResponseStore(self.config.max_stored_responses, self.config.max_stored_bytes)
+        self.http_stats.sources.append(self.speech_stats.metrics)

@@ -163,6 +163,9 @@ class ServerOptions(EngineOptions):
     )
     max_media_seconds: float = seconds(600.0, "maximum seconds of an audio or video file", group=MEDIA, minimum=0.1)
 
+    max_audio_size: int = size(25 * 1024**2, "maximum size of a file to transcribe", group=MEDIA, minimum=1024)
+    max_audio_seconds: float = seconds(4 * 3600.0, "maximum seconds of a file to transcribe", group=MEDIA, minimum=0.1)
+
     host: str = option(DEFAULT_HOST, "address to listen on", group=HTTP, metavar="ADDRESS")
     port: int | None = option(
         None,

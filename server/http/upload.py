@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from server.config.server_config import ServerConfig
 from server.http.call import call_of
-from server.http.errors import BodyTooLarge, InvalidRequest, OriginNotAllowed, WrongContentType, clip
+from server.http.errors import BodyTooLarge, InvalidRequest, MediaNotInstalled, OriginNotAllowed, WrongContentType, clip
 
 FORM = "multipart/form-data"
 CHARSETS = (
@@ -28,10 +28,17 @@ FORM_EXTRA_BYTES = 64 * 1024  # of a form around its file
 
 @dataclass(frozen=True, slots=True)
 class Upload:
+    """A form's file and other fields. `values`: all that a name has, in order."""
+
     filename: str
     num_bytes: int
     content: BinaryIO
-    fields: Mapping[str, str]
+    values: Mapping[str, Sequence[str]]
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """The last value of each name."""
+        return {name: found[-1] for name, found in self.values.items()}
 
 
 def check_origin(http: Request, config: ServerConfig) -> None:
@@ -52,7 +59,10 @@ async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> 
     given = http.headers.get("content-type")
     if (given or "").partition(";")[0].strip().lower() != FORM:
         raise WrongContentType(given, FORM)
-    from python_multipart.multipart import parse_options_header  # what the form's parser reads this header with
+    try:
+        from python_multipart.multipart import parse_options_header  # what the form's parser reads this header with
+    except ImportError:
+        raise MediaNotInstalled("python-multipart is not installed: pip install 'oneloop[media]'", "file") from None
 
     charset = parse_options_header(given)[1].get(b"charset", b"utf-8").decode("latin-1").lower()
     if charset not in CHARSETS:
@@ -78,8 +88,11 @@ async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> 
         num_bytes = file.size or 0
         if num_bytes > limit_bytes:
             raise BodyTooLarge(limit_bytes)
-        fields = {name: value for name, value in form.items() if isinstance(value, str)}
-        yield Upload(file.filename or "upload", num_bytes, file.file, fields)
+        values: dict[str, list[str]] = {}
+        for name, value in form.multi_items():
+            if isinstance(value, str):
+                values.setdefault(name, []).append(value)
+        yield Upload(file.filename or "upload", num_bytes, file.file, values)
     finally:
         await form.close()
 

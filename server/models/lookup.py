@@ -56,3 +56,12 @@ async def pooled_by(call: Call, loaded: LoadedModel, wanted: str | None) -> Load
     if beside is not None and (wanted is None or (loaded.takes_any_name and not loaded.knows(wanted))):
         return beside
     return await named(call, loaded, wanted)
+
+
+async def transcribed_by(call: Call, loaded: LoadedModel, wanted: str | None) -> LoadedModel:
+    """Return `named` for transcripts. Without a known name, a model that transcribes beside `loaded` comes first."""
+    beside = loaded.beside
+    hears = loaded.speech is None and beside is not None and beside.speech is not None
+    if beside is not None and hears and (wanted is None or (loaded.takes_any_name and not loaded.knows(wanted))):
+        return beside
+    return await named(call, loaded, wanted)

@@ -23,8 +23,11 @@ from server.models.chat_format import ChatFormat
 from server.models.infill import InfillFormat, infill_format
 from server.models.pooling import ServedPooling
 from server.models.prompt import ChatTemplate
+from server.models.speech import ServedSpeech
 from server.models.swaps import Status, SwappedModel
 from server.models.tokenizer import Tokenizer
+
+SPEECH_TASKS = ("transcribe", "translate")
 
 
 class Grammar(Protocol):
@@ -77,9 +80,10 @@ class LoadedModel:
     `names`: names for clients; responses use the first. `allow_special_tokens`: special tokens in chat texts are parsed by
     default. `pooling`: its pooling task, None if it generates. `resolver`: loads adapters that requests name; `adapter`: the
     adapter of a request's view of the model. `gguf_quantization`: quantisation of a GGUF file, else None. `beside`: a
-    pooling model in the same process. `swapped`: its state among swapped models; None if it is always loaded. `media`: reads
+    pooling or speech model in the same process. `swapped`: its state among swapped models; None if it is always loaded. `media`: reads
     media of prompts. `mm_adapters`: default adapters by modality. `takes_any_name`: serve requests for unknown names. `add`:
-    serves another local model, by name, by swapping; None without --enable-model-management."""
+    serves another local model, by name, by swapping; None without --enable-model-management. `speech`: its transcription, None for other
+    models."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -97,6 +101,7 @@ class LoadedModel:
     mm_adapters: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     takes_any_name: bool = field(default=False, kw_only=True)
     add: Callable[[str], None] | None = field(default=None, kw_only=True)
+    speech: ServedSpeech | None = field(default=None, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)
     resolver: Resolver | None = field(default=None, kw_only=True)
@@ -161,7 +166,14 @@ class LoadedModel:
             await self.swapped.enter(call, deadline_s)
 
     async def enter_to_generate(self, call: Call, deadline_s: float | None = None) -> None:
-        """Enter to generate. Raises TaskNotSupported where the model is served for pooling."""
+        """Enter to generate. Raises TaskNotSupported where the model is served for pooling, or transcribes."""
+        if self.speech is not None:
+            raise TaskNotSupported(
+                self.engine.model.architecture,
+                "generate",
+                SPEECH_TASKS,
+                hint="; send audio to /v1/audio/transcriptions",
+            )
         if self.pooling is not None:
             raise TaskNotSupported(self.engine.model.architecture, "generate", self.pooling.tasks)
         await self.enter(call, deadline_s)
@@ -171,6 +183,13 @@ class LoadedModel:
         return name in self.all_names or (
             self.engine.adapters is not None and self.engine.adapters.find(name) is not None
         )
+
+    def require_speech(self) -> ServedSpeech:
+        """Return how audio is transcribed. Raises TaskNotSupported where the model transcribes nothing."""
+        if self.speech is None:
+            tasks = ("generate",) if self.pooling is None else self.pooling.tasks
+            raise TaskNotSupported(self.engine.model.architecture, SPEECH_TASKS[0], tasks)
+        return self.speech
 
     def require_pooling(self, task: str) -> ServedPooling:
         """Return how prompts are pooled. Raises TaskNotSupported where the model generates; `task`: the requested one."""

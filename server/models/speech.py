@@ -6,18 +6,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from runtime.api import SpeechInfo, TranscriptRules
+from server.http.errors import TooManyRequests
+from server.http.offload import RETRY_AFTER_S, Offload
+from server.media.log_mel import LogMel
 from server.models.tokenizer import Tokenizer
 
 Task = Literal["transcribe", "translate"]
 TIMESTAMP_S: Final = 0.02  # between two timestamps
 MAX_INITIAL_TIMESTAMP: Final = 50  # the first is 1.00 s at most, where the model's files do not say
-NUM_TIMESTAMPS: Final = 1501
+THREADS: Final = 3  # one of which is left to what is short
 MIN_MULTILINGUAL_VOCABULARY: Final = 51_865  # of OpenAI's models, where their files do not say
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 
@@ -117,6 +121,32 @@ class SpeechFormat:
             self.end,
             self.max_initial_timestamp,
         )
+
+
+class ServedSpeech:
+    """Speech model as it is served: its format, what makes its features, and the threads that do. `max_held_bytes`: of samples
+    that requests hold together."""
+
+    def __init__(self, format: SpeechFormat, max_held_bytes: int) -> None:
+        info = format.info
+        self.format = format
+        self.mel = LogMel(info.num_mel_bins, info.sample_rate, info.n_fft, info.hop_length)
+        self.workers = Offload(threads=THREADS, name="speech")
+        self._max_held_bytes = max_held_bytes
+        self._held_bytes = 0
+
+    @contextmanager
+    def holding(self, num_bytes: int) -> Iterator[None]:
+        """Count samples of a request as long as the block lasts. Raises TooManyRequests."""
+        if self._held_bytes + num_bytes > self._max_held_bytes:
+            raise TooManyRequests(
+                "The server is busy: requests hold all the memory for audio", retry_after_s=RETRY_AFTER_S
+            )
+        self._held_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._held_bytes -= num_bytes
 
 
 def _id(tokenizer: Tokenizer, *names: str) -> int:

@@ -28,6 +28,7 @@ from server.models.model import LoadedModel
 from server.models.pooling import Prompts, ServedPooling, served_runner
 from server.models.prompt import ChatTemplate, PromptError
 from server.models.score_template import KNOWN_RERANKERS, ScoreTemplate
+from server.models.speech import ServedSpeech, SpeechFormat
 from server.models.swaps import Outline, SwappedModel, Swaps
 from server.models.tokenizer import Tokenizer, TokenizerError
 from server.process.plan import draft_files, import_engine, outline, pooler_config
@@ -282,7 +283,9 @@ async def _load_one(
         raise LoadError(str(error)) from error
     reader = MediaOptions(config).reader
     try:
-        media = await asyncio.to_thread(reader, files.tokenizer_path, files.config, engine.model.modalities)
+        speech = await asyncio.to_thread(served_speech, config, files, engine.model, tokenizer)
+        modalities = engine.model.modalities if speech is None else frozenset[str]()
+        media = await asyncio.to_thread(reader, files.tokenizer_path, files.config, modalities)
         mm_adapters = await _load_adapters(config, engine)
     except (ValueError, AdapterRefused) as error:
         await engine.close()
@@ -296,7 +299,7 @@ async def _load_one(
         engine, tokenizer, prepared.template, defaults, config.served_names, chat_format,
         grammars=grammars, allow_special_tokens=config.allow_special_tokens, pooling=pooling,
         gguf_quantization=None if files.gguf is None else files.gguf.quantization,
-        resolver=resolver, media=media, mm_adapters=mm_adapters, takes_any_name=config.takes_any_name,
+        resolver=resolver, media=media, mm_adapters=mm_adapters, takes_any_name=config.takes_any_name, speech=speech,
     )  # fmt: skip
 
 
@@ -338,6 +341,18 @@ def _noting_weights(report: Report, imported: asyncio.Event) -> Report:
             loop.call_soon_threadsafe(imported.set)
 
     return noting
+
+
+def served_speech(
+    config: ServerConfig, files: ModelFiles, model: ModelInfo, tokenizer: Tokenizer
+) -> ServedSpeech | None:
+    """Return how the model's audio is transcribed; None for a model of another kind. Raises SpeechFormatError."""
+    if model.speech is None:
+        return None
+    folder = files.tokenizer_path
+    format = SpeechFormat.read(model.speech, tokenizer, files.config, files.generation_config, folder)
+    logger.info("transcribes audio: %s", ", ".join(sorted(format.languages)) or "English")
+    return ServedSpeech(format, int(config.max_media_memory_gb * 1024**3))
 
 
 def served_pooling(

@@ -1,0 +1,1 @@
+"""OpenAI's audio API: transcriptions and translations."""

@@ -1,0 +1,61 @@
+"""Segments of a window's tokens, by their timestamps: as in Whisper's own long form, and in transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from server.models.speech import TIMESTAMP_S
+
+
+class Piece(NamedTuple):
+    """Tokens of a segment, timestamps included, from `start` to `end` seconds of its window."""
+
+    start: float
+    end: float
+    ids: Sequence[int]
+
+
+def split(
+    ids: Sequence[int], timestamp_begin: int, num_frames: int, frames_per_timestamp: int = 2
+) -> tuple[list[Piece], int]:
+    """Return the segments of a window, and the number of its frames that they cover: the next window begins behind them.
+
+    `ids`: what was drawn for the window, without the end. `num_frames`: frames of sound in the window. Two timestamps side by side
+    end a segment. What follows the last such pair was cut off in the middle and belongs to the next window, unless one more
+    timestamp ends it."""
+    is_stamp = [id >= timestamp_begin for id in ids]
+    ends_once = is_stamp[-2:] == [False, True]
+    places = [place + 1 for place in range(len(ids) - 1) if is_stamp[place] and is_stamp[place + 1]]
+
+    def seconds(id: int) -> float:
+        return (id - timestamp_begin) * TIMESTAMP_S
+
+    if not places:
+        stamps = [id for id, stamp in zip(ids, is_stamp, strict=True) if stamp]
+        last = num_frames // frames_per_timestamp
+        if stamps and stamps[-1] != timestamp_begin:
+            last = stamps[-1] - timestamp_begin
+        return [Piece(0.0, last * TIMESTAMP_S, ids)], num_frames
+    if ends_once:
+        places.append(len(ids))
+    else:
+        places[-1] += 1  # the last segment keeps the timestamp that the next window begins at
+    pieces: list[Piece] = []
+    before = 0
+    for number, place in enumerate(places):
+        piece = ids[before:place]
+        end = piece[-1] if number < len(places) - 1 or ends_once else piece[-2]
+        pieces.append(Piece(seconds(piece[0]), seconds(end), piece))
+        before = place
+    if ends_once:
+        return pieces, num_frames
+    return pieces, (ids[before - 2] - timestamp_begin) * frames_per_timestamp
+
+
+def tokens_before(segments: Sequence[Sequence[int]], timestamp_begin: int, limit: int) -> list[int]:
+    """Return the last `limit` tokens of `segments` for the next window's prompt. The last segment's second end is left out."""
+    ids = [id for segment in segments for id in segment]
+    if len(ids) > 1 and ids[-1] >= timestamp_begin and ids[-2] >= timestamp_begin:
+        ids.pop()
+    return ids[-limit:]
