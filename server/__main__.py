@@ -45,8 +45,8 @@ def main() -> int:
         gc.disable()
         check_early(config)
         if config.dry_run:
-            if config.embedding_model is not None:
-                raise ConfigError("--dry-run plans one model: leave --embedding-model out")
+            if config.embedding_model is not None or config.speech_model is not None:
+                raise ConfigError("--dry-run plans one model: leave --embedding-model and --speech-model out")
             from server.cli import dry_run
             from server.process.plan import dry_run as plan
 
@@ -111,7 +111,7 @@ def check_early(config: ServerConfig) -> None:
     from runtime.weights.rules import WeightsError
 
     try:
-        for model in (*config.models, *filter(None, (config.embedding_model,))):
+        for model in (*config.models, *filter(None, (config.embedding_model, config.speech_model))):
             check_name(model)
     except WeightsError as error:
         raise ConfigError(str(error)) from None
@@ -314,7 +314,8 @@ def print_help(argv: list[str]) -> int:
 
 
 _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
-    "batch": _in_cli("batch"), "run": _at_terminal("run"), "chat": _at_terminal("main"), "complete": _at_terminal("complete"),
+    "batch": _in_cli("batch"), "transcribe": _in_cli("transcribe"),
+    "run": _at_terminal("run"), "chat": _at_terminal("main"), "complete": _at_terminal("complete"),
     "completion": _in_cli("completion"), "health": _in_cli("health"), "bench": bench, "models": list_models,
     "lora": inspect_adapter, "quantize": quantise, "ray": on_ray, "doctor": examine, "help": print_help,
     "ps": _in_cli("servers", "ps"), "stop": _in_cli("servers", "stop"), "launch": _in_cli("launch"),

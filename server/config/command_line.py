@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {  # arguments, and what the command d
     "launch": ("CLIENT", "start codex, claude, opencode, aider or openwebui against a server"),
     "chat": ("[PROMPT]", "chat with --model, or with the server at --url"),
     "complete": ("[PROMPT]", "continue a text"),
+    "transcribe": ("FILE…", "write down the speech of audio files"),
     "batch": ("IN OUT", "answer a file of requests"),
     "health": ("[live|ready|generate]", "check a server"),
     "bench": ("COMMAND", "measure a server"),

@@ -97,7 +97,7 @@ def config_of(given: Mapping[str, Any], environ: Mapping[str, str]) -> ServerCon
 
 
 # Options that no program has: its objects tell its models apart.
-_OF_SERVERS = ("served_model_name", "embedding_model", "max_loaded_models", "enable_model_management")
+_OF_SERVERS = ("served_model_name", "embedding_model", "speech_model", "max_loaded_models", "enable_model_management")
 
 
 def keyword_options() -> dict[str, Option]:

@@ -94,6 +94,11 @@ def contradiction(options: ServerConfig) -> str | None:
             return f"--embedding-model {options.embedding_model} has a name of --model: give that another --served-model-name"
         if options.runner == "pooling":
             return "--runner pooling contradicts --embedding-model, beside which --model generates"
+    if options.speech_model is not None:
+        if options.speech_model in (name for each in options.each_model() for name in each.served_names):
+            return f"--speech-model {options.speech_model} has a name of --model: give that another --served-model-name"
+        if options.speech_model == options.embedding_model:
+            return f"--speech-model {options.speech_model} is --embedding-model, too: one model does one of these"
     if options.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", options.otlp_traces_endpoint):
         return f"--otlp-traces-endpoint {options.otlp_traces_endpoint} is not a URL such as http://localhost:4318"
     if options.allowed_local_media_path is not None and not Path(options.allowed_local_media_path).is_dir():
@@ -120,6 +125,7 @@ def _bad_stages(options: ServerOptions) -> str | None:
     for flag, is_asked, instead in (
         ("--data-parallel-size", options.data_parallel_size > 1, "take the replicas of oneloop ray"),
         ("--embedding-model", options.embedding_model is not None, "serve that by a process of its own"),
+        ("--speech-model", options.speech_model is not None, "serve that by a process of its own"),
         ("--model twice", len(options.models) > 1, "one model has all hosts"),
         (
             "--enable-expert-distribution-metrics",

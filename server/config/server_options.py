@@ -84,6 +84,9 @@ class ServerOptions(EngineOptions):
         group=MODEL,
         metavar="MODEL",
     )
+    speech_model: str | None = option(
+        None, "another model, for /v1/audio/transcriptions, such as whisper-tiny.en", group=MODEL, metavar="MODEL"
+    )
     runner: Literal["auto", "generate", "pooling"] = option(
         "auto", "task of the model: generate, or pooling for embeddings, scores and classes", group=MODEL
     )
@@ -318,7 +321,12 @@ class ServerOptions(EngineOptions):
             return [self]
         return [
             dataclasses.replace(
-                self, models=(model,), served_model_name=(name,), max_loaded_models=1, embedding_model=None
+                self,
+                models=(model,),
+                served_model_name=(name,),
+                max_loaded_models=1,
+                embedding_model=None,
+                speech_model=None,
             )
             for model, name in zip(self.models, self.names_by_model, strict=True)
         ]

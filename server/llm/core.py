@@ -40,6 +40,7 @@ from server.llm.outputs import (
 from server.llm.prepare import Prepared, SamplingParams
 from server.llm.progress import Progress
 from server.llm.prompts import as_value_error
+from server.llm.speech import Transcriber
 from server.models.chat_format import ChatFormat
 from server.models.lifecycle import Lifecycle
 from server.models.lifecycle import LoadError as LoadError
@@ -84,6 +85,7 @@ class Core:
         self.loaded = loaded
         self._names = LoraNames(loaded)
         self.pooler = pooling.Pooler(self.service, loaded)
+        self.transcriber = Transcriber(self.service, loaded)
         rows = loaded.engine.model.max_num_seqs
         self._window = _Window(rows + max(4, rows // 4))
         self._templates: dict[str, tuple[ChatTemplate, ChatFormat]] = {}  # those that chats have brought, by their text

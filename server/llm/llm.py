@@ -22,6 +22,7 @@ from runtime.api import PoolingTask
 from server.api.pooling.pooled import ranked
 from server.api.pooling.run import Pooled
 from server.config.server_config import ServerConfig
+from server.generate.speech.request import FALLBACK, TranscribeRequest
 from server.llm import pooling, prepare
 from server.llm.core import Core
 from server.llm.engine_args import EngineArgs, program_config, unbounded
@@ -33,7 +34,9 @@ from server.llm.pooling import PoolingParams
 from server.llm.prepare import Conversation, Prepared, SamplingParams
 from server.llm.progress import Progress
 from server.llm.prompts import Prompt, several
+from server.llm.speech import Audio, Transcribed, is_samples
 from server.llm.tokenizer import as_transformers
+from server.models.speech import Task
 
 
 class LLM:
@@ -160,6 +163,39 @@ class LLM:
         """Load what `sleep` gave back. Raises SleepError where that cannot be done any more."""
         self._background.run(self._open_core().wake_up())
 
+    def transcribe(
+        self,
+        audio: Audio | Sequence[Audio],
+        *,
+        language: str | None = None,
+        task: Task = "transcribe",
+        prompt: str | None = None,
+        timestamps: bool = False,
+        temperature: float = 0.0,
+        condition_on_previous_text: bool = False,
+        return_exceptions: bool = False,
+        use_tqdm: bool | None = True,
+    ) -> list[Transcribed]:
+        """Write down the speech of audio: a path, bytes of a file, samples, samples with their rate, or a list of these.
+
+        `language`: a code, None to detect it. `task`: "transcribe", or "translate" into English. `timestamps`: segments are
+        sentences with their times. Otherwise as /v1/audio/transcriptions.
+
+        Raises ValueError, naming the audio; with `return_exceptions` it stands in the place of that transcript."""
+        given = list(audio) if isinstance(audio, list | tuple) and not is_samples(audio) else [audio]
+        request = TranscribeRequest(
+            task=task,
+            language=language,
+            prompt=prompt,
+            temperatures=(temperature,) if temperature else FALLBACK,
+            timestamps=timestamps,
+            in_order=condition_on_previous_text,
+            after_text=condition_on_previous_text,
+        )
+        with self._progress(len(given), "file", use_tqdm) as (core, progress):
+            work = core.transcriber.outputs(given, request, progress, return_exceptions=return_exceptions)
+            return self._background.run(work)
+
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -283,7 +319,7 @@ class LLM:
             return self._background.run(core.answers(asks, progress))
 
     @contextlib.contextmanager
-    def _progress(self, total: int, unit: str, shown: bool) -> Iterator[tuple[Core, Progress]]:
+    def _progress(self, total: int, unit: str, shown: bool | None) -> Iterator[tuple[Core, Progress]]:
         core, progress = self._open_core(), Progress(total, unit, shown=shown)
         try:
             yield core, progress

@@ -20,8 +20,9 @@ async def named(call: Call, loaded: LoadedModel, wanted: str | None, *, to_chat:
     Raises ModelNotFound, or InvalidRequest for an adapter that cannot be served, or as `SwappedModel.enter` does."""
     if wanted is None or wanted in loaded.names:
         return loaded
-    if loaded.beside is not None and wanted in loaded.beside.names:
-        return loaded.beside
+    for beside in loaded.besides:
+        if wanted in beside.names:
+            return beside
     for other in loaded.others:
         if other.name == wanted:
             if to_chat and other.outline is not None:
@@ -52,16 +53,16 @@ def _check_chats(name: str, outline: Outline) -> None:
 
 async def pooled_by(call: Call, loaded: LoadedModel, wanted: str | None) -> LoadedModel:
     """Return `named` for pooling. Without a known name, a model that is pooled beside `loaded` comes first."""
-    beside = loaded.beside
-    if beside is not None and (wanted is None or (loaded.takes_any_name and not loaded.knows(wanted))):
-        return beside
-    return await named(call, loaded, wanted)
+    pooled = next((each for each in loaded.besides if each.pooling is not None), None)
+    return pooled if pooled is not None and _is_open(loaded, wanted) else await named(call, loaded, wanted)
 
 
 async def transcribed_by(call: Call, loaded: LoadedModel, wanted: str | None) -> LoadedModel:
-    """Return `named` for transcripts. Without a known name, a model that transcribes beside `loaded` comes first."""
-    beside = loaded.beside
-    hears = loaded.speech is None and beside is not None and beside.speech is not None
-    if beside is not None and hears and (wanted is None or (loaded.takes_any_name and not loaded.knows(wanted))):
-        return beside
-    return await named(call, loaded, wanted)
+    """Return `named` for transcripts. Without a known name, a speech model beside `loaded` comes first."""
+    hearing = next((each for each in loaded.besides if each.speech is not None), None)
+    return hearing if hearing is not None and _is_open(loaded, wanted) else await named(call, loaded, wanted)
+
+
+def _is_open(loaded: LoadedModel, wanted: str | None) -> bool:
+    """Return whether `wanted` names no model of this process, and need not."""
+    return wanted is None or (loaded.takes_any_name and not loaded.knows(wanted))

@@ -80,10 +80,10 @@ class LoadedModel:
     `names`: names for clients; responses use the first. `allow_special_tokens`: special tokens in chat texts are parsed by
     default. `pooling`: its pooling task, None if it generates. `resolver`: loads adapters that requests name; `adapter`: the
     adapter of a request's view of the model. `gguf_quantization`: quantisation of a GGUF file, else None. `beside`: a
-    pooling or speech model in the same process. `swapped`: its state among swapped models; None if it is always loaded. `media`: reads
-    media of prompts. `mm_adapters`: default adapters by modality. `takes_any_name`: serve requests for unknown names. `add`:
-    serves another local model, by name, by swapping; None without --enable-model-management. `speech`: its transcription, None for other
-    models."""
+    pooling or speech model in the same process. `swapped`: its state among swapped models; None if it is always loaded.
+    `media`: reads media of prompts. `mm_adapters`: default adapters by modality. `takes_any_name`: serve requests for unknown
+    names. `add`: serves another local model, by name, by swapping; None without --enable-model-management. `speech`: format and
+    threads of its transcripts, None for a text model."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -113,10 +113,14 @@ class LoadedModel:
         object.__setattr__(self, "fingerprint", _fingerprint(self.name, self.engine.model))
 
     @property
+    def besides(self) -> tuple[LoadedModel, ...]:
+        """The models that are always loaded beside this one: for embeddings, for speech."""
+        return () if self.beside is None else (self.beside, *self.beside.besides)
+
+    @property
     def all(self) -> tuple[LoadedModel, ...]:
         """All models with an engine: this one, the one beside it, and others that are or were loaded."""
-        beside = () if self.beside is None else (self.beside,)
-        return (self, *beside, *(each.loaded for each in self.others if each.loaded is not None))
+        return (self, *self.besides, *(each.loaded for each in self.others if each.loaded is not None))
 
     @property
     def others(self) -> tuple[SwappedModel[LoadedModel], ...]:
@@ -152,7 +156,7 @@ class LoadedModel:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        beside = () if self.beside is None else self.beside.names
+        beside = (name for each in self.besides for name in each.names)
         return (*self.names, *beside, *(each.name for each in self.others))
 
     def in_turns(self, place: SwappedModel[LoadedModel] | None) -> LoadedModel:
@@ -188,15 +192,18 @@ class LoadedModel:
         """Return how audio is transcribed. Raises TaskNotSupported where the model transcribes nothing."""
         if self.speech is None:
             tasks = ("generate",) if self.pooling is None else self.pooling.tasks
-            raise TaskNotSupported(self.engine.model.architecture, SPEECH_TASKS[0], tasks)
+            hint = "; start the server with --speech-model for a speech model beside this one"
+            if hearing := [each.name for each in self.besides if each.speech is not None]:
+                hint = f"; {hearing[0]} transcribes"
+            raise TaskNotSupported(self.engine.model.architecture, SPEECH_TASKS[0], tasks, hint=hint)
         return self.speech
 
     def require_pooling(self, task: str) -> ServedPooling:
         """Return how prompts are pooled. Raises TaskNotSupported where the model generates; `task`: the requested one."""
         if self.pooling is None:
             hint = "; start the server with --runner pooling for that, or with --embedding-model for another model beside it"
-            if self.beside is not None:
-                hint = f"; {self.beside.name} is to be pooled"
+            if pooled := [each.name for each in self.besides if each.pooling is not None]:
+                hint = f"; {pooled[0]} is to be pooled"
             elif self.swapped is not None:
                 hint = f"; this server also has {', '.join(each.name for each in self.others)}"
             raise TaskNotSupported(self.engine.model.architecture, task, ("generate",), hint=hint)

@@ -55,38 +55,42 @@ _FOR_ALL_MODELS = (
 async def load(
     config: ServerConfig, report: Report, cancel: Event, *, stages: Callable[[], Launcher] | None = None
 ) -> LoadedModel:
-    """The first model, and the one that is to be pooled beside it, if there is one: that first, since the other one takes what
-    memory is left. `cancel`, once set, ends a download. `stages`: what begins the processes of a model's other stages, where each
+    """The first model, and those that are served beside it, if any: these first, since the other one takes what memory is
+    left. `cancel`, once set, ends a download. `stages`: what begins the processes of a model's other stages, where each
     has one of its own.
 
     Raises LoadError."""
     native.warn_if_missing()
-    device, beside_source = functools.cache(_shared_device), None
+    device, besides = functools.cache(_shared_device), list[ModelSource]()
     if config.embedding_model is not None:
         pooled = embedding_config(config, config.embedding_model)
-        beside_source = ModelSource(pooled, report, cancel, device, beside=True)
+        besides.append(ModelSource(pooled, report, cancel, device, beside=True))
         config = dataclasses.replace(config, runner="generate", convert="auto", pooler_config=None)
+    if config.speech_model is not None:
+        hearing = speech_config(config, config.speech_model)
+        besides.append(ModelSource(hearing, report, cancel, device, beside=True))
     first, *others = config.each_model()
     source = ModelSource(first, report, cancel, device, stages=stages)
     # Before torch is imported, which takes seconds: a wrong name, a missing file or a bad tokenizer is refused at once.
     await asyncio.to_thread(_check_names, others)
-    for each in (beside_source, source):
-        if each is not None:
-            await each.prepare()
+    for each in (*besides, source):
+        await each.prepare()
     report(LoadProgress("import"))
     await asyncio.to_thread(import_engine)
     if not gc.isenabled():  # by a start, which leaves out of collections what it loads; it makes some itself on the way
         gc.freeze()
-    beside = None if beside_source is None else await beside_source.load()
+    beside: LoadedModel | None = None
     try:
+        for each in besides:
+            beside = dataclasses.replace(await each.load(), beside=beside)
         loaded = await source.load()
         if others or config.enable_model_management:
             loaded = _in_turns(config, source, loaded, others, cancel, device)
     except BaseException:
         if beside is not None:
-            await beside.engine.close()
+            await beside.engines.close()
         raise
-    return loaded if beside is None else dataclasses.replace(loaded, beside=beside)
+    return dataclasses.replace(loaded, beside=beside)
 
 
 def _shared_device() -> SharedDevice:
@@ -169,6 +173,14 @@ def embedding_config(config: ServerConfig, model: str) -> ServerConfig:
     kept = {name: getattr(config, name) for name in _FOR_ALL_MODELS}
     drawn: Literal["auto", "dummy"] = "dummy" if config.load_format == "dummy" else "auto"
     return ServerConfig(models=(model,), runner="pooling", load_format=drawn, **kept)
+
+
+def speech_config(config: ServerConfig, model: str) -> ServerConfig:
+    """Return the part of `config` for a speech model beside another."""
+    limits = ("max_audio_size", "max_audio_seconds", "max_media_memory_gb")
+    pooled = embedding_config(config, model)
+    kept = {name: getattr(config, name) for name in limits}
+    return dataclasses.replace(pooled, runner="generate", convert="auto", pooler_config=None, **kept)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

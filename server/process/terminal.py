@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from runtime.api import LoadProgress
 from server.config import __version__
-from server.models.model import LoadedModel
+from server.models.model import SPEECH_TASKS, LoadedModel
 
 PAGES = "/ (chat)  /dashboard  /docs (all routes)"
 APIS = "/v1/chat/completions  /v1/completions  /v1/responses  /v1/messages  /api/chat (Ollama)"
@@ -93,7 +93,7 @@ def summary(loaded: LoadedModel, url: str, seconds: dict[str, float], total_s: f
             f"prefix caching {caching}",
         ),
         *((("drafts", model.speculative),) if model.speculative else ()),
-        *((("beside it", _beside(loaded.beside)),) if loaded.beside is not None else ()),
+        *(("beside it", _beside(each)) for each in loaded.besides),
         *((("others", _others(loaded)),) if loaded.others else ()),
         ("pages", PAGES),
         ("APIs", apis),
@@ -114,8 +114,8 @@ def _replicas(loaded: LoadedModel) -> str:
 
 
 def _beside(loaded: LoadedModel) -> str:
-    """The model that is pooled beside the one that generates."""
-    model, tasks = loaded.engine.model, "" if loaded.pooling is None else ", ".join(loaded.pooling.tasks)
+    """Return a line about a model that is served beside the first one."""
+    model, tasks = loaded.engine.model, ", ".join(SPEECH_TASKS if loaded.pooling is None else loaded.pooling.tasks)
     return f"{loaded.name}: {model.architecture}, {size_of(model.weights_bytes)}, {model.max_model_len:,} tokens; to {tasks}"
 
 

@@ -97,6 +97,9 @@ def values(config_file):
         "pipeline_parallel_size": 4, "distributed_executor_backend": "ray",
         "enable_expert_distribution_metrics": True, "enable_expert_parallel": True, "expert_placement": "f.json",
         "embedding_model": "org/embedder",
+        "speech_model": "whisper",
+        "max_audio_size": 4096,
+        "max_audio_seconds": 60.0,
         "enable_mm_embeds": True, "enable_prompt_embeds": True,
         "limit_mm_per_prompt": '{"image": 2}', "media_io_kwargs": "{}", "mm_processor_kwargs": "{}",
         "mm_processor_cache_gb": 0.5,
@@ -158,7 +161,7 @@ def test_the_file_and_a_program_may_say_an_object(config_file):
 
 # Options of `oneloop serve` that mean nothing to a program: it has no port, clients, keys or second model.
 SERVER_ONLY = {
-    "served_model_name", "embedding_model", "max_loaded_models", "enable_model_management",
+    "served_model_name", "embedding_model", "speech_model", "max_loaded_models", "enable_model_management",
     "host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "max_body_size", "strict_fields",
     "max_stored_responses", "max_stored_bytes", "max_connections", "max_connections_per_address",
     "allowed_host", "timeout_head", "timeout_body", "timeout_keep_alive", "timeout_write", "batch_dir", "max_batch_file_size",

@@ -1,0 +1,115 @@
+"""Audio as programs give it to a speech model, and its transcripts."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.api import EngineError
+from server.api.service import Service
+from server.generate.generation import EngineFailed
+from server.generate.speech.request import Segment, TranscribeRequest
+from server.generate.speech.subtitles import srt, vtt
+from server.generate.speech.transcribe import transcribe
+from server.http.call import Call
+from server.http.errors import ApiError
+from server.http.watch import gather_or_cancel
+from server.llm.prepare import naming
+from server.llm.progress import Progress
+from server.llm.prompts import as_value_error
+from server.media.log_mel import Float32s
+from server.media.sound import given_samples
+from server.media.windows import COST, read_samples
+from server.models.model import LoadedModel
+
+FILES_AT_ONCE = 4  # each has up to 16 windows at a time
+
+Audio = str | os.PathLike[str] | bytes | Any  # a path, a file's bytes, samples, or samples and their rate
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptionOutput:
+    """Transcript of one file. `duration`: seconds. `segments`: with times of their own only if timestamps were wanted."""
+
+    text: str
+    language: str | None
+    duration: float
+    segments: Sequence[Segment]
+
+    @property
+    def srt(self) -> str:
+        return srt(self.segments)
+
+    @property
+    def vtt(self) -> str:
+        return vtt(self.segments)
+
+
+Transcribed = TranscriptionOutput | ValueError
+
+
+def is_samples(audio: Any) -> bool:
+    """Return whether `audio` is a pair of samples and their rate, not a list of several."""
+    return isinstance(audio, tuple) and len(audio) == 2 and isinstance(audio[1], int)
+
+
+class Transcriber:
+    """Transcripts of a loaded speech model, for programs."""
+
+    def __init__(self, service: Service, loaded: LoadedModel) -> None:
+        self._service = service
+        self._loaded = loaded
+
+    async def outputs(
+        self, audios: Sequence[Audio], request: TranscribeRequest, progress: Progress, *, return_exceptions: bool
+    ) -> list[Transcribed]:
+        """Return the transcripts in the order of `audios`. The first failure ends the others, unless `return_exceptions`: then
+        ValueErrors stand in the places of their transcripts.
+
+        Raises ValueError for audio that cannot be read or what the model cannot do, RuntimeError where the engine fails."""
+        found: list[Transcribed | None] = [None] * len(audios)
+        todo = iter(enumerate(audios))
+
+        async def lane() -> None:
+            for number, audio in todo:
+                try:
+                    with naming("audio", number, len(audios)):
+                        found[number] = await self.output(audio, request)
+                except ValueError as error:
+                    if not return_exceptions:
+                        raise
+                    found[number] = error
+                progress.done(0, failed=isinstance(found[number], ValueError))
+
+        await gather_or_cancel(lane() for _ in range(min(FILES_AT_ONCE, len(audios))))
+        return [output for output in found if output is not None]
+
+    async def output(self, audio: Audio, request: TranscribeRequest) -> TranscriptionOutput:
+        """Return one transcript. Raises as `outputs`."""
+        id = uuid.uuid4().hex
+        call = Call(id=id, offload=self._service.offload)
+        try:
+            samples = await self._samples(call, audio)
+            spoken = await transcribe(self._service.config, call, self._loaded, samples, request, id=id)
+        except ApiError as error:
+            raise as_value_error(error) from None
+        except (EngineFailed, EngineError) as error:
+            raise RuntimeError(f"the engine failed on this audio: {error}") from None
+        finally:
+            call.end()
+        return TranscriptionOutput(spoken.text, spoken.language, spoken.duration_s, spoken.segments)
+
+    async def _samples(self, call: Call, audio: Audio) -> Float32s:
+        speech, max_seconds = self._loaded.require_speech(), self._service.config.max_audio_seconds
+        rate = speech.format.info.sample_rate
+        if isinstance(audio, str | os.PathLike | bytes):
+            read = (lambda: audio) if isinstance(audio, bytes) else Path(audio).read_bytes
+            try:
+                return await read_samples(speech.workers, call, read, "audio", rate=rate, max_seconds=max_seconds)
+            except OSError as error:
+                raise ValueError(f"audio: {audio!r} cannot be read: {error.strerror or error}") from None
+        return await speech.workers.run(COST, lambda: given_samples(audio, "audio", rate=rate, max_seconds=max_seconds))
