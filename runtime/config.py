@@ -22,6 +22,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 INT8_CACHE = "int8_per_token_head"
+SEQUENCES_BESIDE = 16  # in the KV cache of a model that generates beside another, which takes the rest of the memory
 _ONLINE = {"int8": "int8", "int16": "int16", "fp8": "fp8", "int4": "w4"}  # by the option's words
 FP8_CACHES = ("fp8", "fp8_e4m3")  # two names of one type, as vLLM has them
 CACHE_TYPES = {
@@ -172,7 +173,7 @@ class EnginePlan:
         max_itl_s, target_ttft_s = (None if ms is None else ms / 1000 for ms in (config.max_itl, config.target_ttft))
         goals = Goals.resolve(max_itl_s, target_ttft_s, timed.token_s, platform)
         self = replace(self, draft_share=timed.token_s / timed.smallest_s)
-        if config.beside:
+        if config.beside and config.pools:
             self = self._no_longer_than(goals.max_itl_s / 2, timed)
         if config.max_num_mixed_tokens is not None or config.pools or self.layout.in_one_step:
             return self  # as it is said, or nobody answers beside whom prompts had to be short
@@ -253,9 +254,11 @@ class EnginePlan:
         else:
             given = config.kv_cache_bytes
             if config.beside and given is None and layout.block_bytes:
-                blocks = layout.max_blocks(config.max_model_len or model_len, budget) + layout.max_blocks(
-                    budget, budget
-                )
+                longest = layout.max_blocks(config.max_model_len or model_len, budget)
+                if config.pools:
+                    blocks = longest + layout.max_blocks(budget, budget)
+                else:
+                    blocks = longest * min(max_num_seqs, SEQUENCES_BESIDE)
                 given = min(blocks * layout.block_bytes, defaults.kv_cache_bytes(free_bytes))
             num_bytes = defaults.kv_cache_bytes(free_bytes) if given is None else given
             num_blocks = num_bytes // layout.block_bytes if layout.block_bytes else 0

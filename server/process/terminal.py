@@ -16,6 +16,7 @@ from server.models.model import SPEECH_TASKS, LoadedModel
 
 PAGES = "/ (chat)  /dashboard  /docs (all routes)"
 APIS = "/v1/chat/completions  /v1/completions  /v1/responses  /v1/messages  /api/chat (Ollama)"
+SPEECH_APIS = "/v1/audio/transcriptions  /v1/audio/translations"
 POOLING_APIS = "/v1/embeddings  /v2/embed  /pooling  /classify  /score  /rerank  /api/embed (Ollama)"
 
 
@@ -79,6 +80,8 @@ def summary(loaded: LoadedModel, url: str, seconds: dict[str, float], total_s: f
     kept = f" of {model.kv_cache_note}" if model.kv_cache_note else ""
     caching = "on" if model.prefix_caching else "off"
     apis = APIS if loaded.pooling is None else f"{POOLING_APIS}; to {', '.join(loaded.pooling.tasks)}"
+    if loaded.speech is not None:
+        apis = SPEECH_APIS
     lines = [
         ("model", f"{', '.join(loaded.names)}: {model.architecture}, {_count(model.num_parameters)} parameters"),
         (

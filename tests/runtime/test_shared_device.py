@@ -20,7 +20,7 @@ DEFAULTS = DeviceDefaults("float32", 64, 512, lambda free_bytes: free_bytes)
 
 
 def plan(kinds, *, beside=True, free_bytes=1 << 30, model_len=256, **options) -> tuple[EngineConfig, EnginePlan]:
-    config = EngineConfig(beside=beside, **options)
+    config = EngineConfig(beside=beside, **{"pools": beside, **options})
     return config, EnginePlan.resolve(
         config, dtype="float32", layers=kinds, model_len=model_len, defaults=DEFAULTS, free_bytes=free_bytes
     )
@@ -75,3 +75,12 @@ def test_the_cache_beside_a_chat_is_room_for_a_step_and_the_longest_prompt():
     assert alone.num_kv_blocks > 10 * planned.num_kv_blocks
     _, asked = plan(kinds, num_kv_blocks=20)
     assert asked.num_kv_blocks == 20
+
+
+def test_a_model_that_generates_beside_another_has_room_for_some_sequences():
+    kinds = (full(1, 8),)
+    config, planned = plan(kinds, pools=False)
+    assert planned.num_kv_blocks == 16 * (256 // 16)
+    timed = planned.timed(config, TimedSteps(0.001, 0.0005), 1 << 20, STEPS)
+    assert timed.max_num_batched_tokens == planned.max_num_batched_tokens
+    assert timed.max_num_seqs == planned.max_num_seqs
