@@ -180,7 +180,7 @@ async def alone(address: Address, *, max_tokens: int, timeout_s: float) -> list[
     await exchange(address, stream_request(address, max_tokens), timeout_s, clock, recording)
     gaps = [*gaps_ms(recording.times).values()]
     if not gaps or recording.failure is not None:
-        raise ServerFailed(f"a stream with nothing beside it: {recording.failure or 'no events'}")
+        raise ServerFailed(f"an undisturbed stream: {recording.failure or 'no events'}")
     return gaps
 
 

@@ -109,7 +109,7 @@ class Workload:
                 raise ValueError(f"{self.name}: the vocabulary must be larger than {self.prompt.first_id}")
         elif isinstance(self.prompt, WordPrompt | EditPrompt):
             if self.endpoint == "embeddings":
-                raise ValueError(f"{self.name}: embeddings are asked for by the workload of that name")
+                raise ValueError(f"{self.name}: use the workload named embeddings")
         elif self.endpoint not in self.prompt.endpoints:
             raise ValueError(f"{self.name}: this goes to the {self.prompt.endpoints[0]} endpoint only")
         if self.num_requests % self.num_turns:

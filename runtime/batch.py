@@ -61,8 +61,8 @@ class RowMedia:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsSpan:
-    """Tokens [start, start + len(token_ids)) of a prompt: how likely the model finds each of them behind those before it, and
-    which `count` it finds most likely there. What tells is the logits of tokens start - 1 and on, computed in the same step."""
+    """Tokens [start, start + len(token_ids)) of a prompt whose log-probabilities are requested, with the `count` most likely
+    tokens of each. They come from the logits of tokens start - 1 and on, computed in the same step."""
 
     start: int
     token_ids: tuple[int, ...]

@@ -162,7 +162,8 @@ class Feature:
         return batch
 
     def relaxes(self) -> bool:
-        """Give up, for the next step only, what kept `share` from letting anybody compute. False: nothing did."""
+        """Lift, for the next step only, the restriction of `share` that blocks all sequences. Return False if there was
+        none."""
         return False
 
     # --- afterwards -----------------------------------------------------------------------------------------------

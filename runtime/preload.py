@@ -15,7 +15,7 @@ from typing import Any
 
 
 def preload_torch() -> threading.Thread | None:
-    """The thread that does it, begun; None where there is nothing to load. Nobody needs to wait for it."""
+    """Start the preloading thread and return it, or None if there is nothing to load. It need not be joined."""
     import numpy  # noqa: F401  # torch imports it and it has libraries of its own: see above
 
     libraries = _libraries()

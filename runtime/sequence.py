@@ -181,7 +181,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Known or in flight: at most so many when all has settled."""
+        """Known tokens and those in flight: the maximum number once all steps have settled."""
         return self.num_known_tokens + self.num_in_flight
 
     @property

@@ -19,7 +19,7 @@ from server.config.server_config import ServerConfig
 
 ROOT = Path(__file__).parent.parent
 # How many there are. Lower a number when you have rewritten some; never raise one.
-LIMITS = {"docstrings": 0, "long help": 0, "private words": 0, "long paragraphs": 0}
+LIMITS = {"docstrings": 0, "long help": 0, "private words": 0, "private docstrings": 68, "long paragraphs": 0}
 
 RELATIVES = (
     "what|who|whose|whom|those|that|of|behind|beside|by|whether|where|which|how|when|as|in|on|at|for|from|to|with|without|not|only"
@@ -27,8 +27,11 @@ RELATIVES = (
 )
 HEADLESS = re.compile(rf"(?:(?:{RELATIVES})\b|[`({{\[])", re.IGNORECASE)
 PRIVATE = re.compile(
-    r"\b(whoever|nobody|somebody|anybody|anew|makes? room|gives? way|pictures?|sounds?)\b", re.IGNORECASE
+    r"\b(whoever|nobody|somebody|anybody|everybody|anew|so many|told|tells|hears?|lately|takes? turns|makes? room|gives? way"
+    r"|pictures?|sounds?)\b",
+    re.IGNORECASE,
 )
+DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
 
 
 @functools.cache
@@ -39,11 +42,10 @@ def product() -> dict[str, ast.Module]:
 
 
 def headless_docstrings() -> list[str]:
-    documented = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
     found: list[str] = []
     for name, module in product().items():
         for node in ast.walk(module):
-            text = ast.get_docstring(node) if isinstance(node, documented) else None
+            text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
             if text is not None and HEADLESS.match(text):
                 found.append(f"{name}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}")
     return found
@@ -76,6 +78,16 @@ def private_words() -> list[str]:
     return [f"{where}: {text}" for where, text in messages() if PRIVATE.search(text)]
 
 
+def private_docstrings() -> list[str]:
+    found: list[str] = []
+    for name, module in product().items():
+        for node in ast.walk(module):
+            text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
+            if text is not None and PRIVATE.search(text):
+                found.append(f"{name}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}")
+    return found
+
+
 def long_paragraphs() -> list[str]:
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     found: list[str] = []
@@ -92,6 +104,7 @@ COUNTED = {
     "docstrings": headless_docstrings,
     "long help": long_help,
     "private words": private_words,
+    "private docstrings": private_docstrings,
     "long paragraphs": long_paragraphs,
 }
 

@@ -118,7 +118,7 @@ def _packed(
 def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
     """See `ops.attend_packed`, under a full mask. What no request holds (padding) gets anything."""
     if heads.alibi is not None:
-        raise ValueError("linear biases say how far keys stand before a query, and a full mask shows those behind it")
+        raise ValueError("ALiBi requires a causal mask")
     num_tokens, num_requests = qkv.shape[0], meta.query_start_loc.shape[0] - 1
     out = torch.empty((num_tokens, heads.num_heads * heads.head_size), dtype=qkv.dtype, device=qkv.device)
     if not num_tokens:

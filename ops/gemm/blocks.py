@@ -49,7 +49,7 @@ def as_blocks(stored: StoredWeight) -> StoredWeight:
 
 @functools.cache
 def _tell(written: WeightFormat) -> None:
-    log.info("weights in %s are rounded to blocks of eight bits: the CPU's kernels have no other", written)
+    log.info("weights in %s are rounded to 8-bit blocks, the only format of the CPU's kernels for them", written)
 
 
 def _bytes(halves: Tensor, group: int) -> Tensor:

@@ -36,7 +36,8 @@ class MediaItem:
 
 
 def beside_pictures(media: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
-    """The same, where sounds that pictures are beside are other items than alone: BESIDE_PICTURES is among their inputs."""
+    """Return the items, with audio marked by the input BESIDE_PICTURES if there are images, for models that encode it
+    differently then."""
     if not {"image", "audio"} <= {item.modality for item in media}:
         return tuple(media)
     import numpy as np

@@ -59,14 +59,14 @@ class SpeechInfo:
         return MediaItem("audio", b"silence", np.zeros(1, np.int32), {"input_features": features})
 
     def check(self, media: Sequence[MediaItem]) -> None:
-        """Raises ValueError, with a message for people, unless `media` is one window of sound as it is heard."""
+        """Raise ValueError, with a message for users, unless `media` is one audio window of the model's shape."""
         if len(media) != 1 or media[0].positions.tolist() != [0]:
             raise ValueError(f"a request to a speech model has one window of audio at position 0, not {len(media)}")
         features = media[0].inputs.get("input_features")
         wanted = (self.num_mel_bins, self.num_frames)
         if features is None or features.shape != wanted or features.dtype != "float32":
             given = "none" if features is None else f"{features.dtype} {list(features.shape)}"
-            raise ValueError(f"input_features are {given}; this model hears float32 {list(wanted)}")
+            raise ValueError(f"input_features are {given}; this model takes float32 {list(wanted)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,7 @@ def defer(scheduler: Scheduler, sampling: ScheduledBatch) -> ScheduledBatch:
 
 
 def is_current(scheduler: Scheduler, row: ScheduledRow) -> bool:
-    """Return whether a deferred row may still be sampled. Not where its sequence has ended, or has been preempted: then it is
-    computed again and sampled anew."""
+    """Return whether a deferred row may still be sampled: its sequence has neither ended nor been preempted."""
     sequence = scheduler.sequences.find(row.number)
     return (
         sequence is not None

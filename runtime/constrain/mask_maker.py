@@ -121,7 +121,7 @@ class MaskMaker:
         self._threads.shutdown(wait=False)
 
     def _wanted(self, row: ScheduledRow) -> _Mask | None:
-        """One to be made; None where it is being made already, or for nobody."""
+        """Return the mask to make; None if it is in progress or no longer needed."""
         constraint = self._sequences.get(row.number)
         if constraint is None or constraint.mask is not None:
             return None
@@ -279,7 +279,7 @@ class _Mask:
         self.made = self._ended(made) if isinstance(made, Ended) else made
 
     def give_up(self, error: str) -> None:
-        """A matcher that is at it goes on for nobody."""
+        """Discard the mask; a running matcher finishes without effect."""
         self.made = self._ended(Ended(self._constraint.sequence.number, FinishReason.ERROR, error))
 
     def _ended(self, end: Ended) -> _Made:

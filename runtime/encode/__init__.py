@@ -1,1 +1,1 @@
-"""Encoding: what encoders of pictures and sounds have computed, and what they are to compute before a step."""
+"""Encoding: cached outputs of media encoders, and the encoder work before a step."""

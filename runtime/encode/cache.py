@@ -43,7 +43,7 @@ class EncoderCache:
                 del self._holders[key]
 
     def add(self, key: bytes, size: int) -> bool:
-        """Make room for `size` outputs, of a key that is not there. False where those that are held leave too little."""
+        """Evict outputs to add `size` outputs of a new key. Return False if pinned outputs leave too little space."""
         free = self.capacity - self.num_used
         going: list[bytes] = []
         for other, other_size in self._sizes.items():

@@ -22,7 +22,7 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 
 class _Grid(NamedTuple):
-    """Grid of an item: `places`, positions of its tokens; `times`, positions of its steps in time; `sound`, positions of its
+    """Grid of an item. `places`: positions of its tokens; `times`: positions of its time steps; `sound`: positions of its
     audio."""
 
     places: Int32s

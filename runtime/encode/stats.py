@@ -1,4 +1,4 @@
-"""Encoder stats: what encoders of pictures and sounds did, and what their cache has."""
+"""Encoder stats: counts of encoder work, and the state of the encoder cache."""
 
 from __future__ import annotations
 

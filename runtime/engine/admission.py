@@ -101,7 +101,8 @@ class Callers:
 
 
 class Admission:
-    """Told of all that happens to sequences by the engine, on its loop. `callers`: those of other engines, too."""
+    """Admission of an engine, which reports all events of sequences to it, on the event loop. `callers`: shared with other
+    engines."""
 
     def __init__(self, limits: AdmissionLimits, clock: Callable[[], float], callers: Callers | None = None) -> None:
         self.limits = limits

@@ -215,7 +215,7 @@ class Loop:
             try:
                 await step.result()
             except Exception:
-                log.exception("the step launched behind the failed one failed too")
+                log.exception("the step launched after the failed one failed too")
         self.in_flight.clear()
         self._scheduler.forget_step([failed.batch, *(step.batch for step in behind)])
 
@@ -238,7 +238,7 @@ class Loop:
         rested.cancel()
 
     async def _wake_up(self) -> bool:
-        """Return False where there is no runner: nobody needs one any more, or it could not be built."""
+        """Return False if there is no runner, because it is no longer needed or could not be built."""
         if not self._requests and not self._sleeping.should_wake:
             return False
         try:

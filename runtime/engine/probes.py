@@ -16,7 +16,7 @@ class Probes:
         self._next: asyncio.Future[bool] | None = None
 
     async def next_step(self, death: asyncio.Future[str]) -> bool:
-        """Return True once a sound step has settled, False where no work is left or the engine is dead."""
+        """Return True once a successful step has settled, False if no work is left or the engine is dead."""
         if self._next is None or self._next.done():
             self._next = asyncio.get_running_loop().create_future()
         waiting = self._next

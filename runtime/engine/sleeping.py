@@ -90,7 +90,9 @@ class Sleeping:
 
         Raises SleepError."""
         if self._runner_factory is None:
-            raise SleepError("this engine cannot sleep: it knows no files of its model, and stays awake")
+            raise SleepError(
+                "this engine cannot sleep: it was built without model files, so it could not reload the model"
+            )
         if level is self.level is SleepLevel.AWAKE:
             self._tell()  # who wanted it to sleep is overruled
             return

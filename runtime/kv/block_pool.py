@@ -145,8 +145,7 @@ class BlockPool:
         return counts
 
     def share(self, ids: Sequence[int]) -> None:
-        """One more user for each of these different blocks; a free one, of which there must be enough that nobody was promised,
-        leaves its line."""
+        """Add a reference to each of these different blocks. Free ones leave the free list; enough must be unreserved."""
         if len(ids) >= MANY:
             self._share_many(np.asarray(ids, np.int32))
             return

@@ -248,9 +248,9 @@ class PromptWindow(Window):
 
 @dataclass(frozen=True, slots=True)
 class Cross(_Attention):
-    """Keys and values of an encoder's outputs: `num_outputs` for each sequence, whatever its length, written in the first step
-    after it takes a row and read by all its tokens. They are about no token: nobody shares them, and a prefix may be a hit
-    without them."""
+    """Keys and values of an encoder's outputs: `num_outputs` for each sequence, whatever its length, written in the first
+    step after it takes a row and read by all its tokens. They belong to no token, so they are never shared, and a prefix may
+    be a hit without them."""
 
     order = 2
     kv: AttentionKVSpec
@@ -303,8 +303,8 @@ class Nothing(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class State(_Kind):
-    """One entry about the whole sequence, replaced in place by each step: so none is ever a hit. Nobody clears it: a row that
-    begins at position 0 has none."""
+    """One entry for the whole sequence, replaced in place by each step, so it is never a hit. It is not cleared: a row that
+    begins at position 0 ignores it."""
 
     order = 4
     no_prefix_reason = "of what recurrent layers have read only the latest state is kept"

@@ -127,7 +127,7 @@ def _check_copy(folder: Path, files: SafetensorsCheckpoint, module: str, name: s
     if target is None and not targets.embeddings:
         return  # that there is no room is said of the adapter itself
     if target is None or target.linear.name not in (EMBEDDING, HEAD):
-        raise WeightsError(f"{folder}: tensor {name}: whole modules beside the adapter are not served")
+        raise WeightsError(f"{folder}: tensor {name}: modules_to_save are not supported")
     size = target.linear.out_features, target.linear.in_features
     shape = size if target.linear.name == HEAD else size[::-1]
     if files.shapes[name] != shape:

@@ -215,7 +215,7 @@ class AdapterSlots:
             self._go_if_unused(version)
 
     def forget(self, loads: Iterable[AdapterLoad]) -> None:
-        """A step did not run in which these were to be written: nobody runs, and the slots hold nothing."""
+        """Mark these slots as empty after the step that should have written them did not run. No sequence uses them."""
         for load in loads:
             holder = self._in_slot[load.slot]
             if holder is not None and holder.key == load.key:

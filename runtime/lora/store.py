@@ -36,7 +36,7 @@ class AdapterStore:
         folder = Path(path)
         found = Fingerprint.of(folder)
         if self._fingerprints.setdefault(key, found) != found:
-            raise WeightsError(f"{folder}: the files are others than those that were loaded: load the adapter again")
+            raise WeightsError(f"{folder}: the files have changed since the adapter was loaded: load it again")
         weights = read_adapter(folder, self._targets, self._max_rank)
         for room, prepared in [(room, room.prepared(weights.parts)) for room in self._rooms]:
             room.keep(key, prepared)

@@ -76,7 +76,7 @@ class StepHealth:
 
     @property
     def failing(self) -> bool:
-        """True after so many failed steps that only a settled step shows recovery."""
+        """Return True after enough consecutive failed steps that only a settled step shows recovery."""
         return self._num_failures >= self._limits.num_failures
 
     def verdict(self, oldest: ScheduledBatch | None, age_s: float) -> Verdict:

@@ -81,6 +81,6 @@ class ForwardStep:
         return self.deepstack is None and self.cross is None and not self.blocks and self.rotated_at.ndim == 1
 
     def cache(self, index: int) -> tuple[tuple[Tensor, ...], Tensor, ops.AttentionMeta]:
-        """The tensors of `kv_caches[index]`, and of the block table that tells where in them: slot mapping and metadata."""
+        """Return the tensors of `kv_caches[index]`, with slot mapping and metadata of their block table."""
         kv = self.kv_caches[index]
         return kv.tensors, self.slot_mapping[kv.table], self.attn_metadata[kv.table]

@@ -148,10 +148,10 @@ def supported() -> Iterator[tuple[str, str]]:
 
 
 def _longrope_switch(spec: DecoderSpec) -> int | None:
-    """The context length, in tokens, above which transformers rotates all of a sequence by LongRoPE's long factors, if it does.
+    """Return the context length, in tokens, above which transformers uses LongRoPE's long factors, or None.
 
-    We rotate by one table whatever the length: a sequence that grows beyond it would have to be computed anew from its first
-    token, and no cached block could serve both kinds."""
+    Here one table is used at any length: otherwise a growing sequence would have to be recomputed from its first token, and
+    cached blocks could not be shared."""
     scalings = (attention.rope.scaling for attention in spec.attentions() if attention.rope is not None)
     lengths = (
         each.original_max_positions

@@ -1,4 +1,4 @@
-"""An encoder of sounds beside a decoder that reads it by cross-attention: our own blocks, one pass for all windows of a step."""
+"""Audio encoder for a decoder with cross-attention: our own blocks, one pass for all windows of a step."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Meeting:
         return made
 
     def leave(self, gone: Gone | None = None) -> None:
-        """Nobody waits here any more: a rank has failed in this step, or is `gone` for good."""
+        """Fail all waits of this meeting, because a rank has failed in this step, or is `gone` for good."""
         self._gone = self._gone or gone
         self._barrier.abort()
 

@@ -76,7 +76,7 @@ class ThreadLink:
             room.copy_(tensor)
 
     def end(self, gone: Gone) -> None:
-        """Fail all that is taken from now on, and whoever waits for it."""
+        """Fail all current and later receives."""
         self._gone = self._gone or gone
         self.put(None)
 
@@ -259,7 +259,7 @@ class LinkPort:
         return self._came[hello]
 
     def close(self) -> None:
-        """Fail whoever waits at this port or at one of its links."""
+        """Fail all waits at this port and its links."""
         for each in (self._socket, *self._came.values(), *self._made):
             with suppress(OSError):  # a thread that waits notices a shutdown, but not a close
                 each.shutdown(socket.SHUT_RDWR)

@@ -102,7 +102,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nobody will sample the logits of `of` any more."""
+    """Message that the logits of `of` are no longer needed."""
 
     of: int
 

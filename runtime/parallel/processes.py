@@ -79,7 +79,8 @@ class StageProcesses:
         self._is_closed = False
 
     async def begin(self, num_stages: int) -> None:
-        """Returns when all have joined. Raises ProcessGone where one has ended, OSError where nobody may listen here."""
+        """Start the processes and return when all have joined. Raises ProcessGone if one has ended, OSError if this process
+        cannot listen."""
         self._far = [_Far(stage, num_stages) for stage in range(1, num_stages)]
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(

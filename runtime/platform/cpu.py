@@ -1,4 +1,4 @@
-"""The CPU: one worker thread computes, from memory that the host shares with everybody."""
+"""CPU platform: one worker thread computes, in memory shared with other processes of the host."""
 
 from __future__ import annotations
 

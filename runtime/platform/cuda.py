@@ -145,7 +145,7 @@ class CudaPlatform:
         if granted > free_at_start and not sized:
             raise PlanError(
                 f"gpu-memory-utilization {share} is {granted / GIB:.1f} of the device's {total / GIB:.1f} GiB, and only "
-                f"{free_at_start / GIB:.1f} are free: others hold the rest; lower it to "
+                f"{free_at_start / GIB:.1f} are free; other processes use the rest. Lower it to "
                 f"{int(free_at_start / total * 100) / 100:.2f} at most"
             )
         if left <= 0 and not sized:

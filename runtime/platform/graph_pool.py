@@ -75,7 +75,7 @@ class _Memory:
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor over the same memory which does not keep it: whoever owns a captured graph's pool does."""
+    """Return a tensor over the same memory without owning it; the graph's memory pool is the owner."""
     if not tensor.numel():
         return torch.empty_like(tensor)
     assert tensor.is_contiguous()

@@ -23,7 +23,7 @@ def total_host_bytes() -> int:
 
 
 def num_cores() -> int:
-    """Cores that this process may use, where the system tells (Linux); else all there are."""
+    """Return the number of cores that this process may use, if the system reports it (Linux), else of all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -55,7 +55,7 @@ class Encoding:
         """Raises ValueError for work that there is no encoder for."""
         if self._model.encoder is None and any(EMBEDS not in work.item.inputs for work in batch.encoder_work):
             numbers = sorted({work.number for work in batch.encoder_work})
-            raise ValueError(f"encoder work for sequences {numbers}: no encoder runs beside this model")
+            raise ValueError(f"encoder work for sequences {numbers}: this model has no encoder")
 
     def start(self, batch: ScheduledBatch) -> list[asyncio.Future[None]]:
         """Drop the outputs that the batch evicts, and submit its encoder work.

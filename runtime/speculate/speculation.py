@@ -144,7 +144,7 @@ class Speculation:
         return rate - 1 if rate >= WORTH_WHILE else 0.0
 
     def steps_to_compute(self, num_tokens: int) -> float:
-        """Return the assumed time to compute `num_tokens` anew, in steps of one row; 0 where nothing is weighed."""
+        """Return the assumed time to recompute `num_tokens`, in steps of one row; 0 if costs are not weighed."""
         return 0.0 if self._cost is None else self._cost.draft_share * num_tokens
 
     def _row(self, sequence: Sequence) -> Acceptance:

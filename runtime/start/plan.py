@@ -174,9 +174,7 @@ def parts_of(config: EngineConfig, spec: ModelSpec, number: int) -> tuple[Decode
             f"{spec.architecture} cannot be cut for {config.num_devices} devices: it runs through transformers"
         )
     if draft is not None and config.stages_apart:
-        raise UnsupportedModel(
-            f"{spec.architecture} cannot be cut into processes: a draft model or head stands beside it"
-        )
+        raise UnsupportedModel(f"{spec.architecture} does not support several processes: it has a draft model or head")
     whole = described.whole
     if num_stages > 1 and not whole.generates:
         raise UnsupportedModel(f"{spec.architecture} makes vectors of whole texts, which are not cut into stages")

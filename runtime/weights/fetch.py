@@ -63,7 +63,7 @@ class ModelFiles:
         return sum(path.stat().st_size for path in self._weight_files)
 
     def leave_memory(self) -> None:
-        """Have the system keep nothing of the weights' files in its memory, if nobody else uses them."""
+        """Drop the weights' files from the page cache, unless other processes use them."""
         for path in self._weight_files:
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -135,7 +135,7 @@ def _latent_heads(tensors: dict[str, GgufTensor]) -> dict[str, _LatentHeads]:
         together = name.removesuffix(_KEYS)
         keys, values = tensors[name], tensors.get(together + _VALUES)
         if values is None or len(keys.shape) != 3 or values.shape != (keys.shape[0], values.shape[-2], keys.shape[1]):
-            raise WeightsError(f"tensor {keys.name} has no tensor of values beside it that it fits")
+            raise WeightsError(f"tensor {keys.name} has no matching tensor of values")
         found[together + _KEYS_AND_VALUES] = _LatentHeads(tensors.pop(name), tensors.pop(together + _VALUES))
     return found
 

@@ -76,7 +76,7 @@ class GroupedRows:
 
 @dataclass(frozen=True, slots=True)
 class InterleavedHalves:
-    """Rows of the first and of the second half take turns. `as_columns`: and all of it is transposed."""
+    """Interleaved rows of the first and the second half. `as_columns`: the result is also transposed."""
 
     as_columns: bool = False
 

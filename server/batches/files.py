@@ -166,7 +166,7 @@ class FileStore:
             )
 
     def reserve(self, owner: str | None, num_bytes: int) -> None:
-        """Make room for bytes that are about to be written outside the store. Raises StorageFull."""
+        """Reserve space for bytes that will be written outside the store. Raises StorageFull."""
         self.check_room(owner, num_bytes, 0)
         self.account(owner, num_bytes)
 
@@ -233,9 +233,9 @@ class FileStore:
 
 
 class FileExpiry:
-    """Deletes files whose time is over: looks when the next file expires, or when that changes.
+    """Task that deletes expired files: it wakes when the next file expires, or when that time changes.
 
-    A file that an unfinished batch reads is nobody's any more, and goes when that has ended."""
+    An expired file that an unfinished batch reads is hidden, and deleted when the batch has ended."""
 
     def __init__(self, files: FileStore, in_use: Callable[[], set[str]]) -> None:
         """Prepare expiry. `in_use`: returns ids of files that unfinished batches read."""

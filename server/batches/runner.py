@@ -141,7 +141,7 @@ class BatchRunner:
             run.gone.set()
 
     def leave(self) -> None:
-        """Nobody waits for a batch: what is at work is given up, and left to another process."""
+        """Stop without waiting for batches: lines in progress are cancelled, and another process continues."""
         for run in self._runs.values():
             run.is_left = True
             run.gone.set()
@@ -291,7 +291,7 @@ class BatchRunner:
             yield _Line(number, custom_id, behind_others(request) if self._by_priority else request)
 
     async def _there_is_room(self, run: _Run) -> bool:
-        """Waits until nobody waits for the engine, and a place is left for who comes next; False where it is not worth waiting."""
+        """Wait until no request waits for the engine and a row is free. Return False if waiting is pointless."""
         while run.goes_on:
             if self._lifecycle.phase is not Phase.READY:
                 run.is_left = True

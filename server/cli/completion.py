@@ -62,7 +62,7 @@ _NO_SERVER = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the script; the exit code. Raises ConfigError for a shell nobody knows."""
+    """Print the script and return the exit code. Raises ConfigError for an unknown shell."""
     if list(argv) in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0

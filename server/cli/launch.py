@@ -1,6 +1,6 @@
-"""Command `oneloop launch CLIENT`: starts a client of somebody else's against a running server.
+"""Command `oneloop launch CLIENT`: starts a third-party client with a running server.
 
-The client gets its configuration by environment and command line only; no file of its own is written. `--print` shows both."""
+The client gets its configuration by environment and command line only; none of its files is written. `--print` shows both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWER_SHARE = 4  # of the context a quarter is for an answer, where a client as
 
 
 class Served(NamedTuple):
-    """A model of a running server. `url`: without /v1; `max_model_len`: tokens, if the server tells."""
+    """Model of a running server. `url`: without /v1; `max_model_len`: in tokens, if the server reports it."""
 
     url: str
     key: str

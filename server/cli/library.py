@@ -116,7 +116,7 @@ def remove(argv: Sequence[str], library: Library, read: Callable[[str], str] = i
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     given = parser.read(argv)
     if not given.get("yes") and not sys.stdin.isatty():
-        raise ConfigError("rm asks before it deletes, and standard input is no terminal: add --yes")
+        raise ConfigError("rm requires a confirmation, and standard input is no terminal: add --yes")
     for name in given["names"]:
         try:
             if not given.get("yes"):

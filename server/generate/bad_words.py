@@ -18,7 +18,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 def forbid(words: Iterable[str], encode: Encode, vocab_size: int) -> MatcherFactory:
-    """Matchers that keep `words` out. They are encoded when the first matcher is made, so by whoever makes it."""
+    """Return a factory of matchers that exclude `words`. They are encoded when the first matcher is made, on its thread."""
     given = tuple(words)
 
     @cache

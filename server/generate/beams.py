@@ -109,7 +109,7 @@ class BeamSearch(TokenStream):
 
 @dataclass(slots=True)
 class _Beam:
-    """Nobody writes to it; not frozen, since hundreds are made between two tokens of everybody's streams."""
+    """Beam; treat as immutable. It is not a frozen dataclass, since hundreds are made per token of all streams."""
 
     token_ids: tuple[int, ...] = ()
     score: float = 0.0  # the sum of their log-probabilities

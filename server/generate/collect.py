@@ -33,9 +33,9 @@ async def collect_transcripts(generation: Generation, client: Presence) -> list[
 
 
 async def collect(generation: Generation, client: Presence, feed: Callable[[Output], object]) -> None:
-    """Generates, and feeds every Output to `feed`.
+    """Generate, and pass every Output to `feed`.
 
-    Raises ApiError, and ClientLeft where nobody waits for the answer any more."""
+    Raises ApiError, and ClientLeft if the client has left."""
     async with generation.open() as stream, client:
         async for outputs in stream:
             for output in outputs:

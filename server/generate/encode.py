@@ -246,7 +246,7 @@ def _with_media(
 
 
 def _check_results(loaded: LoadedModel, messages: Sequence[Message]) -> None:
-    """Raises InvalidRequest for a picture in a tool's result, where results are told as text."""
+    """Raise InvalidRequest for an image in a tool result, if the template writes results as text."""
     if not loaded.chat_format.prompted:
         return
     for message in messages:

@@ -43,9 +43,9 @@ class TextOptions(Shown, frozen=True, kw_only=True):
 
 
 class Choice:
-    """One answer on its way: what settled so far and, once it has ended, why.
+    """One completion in progress: settled text so far and, once it has ended, the reason.
 
-    `end` tells the engine that a stop string ended it: the engine cannot know."""
+    `end` stops the sequence in the engine after a stop string, which the engine cannot detect."""
 
     __slots__ = (
         "_call_ids",
@@ -119,8 +119,8 @@ class Choice:
         return self._finished(output, self._detokenizer.feed(shown) + self._detokenizer.flush())
 
     def writer(self, before: bytes, after: bytes, connection: Any) -> TokenWriter | None:
-        """Return what writes the text of ids as an event, between `before` and `after`, to `connection` (see `ChunkWriter`); None
-        where more than text has to be told, or stop strings are looked for."""
+        """Return the writer of plain text events, between `before` and `after`, to `connection` (see `ChunkWriter`). Return
+        None if events have more than text, or if stop strings are set."""
         options = self._options
         if options.logprobs is not None or options.token_ids or self._codec is not None or self._stops is not None:
             return None
@@ -380,7 +380,7 @@ class Generation:
         return stream
 
     def release(self) -> None:
-        """Nobody reads the log-probabilities of prompts any more. On any thread."""
+        """Free the log-probabilities of prompts. On any thread."""
         for choice in self.choices:
             if isinstance(choice, PromptChoice):
                 choice.release()

@@ -127,7 +127,7 @@ class Chat(Prompt, frozen=True, kw_only=True):
 
     @property
     def media(self) -> list[MediaPart]:
-        """The pictures, sounds and videos in it, in order."""
+        """Return the media parts in order."""
         lists = [message.content for message in self.messages if isinstance(message.content, list)]
         return [part for parts in lists for part in parts if isinstance(part, MediaPart)]
 
@@ -345,13 +345,15 @@ def one_constraint(
         if style.is_style:
             constraints = [_styled(one, style) for one in constraints]
             if not any(isinstance(one.grammar, JsonSchema | StructuralTag) for one in constraints):
-                raise InvalidRequest(f"{param} says how JSON is written, and no field asks for JSON", param=param)
+                raise InvalidRequest(f"{param} sets a style of JSON, but no field requests JSON", param=param)
     if not constraints:
         return None
     first, *others = constraints
     if any(_meaning(one.grammar) != _meaning(first.grammar) for one in others):
         names = " and ".join(dict.fromkeys(one.param.partition(".")[0] for one in constraints))
-        raise InvalidRequest(f"{names} each ask for a form, and not the same; give one of them", param=first.param)
+        raise InvalidRequest(
+            f"{names} contradict each other: each sets an output format; give one of them", param=first.param
+        )
     return first
 
 

@@ -102,7 +102,7 @@ def _has_objects(value: list[Any]) -> bool:
 
 
 def let_go(body: Any, depth: int = MAX_DEPTH) -> None:
-    """Empty the long lists of objects that `body` has, which nobody reads any more."""
+    """Empty the long lists of objects in `body` after their last use."""
     if not depth:
         return
     if isinstance(body, dict | Struct):

@@ -127,8 +127,8 @@ class Call:
 
     @property
     def caller(self) -> bytes | None:
-        """Whoever sent it, for what callers share: the key; without keys the address, of IPv6 the network of 64 bits. All clients
-        of a Unix socket are one. None for a request of this process."""
+        """Key of the client for fair sharing: its API key, or without keys its address, for IPv6 its /64 network. All
+        clients of a Unix socket are one. None for a request of this process."""
         if self.shares_as is not None:
             return self.shares_as
         if self.is_admin:

@@ -33,7 +33,7 @@ class Timed(Protocol):
 
 
 class Deadlines:
-    """Moments by which connections must have made progress, behind one timer; no timer while nobody is connected.
+    """Deadlines of connections' progress, with one timer for all, and no timer without connections.
 
     The span of a phase is a constant, so the connection that entered it first is due first: one queue per span."""
 

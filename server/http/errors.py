@@ -130,7 +130,7 @@ class InvalidMedia(InvalidRequest):
 
 
 class MediaNotInstalled(InvalidRequest):
-    """Whoever runs the server can install it."""
+    """Error of a missing package that the server's operator can install."""
 
     code = "media_not_installed"
 

@@ -47,7 +47,7 @@ STATUS_CLIENT_LEFT = 499  # nothing is sent under it; it says in log and metrics
 
 
 class Clock:
-    """The Date header, made once a second and only when somebody asks."""
+    """Date header, created on demand at most once a second."""
 
     def __init__(self) -> None:
         self._second = 0

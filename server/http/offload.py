@@ -115,7 +115,7 @@ class Offload:
         self._num_waiting += 1
 
     def _drop(self, job: _Job) -> None:
-        """Remove a job that is done, or that nobody waits for any more."""
+        """Remove a finished or cancelled job."""
         waiting = self._waiting.get(job.caller)
         if waiting is None or job not in waiting.of(job):
             return  # its last piece runs, or has run

@@ -66,7 +66,7 @@ class Frames(Protocol[T_contra]):
         ...
 
     def fail(self, error: Exception) -> bytes:
-        """Return the event that tells the client of `error`."""
+        """Return the event that reports `error` to the client."""
         ...
 
 

@@ -42,7 +42,8 @@ class Upload:
 
 
 def check_origin(http: Request, config: ServerConfig) -> None:
-    """A form needs no browser's question first, so a page of somebody else's could send one to a server on this machine.
+    """Check the Origin header of a form: browsers send forms without a CORS preflight, so any page could post one to a local
+    server.
 
     Raises OriginNotAllowed."""
     origin = http.headers.get("origin")

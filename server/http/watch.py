@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class ClientWatch:
-    """A block that ends as soon as the client has left: `async with ClientWatch(receive) as watch: ...`.
+    """Context that is cancelled when the client leaves: `async with ClientWatch(receive) as watch: ...`.
 
-    The block is cancelled at its current `await` and the cancellation ends here: after the block `watch.gone` tells. With
-    `ping`, it is awaited after every `interval_s` in which nobody wrote False to `quiet`."""
+    The block is cancelled at its current `await`, and the cancellation ends here; `watch.gone` is then True. `ping` is
+    awaited after every `interval_s` without a write of False to `quiet`."""
 
     def __init__(
         self, receive: Receive, ping: Callable[[], Awaitable[None]] | None = None, interval_s: float = 0

@@ -143,7 +143,7 @@ def _check_finite(name: str, value: Any) -> None:
 
 @contextlib.contextmanager
 def naming(param: str, number: int, total: int) -> Iterator[None]:
-    """A complaint inside the block tells which of `total` prompts it is about."""
+    """Add to errors of the block which of `total` prompts they are about."""
     try:
         yield
     except ValueError as error:

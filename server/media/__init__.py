@@ -1,1 +1,1 @@
-"""Pictures, sound and videos of requests: fetched, decoded and processed off the loop, within limits."""
+"""Media of requests: images, audio and video, fetched, decoded and processed off the event loop, within limits."""

@@ -15,7 +15,7 @@ from server.media.part import MediaPart, Modality
 
 
 class Decoded(NamedTuple):
-    """Decoded item. `options`: what the processor must know of `value`. `sound`: samples of a video's audio."""
+    """Decoded item. `options`: processor options derived from `value`. `sound`: samples of a video's audio."""
 
     value: Any
     options: Mapping[str, Any] = {}
@@ -60,7 +60,7 @@ def _video(found: video.Video) -> Decoded:
 
 
 def sample(modality: Modality, sampling_rate: int) -> Decoded:
-    """A picture, a sound or a video to try a processor with."""
+    """Return a small image, audio or video item to test a processor."""
     if modality == "audio":
         times = np.arange(sampling_rate, dtype=np.float32) / sampling_rate
         return Decoded(np.sin(2764.6 * times), {"sampling_rate": sampling_rate})  # 440 Hz

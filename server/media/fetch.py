@@ -190,7 +190,7 @@ class Fetcher:
         if not kind.startswith(_TYPES):
             raise InvalidMedia(f"its host says that it is {clip(kind)}, no image, audio or video", where)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise InvalidMedia("its host sent it packed, which was not asked for", where)
+            raise InvalidMedia("its host sent a compressed response, which is not supported", where)
         length = response.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._max_bytes:
             raise too_large(self._max_bytes, where)

@@ -1,7 +1,7 @@
-"""Pictures: the bytes of a file as a picture of Pillow's in RGB, upright.
+"""Images: decodes a file to an upright RGB image of Pillow.
 
-The size stands in a file's head and is checked there: a file that says it is too large is never unpacked. Of an animation the
-first picture counts. What is transparent is seen before a white ground, or one of `background`."""
+The size in the file's header is checked first, so an oversized file is never decompressed. Of an animation the first frame
+is used. Transparent areas are blended with white, or with `background`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_size(size: tuple[int, int], max_pixels: int, where: str) -> None:
     """Check the size (width, height). Raises InvalidMedia."""
     width, height = size
     if width < 1 or height < 1:
-        raise InvalidMedia(f"it is {width} x {height} pixels: there is nothing to see", where)
+        raise InvalidMedia(f"it is {width} x {height} pixels: the image is too small", where)
     if width * height > max_pixels or max(width, height) > MAX_SIDE:
         raise InvalidMedia(
             f"it is {width} x {height} pixels; at most {max_pixels} in all and {MAX_SIDE} a side are read", where
@@ -51,7 +51,7 @@ def check_size(size: tuple[int, int], max_pixels: int, where: str) -> None:
 
 
 def rgb(picture: Image, where: str, background: Sequence[int] = WHITE) -> Image:
-    """Return `picture` in RGB, rotated as its EXIF data says. Raises InvalidMedia."""
+    """Return `picture` in RGB, rotated by its EXIF data. Raises InvalidMedia."""
     with _pillow(where) as pillow:
         turned: Image | None = pillow.ImageOps.exif_transpose(picture)
         picture = picture if turned is None else turned
@@ -98,7 +98,7 @@ class _pillow:
 
 
 def of_array(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], where: str) -> Image:
-    """A picture of `array` [H, W], [H, W, 3] or [H, W, 4], of bytes. Raises InvalidMedia."""
+    """Return an image of a byte array [H, W], [H, W, 3] or [H, W, 4]. Raises InvalidMedia."""
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
         raise InvalidMedia(
             f"an array of {array.dtype} {list(array.shape)} is not an image: expected uint8 [H, W], [H, W, 3] or [H, W, 4]",

@@ -19,7 +19,7 @@ _LINEAR_HZ, _LINEAR_MELS, _LOG_STEP = 1000.0, 15.0, np.log(6.4) / 27.0  # of Sla
 
 
 class LogMel:
-    """Log-mel frames of sound at `sample_rate` Hz: `num_mel_bins` bands of `n_fft` samples every `hop_length` samples."""
+    """Log-mel frames of audio at `sample_rate` Hz: `num_mel_bins` bands of `n_fft` samples every `hop_length` samples."""
 
     def __init__(self, num_mel_bins: int, sample_rate: int = 16_000, n_fft: int = 400, hop_length: int = 160) -> None:
         self._n_fft = n_fft
@@ -39,9 +39,10 @@ class LogMel:
         return range(0, self.num_frames(num_samples), _PIECE_FRAMES)
 
     def features(self, samples: Float32s, start: int, num_frames: int, loudest: float | None = None) -> Float32s:
-        """Return frames [start, start + num_frames) of `samples` [N], [num_mel_bins, num_frames]; zeros behind the last one.
+        """Return frames [start, start + num_frames) of `samples` [N], [num_mel_bins, num_frames], with zeros after the last
+        one.
 
-        `loudest`: the largest number of all frames of the sound, below which only 8 decades are kept; None: of these frames."""
+        `loudest`: maximum over all frames of the audio, below which 8 decades are kept; None: the maximum of these frames."""
         frames = self._frames(samples, start, num_frames)
         if loudest is None:
             loudest = float(frames.max(initial=np.log10(_LEAST)))
@@ -50,8 +51,8 @@ class LogMel:
         return found
 
     def _frames(self, samples: Float32s, start: int, num_frames: int) -> Float32s:
-        """Return log10 energies [num_mel_bins, n] of at most `num_frames` frames. Frame f is centred at sample f * hop_length.
-        Beyond an end the sound is reflected."""
+        """Return log10 energies [num_mel_bins, n] of at most `num_frames` frames. Frame f is centred at sample f *
+        hop_length. The audio is reflected at both ends."""
         num = max(0, min(num_frames, self.num_frames(len(samples)) - start))
         half = self._n_fft // 2
         first, last = start * self._hop - half, (start + num - 1) * self._hop + half

@@ -1,6 +1,6 @@
-"""MediaPart: a picture, a sound or a video as a request has it: where its bytes are, and how the client calls the place.
+"""MediaPart: an image, audio or video part of a request, with the source of its bytes and its field name for errors.
 
-What an adapter makes of its wire types. Nothing of it was fetched or decoded."""
+APIs make it of their wire types. Its data is not fetched or decoded yet."""
 
 from __future__ import annotations
 

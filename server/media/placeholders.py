@@ -1,8 +1,7 @@
-"""Placeholders: what stands in a prompt for a picture: once in the text that a template writes, and once for each of its encoder's
-outputs in the ids.
+"""Placeholders of media in a prompt: one in the text of the template, and one per encoder output in the ids.
 
-A run of placeholders is tokenised as one and repeated afterwards: a special token is one wherever it stands, and a picture may have
-thousands."""
+A run of placeholders is tokenised as one and repeated afterwards, since an image may have thousands and a special token is
+encoded the same everywhere."""
 
 from __future__ import annotations
 
@@ -57,8 +56,8 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class ReadMedia:
-    """One picture, sound or video, processed: an item but for its place. See `MediaItem`. `sound`: the tensors of a video's, which
-    is an item of its own."""
+    """Processed media item without its position. See `MediaItem`. `sound`: tensors of a video's audio, which is a separate
+    item."""
 
     modality: Modality
     digest: bytes
@@ -132,7 +131,7 @@ class PromptMedia:
 
 
 def _placed(read: ReadMedia, starts: Iterator[int]) -> Iterator[MediaItem]:
-    """The item, and behind it the sound of a video, which begins later."""
+    """Return the item, followed by the audio of a video, which begins later."""
     seen: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
     heard: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
     for index, length in enumerate(read.expansion.runs):

@@ -1,7 +1,7 @@
-"""Processor: what transformers' own processor of a model makes of one picture, sound or video.
+"""Processor: runs a model's transformers processor on one image, audio or video item.
 
-Each is processed by itself, so its tensors are its own, whatever else is in its prompt or batch. A processor that cannot be had, or
-a part of it, is said by name. The one place in this room that knows transformers, which is imported when a model needs it."""
+Each item is processed alone, so its tensors do not depend on others in the prompt or batch. A missing processor or part is
+reported by name. This file alone in the folder uses transformers, which is imported when a model needs it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _TRAINING: Final[Mapping[str, Training]] = MappingProxyType({
 
 
 class ProcessorError(Exception):
-    """A processor that cannot be had, for a reason that whoever runs the server can act on."""
+    """Error of an unavailable processor, with a reason that the server's operator can act on."""
 
 
 class Refused(ValueError):
@@ -136,7 +136,7 @@ class Processor:
 
     @property
     def sampling_rate(self) -> int:
-        """Samples a second, of the sounds it reads."""
+        """Sampling rate of audio, in Hz."""
         return int(getattr(self._part("audio"), "sampling_rate", 16_000))
 
     def process(
@@ -171,12 +171,12 @@ class Processor:
         return expansion, {name: _array(tensor) for name, tensor in made.items() if name not in _OF_TEXT}
 
     def _check_heard(self, made: Mapping[str, Any], num_samples: int) -> None:
-        """Raises Refused where a processor has cut the end of a sound, which it does without a word."""
+        """Raise Refused if the processor has silently truncated the audio."""
         mask, hop = made.get("feature_attention_mask"), getattr(self._part("audio"), "hop_length", 0)
         if mask is not None and hop and int(mask.sum()) * hop < num_samples - hop:
             seconds = int(mask.sum()) * hop / self.sampling_rate
             raise Refused(
-                f"this model hears {seconds:g} s at most, and it is {num_samples / self.sampling_rate:.1f} s long"
+                f"this model takes audio of at most {seconds:g} s; this one is {num_samples / self.sampling_rate:.1f} s long"
             )
 
     def _part(self, modality: Modality) -> Any:

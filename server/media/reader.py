@@ -96,7 +96,8 @@ class MediaReader:
         options = {**self._processor_kwargs, **(processor_kwargs or {})}
         if options.get(USE_SOUND) and not (self.processor.hears_videos and {"audio", "video"} <= self.modalities):
             raise InvalidRequest(
-                f"mm_processor_kwargs: {USE_SOUND}: this model hears no videos", param="mm_processor_kwargs"
+                f"mm_processor_kwargs: {USE_SOUND}: this model does not support audio of videos",
+                param="mm_processor_kwargs",
             )
         read = await gather_or_cancel(self._read(part, options, tenant) for part in parts)
         made = self.processor
@@ -203,8 +204,8 @@ def _without_sound(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Held:
-    """Bytes of what was processed and is still held by somebody: a prompt that is put together, or a request until its encoder has
-    run. On any thread."""
+    """Bytes of processed media that are in use by a prompt in preparation, or by a request until its encoder has run.
+    Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

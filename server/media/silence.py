@@ -1,4 +1,4 @@
-"""Cuts of long sound: where it is quietest, by the energy of short frames. No model."""
+"""Cuts of long audio at its quietest places, by the energy of short frames. No model."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _without_space(text: str, max_chars: int) -> str:
 
 
 def _opener(path: str, flags: int) -> int:
-    """Waits for nobody who would write into a pipe."""
+    """Open a file without blocking on a pipe that has no writer."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 

@@ -1,7 +1,7 @@
-"""Videos: some of their pictures, evenly over all of it, as arrays, and when they are seen.
+"""Videos: frames sampled evenly over the whole video, as arrays, with their times.
 
-Size and length stand in the head and are checked there, and so is every frame that is shown. The others are decoded, since these
-are made of them, and not kept."""
+Size and length are checked in the header, and so is every sampled frame. Frames between are decoded, since later frames
+depend on them, and dropped."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class Feed:
                 self._ticker = None
 
     def close(self) -> None:
-        """No more is to come: who watches is told the last, and the stream ends."""
+        """Send the last event to all viewers and end their streams."""
         for watch in self._watchers:
             watch.end()
 

@@ -1,7 +1,6 @@
-"""Framing: the ids that a tokenizer puts around one text, or around and between two, and the token types by which a model
-tells the two apart.
+"""Framing: special tokens that a tokenizer adds around one text or a pair, and the token types of the pair.
 
-Read off what the tokenizer does, so that texts can be cut by tokens first and framed afterwards."""
+Derived from the tokenizer's output, so that texts can be truncated first and framed afterwards."""
 
 from __future__ import annotations
 

@@ -217,13 +217,13 @@ class LoadedModel:
         wanted = {self.mm_adapters[item.modality] for item in media if item.modality in self.mm_adapters}
         if len(wanted) > 1:
             raise InvalidRequest(
-                f"what this prompt has beside text is for the adapters {', '.join(sorted(wanted))}: name one as the model",
+                f"media in this prompt select the adapters {', '.join(sorted(wanted))}: name one as the model",
                 param="model",
             )
         return adapters.find(wanted.pop()) if wanted else None
 
     def with_adapter(self, adapter: Adapter) -> LoadedModel:
-        """The same in all but name and adapter: what is not read anew is shared."""
+        """Return a copy with another name and adapter that shares everything else."""
         return self._but(
             adapter=adapter,
             names=(adapter.name, *self.names),

@@ -99,8 +99,8 @@ class SpeechFormat:
     def prompt_ids(
         self, language: str | None, task: Task, *, timestamps: bool, before: Sequence[int] = ()
     ) -> list[int]:
-        """Return the decoder's prompt. `before`: ids of the text before this sound, of which the last fit half of the context.
-        `language`: None only for a model of English alone."""
+        """Return the decoder's prompt. `before`: ids of the text before this audio, of which the last fit half of the
+        context. `language`: None only for an English-only model."""
         ids = self.start_ids(before)
         if language is not None and self.is_multilingual:
             ids += [self.languages[language], self.tasks[task]]

@@ -52,7 +52,7 @@ class Outline(NamedTuple):
 
 
 class Served(Protocol):
-    """A model that has been loaded, as far as who makes room for whom hangs on it."""
+    """State of a loaded model that swapping depends on."""
 
     @property
     def engine(self) -> EngineClient: ...
@@ -124,9 +124,10 @@ class SwappedModel(Generic[M]):
         return self.loaded
 
     async def enter(self, call: Call, deadline_s: float | None = None) -> None:
-        """Return when the model is loaded; it stays so until `call` ends. `deadline_s`: by the monotonic clock; None: the call's.
+        """Return when the model is loaded; it stays loaded until `call` ends. `deadline_s`: by the monotonic clock; None: the
+        call's.
 
-        Raises ModelFailed, Unavailable, DeadlineExceeded or QueueFull; ClientLeft, where nobody waits any more."""
+        Raises ModelFailed, Unavailable, DeadlineExceeded or QueueFull, and ClientLeft if the client has left."""
         if call.holds(self):
             return
         if not self.swaps.takes(self):

@@ -98,7 +98,7 @@ CUT_TOKENS = 4  # by so many tokens a cut at any place changes the number of the
 
 
 class TooManyTokens(ValueError):
-    """The first `num_chars` characters of a text are `num_tokens` tokens or about so many, more than are wanted."""
+    """Error of a text that is too long: its first `num_chars` characters have about `num_tokens` tokens."""
 
     def __init__(self, num_chars: int, num_tokens: int) -> None:
         super().__init__(f"the first {num_chars} characters are {num_tokens} tokens")

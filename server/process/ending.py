@@ -43,13 +43,13 @@ def leave_at_once(code: int, why: str) -> None:
 
 
 def leave_within(limit_s: float, code: int) -> None:
-    """End the process by itself unless it has ended until then: threads that still work do so for nobody."""
+    """Exit the process after a time unless it has ended by then, without waiting for threads."""
     _timer(limit_s, lambda: os._exit(code))
 
 
 class SignalCount:
-    """Signals as a person counts them: one that is delivered twice within a moment (a terminal and whoever watches over the process
-    both pass it on) is one."""
+    """Counter of signals that counts repetitions within a moment once (a terminal and a supervisor may both deliver a
+    signal)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Count from zero. `clock`: seconds."""
@@ -69,14 +69,14 @@ class SignalCount:
 
 
 class SignalWatch:
-    """Sees to it that a signal ends the process, from a thread of its own, should the event loop not get to it: `limit_s` after the
-    first one, and OBEY_LIMIT_S after the second.
+    """Thread that ends the process after a signal if the event loop does not: `limit_s` after the first signal, and
+    OBEY_LIMIT_S after the second.
 
-    Python writes a signal's number to one file descriptor as soon as it comes, whatever the main thread is doing; usually that is
-    the loop's, which is told from here. Enter it on the main thread, while the loop runs and has its handlers."""
+    Python writes the number of each signal to one file descriptor at once, whatever the main thread does. Usually that is
+    the loop's, which gets it from here. Enter it on the main thread, while the loop runs and has its handlers."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Prepare the watch. `clock`: seconds, by which signals are told apart."""
+        """Prepare the watch. `clock`: seconds, to recognise repeated signals."""
         self._signals = SignalCount(clock)
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()

@@ -25,7 +25,7 @@ _NOT_FOR_OTHERS = 0o117  # rw for the user and its group: who may connect is who
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket: clients may connect from now on, and are answered once there is somebody to do so.
+    """Return a listening socket: clients may connect now, and are answered once the server accepts.
 
     Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -43,10 +43,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def listen_at(path: Path) -> Iterator[socket.socket]:
-    """The same at `path`, which is there as long as the block. Call it before there are threads: the process' umask is changed for
-    a moment.
+    """Listen at the Unix socket `path`, which is removed at the end of the block. Call it before other threads run: the umask
+    of the process is changed for a moment.
 
-    Raises OSError, also where somebody listens there or something else than a socket has the name."""
+    Raises OSError, also if another process listens there or `path` is not a socket."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with sock:
         with _alone_in(path.parent):

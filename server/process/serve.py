@@ -126,7 +126,7 @@ class Process:
         clock: Callable[[], float] = time.monotonic,
         library: Library | None = None,
     ) -> None:
-        """Prepare the process. `clock`: seconds, by which signals are told apart. `library`: see `Service`."""
+        """Prepare the process. `clock`: seconds, to recognise repeated signals. `library`: see `Service`."""
         self._config = config
         self._sock = sock
         self._load = load

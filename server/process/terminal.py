@@ -123,7 +123,7 @@ def _beside(loaded: LoadedModel) -> str:
 
 
 def _others(loaded: LoadedModel) -> str:
-    """Models with which it takes turns."""
+    """Return the models with which it is swapped."""
     return f"{', '.join(each.name for each in loaded.others)}: loaded when requests name them"
 
 

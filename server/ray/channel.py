@@ -296,7 +296,7 @@ class Lines:
         self._opening = asyncio.Lock()
 
     async def to(self, reply_to: ReplyTo) -> Line:
-        """Raises OSError where nobody listens any more."""
+        """Connect to an address. Raises OSError if no process listens there."""
         key = reply_to.host, reply_to.port
         async with self._opening:
             line = self._lines.get(key)

@@ -94,7 +94,7 @@ class Exchange:
         self._news.set()
 
     async def pieces(self) -> AsyncGenerator[Head | bytes]:
-        """The answer, once. Whoever stops reading leaves by `leave`, or by closing this. Raises what the application raises."""
+        """Yield the response once. Stop by `leave`, or by closing the generator. Raises errors of the application."""
         try:
             begun = False
             while True:
@@ -114,7 +114,7 @@ class Exchange:
             self.leave()
 
     def leave(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Disconnect the client from the application."""
         self._left.set()
 
     def when_over(self, call: Callable[[asyncio.Task[None]], object]) -> asyncio.Task[None]:

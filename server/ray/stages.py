@@ -47,7 +47,7 @@ class StageActor:
         switch_quickly()
 
     def compute(self, join: Any) -> None:
-        """Returns when nobody is in charge any more."""
+        """Compute until the first stage's process has gone."""
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

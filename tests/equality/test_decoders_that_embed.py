@@ -167,7 +167,7 @@ def test_a_config_that_sees_both_ways_through_windows_is_refused():
         **CONFIG, use_sliding_window=True, sliding_window=8, layer_types=["sliding_attention"] * 2
     )
     values = config.to_dict() | {"architectures": ["Qwen3Model"], "is_causal": False}
-    with pytest.raises(UnsupportedModel, match="sees both ways within windows"):
+    with pytest.raises(UnsupportedModel, match="bidirectional attention with sliding windows"):
         implementation.describe(values, "native")
 
 

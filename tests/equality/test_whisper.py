@@ -165,7 +165,7 @@ def test_a_request_has_one_window_of_sound(tmp_path):
         speech.check([])
     with pytest.raises(ValueError, match="one window of audio"):
         speech.check([heard(1, 8), heard(2, 8)])
-    with pytest.raises(ValueError, match=r"input_features are float32 \[16, 40\]; this model hears float32 \[8, 40\]"):
+    with pytest.raises(ValueError, match=r"input_features are float32 \[16, 40\]; this model takes float32 \[8, 40\]"):
         speech.check([heard(1, 16)])
 
 
@@ -173,7 +173,7 @@ def test_a_request_has_one_window_of_sound(tmp_path):
     ("options", "error", "says"),
     [
         ({"enable_lora": True}, PlanError, "--enable-lora is not for a model that reads audio by cross-attention"),
-        ({"pipeline_parallel_size": 2}, UnsupportedModel, "cannot be cut into stages"),
+        ({"pipeline_parallel_size": 2}, UnsupportedModel, "does not support pipeline stages"),
         ({"tensor_parallel_size": 2}, UnsupportedModel, "layers that read an encoder"),
     ],
 )

@@ -100,7 +100,7 @@ async def test_a_model_without_such_layers_is_named(mtp, tmp_path_factory):
     ):
         planned(llama)
     changed(mtp, num_nextn_predict_layers=0)
-    with pytest.raises(UnsupportedModel, match=r"the config tells of no MTP layers \(num_nextn_predict_layers\)"):
+    with pytest.raises(UnsupportedModel, match=r"the config has no MTP layers \(num_nextn_predict_layers\)"):
         planned(mtp)
 
 

@@ -221,7 +221,7 @@ def test_items_that_want_different_adapters_are_refused(tmp_path):
     loaded = dataclasses.replace(loaded, mm_adapters={"image": "sight", "audio": "hearing"})
     items = [MediaItem(modality, b"", np.array([0], np.int32), {}) for modality in ("image", "audio", "image")]
     assert loaded.adapter_for(items[::2]).name == "sight"
-    with pytest.raises(InvalidRequest, match="is for the adapters hearing, sight: name one as the model"):
+    with pytest.raises(InvalidRequest, match="select the adapters hearing, sight: name one as the model"):
         loaded.adapter_for(items)
 
 

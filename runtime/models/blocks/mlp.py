@@ -92,7 +92,7 @@ class MoEBlock(MLPBlock):
     def _count(self, counts: Tensor, logits: Tensor, step: ForwardStep) -> None:
         """Count the experts of tokens that are stored: all but padding."""
         if isinstance(logits, Symbol):
-            raise NotTraceable("experts whose tokens are counted")
+            raise NotTraceable("counting tokens of experts")
         slots = next(each for each in step.slot_mapping if len(each) == len(logits))
         ops.count_experts(counts, logits, self._routing, self._correction_bias, slots >= 0)
 

@@ -64,7 +64,7 @@ class SummedLinear(_Part):
         return self._peers.sum(self._own(x))
 
     def rows(self, ids: Tensor) -> Tensor:
-        raise TypeError("a matrix whose columns are shared out is no embedding")
+        raise TypeError("an embedding cannot be split by columns")
 
 
 class SharedRows(_Part):

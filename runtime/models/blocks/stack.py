@@ -98,7 +98,7 @@ def _sum(x: Tensor | None, residual: Tensor) -> Tensor:
 
 
 class TracedStack:
-    """A stack for these caches alone, traced, and traced anew once weights have moved."""
+    """Traced stack for these caches, traced again after weights have moved."""
 
     def __init__(
         self, stack: LayerStack, kv_caches: Sequence[LayerKV], hidden_size: int, parameters: Parameters

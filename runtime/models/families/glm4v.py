@@ -1,5 +1,5 @@
-"""GLM-4.1V and GLM-4.6V Flash: pictures and videos of any size on a grid of patches, before GLM-4 with a rotary embedding of three
-axes."""
+"""GLM-4.1V and GLM-4.6V Flash: images and videos of any size on a grid of patches, before GLM-4 with a rotary embedding of
+three axes."""
 
 from __future__ import annotations
 

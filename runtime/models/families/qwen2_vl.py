@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: pictures and videos of any size on a grid of patches, before Qwen2 with a rotary embedding of three
+"""Qwen2-VL and Qwen2.5-VL: images and videos of any size on a grid of patches, before Qwen2 with a rotary embedding of three
 axes."""
 
 from __future__ import annotations

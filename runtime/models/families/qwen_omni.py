@@ -1,5 +1,5 @@
-"""The thinkers of Qwen2.5-Omni and Qwen3-Omni: pictures, sounds, and videos with their sound among them or without, to text. What
-speaks is left out."""
+"""Thinkers of Qwen2.5-Omni and Qwen3-Omni: images, audio, and videos with or without interleaved audio, to text. The talker
+is not supported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whisper (Radford et al. 2022): an encoder of 30 s of sound, and a decoder that reads its outputs by cross-attention, with learned
-positions, layer norms, and keys without bias. Distil-Whisper and turbo have fewer layers in the decoder. What config.json says
-in `scale_embedding` transformers reads and does not apply; nor do we."""
+"""Whisper (Radford et al. 2022): an encoder of 30 s of audio, and a decoder with cross-attention to its outputs, learned
+positions, layer norms, and keys without bias. Distil-Whisper and turbo have fewer decoder layers. Like transformers, this
+implementation ignores `scale_embedding` of config.json."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def whisper(config: HfConfig) -> DecoderSpec:
 
 
 def _numbered(num_layers: int, num_blocks: int) -> Iterator[Rule]:
-    """Yield rules for layers of so many blocks in the checkpoint, each of which is a layer of ours."""
+    """Yield rules that map the checkpoint's blocks to our layers."""
     for index in range(num_layers):
         for block in range(num_blocks):
             yield rename(f"model.decoder.layers.{index}", into=f"model.layers.{num_blocks * index + block}")

@@ -40,7 +40,7 @@ def both_ways(spec: DecoderSpec, config: HfConfig) -> DecoderSpec:
     if config.get("is_causal") is not False and config.get("use_bidirectional_attention") is not True:
         return spec
     if any(attention.window is not None for attention in spec.attentions()):
-        raise UnsupportedModel("config: attention that sees both ways within windows")
+        raise UnsupportedModel("config: bidirectional attention with sliding windows is not supported")
 
     everywhere = spec.with_mixers(lambda _, attention: replace(attention, mask=Mask.FULL))
     return replace(everywhere, generates=False, tied_embedding=False)

@@ -20,7 +20,7 @@ def read_placement(path: Path, num_layers: int, size: int) -> Placement:
         order = _order(given, size, "it")
         return Placement(dict.fromkeys(range(num_layers), order))
     if not isinstance(given, dict):
-        raise ValueError("it is neither a list for each device nor an object of such lists by layer")
+        raise ValueError("expected a list for each device, or an object of such lists by layer")
     orders = {}
     for layer, lists in given.items():
         if not (layer.isdecimal() and int(layer) < num_layers):
@@ -36,7 +36,7 @@ def _order(lists: Any, size: int, what: str) -> tuple[int, ...]:
     if len(lists) != size:
         raise ValueError(f"{what} has lists for {len(lists)} devices, and there are {size}")
     if len({len(each) for each in lists}) != 1:
-        raise ValueError(f"{what} does not give every device as many experts")
+        raise ValueError(f"{what} must give every device the same number of experts")
     numbers = [number for each in lists for number in each]
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"{what} names an expert twice")

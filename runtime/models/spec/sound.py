@@ -1,5 +1,5 @@
-"""An encoder of sounds: convolutions over time, then layers that see all of a window, as our own blocks compute them (Whisper,
-Radford et al. 2022)."""
+"""Audio encoder of our own blocks: convolutions over time, then layers with full attention over a window (Whisper, Radford
+et al. 2022)."""
 
 from __future__ import annotations
 

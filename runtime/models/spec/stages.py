@@ -30,7 +30,7 @@ def stages(spec: DecoderSpec, size: int, draft: ModelSpec | None = None) -> tupl
     if num_layers < size:
         raise UnsupportedModel(f"{spec.architecture} has {num_layers} layers, too few for {size} stages")
     if spec.encoder is not None:
-        raise UnsupportedModel(f"{spec.architecture} cannot be cut into stages: it has an encoder beside the layers")
+        raise UnsupportedModel(f"{spec.architecture} does not support pipeline stages: it has an encoder")
     counts = even_layers(spec, size)
     firsts = tuple(accumulate(counts, initial=0))
     kinds = [_kinds(spec, first, first + count) for first, count in zip(firsts, counts, strict=False)]

@@ -51,9 +51,9 @@ def window_of(sees: MaskFunction) -> int | None:
             first = 0 if window is None else max(0, query + 1 - width)
             for key in {first - 1, first, (first + query) // 2, query, query + 1, query + width}:
                 if key >= 0 and seen(query, key) != (first <= key <= query):
-                    raise UnsupportedModel("a query of it sees other keys than those before it, or a window of them")
+                    raise UnsupportedModel("its attention mask is neither causal nor a sliding window")
     except (RuntimeError, IndexError) as error:  # it looks at the tokens themselves
-        raise UnsupportedModel("what a query of it sees depends on more than positions") from error
+        raise UnsupportedModel("its attention mask depends on more than positions") from error
     return window
 
 
@@ -275,7 +275,7 @@ def _traced_attention(
         raise UnsupportedModel(f"its attention needs {', '.join(strange)}")
     (_, num_heads, num_queries, key_size), (_, num_kv_heads, num_keys, value_size) = query.shape, value.shape
     if num_keys != num_queries or num_heads % num_kv_heads or key.shape != (1, num_kv_heads, num_keys, key_size):
-        raise UnsupportedModel("its attention is over other keys than its own tokens'")
+        raise UnsupportedModel("its attention reads keys of other tokens than the sequence's own")
     scale = key_size**-0.5 if scaling is None else float(scaling)
     trace.calls.append(AttentionCall(num_heads, num_kv_heads, key_size, value_size, scale, window, softcap))
     return value.new_empty((1, num_queries, num_heads, value_size)), None

@@ -164,12 +164,10 @@ def load(
             num_bytes += sum(each.nbytes for each in whole.parameters())
             model = PaddedModel(spec, whole, _base_of(whole), dtype=dtype, device=device, weights_bytes=num_bytes)
             if _error(model, ids, wanted) > _TOLERANCE[dtype]:
-                log.info(
-                    "%s: padding shows in texts, so only such of one length are computed together", spec.architecture
-                )
+                log.info("%s: padding changes results, so only texts of equal length are batched", spec.architecture)
                 model.pads = False
             if not (off := _error(model, ids, wanted)) < _TOLERANCE[dtype]:
-                raise UnsupportedModel(f"beside others a text becomes something else than alone, off by {off:.1%}")
+                raise UnsupportedModel(f"outputs in a batch differ from outputs alone by {off:.1%}")
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:

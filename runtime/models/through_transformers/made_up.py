@@ -1,4 +1,4 @@
-"""Made-up items: pictures, videos and sounds of nothing, in the form in which processors would give them, to try a tower with."""
+"""Artificial items: blank images, videos and silent audio in the form of processor outputs, to test a tower."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def of_one_size(config: Any, modality: str) -> Iterator[Inputs]:
 
 
 def crops(vision: Any) -> Inputs:
-    """Phi-4's picture: all of it, and one crop."""
+    """Return an image of Phi-4: the whole image and one crop."""
     side = vision.crop_size
     return {
         "image_pixel_values": np.zeros((1, 2, 3, side, side), np.float32),

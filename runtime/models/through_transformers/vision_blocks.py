@@ -191,7 +191,7 @@ class Block(nn.Module):
 
 
 class VisionBlock(Block):
-    """A block among patches of several pictures, of windows of theirs, or of frames."""
+    """Block for patches of several images, their windows, or frames."""
 
     def forward(
         self, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
@@ -203,7 +203,7 @@ class VisionBlock(Block):
 
 
 class PictureBlock(Block):
-    """A block among patches of pictures that have as many each."""
+    """Block for images with equal numbers of patches."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Tensor:
         """Compute the block as transformers calls it. hidden_states [B, N, H]; attention_mask [B, 1, 1 or N, N] marks
@@ -222,7 +222,7 @@ class PictureBlock(Block):
 
 
 class TurnedBlock(Block):
-    """A block among patches of one picture, which it turns by where they stand."""
+    """Block for patches of one image, with a rotary embedding of their positions."""
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any

@@ -103,7 +103,7 @@ class Coded:
 
     def columns(self, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
         if "order" in arrays:
-            raise WeightsError("columns that stand in an order of their own are not cut")
+            raise WeightsError("reordered columns (g_idx) cannot be sharded")
         group = self.num_columns // self.groups
         if self.groups > 1 and (span.start % group or span.stop % group):
             raise WeightsError(f"columns {span.start} to {span.stop} are not whole groups of {group}")

@@ -168,7 +168,7 @@ def chat_messages(given: Sequence[request_types.GivenMessage]) -> list[Message]:
 
 
 def _content(text: str | None, images: Sequence[str] | None, where: str) -> Content | None:
-    """Pictures stand before the text, as Ollama has them."""
+    """Return the content parts of a message: images first, then the text, as in Ollama."""
     if not images:
         return text
     parts = (MediaPart("image", Base64(data), f"{where}[{number}]", "images") for number, data in enumerate(images))

@@ -200,7 +200,7 @@ class _GivenOptions(Struct):
 
 
 class _Wire(Wire[T]):
-    """Looks at the options nobody reads, too."""
+    """Decoder that also checks the ignored options."""
 
     def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
         request = super().decode(body, ignored)

@@ -26,7 +26,7 @@ class ImagePart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="typ
 
 
 class InputImagePart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_image"):
-    """A picture as the Responses API spells it."""
+    """Image part of the Responses API."""
 
     image_url: str | None = None
     file_id: str | None = None
@@ -107,7 +107,7 @@ def media_part(part: AnyMediaPart, where: str) -> MediaPart:
 
 
 def input_image(url: str | None, file_id: str | None, where: str) -> MediaPart:
-    """The picture that a part of the Responses API names. Raises InvalidRequest."""
+    """Return the image of a Responses API part. Raises InvalidRequest."""
     if file_id is not None:
         raise UnsupportedParameter(f"{where}.file_id", instead="image_url")
     if url is None:
@@ -222,9 +222,13 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         if self.tool_call_id is not None and self.role != "tool":
             raise InvalidRequest(f"{where}.tool_call_id is only allowed with role tool", param=f"{where}.tool_call_id")
         if self.tool_call_id is None and self.role == "tool":
-            raise InvalidRequest(f"{where}.tool_call_id is missing: whose result is it?", param=f"{where}.tool_call_id")
+            raise InvalidRequest(
+                f"{where}.tool_call_id is missing: set it to the id of the call", param=f"{where}.tool_call_id"
+            )
         if self.name is None and self.role == "function":
-            raise InvalidRequest(f"{where}.name is missing: whose result is it?", param=f"{where}.name")
+            raise InvalidRequest(
+                f"{where}.name is missing: set it to the name of the called function", param=f"{where}.name"
+            )
         if self.content is None and not (self.tool_calls or self.function_call or self.refusal is not None):
             raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
 

@@ -132,7 +132,7 @@ class GenerationRequest(
     def check(self) -> None:
         """Fields that contradict each other."""
         if self.max_tokens == 0 and self.num_prompt_logprobs is None and not self.echoes:
-            raise InvalidRequest("max_tokens 0 asks for nothing without echo or prompt_logprobs", param="max_tokens")
+            raise InvalidRequest("max_tokens 0 requires echo or prompt_logprobs", param="max_tokens")
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
         if self.logprob_token_ids and self.num_logprobs is None:
@@ -250,9 +250,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         elif self.prompt is None:
             raise InvalidRequest("Missing required parameter: prompt", param="prompt")
         if self.suffix and self.echo:
-            raise InvalidRequest(
-                "echo and suffix contradict each other: an answer in the middle repeats no prompt", param="echo"
-            )
+            raise InvalidRequest("echo and suffix contradict each other; set one of them", param="echo")
 
     @property
     def echoes(self) -> bool:

@@ -83,7 +83,7 @@ class EmbedRequest(Struct, kw_only=True):
         return "inputs" if self.texts is None else "texts"
 
     def written(self) -> list[str]:
-        """Raises TextOnly for pictures."""
+        """Return the texts. Raises TextOnly for images."""
         if self.texts is not None:
             return self.texts
         return [_lines(given, f"inputs[{number}]") for number, given in enumerate(self.inputs or ())]

@@ -41,9 +41,9 @@ async def read(service: Service, http: Request, wire: Wire[T]) -> tuple[T, Loade
 async def pooled_for(
     service: Service, loaded: LoadedModel, http: Request, request: PoolingRequest, *, prefix: str
 ) -> tuple[str, list[Pooled]]:
-    """Return the answer's id, which begins with `prefix`, and what the inputs of `request` became.
+    """Return the response id, which begins with `prefix`, and the pooled inputs of `request`.
 
-    Raises ApiError, EngineError, EngineFailed, and ClientLeft where nobody waits any more."""
+    Raises ApiError, EngineError, EngineFailed, and ClientLeft if the client has left."""
     id = prefix + call_of(http).id
     work = pooled(service.config, call_of(http), loaded, request, id=id)
     return id, await while_waited_for(http.receive, work)

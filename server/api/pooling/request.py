@@ -17,7 +17,7 @@ MAX_NUMBERS = 1 << 24  # float32 in one answer: 64 MiB, and some 180 MB as JSON
 
 
 class Text(Struct, frozen=True):
-    """A text, or its token ids. `max_tokens`: it is cut to so many, what the tokenizer puts around it not counted."""
+    """Text, or its token ids. `max_tokens`: limit for truncation, without special tokens of the tokenizer."""
 
     content: str | list[int]
     name: Field

@@ -37,7 +37,7 @@ INSTRUCTION: Final = (
 async def compacted(
     service: Service, store: ResponseStore, loaded: LoadedModel, http: HttpRequest, wire: CompactRequest
 ) -> CompactedResponse:
-    """Raises ApiError, and ClientLeft if nobody waits for it any more."""
+    """Return the compacted conversation. Raises ApiError, and ClientLeft if the client has left."""
     asked = await conversation(store, http, wire)
     question = InputMessage(role="user", content=INSTRUCTION)
     request = await call_of(http).run(

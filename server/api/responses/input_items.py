@@ -270,8 +270,8 @@ def new_id(prefix: str) -> str:
 
 
 def read(given: str | Sequence[Json], ignored: list[str] | None = None) -> list[Item | ItemReference]:
-    """The items of `input`, in order; those that had no id have one now. With `ignored`, fields nobody knows are left out, and
-    named there with what else of the items does nothing.
+    """Return the items of `input`, in order, with new ids where they are missing. With `ignored`, unknown fields are dropped
+    and added to it, together with other parts of items that have no effect.
 
     Raises InvalidRequest."""
     if isinstance(given, str):
@@ -318,7 +318,7 @@ def _unread(item: Item | ItemReference) -> list[str]:
 
 
 def check_outputs(items: Iterable[Item]) -> None:
-    """Raises InvalidRequest for the result of a call that nobody has made."""
+    """Check that every tool result has its call. Raises InvalidRequest."""
     called: set[str] = set()
     for item in items:
         if isinstance(item, AnyCall) and not item.is_broken:

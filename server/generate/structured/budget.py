@@ -1,4 +1,4 @@
-"""Budget: a matcher that lets a model reason for so many tokens, and then makes it write the end of its reasoning."""
+"""Budget: matcher that limits reasoning to a number of tokens, and then forces the end of reasoning."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def _kind(write: Writer, depth: int, schema: Schema) -> str:
             return f"{write.text('{')} {write.members(schema, ',', partial(_pair, write, depth))} {write.text('}')}"
         case "integer" | "number" | "boolean" | "null":
             return write.json(schema)
-    raise ValueError("this model has a way of its own to write values, and needs to be told of which type they are")
+    raise ValueError("this model's call format requires the type of each value in the schema")
 
 
 def _items(write: Writer, depth: int, schema: Schema) -> str:

@@ -1,6 +1,6 @@
 """GLM 4.5 to 4.7: <tool_call>name, then <arg_key>k</arg_key><arg_value>v</arg_value> for each argument, </tool_call>.
 
-Strings stand bare, other values as JSON: only the schema tells which."""
+Strings are unquoted, other values are JSON; the type is known from the schema only."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class ToolParser(ParsingCodec):
         self._events.append(ToolArguments(self._num_calls, text))
 
     def _end(self) -> None:
-        """The call is whole; what follows is recorded anew."""
+        """End the call and start a new record."""
         self._num_calls += 1
         self._open, self._behind_call = False, True
         self.source.record()
@@ -172,4 +172,4 @@ def _parameters(tool: Mapping[str, Any]) -> tuple[str, Schema]:
 
 
 def ignore(text: str) -> None:
-    """Drop `text`, which a parser has to read and nobody needs."""
+    """Drop `text`, for syntax without content."""

@@ -132,7 +132,7 @@ BART = {
         (config("phi4mm", "Phi4MMForCausalLM"), "auto", "nearest that is: Phi4MultimodalForCausalLM, the same model"),
         (config("internvl_chat", "InternVLChatModel"), "auto", "nearest that is: InternVLForConditionalGeneration, the same"),
         (config("aria", "AriaForConditionalGeneration"), "auto", "AriaForConditionalGeneration is not supported: "),
-        (config("bert", "BertLMHeadModel"), "auto", "sees other keys than those before it"),
+        (config("bert", "BertLMHeadModel"), "auto", "neither causal nor a sliding window"),
         (config("opt", "OPTForCausalLM", ffn_dim=48, word_embed_proj_dim=32), "transformers", "computed apart from its layers"),
         (config("jetmoe", "JetMoeForCausalLM"), "auto", "what they do depends on the values they compute"),
         (config("doge", "DogeForCausalLM"), "auto", "it uses an attention mask of its own"),

@@ -22,7 +22,7 @@ WITH_EXPERTS = [name for name in MODELS if "expert" in name or name == "latents"
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("7", "neither a list for each device"),
+        ("7", "expected a list for each device"),
         ("[[0, 1]]", "lists for 1 devices, and there are 2"),
         ("[[0, 1], [2]]", "as many experts"),
         ("[[0, 1], [1, 2]]", "names an expert twice"),

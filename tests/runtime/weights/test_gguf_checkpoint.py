@@ -188,7 +188,7 @@ def test_keys_of_latents_need_their_values(tmp_path):
         key("deepseek2.expert_count", UINT32, struct.pack("<I", 4)),
     ]
     path.write_bytes(gguf(keys, [tensor("blk.0.attn_k_b.weight", [4, 4, 2])], bytes(4 * 32)))
-    with pytest.raises(WeightsError, match=r"blk\.0\.attn_k_b\.weight has no tensor of values"):
+    with pytest.raises(WeightsError, match=r"blk\.0\.attn_k_b\.weight has no matching tensor of values"):
         GgufCheckpoint(GgufFile(path))
 
 

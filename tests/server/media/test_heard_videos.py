@@ -121,6 +121,6 @@ async def test_a_silent_video_is_seen_alone():
 async def test_a_model_that_hears_no_videos_says_so():
     made, theirs = reader()
     made.modalities -= {"audio"}
-    with pytest.raises(InvalidRequest, match="use_audio_in_video: this model hears no videos"):
+    with pytest.raises(InvalidRequest, match="use_audio_in_video: this model does not support audio of videos"):
         await made.read([part(video(24), "video")], {"use_audio_in_video": True})
     assert not theirs.given

@@ -170,7 +170,7 @@ async def test_a_file_of_a_sound_is_heard_as_its_samples_are(tinies):
 async def test_a_sound_longer_than_the_model_hears_is_refused_and_not_cut(tinies):
     loaded = seeing(tinies["qwen2_audio"])
     await prompt(loaded, [part(sine(2.0), "audio")])
-    with pytest.raises(InvalidMedia, match=r"hears 2 s at most, and it is 2\.5 s long"):
+    with pytest.raises(InvalidMedia, match=r"audio of at most 2 s; this one is 2\.5 s long"):
         await prompt(loaded, [part(sine(2.5), "audio")])
 
 
