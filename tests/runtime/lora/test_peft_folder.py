@@ -174,7 +174,7 @@ def test_embedding_and_head_are_read_where_there_is_room(tmp_path):
             at_the_ends() | {f"{ENDS}embed_tokens.base_layer.weight": torch.ones(33, 16)},
             r"\[33, 16\].*another vocabulary",
         ),
-        (tensors(Q) | {f"base_model.model.{Q}.base_layer.weight": torch.ones(16, 16)}, "whole modules"),
+        (tensors(Q) | {f"base_model.model.{Q}.base_layer.weight": torch.ones(16, 16)}, "modules_to_save"),
         ({f"{ENDS}embed_tokens.base_layer.weight": torch.ones(32, 16)}, "embed_tokens has no lora_"),
         (
             {f"base_model.model.{Q}.lora_embedding_{half}": torch.ones(16, 16) for half in "AB"},

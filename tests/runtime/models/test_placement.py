@@ -24,7 +24,7 @@ WITH_EXPERTS = [name for name in MODELS if "expert" in name or name == "latents"
     [
         ("7", "expected a list for each device"),
         ("[[0, 1]]", "lists for 1 devices, and there are 2"),
-        ("[[0, 1], [2]]", "as many experts"),
+        ("[[0, 1], [2]]", "same number of experts"),
         ("[[0, 1], [1, 2]]", "names an expert twice"),
         ("[[0, true], [1, 2]]", "no list of lists of whole numbers"),
         ("[0, 1]", "no list of lists of whole numbers"),

@@ -35,7 +35,7 @@ def test_a_window_is_as_many_keys_as_a_query_sees(width):
     ],
 )
 def test_what_is_neither_is_refused(sees):
-    with pytest.raises(UnsupportedModel, match="other keys"):
+    with pytest.raises(UnsupportedModel, match="neither causal nor a sliding window"):
         window_of(sees)
 
 
