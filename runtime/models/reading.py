@@ -5,7 +5,7 @@ The plan is checked against the checkpoint before any data is read. Handles form
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Set
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 
 import ops
 from runtime.config import WeightPolicy
+from runtime.models.kv_scales import KV_SCALES, kv_scale_loads
 from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
 from runtime.models.spec.mlp import MoE
 from runtime.models.spec.sharding import cuts
@@ -25,8 +26,6 @@ from runtime.weights.rules import (
     Load,
     Parameter,
     Report,
-    Rule,
-    Shape,
     Span,
     StoredRows,
     TensorSource,
@@ -35,49 +34,7 @@ from runtime.weights.rules import (
     moves_rows,
     plan,
     reduced,
-    stored_as,
 )
-
-# Of keys and of values, behind a layer's name, as compressed-tensors, vLLM, ModelOpt, AutoFP8 and older compressed-tensors call
-# them; AutoFP8 has one for both.
-_NAMES = (
-    ("self_attn.k_scale", "self_attn.v_scale"),
-    ("self_attn.attn.k_scale", "self_attn.attn.v_scale"),
-    ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"),
-    ("self_attn.kv_scale", "self_attn.kv_scale"),
-    ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
-)
-
-KV_SCALES = (
-    ".k_scale",
-    ".v_scale",
-    ".kv_scale",
-    ".output_scale",
-)  # ends of all such names, and of what is written beside them
-
-
-def kv_scale_loads(spec: DecoderSpec, source: TensorSource) -> dict[str, tuple[Load, Load]]:
-    """Return what to read for the scales of keys and values, by layer name; layers without scales are absent."""
-    stored = spec.own(source.shapes)
-    if not any(name.endswith(KV_SCALES) for name in stored):
-        return {}
-    found = {}
-    for layer, _ in spec.named_layers():
-        for names in _NAMES:
-            keys, values = (_load(f"{layer}.{name}", spec.rules, stored) for name in names)
-            if keys is not None and values is not None:
-                found[layer] = keys, values
-                break
-    return found
-
-
-def _load(name: str, rules: Sequence[Rule], stored: Mapping[str, Shape]) -> Load | None:
-    (theirs,) = (shard.name for shard in stored_as(Parameter(name, (1,)), rules).shards)
-    if theirs not in stored:
-        return None
-    shape = stored[theirs] or (1,)  # a scalar is read as a row
-    return stored_as(Parameter(name, shape, float32=True), rules)
-
 
 NARROW = {"BF16": "bfloat16", "F16": "float16"}
 _PLAIN = frozenset({"F32", *NARROW})

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import ops
 from runtime.api import LoadProgress
 from runtime.config import WeightPolicy
-from runtime.models.reading import KV_SCALES, NARROW, as_torch
+from runtime.models.kv_scales import KV_SCALES
+from runtime.models.reading import NARROW, as_torch
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.through_transformers.agreement import check_agreement, probe_ids
 from runtime.models.through_transformers.describe import PAGED, on_meta, said
