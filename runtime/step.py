@@ -19,6 +19,8 @@ from runtime.batch import ScheduledBatch
 from runtime.fault import Fault
 
 MaskWords = NDArray[np.int32]
+# Called on the thread that copies: rows of host memory, one for each block in order, as tensors [n, bytes] uint8 of several rows.
+HostPages = Callable[[], Sequence[Any]]
 
 
 class GpuEvent(Protocol):
@@ -123,6 +125,12 @@ class Runner(Protocol):
 
         Return a future per piece of work, in order, done when batches may use its outputs. It raises RowFailed if the item
         cannot be encoded, or the device's error."""
+        ...
+
+    def move_blocks(self, block_ids: Sequence[int], pages: HostPages, *, to_host: bool) -> asyncio.Future[Any]:
+        """Copy KV blocks to or from host memory, beside steps. No step in flight may write the blocks that are read, or use
+        those that are written. Batches launched once the future is done find what was copied; it raises what the device
+        raised."""
         ...
 
     def launch(self, batch: ScheduledBatch) -> Step:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
 from runtime.api import Metric, SleepError, SleepLevel
 from runtime.batch import ScheduledBatch
 from runtime.fault import Fault, host_fault
-from runtime.step import ForwardOutput, Runner, Step
+from runtime.step import ForwardOutput, HostPages, Runner, Step
 
 log = logging.getLogger("oneloop.sleep")
 
@@ -43,6 +43,9 @@ class SleepingRunner:
     """Runner of an engine that sleeps: refuses all work."""
 
     def encode(self, batch: ScheduledBatch) -> NoReturn:
+        self._refuse()
+
+    def move_blocks(self, block_ids: Sequence[int], pages: HostPages, *, to_host: bool) -> NoReturn:
         self._refuse()
 
     def launch(self, batch: ScheduledBatch) -> Step:

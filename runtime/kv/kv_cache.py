@@ -46,6 +46,21 @@ class KVCache:
             blocks = tensor.view(-1, self._layout.page_bytes)
             blocks[targets] = blocks[sources]
 
+    def read_blocks(self, block_ids: torch.Tensor) -> torch.Tensor:
+        """Return the bytes of blocks `block_ids` [N] int64, on the cache's device: [N, block_bytes] uint8."""
+        pages = [tensor.view(-1, self._layout.page_bytes)[block_ids] for tensor in self._kv_tensors]
+        return torch.stack(pages, 1).view(len(block_ids), -1)
+
+    def write_blocks(self, block_ids: torch.Tensor, blocks: torch.Tensor) -> None:
+        """Put the bytes that `read_blocks` returned into blocks `block_ids`, which nothing else uses."""
+        pages = blocks.view(len(block_ids), len(self._kv_tensors), -1)
+        for number, tensor in enumerate(self._kv_tensors):
+            tensor.view(-1, self._layout.page_bytes)[block_ids] = pages[:, number]
+
+    @property
+    def block_bytes(self) -> int:
+        return self._layout.block_bytes
+
     def _tensors(self, kind: MemoryKind, placement: LayerPlacement) -> tuple[torch.Tensor, ...]:
         match kind:
             case Nothing():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import struct
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
 from types import MappingProxyType
@@ -142,6 +142,15 @@ class PrefixCache:
         match = self._match(block_hashes, max_entries)
         self._last = _LastMatch(block_hashes, key, match, frozenset(block_hashes) if again else None)
         return match
+
+    def named(self, group: int) -> Container[BlockHash]:
+        """The names of all cached entries of the group of that index."""
+        return self._blocks_of[group][0]
+
+    def entry(self, group: int, name: BlockHash) -> list[int]:
+        """Return the blocks of a cached entry; none where it is not cached."""
+        columns = self._blocks_of[group]
+        return [column[name] for column in columns] if name in columns[0] else []
 
     def num_cached(self, block_hashes: Sequence[BlockHash]) -> int:
         """Blocks of the longest prefix that `match` would find, or a few more."""

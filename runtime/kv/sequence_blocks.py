@@ -41,7 +41,7 @@ class SequenceBlocks:
         self.copies = BlockCopies(pool, cache)
         self.when_allocated: list[Callable[[BlockIds], None]] = []
         self.has_windows = any(group.window is not None for group in cache.groups)
-        self._blocks_per_entry = sum(group.width for group in cache.groups if group.kind.grows)
+        self.blocks_per_entry = sum(group.width for group in cache.groups if group.kind.grows)
         # Of an encoder's sequences, whose layers keep nothing: these stay empty, so all may have the same.
         keeps_nothing = all(isinstance(group.kind, Nothing) for group in cache.groups)
         self._empty_tables = (
@@ -65,7 +65,7 @@ class SequenceBlocks:
             sequence.tables, sequence.num_slots = self._empty_tables, self._empty_tables[0].num_slots
             return True
         if cache.enabled:
-            self._extend_hashes(sequence)
+            self.extend_hashes(sequence)
         match = cache.match(sequence.block_hashes, sequence.num_reusable // size)
         for claim in sequence.claims:
             if (num_entries := claim.reuses(match)) < match.num_entries:
@@ -79,7 +79,7 @@ class SequenceBlocks:
             table.append(block_ids)
             table.num_reserved = table.num_missing(table.group.reserved_to(start, num_tokens, longest_step))
         missing = sum(table.num_reserved for table in tables)
-        room = self.pool.num_free - missing - self._blocks_per_entry * num_running
+        room = self.pool.num_free - missing - self.blocks_per_entry * num_running
         if room < sum(map(len, match.ids)) and (room < 0 or room < sum(map(self.pool.num_idle, match.ids))):
             self._refusal = refusal
             return False
@@ -156,7 +156,7 @@ class SequenceBlocks:
     def register(self, sequence: Sequence, num_full: int) -> None:
         """Offer the first `num_full` blocks of `sequence`, as far as they are new. Before they are written: a sequence that
         hits them runs in this step or later, and within a step every layer stores all keys before any query reads."""
-        self._extend_hashes(sequence)
+        self.extend_hashes(sequence)
         for group, table in enumerate(sequence.tables):
             # A window that is shorter than what is in flight has given up blocks whose ids were not known yet.
             first = max(sequence.num_registered_blocks, table.first_entry)
@@ -166,7 +166,7 @@ class SequenceBlocks:
         for claim in sequence.claims:
             claim.registered(first)
 
-    def _extend_hashes(self, sequence: Sequence) -> None:
+    def extend_hashes(self, sequence: Sequence) -> None:
         """Hash all full blocks of known tokens of `sequence`."""
         block_hashes, num_tokens = sequence.block_hashes, sequence.num_known_tokens
         start = len(block_hashes) * self.cache.block_size

@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from runtime.batch import ScheduledBatch
 from runtime.fault import Fault
 from runtime.parallel.group import Apart
-from runtime.step import ForwardOutput, GpuEvent, RowMasks, Runner, SharedEvent, Step
+from runtime.step import ForwardOutput, GpuEvent, HostPages, RowMasks, Runner, SharedEvent, Step
 
 S = TypeVar("S")
 L = TypeVar("L")
@@ -26,6 +26,16 @@ class RankRunners:
     def encode(self, batch: ScheduledBatch) -> list[asyncio.Future[None]]:
         of_ranks = zip(*(runner.encode(batch) for runner in self._runners), strict=True)
         return [asyncio.ensure_future(_all(each)) for each in of_ranks]
+
+    def move_blocks(self, block_ids: Sequence[int], pages: HostPages, *, to_host: bool) -> asyncio.Future[None]:
+        """See `Runner`. Each rank has an equal part of every row."""
+        num = len(self._runners)
+
+        def part(number: int) -> HostPages:
+            return lambda: [rows.chunk(num, dim=1)[number] for rows in pages()]
+
+        moved = [runner.move_blocks(block_ids, part(n), to_host=to_host) for n, runner in enumerate(self._runners)]
+        return asyncio.ensure_future(_all(moved))
 
     def launch(self, batch: ScheduledBatch) -> Step:
         return self._step(batch, self._each(self._runners, lambda runner: runner.launch(batch)))
@@ -74,11 +84,11 @@ class RankRunners:
         return launched
 
 
-async def _all(ends: Sequence[asyncio.Future[None]]) -> None:
+async def _all(ends: Sequence[asyncio.Future[Any]]) -> None:
     """Raises what one of them raised, once all have ended."""
-    for error in await asyncio.gather(*ends, return_exceptions=True):
-        if error is not None:
-            raise error
+    for ended in await asyncio.gather(*ends, return_exceptions=True):
+        if isinstance(ended, BaseException):
+            raise ended
 
 
 def blame(error: BaseException, kind: str, number: int, size: int) -> None:

@@ -9,14 +9,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from runtime.api import SamplingParams
 from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow
 from runtime.fault import Fault
 from runtime.parallel.runners import EveryEvent, blame
 from runtime.parallel.stages import Draws, TakesTurns, Turn
-from runtime.step import ForwardOutput, GpuEvent, RowMasks, Runner, Step
+from runtime.step import ForwardOutput, GpuEvent, HostPages, RowMasks, Runner, Step
 
 L = TypeVar("L")
 
@@ -38,6 +38,9 @@ class StageRunners:
 
     def encode(self, batch: ScheduledBatch) -> Sequence[asyncio.Future[None]]:
         return self._runners[0].encode(batch)
+
+    def move_blocks(self, block_ids: Sequence[int], pages: HostPages, *, to_host: bool) -> NoReturn:
+        raise NotImplementedError("EnginePlan refuses tiers of the KV cache for a model in several stages")
 
     def launch(self, batch: ScheduledBatch) -> Step:
         early = self._launched_early(batch)

@@ -135,9 +135,9 @@ def _complete(future: asyncio.Future[None], error: Exception | None) -> None:
 class SideStream:
     """Create and call it on the event loop."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, name: str) -> None:
         self._device = device
-        self._worker, self._waiter = Worker("oneloop-encoder"), EventWaiter()
+        self._worker, self._waiter = Worker(f"oneloop-{name}"), EventWaiter()
         self._stream = torch.cuda.Stream(device) if is_remote(device) else None
 
     def run(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:
@@ -174,7 +174,7 @@ class CudaLane:
     ) -> None:
         self._worker, self._device = worker, device
         self._waiter = EventWaiter()
-        self._side: SideStream | None = None
+        self._beside: dict[str, SideStream] = {}
         # One more than can be under way: the ids of the oldest have been read when its turn comes again.
         self._host_ids = cycle(
             [
@@ -212,10 +212,10 @@ class CudaLane:
 
         return Launched(lambda: value, self._waiter.after(ended), idle_before_s)
 
-    def beside(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:
-        if self._side is None:
-            self._side = SideStream(self._device)
-        return self._side.run(work)
+    def beside(self, work: Callable[[], Sequence[Tensor]], name: str = "encoder") -> asyncio.Future[Any]:
+        if name not in self._beside:
+            self._beside[name] = SideStream(self._device, name)
+        return self._beside[name].run(work)
 
     def fault_beside(self, error: BaseException) -> Fault:
         return CudaLane.fault(self, error)
@@ -240,9 +240,9 @@ class CudaLane:
         return fault
 
     async def close(self) -> bool:
-        side_has_ended = self._side is None or await self._side.close()
+        ended = await asyncio.gather(*(side.close() for side in self._beside.values()))
         self.stop()
-        return side_has_ended and self._waiter.has_ended and (self._worker is None or await self._worker.close())
+        return all(ended) and self._waiter.has_ended and (self._worker is None or await self._worker.close())
 
     def stop(self) -> None:
         self._waiter.close()

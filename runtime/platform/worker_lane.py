@@ -1,6 +1,6 @@
 """WorkerLane: computes steps on one worker thread, for platforms where host and device are the same.
 
-Side work uses a second thread and the cores that a step leaves free: torch's own operators use one thread."""
+Side work uses threads of its own and the cores that a step leaves free: torch's own operators use one thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runtime.step import WorkerEvent
 class WorkerLane:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._second: Worker | None = None
+        self._beside: dict[str, Worker] = {}
 
     def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
         value: Future[Any] = Future()
@@ -40,10 +40,10 @@ class WorkerLane:
         done = self._worker.submit(lambda: values.append(work()))
         return Launched(lambda: values[0], done, _unknown)
 
-    def beside(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:
-        if self._second is None:
-            self._second = Worker("oneloop-encoder")
-        return self._second.enqueue(work)
+    def beside(self, work: Callable[[], Sequence[Tensor]], name: str = "encoder") -> asyncio.Future[Any]:
+        if name not in self._beside:
+            self._beside[name] = Worker(f"oneloop-{name}")
+        return self._beside[name].enqueue(work)
 
     def fault_beside(self, error: BaseException) -> Fault:
         return host_fault(error)
@@ -63,8 +63,8 @@ class WorkerLane:
         return host_fault(error)
 
     async def close(self) -> bool:
-        has_ended = self._second is None or await self._second.close()
-        return await self._worker.close() and has_ended
+        ended = await asyncio.gather(*(worker.close() for worker in self._beside.values()))
+        return await self._worker.close() and all(ended)
 
     def stop(self) -> None:
         pass

@@ -47,8 +47,8 @@ class Lane(Protocol):
         """Submit the rest of a step, or all of it. `brief`: it takes so little that a thread may watch for its end all the time."""
         ...
 
-    def beside(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:
-        """Submit work that runs in order on a separate thread, beside steps.
+    def beside(self, work: Callable[[], Sequence[Tensor]], name: str = "encoder") -> asyncio.Future[Any]:
+        """Submit work that runs beside steps. Work of one `name` runs in order, on a thread of its own.
 
         When the future is done, steps submitted later may read the tensors that `work` returned. The future raises errors of
         `work` or of the device."""

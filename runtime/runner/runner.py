@@ -34,7 +34,7 @@ from runtime.sample.logprobs import LogprobsState, StepLogprobs
 from runtime.sample.prompt_logprobs import PromptLogprobs
 from runtime.sample.sampler import Sampler
 from runtime.speculate.config import Lookup
-from runtime.step import ForwardOutput, RowMasks, Step, StepResult
+from runtime.step import ForwardOutput, HostPages, RowMasks, Step, StepResult
 
 NO_OUTPUTS: EncoderOutputs = MappingProxyType({})
 
@@ -142,6 +142,24 @@ class ModelRunner:
 
     def encode(self, batch: ScheduledBatch) -> list[asyncio.Future[None]]:
         return self._encoding.start(batch)
+
+    def move_blocks(self, block_ids: Sequence[int], pages: HostPages, *, to_host: bool) -> asyncio.Future[Any]:
+        @torch.inference_mode()
+        def copy() -> tuple[Tensor, ...]:
+            blocks, rows, cache = torch.tensor(block_ids, dtype=torch.int64), pages(), self._cache
+            blocks = blocks.to(self._inputs.last_ids.device)
+            sizes = [len(run) for run in rows]
+            if to_host:
+                for run, read in zip(rows, torch.split(cache.read_blocks(blocks), sizes), strict=True):
+                    run.copy_(read, non_blocking=True)
+            else:
+                staged = torch.empty(len(blocks), cache.block_bytes, dtype=torch.uint8, device=blocks.device)
+                for run, part in zip(rows, torch.split(staged, sizes), strict=True):
+                    part.copy_(run, non_blocking=True)
+                cache.write_blocks(blocks, staged)
+            return ()
+
+        return self._lane.beside(copy, "kv-to-host" if to_host else "kv-from-host")
 
     def launch(self, batch: ScheduledBatch) -> Step:
         self._encoding.refuse(batch)
