@@ -187,7 +187,7 @@ class EncoderWork:
 class ScheduledBatch:
     """Decided step. `encoder_drops`: keys of encoder outputs to drop before `encoder_work`. `follows`: the device drafter
     computes the step too; otherwise it makes no drafts after it. `decodes_only`: each row is one sampled token, without
-    mask, draft or binding, as in most steps; False has no meaning."""
+    mask, draft or binding, as in most steps; False has no meaning. `number`: set and read by a feature that counts steps."""
 
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
@@ -198,6 +198,7 @@ class ScheduledBatch:
     encoder_drops: tuple[bytes, ...] = ()
     follows: bool = True
     decodes_only: bool = False
+    number: int = 0
 
     @property
     def sampling_rows(self) -> tuple[ScheduledRow, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from hashlib import sha256
 
 from runtime.engine_options import EngineOptions
 from runtime.kv.kinds import KVDtype, MemoryKind, Nothing, State
@@ -18,6 +19,7 @@ from runtime.speculate.methods import speculation_of
 from runtime.speculate.speculation import Speculation
 
 GIB = 1 << 30
+_DISK_BUFFER_BYTES = GIB  # of host memory, where --kv-disk is given alone
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -53,6 +55,18 @@ class LoraLimits:
             raise ValueError(f"max_cpu_loras ({self.max_cpu_loras}) must be at least max_loras ({self.max_loras})")
 
 
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """KV tiers of one engine. `host_bytes`: host memory. `folder`, `disk_bytes`: of the disk tier; no folder, no disk tier.
+    `fingerprint`: 32 bytes that no other model, type or layout has. `num_ranks`: ranks whose parts of a block lie together."""
+
+    host_bytes: int
+    folder: str | None
+    disk_bytes: int
+    fingerprint: bytes
+    num_ranks: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(EngineOptions):
     """Engine options, and settings that the server and its tests add.
@@ -60,13 +74,15 @@ class EngineConfig(EngineOptions):
     `end_token_ids`: tokens that end a sequence, in addition to those of the model's files. `beside`: the engine shares a
     device with a generating engine, so it uses short steps and a KV cache for one step and the longest prompt. `pools`:
     prompts are pooled and nothing is sampled, so captured steps end at hidden states. `cache_key`: key of the prefix cache,
-    shared by engines that get the same prepared prompts. `steps_in_flight`: 2 schedules a step while the previous one runs.
-    `max_num_mixed_tokens`: fixed number of prompt tokens in a step with decodes, instead of a time limit."""
+    shared by engines that get the same prepared prompts. `kv_fingerprint`: digest of the model's files, for KV blocks on a
+    disk. `steps_in_flight`: 2 schedules a step while the previous one runs. `max_num_mixed_tokens`: fixed
+    number of prompt tokens in a step with decodes, instead of a time limit."""
 
     end_token_ids: frozenset[int] = frozenset()
     beside: bool = False
     pools: bool = False
     cache_key: bytes | None = field(default=None, repr=False)
+    kv_fingerprint: bytes = b""
     steps_in_flight: int = 2
     max_num_mixed_tokens: int | None = None
 
@@ -160,6 +176,8 @@ class EnginePlan:
     encoder_cache_size: int = 0
     kv_cache_note: str = ""  # type of the KV cache and its gain, if not `dtype`
     num_stages: int = 1
+    tiers: TierLimits | None = None
+    token_s: float = 0.0  # measured time of a prompt's token
     draft_share: float = 0.1  # assumed cost of a draft, in steps of one row
     max_drafted_tokens: int | None = None  # tokens of the longest captured step with drafts
 
@@ -267,6 +285,7 @@ class EnginePlan:
             notes.append(layout.describe())
         if config.enable_prefix_caching and layout.no_prefix_reason:
             notes.append(f"prefix caching is off: {layout.no_prefix_reason}")
+        tiers = _tiers(config, layout, dtype)
         speculative = config.speculation
         if speculative is not None:
             speculative = speculative.where(on_device=defaults.looks_up and config.num_devices == 1)
@@ -298,10 +317,37 @@ class EnginePlan:
             speculative=speculative,
             notes=tuple(notes),
             lora=config.lora,
+            tiers=None if layout.no_prefix_reason else tiers,
             enable_prompt_embeds=config.enable_prompt_embeds,
             max_num_encoder_tokens=config.max_num_encoder_tokens or budget,
             encoder_cache_size=config.encoder_cache_size,
         )
+
+
+def _tiers(config: EngineConfig, layout: KVLayout, dtype: str) -> TierLimits | None:
+    """Return the limits of the KV tiers, or None. Raises PlanError."""
+    if config.kv_host_bytes is None and config.kv_disk is None:
+        return None
+    option = "kv-disk" if config.kv_host_bytes is None else "kv-host-bytes"
+    if not config.enable_prefix_caching:
+        raise PlanError(f"--{option} extends the prefix cache: leave it or --no-enable-prefix-caching out")
+    if config.pipeline_parallel_size > 1:
+        raise PlanError(f"--{option} is not for a model in several stages: leave it or --pipeline-parallel-size alone")
+    about = (config.kv_fingerprint, layout, dtype, config.quantization, config.tensor_parallel_size, config.kernels)
+    host_bytes = (config.kv_host_bytes or _DISK_BUFFER_BYTES) // config.data_parallel_size
+    slot_bytes = layout.block_bytes * config.tensor_parallel_size
+    widest = max(group.width for group in layout.groups)
+    if host_bytes < 2 * widest * slot_bytes:
+        raise PlanError(
+            f"--kv-host-bytes {host_bytes} holds fewer than two KV blocks of {widest * slot_bytes} bytes: raise it"
+        )
+    return TierLimits(
+        host_bytes,
+        config.kv_disk,
+        config.kv_disk_bytes // config.data_parallel_size,
+        sha256(repr(about).encode()).digest(),
+        config.tensor_parallel_size,
+    )
 
 
 def _kv_cache_note(layout: KVLayout, kv_cache_dtype: str, layers: tuple[MemoryKind, ...], dtype: str) -> str:

@@ -161,6 +161,13 @@ class EngineOptions:
         None, "blocks in the KV cache, of 16 tokens, or more where layers are recurrent", minimum=2
     )
     enable_prefix_caching: bool = option(True, "reuse the KV cache of common prompt prefixes")
+    kv_host_bytes: int | None = size(
+        None, "host memory for KV blocks that the KV cache evicts, such as 64GiB (default: none)", group=ENGINE
+    )
+    kv_disk: str | None = option(
+        None, "folder for KV blocks that outlive the process; one folder serves several servers", metavar="DIR"
+    )
+    kv_disk_bytes: int = size(100 << 30, "maximum size of the --kv-disk folder", group=ENGINE)
     scheduling_policy: SchedulingPolicy = option(
         "fair",
         "order of requests: fair shares tokens between clients, fcfs takes them by arrival, priority by their priority",

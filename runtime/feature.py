@@ -188,6 +188,9 @@ class Feature:
     def clear(self) -> None:
         """Forget what the device had: the model has left it. No sequence runs."""
 
+    def close(self) -> None:
+        """End what goes on beside steps. Does not wait."""
+
     def metrics(self) -> list[Metric]:
         return []
 

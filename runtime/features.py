@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
-from runtime.config import EnginePlan
+from runtime.config import EnginePlan, PlanError
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.feature import Feature
 from runtime.lora.adapters import Adapters
@@ -14,6 +15,7 @@ from runtime.models.model import Model
 from runtime.models.spec.draft_head import PairSpec
 from runtime.parallel.stage_turns import StageTurns
 from runtime.speculate.scheduling import DraftScheduling
+from runtime.tiers.scheduling import TierScheduling
 
 
 def _stages(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feature | None:
@@ -57,11 +59,34 @@ def takes_embeds(plan: EnginePlan, model: Model) -> bool:
     return plan.enable_prompt_embeds and model.spec.generates and takes and not plan.layout.in_one_step
 
 
+def _tiers(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feature | None:
+    tiers = plan.tiers
+    if tiers is None:
+        return None
+    from runtime.tiers.disk import DiskTier
+    from runtime.tiers.host import HostTier
+    from runtime.tiers.slabs import Slabs
+
+    slot_bytes = plan.layout.block_bytes * tiers.num_ranks
+    num_slots = tiers.host_bytes // slot_bytes
+    disk = None
+    if tiers.folder is not None:
+        try:
+            disk = DiskTier(Path(tiers.folder), tiers.fingerprint, tiers.disk_bytes)
+        except OSError as error:
+            raise PlanError(f"--kv-disk {tiers.folder}: {error}") from error
+    page_locked = model.device.startswith("cuda")
+    return TierScheduling(
+        HostTier(num_slots), Slabs(slot_bytes, num_slots, page_locked=page_locked), plan.token_s, disk
+    )
+
+
 FEATURES: tuple[Callable[[EnginePlan, Model, Adapters | None], Feature | None], ...] = (
     _stages,
     _drafts,
     _adapters,
     _encoders,
+    _tiers,
 )
 
 

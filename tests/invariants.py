@@ -7,10 +7,12 @@ from runtime.sequence import Sequence, Status
 
 
 def check_pool(scheduler: Scheduler) -> None:
-    """Every block is counted once for each table it stands in and each copy under way; what is free
+    """Every block is counted once for each table it stands in and each copy under way, within the pool or not; what is free
     is neither, and more than what tables are promised."""
     uses = Counter(block_id for sequence in scheduler.running for block_id in _ids(sequence))
     uses.update(scheduler.blocks.copies.block_ids)
+    for feature in scheduler.features:
+        uses.update(getattr(feature, "block_ids", ()))
     copies = (getattr(claim, "copy", None) for sequence in scheduler.running for claim in sequence.claims)
     kept = (copy.block_ids for copy in copies if copy is not None)
     uses.update(block_id for tables in kept for block_ids in tables for block_id in block_ids)

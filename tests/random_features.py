@@ -38,6 +38,7 @@ from runtime.scheduler import Scheduler
 from runtime.speculate.config import SpeculativeConfig
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.start import plan_engine, start_replicas
+from runtime.tiers.scheduling import TierScheduling
 from runtime.weights.fetch import ModelFiles, resolve
 from tests.equality.adapters import linear_modules, write_adapter
 from tests.equality.greedy import TIE
@@ -130,6 +131,8 @@ class Draw:
             options |= {
                 "enable_lora": True, "max_loras": rng.randint(1, 3), "max_cpu_loras": rng.randint(2, 4), "max_lora_rank": 4,
             }  # fmt: skip
+        if random.Random(f"tiers {seed}").random() < 0.4:
+            options["kv_host_bytes"] = 1 << 22
         num_preemptions, spare_blocks = rng.choice((0, 0, 10)), rng.choice((0, 1, 2, 5, 10, 40))
         rounds = options["quantization"] != "auto" or options["kv_cache_dtype"] != "auto"
         asked = _requests(rng, adapters="enable_lora" in options, only_greedy=rounds)
@@ -274,6 +277,11 @@ def refusals(draw: Draw, models: Models) -> list[tuple[str, ...]]:
         found.append(("max-model-len",))
     if options["max_num_batched_tokens"] <= options["max_num_seqs"]:
         found.append(("max-num-batched-tokens", "max-num-seqs"))
+    if "kv_host_bytes" in options:
+        if not options["enable_prefix_caching"]:
+            found.append(("kv-host-bytes", "enable-prefix-caching"))
+        if options["pipeline_parallel_size"] > 1:
+            found.append(("kv-host-bytes", "pipeline-parallel-size"))
     if "enable_lora" in options:
         if options["pipeline_parallel_size"] > 1:
             found.append(("enable-lora", "pipeline-parallel-size"))
@@ -411,6 +419,9 @@ async def compare(draw: Draw, models: Models) -> bool:
         wanted = await plain_answers(draw, models)
         for each in engine.replicas:
             checked(each._scheduler, draw.num_preemptions)
+            for feature in each._scheduler.features:
+                if isinstance(feature, TierScheduling):
+                    feature.lookup.token_s = 3600.0  # reading is always worth it: of tiny models, computing is as fast
         asked = [one.predicting(answer.token_ids) for one, answer in zip(draw.asked, wanted, strict=True)]
         found = await answers(engine, asked, alone=False)
     finally:

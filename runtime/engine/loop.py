@@ -92,6 +92,8 @@ class Loop:
         finally:
             self._observers.idle()
             self._sleeping.close()
+            for feature in self._scheduler.features:
+                feature.close()
 
     # --- the loop -------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import math
 import os
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from runtime.config import EngineConfig, PlanError
 from runtime.engine import Engine
@@ -21,6 +22,7 @@ from runtime.start.plan import SharedDevice
 from runtime.start.ranks import build_parts
 from runtime.start.sleep import ModelRunnerFactory
 from runtime.start.stages import build_over_processes
+from runtime.tiers.folder import fingerprint, folder_key
 from runtime.weights.fetch import ModelFiles
 
 log = logging.getLogger("oneloop.start")
@@ -34,12 +36,13 @@ async def start_replicas(
 
     The first starts before the others, which then find its compiled kernels in the cache."""
     num, device = config.data_parallel_size, device or SharedDevice()
+    config = await asyncio.to_thread(_with_folder, config, files, draft)
     if num == 1:
         return await start_engine(config, files, report, draft, device, processes=processes)
     callers = Callers()
     config = replace(
         config,
-        cache_key=os.urandom(32),
+        cache_key=config.cache_key or os.urandom(32),
         max_queue=math.ceil(config.max_queue / num),
         max_queued_tokens=config.max_queued_tokens and math.ceil(config.max_queued_tokens / num),
     )
@@ -60,6 +63,18 @@ async def start_replicas(
         await asyncio.gather(*(each.close() for each in engines))
         raise errors[0]
     return Replicas(engines)
+
+
+def _with_folder(config: EngineConfig, files: ModelFiles, draft: ModelFiles | None) -> EngineConfig:
+    """Add what blocks in the folder of --kv-disk are known by. Raises PlanError."""
+    if config.kv_disk is None:
+        return config
+    try:
+        key = folder_key(Path(config.kv_disk))
+    except (OSError, ValueError) as error:
+        raise PlanError(f"--kv-disk {config.kv_disk}: {error}") from error
+    load = f"{config.load_format} {config.seed}" if config.load_format == "dummy" else ""
+    return replace(config, cache_key=key, kv_fingerprint=fingerprint(files, draft, load))
 
 
 async def start_engine(

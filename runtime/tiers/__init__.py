@@ -1,0 +1,1 @@
+"""KV tiers: host memory and a disk behind the prefix cache."""
