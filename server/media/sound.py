@@ -70,7 +70,7 @@ def read_sound(data: bytes, where: str, *, rate: int, max_seconds: float) -> Pie
         import av
 
         resampler = av.AudioResampler(
-            format="fltp", rate=rate
+            format="flt", rate=rate
         )  # channels stay, and are mixed here: FFmpeg makes two louder
         pieces: list[Samples] = []
         num_samples, num_in_piece = 0, 0
@@ -124,8 +124,9 @@ def given_samples(value: Any, where: str, *, rate: int, max_seconds: float) -> S
 
 
 def _mixed(frame: AudioFrame) -> Samples:
-    """The mean of the channels."""
-    return np.asarray(frame.to_ndarray().mean(axis=0), dtype=np.float32)
+    """Return the mean of the channels. They are interleaved: PyAV reads beyond its memory for more than eight planes."""
+    samples = frame.to_ndarray().reshape(-1, frame.layout.nb_channels)
+    return np.asarray(samples.mean(axis=1), dtype=np.float32)
 
 
 def check_codec(stream: Any, where: str) -> None:
