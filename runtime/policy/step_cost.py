@@ -79,7 +79,7 @@ class StepCost:
 
 
 class LearnedCost:
-    """A StepCost that follows observed steps. `every`: of steps without prompts, one in so many is observed."""
+    """StepCost learned from observed steps. `every`: one in `every` steps without prompts is observed."""
 
     def __init__(self, assumed: StepCost, *, every: int = 1) -> None:
         self.assumed = assumed

@@ -46,7 +46,7 @@ class _Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """values [sum(sizes), D] float32: so many rows of it for each of `rows`; `by_token`: these are no vectors alone."""
+    """Pooled values [sum(sizes), D] float32, `sizes` rows of it for each of `rows`. `by_token`: one vector per token."""
 
     rows: tuple[int, ...]
     sizes: tuple[int, ...]

@@ -35,7 +35,7 @@ class RankWorker(Worker):
             self.stage.tables = tables
 
     def has_gone(self) -> None:
-        """Nobody is left waiting for it within a step."""
+        """Fail other ranks that wait for this one within a step."""
         rank, where = self.rank, []
         if rank.size > 1:
             where.append(f"rank {rank.number} of {rank.size}")

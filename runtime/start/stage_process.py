@@ -211,4 +211,4 @@ class _StageProcess:
 
 
 def _quiet(progress: object) -> None:
-    """The process in charge tells of its own progress."""
+    """Report nothing: the process of the first stage reports its own progress."""

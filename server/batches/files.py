@@ -91,8 +91,8 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 class FileStore:
-    """Reads the folder when it is made. `max_bytes`: of all files together. `clock`: seconds since the epoch. A file whose time is
-    over is not there for anybody, whether it is deleted yet or not."""
+    """Store of files in a folder, which is read at creation. `max_bytes`: limit of all files together. `clock`: seconds
+    since the epoch. An expired file is hidden even before it is deleted."""
 
     def __init__(
         self, folder: Path, *, max_files: int, max_bytes: int, shares: Shares | None = None,

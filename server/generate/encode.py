@@ -135,8 +135,8 @@ def max_tokens_of_text(max_model_len: int) -> int:
 async def _encode_chat(
     chat: Chat, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> Encoded:
-    """Raises InvalidRequest where there is no template, it refuses the conversation (roles out of order …), or nobody could read
-    the calls of the tools."""
+    """Encode a conversation. Raises InvalidRequest if there is no template, the template rejects the conversation (roles out
+    of order …), or tool calls of this model cannot be parsed."""
     tools = tools_json(chat.shown_tools)
     if tools and loaded.chat_format.tool_parser is None:
         raise InvalidRequest(

@@ -1,8 +1,7 @@
-"""Listening sockets: an address, a Unix socket, or a socket that a service manager opened; TLS; and the notification of that
-manager (sd_notify).
+"""Listening sockets: an address, a Unix socket, or a socket of a service manager; TLS; and readiness notification (sd_notify).
 
-The file of a Unix socket outlives a killed process. The next process that binds the path removes it if nobody listens there; a
-lock on the folder serialises processes that start at the same time."""
+The file of a Unix socket outlives a killed process. The next process that binds the path removes it if no process listens
+there; a lock on the folder serialises processes that start at the same time."""
 
 from __future__ import annotations
 

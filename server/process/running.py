@@ -1,7 +1,7 @@
-"""Servers of this user that run on this machine: a file for each one, which its process holds locked as long as it lives.
+"""Running servers of this user on this machine: one file each, locked by its process.
 
-`oneloop ps` and `oneloop stop` read the files. The kernel releases a lock however a process ends; whoever finds a file without
-a lock removes it."""
+`oneloop ps` and `oneloop stop` read the files. The kernel releases a lock when its process ends, and a reader removes
+unlocked files."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ async def test_how_json_is_written_can_be_said_beside_a_format(serve, style):
     assert (await server.chat(response_format=named, **style)).status_code == 200
     holds(server, '{"a":   1}', "{}")
     error = error_of(await server.chat(**style), 400)
-    assert "no field asks for JSON" in error["message"]
+    assert "no field requests JSON" in error["message"]
 
 
 async def test_a_json_object_may_have_a_schema_as_llama_cpp_has_it(serve):

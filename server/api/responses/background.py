@@ -1,7 +1,7 @@
-"""BackgroundRun: a response that is made whether or not anybody waits for it.
+"""BackgroundRun: a response that is generated independently of its client.
 
-A task reads the engine's stream to its end and keeps the events, if the response is to be streamed; any number of clients
-read them, each from where it wants to and at its own speed, and leaving ends nothing. It ends once: finished, failed or
+A task reads the engine's stream to its end and keeps the events, if the response is to be streamed. Any number of clients
+read them, each from its own position and at its own speed, and leaving ends nothing. It ends once: finished, failed or
 cancelled; then `finished` is called."""
 
 from __future__ import annotations
