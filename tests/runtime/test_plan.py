@@ -270,7 +270,9 @@ def test_what_the_server_has_taken_since_it_looked_first_counts():
 
 
 def test_a_share_that_others_hold_is_refused_with_what_would_fit():
-    with pytest.raises(PlanError, match=r"0.9 is 90.0 of .* only 55.5 are free: others .* lower it to 0.55 at most"):
+    with pytest.raises(
+        PlanError, match=r"0.9 is 90.0 of .* only 55.5 are free; other processes .* Lower it to 0.55 at most"
+    ):
         SharedGpu(55.5).plan(EngineConfig(), spec_of_gib(10))
     assert SharedGpu(55.5).plan(EngineConfig(kv_cache_bytes=GIB), spec_of_gib(10)).num_kv_blocks > 0
 
