@@ -53,7 +53,7 @@ def headless_docstrings() -> list[str]:
 
 def helps() -> Iterator[tuple[str, str]]:
     for field in dataclasses.fields(ServerConfig):
-        yield field.name, str(field.metadata.get("help", ""))
+        yield field.name, str(field.metadata["text"])
 
 
 def long_help() -> list[str]:
