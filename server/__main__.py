@@ -43,7 +43,10 @@ def main() -> int:
         config = parse(argv, os.environ)
         # Hundreds of modules that stay would be gone through again and again; `Process` turns it on once the model is there.
         gc.disable()
-        check_early(config)
+        try:
+            check_early(config)
+        except ConfigError as error:
+            return refused(error, config)
         if config.dry_run:
             if config.embedding_model is not None or config.speech_model is not None:
                 raise ConfigError("--dry-run plans one model: leave --embedding-model and --speech-model out")
@@ -62,13 +65,25 @@ def main() -> int:
             print(f"oneloop: cannot listen on {where}: {error.strerror or error}", file=sys.stderr)
             return 1
         except ConfigError as error:
-            print(f"oneloop: {error}", file=sys.stderr)
-            return 2
+            return refused(error, config)
         try:
             return serve(config, sock, started_s)
         except ConfigError as error:  # of what only shows when it is used, such as a folder
-            print(f"oneloop: {error}", file=sys.stderr)
-            return 2
+            return refused(error, config)
+
+
+def refused(error: ConfigError, config: ServerConfig) -> int:
+    """Report why nothing can be served, in the format of --log-format; the exit code."""
+    if config.log_format == "json":
+        import logging
+
+        from server.http import logs
+
+        logs.begin(config.log_level, config.log_format)
+        logging.getLogger("oneloop.process").error("%s", error)
+    else:
+        print(f"oneloop: {error}", file=sys.stderr)
+    return 2
 
 
 def opened(config: ServerConfig, stack: contextlib.ExitStack) -> tuple[ServerConfig, socket.socket]:

@@ -89,7 +89,7 @@ def run(installed: Path, folder: Path, *arguments: str) -> str:
     ended = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(installed)},
+        env={**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "1000"},  # help is not wrapped
         capture_output=True,
         text=True,
     )

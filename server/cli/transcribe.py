@@ -158,11 +158,13 @@ def run(job: Job, llm: LLM) -> int:
     )
     failed = 0
     for file, output in zip(job.files, found, strict=True):
-        try:
-            if isinstance(output, ValueError):
-                raise output
-            job.written(file, job.shown(output))
-        except (ValueError, OSError) as error:
+        error: Exception | None = output if isinstance(output, ValueError) else None
+        if not isinstance(output, ValueError):
+            try:
+                job.written(file, job.shown(output))
+            except (ValueError, OSError) as reason:
+                error = reason
+        if error is not None:
             failed += 1
             print(f"oneloop: {file}: {error}", file=sys.stderr)
     return 1 if failed else 0

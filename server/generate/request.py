@@ -351,9 +351,7 @@ def one_constraint(
     first, *others = constraints
     if any(_meaning(one.grammar) != _meaning(first.grammar) for one in others):
         names = " and ".join(dict.fromkeys(one.param.partition(".")[0] for one in constraints))
-        raise InvalidRequest(
-            f"{names} contradict each other: each sets an output format; give one of them", param=first.param
-        )
+        raise InvalidRequest(f"{names}: more than one output format; give one of them", param=first.param)
     return first
 
 

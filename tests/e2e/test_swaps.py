@@ -47,7 +47,7 @@ def states(server) -> dict[str, str]:
 
 def test_a_name_that_no_model_has_is_told_at_the_start(start):
     server = start("--model", "all-minilm-l6-v2", "--model", "/no/such")
-    assert server.process.wait() == 1
+    assert server.process.wait() == 2
     server.kill()
     assert any("/no/such: no such file or folder" in line for line in server.log)
 

@@ -109,5 +109,5 @@ def test_what_are_no_embeddings_is_an_error(recording, error):
     ("name", "endpoint"), [("rag", "completions"), ("embeddings", "chat"), ("c1", "embeddings"), ("edit", "embeddings")]
 )
 def test_a_workload_goes_to_no_endpoint_that_it_is_not_for(name, endpoint):
-    with pytest.raises(ValueError, match=r"endpoint only|workload of that name"):
+    with pytest.raises(ValueError, match=r"endpoint only|use the workload named"):
         workload(name, endpoint=endpoint)

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import loadtests
 from loadtests.__main__ import main
 from loadtests.answers import Answer
 from loadtests.figures import Run
@@ -134,6 +135,7 @@ def test_what_cannot_be_drawn_is_said_before_anything_is_measured(args, reason, 
 def test_without_matplotlib_a_picture_is_refused_before_anything_is_measured(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "loadtests.charts", raising=False)
+    monkeypatch.delattr(loadtests, "charts", raising=False)
     assert main(["serve", "--plot", "x.png"]) == 2
     assert "pip install 'oneloop[bench]'" in capsys.readouterr().err
 

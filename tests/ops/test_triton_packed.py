@@ -125,7 +125,7 @@ def test_a_step_without_tokens_is_nothing():
 
 def test_biases_that_know_one_direction_only_are_refused():
     qkv, heads, positions, meta = case("cpu", [3], 2, 2, 64, torch.float32, alibi=torch.ones(2))
-    with pytest.raises(ValueError, match="full mask"):
+    with pytest.raises(ValueError, match="causal mask"):
         triton_packed.attend_packed(qkv, heads, positions, meta)
 
 

@@ -278,7 +278,7 @@ async def test_a_bug_in_the_loop_is_a_death_too():
         (EngineMeter, "report"),
         (StepHealth, "settled"),
         (FixedBudget, "settled"),
-        (Speculation, "took"),
+        (Speculation, "record_step"),
         (Profiling, "settled"),
     ],
 )

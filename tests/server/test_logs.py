@@ -113,5 +113,5 @@ def test_for_programs_why_nothing_can_be_served_is_json_too():
     command = [sys.executable, "-m", "server", "--port", "0", "--model", "/no/such", "--log-format", "json"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     lines = [json.loads(line) for line in ended.stderr.splitlines()]
-    assert (ended.returncode, ended.stdout) == (1, "")
+    assert (ended.returncode, ended.stdout) == (2, "")
     assert [(line["level"], "no such file or folder" in line["message"]) for line in lines][-1] == ("error", True)

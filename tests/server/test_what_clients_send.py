@@ -111,7 +111,7 @@ async def test_two_constraints_are_refused_with_both_names(serve, route):
     server = await serve()
     answer = await post(server, route, guided_regex="a", structured_outputs={"regex": "b"})
     assert answer.status_code == 400
-    assert "structured_outputs and guided_regex contradict each other" in answer.text
+    assert "structured_outputs and guided_regex: more than one output format" in answer.text
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ async def test_packed_answers_are_not_unpacked():
         yield b"\x1f\x8b"
 
     answer = httpx.Response(200, headers=PNG | {"content-encoding": "gzip"}, content=packed())
-    assert "packed" in await refused(Network(answers={"pictures.test/": answer}).fetcher(), "http://pictures.test/")
+    assert "compressed" in await refused(Network(answers={"pictures.test/": answer}).fetcher(), "http://pictures.test/")
 
 
 async def test_an_endless_answer_ends_at_the_limit():

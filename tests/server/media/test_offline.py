@@ -28,7 +28,7 @@ def llm(seeing):
 
 
 def test_a_program_may_hold_as_much_as_it_asks_for(llm):
-    reader = llm._core._loaded.media
+    reader = llm._core.loaded.media
     assert reader._held._max_bytes >= UNBOUNDED_GB * 1024**3
 
 

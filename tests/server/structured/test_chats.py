@@ -295,7 +295,7 @@ def doubling(levels: int) -> dict[str, Any]:
         ("pythonic", {"type": "object", "properties": {"a-b": {}}}, "a-b"),
         ("functiongemma", holding({"enum": [{}]}), "enum of objects"),
         ("functiongemma", holding({"$ref": "#"}), "nested deeper"),
-        ("functiongemma", holding({"allOf": [{}, {}]}), "which type"),
+        ("functiongemma", holding({"allOf": [{}, {}]}), "the type of each value"),
         ("functiongemma", holding({"type": "array", "prefixItems": [{}]}), "lists"),
     ],
 )  # fmt: skip
