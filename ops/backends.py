@@ -54,11 +54,11 @@ def everywhere(
     op: str, native_run: Callable[..., Any], triton_run: str, reference_run: Callable[..., Any],
     traced_run: Callable[..., Any],
 ) -> Op:  # fmt: skip
-    """An op that every backend computes, and a tracer notes."""
+    """Return an op with kernels for every backend and for tracing."""
     kernels = [native(op, native_run), triton(op, triton_run), reference(op, reference_run)]
     return Op(op, USUAL, kernels, traced(op, traced_run))
 
 
 def on_gpus(op: str, triton_run: str, reference_run: Callable[..., Any]) -> Op:
-    """An op that no compiled CPU kernel computes."""
+    """Return an op with Triton and reference kernels, without a compiled CPU kernel."""
     return Op(op, USUAL, [triton(op, triton_run, on_cuda_at_any_size), reference(op, reference_run)])

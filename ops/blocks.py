@@ -16,7 +16,7 @@ Q4_0 = WeightFormat("Q4_0")
 
 
 class Decoded(NamedTuple):
-    """Codes [..., columns of a block], uint8 or int8, and float or integer roles [..., groups of a block]: a number is worth
+    """Decoded blocks: codes [..., columns of a block] uint8 or int8, and roles [..., groups of a block]. A weight's value is
     (code - zero) * scales * super_scales + adds - mins * super_mins. Scales of MXFP4 count halves of its numbers."""
 
     codes: Array
@@ -40,7 +40,7 @@ def as_codes(stored: StoredWeight) -> StoredWeight:
 
 
 def as_w4(stored: StoredWeight) -> StoredWeight:
-    """Return blocks "Q4_0" as "w4", whose default zero point they have, and other formats unchanged."""
+    """Convert blocks "Q4_0" to "w4", which has the same zero point; return other formats unchanged."""
     if stored.format != Q4_0:
         return stored
     found = as_codes(stored)
@@ -57,7 +57,7 @@ def decode(kind: str, rows: Array, library: Any) -> Decoded:
 
 
 def _half(blocks: Array, at: int, library: Any) -> Array:
-    """The float16 at byte `at` of each block, [..., 1]."""
+    """Return the float16 at byte `at` of each block, [..., 1]."""
     return library.stack((blocks[..., at], blocks[..., at + 1]), -1).view(library.float16)
 
 
@@ -67,7 +67,7 @@ def _nibbles(packed: Array, library: Any) -> Array:
 
 
 def _five_bits(high: Array, low: Array, library: Any) -> Array:
-    """high [..., 4] is one bit per weight, low [..., 16] nibbles -> [..., 32]."""
+    """Combine high [..., 4], one bit per weight, and low [..., 16], nibbles, to five-bit codes [..., 32]."""
     shifts = library.asarray([i % 8 for i in range(32)], dtype=library.uint8, device=high.device)
     bits = high[..., [i // 8 for i in range(32)]] >> shifts & 1
     return _nibbles(low, library) | bits << 4

@@ -31,7 +31,7 @@ _preparing = threading.Lock()
 
 def prepare(device: torch.device) -> None:
     """Prepare Triton before its first kernel: compute its hash of itself (half a gigabyte) once, instead of once for each
-    thread. Hardly needs the interpreter."""
+    thread. Mostly runs without the GIL."""
     torch.cuda.set_device(device)
     with _preparing:
         if (sum_up := getattr(cache, "triton_key", None)) is not None:  # kept by Triton
@@ -47,8 +47,8 @@ class _Zeros(TorchFunctionMode):
 
 @contextmanager
 def compile_together(device: torch.device) -> Iterator[None]:
-    """Ends when all is compiled. A kernel that does not compile says so at its first real launch. Who comes while another thread is
-    inside launches and compiles as ever."""
+    """Compile all kernels launched in the block in parallel, and wait for them on exit. A compile error is raised at the
+    kernel's first real launch. If another thread is inside, the block launches and compiles as usual."""
     if not _inside.acquire(blocking=False):
         yield
         return
@@ -59,7 +59,7 @@ def compile_together(device: torch.device) -> Iterator[None]:
 
 
 def _load(function: Any, specialization: str) -> None:
-    """Compile it, or find it compiled, and bring its machine code to the device."""
+    """Compile the kernel, or find it in the cache, and load its machine code on the device."""
     kernel = function.preload(specialization)
     getattr(kernel, "run", None)  # a property
 

@@ -1,4 +1,4 @@
-"""Activations of an MLP: alone, or of one half of a projection times the other half."""
+"""Activation functions of an MLP: plain, or gated (the activated first half of a projection times the second half)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _activate = backends.everywhere(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [T, 2 * I] -> silu(first half) * second half, [T, I]."""
+    """Return silu(first half) * second half of gate_up [T, 2 * I], as [T, I]."""
     return _silu_mul.runs[gate_up.device, gate_up.dtype](gate_up)
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
-    """gate_up [T, 2 * I] -> activation(first half) * second half, [T, I]; `activation` as for `activate`."""
+    """Return activation(first half) * second half of gate_up [T, 2 * I], as [T, I]; `activation` as for `activate`."""
     return _gated.runs[gate_up.device, gate_up.dtype](gate_up, activation)
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """x [T, I] -> the same shape: "silu", "gelu", "gelu_tanh" (its approximation), "relu" or "relu2" (relu squared)."""
+    """Apply an activation to x [T, I]: "silu", "gelu", "gelu_tanh" (tanh approximation), "relu" or "relu2" (relu squared)."""
     return _activate.runs[x.device, x.dtype](x, activation)

@@ -1,4 +1,4 @@
-"""Activations by oneloop_native, alone and gating."""
+"""Activations by oneloop_native, plain and gated."""
 
 from __future__ import annotations
 

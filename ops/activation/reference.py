@@ -1,4 +1,4 @@
-"""Activations in plain torch, alone and gating."""
+"""Activations in plain torch, plain and gated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations in Triton, alone and gating: one pass, 16 bytes a thread."""
+"""Activations in Triton, plain and gated: one pass over the data, 16 bytes per thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over the paged cache: all of a layer between its projections, and the mixing alone."""
+"""Attention over the paged KV cache: a layer's whole attention between its projections, and softmax(q k^T) v alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _reads_cache(case: ShapeClass) -> str | None:
 
 
 def cache_refusal(device: torch.device, kv_dtype: torch.dtype, head_size: int) -> str | None:
-    """Why a GPU's own kernels cannot read caches of that type and head size, None where they can, or it is no GPU."""
+    """Return why the Triton kernels cannot read KV caches of this dtype and head size, or None if they can or `device` is no
+    GPU."""
     if device.type != "cuda":
         return None
     return _reads_cache(ShapeClass(device.type, torch.float32, kv_dtype, head_size, capability=capability(device)))
@@ -89,10 +90,10 @@ def attend(
     qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
-    """All of a layer between its projections: per-head norms, rotary embedding, keys and values into the cache, mixing.
+    """Compute a layer's attention between its projections: per-head norms, rotary embedding, KV cache write, softmax(q k^T) v.
 
-    qkv [T, (Hq + 2 Hkv) * D], which is overwritten; positions and slot_mapping [T] int64 as for `rope` and `store_kv`; returns
-    [T, Hq * D]. Every token's key is stored before any query of the step reads it."""
+    qkv [T, (Hq + 2 Hkv) * D], which is overwritten; positions and slot_mapping [T] int64 as for `rope` and `store_kv`;
+    returns [T, Hq * D]. Every token's key is stored before any query of the step reads it."""
     run = _attend.runs[qkv.device, qkv.dtype, k_cache.dtype, heads.head_size, (), heads.mask]
     return run(qkv, heads, positions, k_cache, v_cache, slot_mapping, meta)
 
@@ -125,7 +126,7 @@ def _attend_in_parts(
 
 
 def _turned(qkv: Tensor, heads: AttentionHeads, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q [T, Hq, D], k and v [T, Hkv, D], q and k normed and rotated."""
+    """Split qkv into q [T, Hq, D], k and v [T, Hkv, D]; q and k are normed and rotated."""
     q, k, v = heads.split(qkv)
     if heads.norms is not None:
         q = rms_norm(q, heads.norms[0], heads.norm_eps)
@@ -186,10 +187,11 @@ def attend_latent(
     slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:
-    """Latent attention (`LatentHeads`, D = rank + P): keys are stored, then mixed by each head, [T, Hq, rank].
+    """Compute latent attention (`LatentHeads`, D = rank + P): store the step's keys, then attend with every head; [T, Hq,
+    rank].
 
-    q [T, Hq, D] and latent [T, D], contiguous, the last P dims of both yet to be rotated, which happens in place; cache
-    [num_blocks, 1, block_size, D]; positions and slot_mapping [T] int64 as for `rope` and `store_kv`."""
+    q [T, Hq, D] and latent [T, D], contiguous; the last P dims of both are rotated in place. cache [num_blocks, 1,
+    block_size, D]; positions and slot_mapping [T] int64 as for `rope` and `store_kv`."""
     run = _attend_latent.runs[q.device, q.dtype, cache.dtype, heads.head_size]
     return run(q, latent, heads, positions, cache, slot_mapping, meta)
 

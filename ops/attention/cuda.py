@@ -1,7 +1,7 @@
-"""Attention of single queries by decode.cu: from the qkv projection's output to the mixed heads in one kernel.
+"""Attention of single queries by decode.cu: from the qkv projection's output to the heads' results in one kernel.
 
-Where every request has one query whose context was written by earlier steps (`meta.uniform`), it norms, rotates and stores as
-well; beside prompts it takes q and a cache that are already complete."""
+If every request has one query and earlier steps wrote its context (`meta.uniform`), the kernel also norms, rotates and
+stores. In steps with prompts it reads q and a cache that are already complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUMBERS = {FP8: "u8", torch.int8: "s8"}  # of decode.cu, in caches that are not 
 
 
 def refusal(heads: AttentionHeads, k_cache: Tensor, dtype: torch.dtype) -> str | None:
-    """Why these heads, computed in `dtype`, cannot be served, None if they can."""
+    """Return why decode.cu cannot compute these heads in `dtype`, or None if it can."""
     if heads.head_size not in HEAD_SIZES:
         return f"head size {heads.head_size} is not one of {HEAD_SIZES}"
     if heads.num_heads // heads.num_kv_heads > MAX_GROUP:
@@ -51,10 +51,10 @@ def decode(
     *,
     fused: bool,
 ) -> None:
-    """Writes the requests of one query into out [T, Hq, D]; the others' tokens are left alone.
+    """Compute attention of the requests with one query into out [T, Hq, D]; tokens of other requests are not written.
 
-    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches, unless these are of eight bits (fp8, or entries of int8).
-    `fused`: q and k are raw, k and v not yet stored."""
+    qkv [T, (Hq + 2 Hkv) * D] and the caches are bfloat16 or float16; caches may also be 8-bit (fp8 or int8). `fused`: q and
+    k are raw, k and v not yet stored."""
     num_requests = meta.seq_lens.shape[0]
     pairs = num_requests * heads.num_kv_heads
     number = NUMBERS.get(k_cache.dtype, "u16")
@@ -86,8 +86,8 @@ def choose(pairs: int, head_size: int, by: DecodeTuning, *, eight_bits: bool = F
 
 
 def program_of(device: torch.device, number: str = "u16") -> Program:
-    """decode.cu with the blocks that the device's tuning may choose. `number`: of NUMBERS, for caches of eight bits; no start
-    compiles those ahead."""
+    """Return decode.cu compiled with the blocks that the tuning may choose. `number`: a value of NUMBERS for 8-bit caches,
+    whose kernels are not compiled ahead at start-up."""
     return _program(tuning.of(device).attention.decode, number)
 
 

@@ -1,4 +1,4 @@
-"""AttentionHeads: what one attention layer does between its qkv projection and its mixing, apart from the step's data."""
+"""AttentionHeads: settings and weights of one layer's attention, independent of the step."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ MASKS = (CAUSAL, FULL, PREFIX_FULL)
 
 
 def causal_only(case: ShapeClass) -> str | None:
-    """The refusal of kernels that compute nothing but causal masks."""
+    """Return a refusal if the mask is not causal: the `supports` of kernels for causal masks only."""
     return None if case.mask == CAUSAL else "computes causal attention only"
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionHeads:
-    """qkv rows hold `num_heads` query heads, then `num_kv_heads` key heads, then as many value heads, each `head_size` wide.
+    """Heads of an attention layer. qkv rows hold `num_heads` query heads, then `num_kv_heads` key heads, then as many value
+    heads.
 
-    `norms`: weights [head_size] of the RMS norms of each q and k head, with `norm_eps`; None for no norm.
-    cos_sin [max_pos, D_rot] float32: D_rot / 2 cosines, then as many sines; D_rot 0 rotates nothing. `scale` multiplies q k^T;
-    `window`, `softcap`, `sinks`, `alibi` and `mask` as for `ops.paged_attention`. `relative_bias` [Hq, 2 * R - 1] float32, for
-    `ops.attend_packed` alone: the score of a key that stands d behind its query, d > -R and < R, gains entry R - 1 + d. `kv_scales`
-    as for `ops.store_kv`."""
+    `norms`: weights [head_size] of the RMS norms of each q and k head, with `norm_eps`; None for no norm. cos_sin [max_pos,
+    D_rot] float32: D_rot / 2 cosines, then as many sines; D_rot 0 rotates nothing. `scale` multiplies q k^T; `window`,
+    `softcap`, `sinks`, `alibi` and `mask` as for `ops.paged_attention`. `relative_bias` [Hq, 2 * R - 1] float32, for
+    `ops.attend_packed` only: entry R - 1 + d is added to the score of a key d positions after its query (-R < d < R).
+    `kv_scales` as for `ops.store_kv`."""
 
     num_heads: int
     num_kv_heads: int
@@ -49,7 +50,7 @@ class AttentionHeads:
     kv_scales: tuple[float, float] = UNSCALED
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """qkv [T, *] -> views q [T, Hq, D], k and v [T, Hkv, D]."""
+        """Return views of qkv [T, *]: q [T, Hq, D], k and v [T, Hkv, D]."""
         heads = qkv.view(qkv.shape[0], self.num_heads + 2 * self.num_kv_heads, self.head_size)
         q, k, v = heads.split_with_sizes([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         return q, k, v
@@ -61,8 +62,8 @@ class AttentionHeads:
 # there is one kv head whose values are the first dims of its keys, stored once.
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """cos_sin [max_pos, P] float32 rotates the last P dims, neighbours 2i and 2i + 1 together; D = rank + P. `scale` multiplies
-    the scores. `kv_scale`: what numbers of an fp8 cache are times (ops/kv/eight_bits.py)."""
+    """Heads of latent attention, D = rank + P. cos_sin [max_pos, P] float32 rotates the last P dims in pairs (2i, 2i + 1).
+    `scale` multiplies the scores. `kv_scale`: factor of the numbers in an fp8 cache (ops/kv/eight_bits.py)."""
 
     num_heads: int
     rank: int

@@ -1,8 +1,8 @@
-"""A layer's attention on CUDA, from the qkv projection's output to the mixed heads: which kernel takes which rows.
+"""A layer's attention on CUDA, from the qkv projection's output to the heads' results: chooses a kernel for each kind of row.
 
-A step of single queries is one kernel. Else norms, rotation and storing come first, for all tokens; then rows of one query, rows of
-many and those between each have a kernel; what long ones see of fp8 is widened before. Which rows those are is read on the device:
-one captured step serves any mix."""
+A step of single queries is one kernel. Otherwise norms, rotation and storing run first, for all tokens. Then rows with one
+query, rows with many and rows in between each have a kernel; an fp8 context of long rows is first widened to 16 bits. The
+device reads which rows are which, so one captured step serves any mix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attend(
     qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
-    """See `ops.attend`. Padding tokens get anything."""
+    """See `ops.attend`. Results of padding tokens are undefined."""
     out = torch.empty((qkv.shape[0], heads.num_heads, heads.head_size), dtype=qkv.dtype, device=qkv.device)
     own = (
         qkv.dtype in HALVES
@@ -67,9 +67,9 @@ def attend(
 
 
 def _min_prefill_queries(qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, meta: AttentionMeta) -> int:
-    """Queries from which a row is prefill.cu's. Where lengths are not known, in a captured step, it takes all but single queries: a
-    second kernel would be launched for rows that may not be there. Of fp8 it always does: kernels that round otherwise would have a
-    captured step choose other tokens than the same step without a graph."""
+    """Return the number of queries from which prefill.cu computes a row. In a captured step lengths are unknown: prefill.cu
+    computes all rows but single queries, to save the launch of a second kernel. With an fp8 cache it always does: another
+    kernel rounds otherwise, and a captured step would choose other tokens than an uncaptured one."""
     min_queries = tuning.of(qkv.device).attention.min_prefill_queries
     if meta.max_query_len < min_queries or program.missing_for_hopper():
         return triton_paged.NEVER
@@ -93,7 +93,7 @@ def _widened(
 
 
 def _max_widened_pages(qkv: Tensor, k_cache: Tensor, meta: AttentionMeta) -> int:
-    """The most that long rows of so many tokens can see, or that there is room for."""
+    """Return an upper bound of the pages to widen: the context of all possible long rows, at most the tuning's limit."""
     by = tuning.of(qkv.device).attention
     pages_of_row = -(-meta.max_seq_len // k_cache.shape[2])
     return min(qkv.shape[0] // by.min_widened_queries * pages_of_row, by.max_widened_bytes // (4 * k_cache[0].numel()))

@@ -1,6 +1,6 @@
-"""AttentionMeta: which tokens of a step belong to which sequence, and where their context lies in the paged cache.
+"""AttentionMeta: maps the tokens of a step to sequences, and the sequences' context to KV cache blocks.
 
-Built once per step and shared by every layer. It knows no tensor of a layer."""
+Built once per step and shared by every layer. It contains no tensor of a layer."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class AttentionMeta:
 # chunk before. Kernels know nothing of chunks: what a request has in one of them is told as a request of its own,
 # whose context begins where the chunk does. That is computed on the device, so a captured graph may hold it.
 def max_pieces(num_tokens: int, num_rows: int, chunk: int) -> int:
-    """The most pieces that chunks make of `num_rows` requests of `num_tokens` queries in all."""
+    """Return the largest number of pieces into which `in_chunks` can cut `num_rows` requests of `num_tokens` queries in all."""
     return num_rows + min(num_rows, num_tokens // 2) + num_tokens // chunk
 
 
 def in_chunks(
     metas: Sequence[AttentionMeta], positions: Tensor, chunk: int, block_size: int, num_pieces: int
 ) -> list[AttentionMeta]:
-    """The same queries as requests that lie in one chunk each: `num_pieces` of them, the last of which may be empty. Requests of
-    one query are as many as before.
+    """Cut requests into `num_pieces` requests that each attend within one chunk; the last pieces may be empty. Requests of one
+    query keep their number.
 
-    `metas`: alike but for their block tables. positions [T] int64: where tokens stand; what stands behind the last request's does
-    not matter. `chunk`: tokens, a multiple of `block_size`, the tokens of a block table's entry."""
+    `metas`: equal but for their block tables. positions [T] int64: positions of the tokens; entries after the last request
+    are ignored. `chunk`: tokens, a multiple of `block_size`, the tokens of a block table's entry."""
     meta = metas[0]
     if meta.max_query_len == 1:
         query_start_loc, last = meta.query_start_loc, meta.seq_lens - 1
@@ -98,8 +98,8 @@ def _cut(meta: AttentionMeta, positions: Tensor, chunk: int, num_pieces: int) ->
 
 
 def across(meta: AttentionMeta, num_tokens: int, num_keys: int) -> AttentionMeta:
-    """The same T = `num_tokens` queries, each a request of its own that sees all `num_keys` keys of its request's block table: so
-    kernels of causal attention compute cross-attention. Nothing of it is read by the host."""
+    """Return metadata for cross-attention by causal kernels: each of the T = `num_tokens` queries becomes a request of its
+    own that attends to all `num_keys` keys of its request's block table. The host reads no tensor."""
     if meta.max_query_len == 1:
         lens = torch.full_like(meta.seq_lens, num_keys)
         if meta.rows is not None:
@@ -127,7 +127,7 @@ _times: ContextVar[float] = ContextVar("times", default=1.0)
 
 @contextmanager
 def caches_stand_for(times: float) -> Iterator[None]:
-    """Choose kernels on this thread as for caches `times` as large."""
+    """Choose kernels on this thread as if KV caches were `times` as large."""
     before = _times.set(times)
     try:
         yield
@@ -136,5 +136,5 @@ def caches_stand_for(times: float) -> Iterator[None]:
 
 
 def num_elements(cache: Tensor) -> float:
-    """Return the number of elements of the cache that `cache` stands for."""
+    """Return the number of elements of the larger cache that `cache` represents inside `caches_stand_for`."""
     return cache.numel() * _times.get()

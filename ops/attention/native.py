@@ -1,7 +1,7 @@
-"""Attention by oneloop_native: one kernel for prompt chunks and decodes, float32 math, float32, bfloat16 or int8 cache; and the
-same for a step's own rows, without a cache, where queries see keys behind them, too.
+"""Attention by oneloop_native: one kernel for prompt chunks and decodes, float32 math, float32, bfloat16 or int8 cache. A
+second kernel attends within a step, without a cache, under a full mask.
 
-A query's result depends on its own keys only, in position order: neither the other rows nor the chunking show in it."""
+A query's result depends on its own keys only, in position order: not on the other rows or on the chunking."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, meta: AttentionMeta, scale: float, window: int | None, softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D], under a full mask."""
+    """Compute attention within each row under a full mask: q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
     out = q.new_empty(*q.shape)
     native.packed_attention(q, k, v, meta.query_start_loc, scale, out, window or 0, softcap or 0.0, sinks)
     return out

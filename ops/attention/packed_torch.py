@@ -1,8 +1,8 @@
-"""Attention within a step by torch's fused kernel: no score matrix in memory. Neighbouring rows of one length are one call, so
-texts of equal length cost no more than a padded batch, and others are not padded. Where torch is kept to one thread, heads
-are shared among threads of Python's, which sleep in between: theirs would spin on the cores that kernels of our own need.
+"""Attention within a step by torch's fused kernel, without a score matrix in memory. Neighbouring rows of one length share a
+call: equal lengths cost no more than a padded batch, and nothing is padded. If torch is limited to one thread, Python threads
+share the heads, because torch's own threads would spin on the cores of the native kernels.
 
-Knows full masks, their windows and relative biases; the rest is the reference's."""
+Supports full masks with windows and relative biases; other cases use the reference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def computes(heads: AttentionHeads) -> bool:
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, meta: AttentionMeta, heads: AttentionHeads) -> Tensor:
-    """q [T, Hq, D], k and v [T, Hkv, D], all that a row has -> [T, Hq, D]. Under a full mask."""
+    """Compute attention within each row under a full mask: q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for start, count, length in _runs(meta.query_start_loc.tolist()):
         tokens = slice(start, start + count * length)
@@ -50,7 +50,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, meta: AttentionMeta, heads
 
 
 class _Run(NamedTuple):
-    """Rows of one length: queries and out [R, Hq, n, D], keys and values [R, Hkv, n, D], and what their scores gain."""
+    """Rows of one length: queries and out [R, Hq, n, D], keys and values [R, Hkv, n, D], and the additive mask."""
 
     queries: Tensor
     keys: Tensor
@@ -61,7 +61,7 @@ class _Run(NamedTuple):
 
     @torch.inference_mode()
     def mix(self, ours: slice, theirs: slice) -> None:
-        """Some heads of the queries, and those of keys and values that they read."""
+        """Compute query heads `ours`, which read KV heads `theirs`."""
         mask = self.mask if self.mask is None or self.mask.dim() == 2 else self.mask[ours]
         grouped = self.queries.shape[1] != self.keys.shape[1]
         self.out[:, ours] = scaled_dot_product_attention(
@@ -71,7 +71,7 @@ class _Run(NamedTuple):
 
 
 def num_threads(x: Tensor) -> int:
-    """Threads that may share a call: those of the native kernels, where torch is kept to one for their sake."""
+    """Return how many threads may share a call: those of the native kernels if torch is limited to one thread, otherwise 1."""
     if x.device.type != "cpu" or native.module is None or torch.get_num_threads() != 1:
         return 1
     return int(native.module.num_threads())
@@ -83,14 +83,14 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _shares(heads: AttentionHeads, count: int) -> list[tuple[slice, slice]]:
-    """Heads of queries, and of keys and values, in as many parts as there may be threads."""
+    """Divide query heads, and their KV heads, into at most `count` parts, one per thread."""
     group, parts = heads.num_heads // heads.num_kv_heads, min(count, heads.num_kv_heads, _MAX_THREADS)
     ends = [heads.num_kv_heads * part // parts for part in range(parts + 1)]
     return [(slice(start * group, stop * group), slice(start, stop)) for start, stop in pairwise(ends)]
 
 
 def _runs(starts: list[int]) -> Iterator[tuple[int, int, int]]:
-    """The first token of each run of rows of one length, how many they are, and that length."""
+    """Yield runs of neighbouring rows of equal length: first token, number of rows, length."""
     for length, rows in groupby(pairwise(starts), key=lambda row: row[1] - row[0]):
         first, *others = rows
         if length:

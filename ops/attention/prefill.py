@@ -1,7 +1,7 @@
-"""Attention of rows of many queries on Hopper by prefill.cu: any lengths, any context, one launch that reads them on the device.
+"""Attention of rows with many queries on Hopper by prefill.cu: one launch for any lengths and contexts, read on the device.
 
-Keys and values are read from the paged cache, those of the step itself too: they stand there already. The host knows no lengths, so
-a captured graph may hold it. A cache of fp8 is read as it is, and computed with in float16."""
+Keys and values, including the step's own, are read from the paged cache. The host reads no lengths, so a captured graph can
+contain the launch. An fp8 cache is read directly and computed with in float16."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_WINDOW = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One instance of prefill.cu: heads of up to `lanes` dims, `keys` keys at a time."""
+    """Instance of prefill.cu for heads of up to `lanes` dims, with `keys` keys per iteration."""
 
     lanes: int
     keys: int
@@ -70,7 +70,7 @@ CODED_TILES = (Tile(64, 128, 2, 8), Tile(128, 128, 2, 3, 7), Tile(256, 64, 1, 3)
 
 
 def _instructions(tile: Tile) -> tuple[str, str]:
-    """The two matrix instructions of a tile, whose operands cannot be counted in C++."""
+    """Return a tile's two matrix instructions as source text: C++ templates cannot vary the number of their operands."""
     kind = ".f32.f16.f16" if tile.slots else '.f32." HALF "." HALF "'
     scores, mixed = tile.keys // 2, tile.lanes // 2
     return (
@@ -117,7 +117,7 @@ def coded_program() -> Program:
 
 
 def refusal(heads: AttentionHeads, k_cache: Tensor, dtype: torch.dtype, meta: AttentionMeta) -> str | None:
-    """Why such a step, computed in `dtype`, cannot be served, None if it can."""
+    """Return why prefill.cu cannot compute such a step in `dtype`, or None if it can."""
     if dtype not in (torch.bfloat16, torch.float16):
         return f"it computes in 16 bits, not in {dtype}"
     if k_cache.dtype not in (dtype, FP8):
@@ -143,10 +143,11 @@ def prefill(
     min_queries: int,
     widened: Widened | None = None,
 ) -> None:
-    """Write the rows of at least `min_queries` queries, up to MAX_REQUESTS rows in all, into out [T, Hq, D]; other tokens are left.
+    """Compute rows of at least `min_queries` queries, up to MAX_REQUESTS rows in all, into out [T, Hq, D]; other tokens are not
+    written.
 
-    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches [num_blocks, Hkv, 16, D], unless these are fp8: q normed and
-    rotated, k and v of the step stored. `widened`: what is there already of caches of fp8."""
+    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches [num_blocks, Hkv, 16, D], unless these are fp8. q is
+    normed and rotated, k and v are stored. `widened`: pages of an fp8 cache already converted to 16 bits."""
     scales = read_scales(k_cache, heads.kv_scales)
     first_pages = None
     if widened is not None:
@@ -183,7 +184,7 @@ def _cache_map(cache: Tensor, num_keys: int) -> TensorMap:
 
 @functools.cache
 def _counters(device: torch.device) -> Tensor:
-    """Tiles handed out and blocks that have ended; the kernel leaves both at zero. One launch after another: one stream."""
+    """Counters of tiles handed out and of blocks ended, which every launch resets to zero. Launches must share one stream."""
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 

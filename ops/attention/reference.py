@@ -1,7 +1,7 @@
-"""Attention in plain torch, over the paged cache or within a step: softmax(q k^T) v by its book, row by row, under any mask.
+"""Attention in plain torch, over the paged cache or within a step: softmax(q k^T) v, row by row, under any mask.
 
-Any float dtype, any device, and int8 caches; math in float32, or float64 for float64 queries. It reads the row lengths on the
-host."""
+Any float dtype, any device, and int8 caches; math in float32, or float64 for float64 queries. It reads the row lengths on
+the host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, meta: AttentionMeta, scale: float, window: int | None, softcap: float | None,
     sinks: Tensor | None, alibi: Tensor | None, mask: str, relative_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """q [T, Hq, D], k and v [T, Hkv, D], all that a row has -> [T, Hq, D]."""
+    """Compute attention within each row: q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     starts, prefixes = meta.query_start_loc.tolist(), _prefixes(meta, mask)
     for start, end, prefix in zip(starts, starts[1:], prefixes, strict=False):
@@ -53,8 +53,8 @@ def packed_attention(
 
 
 def _prefixes(meta: AttentionMeta, mask: str) -> list[int]:
-    """Prefix lengths, of each request the tokens that all see each other. Raises ValueError where the mask needs what `meta` has
-    not."""
+    """Return each request's number of prefix tokens, which attend to each other. Raises ValueError if the mask requires
+    `prefix_lens` and `meta` has none."""
     if mask != PREFIX_FULL:
         return [0] * (len(meta.query_start_loc) - 1)
     if meta.prefix_lens is None:
@@ -67,9 +67,9 @@ def _attend_row(
     q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, softcap: float | None,
     sinks: Tensor | None, alibi: Tensor | None, mask: str, prefix_len: int, relative_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """q [n, Hq, D], beside the last n of keys and values [Hkv, context, D] -> [n, Hq, D].
+    """Compute one row's attention: q [n, Hq, D] are the last n tokens of keys and values [Hkv, context, D] -> [n, Hq, D].
 
-    Raises ValueError where queries see keys that are not there yet, or did so in an earlier step."""
+    Raises ValueError if the mask lets queries attend to keys of a later step, or did so in an earlier step."""
     num_queries, context_len = len(q), keys.shape[1]
     begin = context_len - num_queries
     late = begin if mask == FULL else begin < prefix_len and (begin or context_len < prefix_len)
@@ -103,7 +103,7 @@ def _attend_row(
 
 
 def gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
-    """The context of one row, [heads, context_len, D], in the cache's dtype, or float32 of an int8 cache."""
+    """Return one row's context from the cache, [heads, context_len, D], in the cache's dtype; int8 becomes float32."""
     block_size = cache.shape[2]
     blocks = cache[table[: -(-context_len // block_size)].long()]
     context = blocks.transpose(0, 1).flatten(1, 2)[:, :context_len]
@@ -114,8 +114,8 @@ def attend_hidden(
     q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, softcap: float | None, sinks: Tensor | None,
     bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """q [n, Hq, D]; keys, values [Hkv, context, D]; hidden [n, context] bool: what a query does not see; bias [Hq, n, context],
-    added to the scores. Returns [n, Hq, D]."""
+    """Compute attention of q [n, Hq, D] over keys and values [Hkv, context, D] -> [n, Hq, D]. hidden [n, context] bool: keys
+    masked out for each query. bias [Hq, n, context] is added to the scores."""
     wide = torch.promote_types(q.dtype, torch.float32)
     num_queries, num_heads, head_size = q.shape
     groups = q.to(wide).transpose(0, 1).reshape(keys.shape[0], -1, head_size)  # a kv head's query heads side by side
@@ -135,8 +135,8 @@ def attend_hidden(
 # Attention in which blocks of a step's tokens see each other whole, as a picture's do (Gemma 3, 2025): causal
 # attention by whatever computes it, and then that of each block anew, by its book. What a block sees must be stored.
 class TokenBlock(NamedTuple):
-    """Tokens [start, stop) of a step, of a request whose context is in table number `table`, the first of them at
-    `position`. `in_window`: they attend within a layer's window only."""
+    """Tokens [start, stop) of a step that attend to each other. `table`: index of their request's block table. `position`:
+    position of the first token. `in_window`: they attend within a layer's window only."""
 
     table: int
     start: int

@@ -193,7 +193,7 @@ def attend_latent(
     slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:
-    """See `ops.attend_latent`; q and latent are contiguous. Padding tokens get anything."""
+    """See `ops.attend_latent`; q and latent are contiguous. Results of padding tokens are undefined."""
     num_tokens, rotary = q.shape[0], heads.cos_sin.shape[1]
     out = torch.empty((num_tokens, heads.num_heads, heads.rank), dtype=q.dtype, device=q.device)
     if not num_tokens:

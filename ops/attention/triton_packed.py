@@ -1,5 +1,5 @@
-"""Attention within a step in Triton: rows of any lengths side by side, none padded; a query sees all of its own, or a window on
-both sides. Nothing is cached, and the lengths are read on the device."""
+"""Attention within a step in Triton: rows of any lengths, without padding or cache. A query attends to its whole row, or to
+a window on both sides. Lengths are read on the device."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _packed(
 
 
 def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
-    """See `ops.attend_packed`, under a full mask. What no request holds (padding) gets anything."""
+    """See `ops.attend_packed`, under a full mask. Results of padding tokens are undefined."""
     if heads.alibi is not None:
         raise ValueError("ALiBi requires a causal mask")
     num_tokens, num_requests = qkv.shape[0], meta.query_start_loc.shape[0] - 1
@@ -167,7 +167,7 @@ def _attend_by_torch(qkv: Tensor, heads: AttentionHeads, length: int) -> Tensor:
 
 
 def _tiles(dtype: torch.dtype, lanes: int, num_rows: int, by: Tuning, *, is_biased: bool) -> QueryTiles:
-    """Tiles for `num_rows` queries times heads."""
+    """Return the tile sizes for `num_rows`, queries times heads."""
     ours = by.attention.within_step
     if dtype != torch.float32 and is_biased:
         return ours.biased

@@ -129,18 +129,18 @@ def join(
 
 
 def precision(q: Tensor) -> str:
-    """Float32 means float32: tf32 would differ from every reference in the third digit."""
+    """Return the `input_precision` of tl.dot: "ieee" for float32, where tf32 would change the third digit."""
     return "ieee" if q.dtype == torch.float32 else "tf32"
 
 
 def is_wide(cache: Tensor) -> bool:
-    """Offsets into the cache take 64 bits, and twice the instructions, only where they must."""
+    """Return whether offsets into the cache need 64 bits, which cost twice the instructions."""
     return num_elements(cache) >= 2**31
 
 
 def num_splits_for(num_programs: int, max_context: int, min_keys: int, by: Tuning) -> int:
-    """A power of two: as many programs a multiprocessor as `by` says where the batch does not give them, `min_keys` keys a
-    split."""
+    """Return into how many parts, a power of two, to split a context: enough to fill the device, each of at least `min_keys`
+    keys."""
     wanted = by.attention.programs_per_multiprocessor * by.multiprocessors // max(1, num_programs)
     most = triton.next_power_of_2(triton.cdiv(max_context, min_keys))
     return max(1, min(1 << max(0, wanted.bit_length() - 1), most, by.attention.max_splits))
@@ -150,7 +150,8 @@ NEVER = 2**31 - 1
 
 
 class Limits(TypedDict):
-    """Limits of what a query sees, as the kernels' constants. 0 means no limit, so plain heads compile to code without any."""
+    """Constants of a kernel that limit attention. 0 means no limit, so that heads without limits compile to code without
+    checks."""
 
     WINDOW: int
     SOFTCAP: float
@@ -449,7 +450,7 @@ def _run_extend(
 
 
 def choose_tiles(dtype: torch.dtype, lanes: int, num_rows: int, by: PagedTuning, multiprocessors: int) -> QueryTiles:
-    """Tiles for `num_rows` queries times heads: large ones where there is one for each multiprocessor."""
+    """Return the tile sizes for `num_rows`, queries times heads: large ones if there is one for each multiprocessor."""
     if dtype == torch.float32:
         return by.float32_prefill[lanes]
     large = by.prefill[lanes]

@@ -21,8 +21,8 @@ _REQUESTS = 2048  # all that prefill.cu counts: one kernel, compiled before step
 
 
 class Widened(NamedTuple):
-    """keys and values [pages, Hkv, 16, D] in 16 bits, without their scales. first_pages [R] int32: where a request's begin; below 0
-    are those whose pages are not there."""
+    """Keys and values [pages, Hkv, 16, D] of an fp8 cache in 16 bits, without their scales. first_pages [R] int32: the first
+    page of each request, negative if its pages are not widened."""
 
     keys: Tensor
     values: Tensor

@@ -67,7 +67,8 @@ class PeerMemory:
                 getattr(self._memory, name)[rank] = address
 
     def sum(self, x: Tensor) -> Tensor:
-        """x, in 16 or 32 bits -> the sum over ranks, a fresh tensor: taken in float32 in their order, the same bits on each."""
+        """Return the sum of x (16 or 32 bits) over ranks, in a new tensor. It is added in float32 in rank order: all ranks
+        get equal bits."""
         x = x.contiguous()
         out = torch.empty_like(x)
         wide = "_wide" if x.element_size() == 4 else ""
@@ -93,8 +94,8 @@ class PeerMemory:
         return x.element_size() == 2 and weight.dtype == x.dtype and x.shape[1] <= _MAX_NORMED and not x.shape[1] % 8
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """residual [T, H] += the sum of x [T, H] over ranks, rounded as `sum` does, in place -> its RMS norm [T, H], as
-        `ops.add_rms_norm` would, in one kernel. All of one type in 16 bits; the same bits on every rank, as residual has them."""
+        """Add the sum of x [T, H] over ranks to residual [T, H] in place, and return its RMS norm [T, H], in one kernel; see
+        `ops.add_rms_norm`. All tensors have one 16-bit dtype; results are the same bits on every rank."""
         x, out = x.contiguous(), torch.empty_like(residual)
         rows, features = x.shape
         if x.nbytes <= LINES_BYTES:
@@ -118,7 +119,7 @@ class PeerMemory:
         return out
 
     def concat(self, x: Tensor) -> Tensor:
-        """x [T, N] -> [T, ranks * N], each rank's columns in their order."""
+        """Concatenate the columns of all ranks in rank order: x [T, N] -> [T, ranks * N]."""
         x = x.contiguous()
         rows, columns = x.shape
         out = x.new_empty(rows, self.size * columns)
@@ -147,7 +148,7 @@ class PeerMemory:
 
 
 def refusal(devices: Sequence[int]) -> str | None:
-    """Why the CUDA devices of these numbers cannot exchange tensors here, None where they can."""
+    """Return why the CUDA devices of these indices cannot exchange tensors, or None if they can."""
     if (why := missing()) is not None:
         return why
     if len(devices) > MAX_RANKS:

@@ -1,4 +1,4 @@
-"""Causal convolution along each sequence, whose last inputs are its state (for states and their indices see ops/scan)."""
+"""Causal convolution along each sequence; its state is the sequence's last inputs (for states and indices see ops/scan)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def causal_conv(
     state_indices: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:
-    """x [T, C] convolved with weight [K, C] along each sequence, plus bias [C], then silu if asked for, [T, C]: token t gets
-    sum of x[t - K + 1 + k] * weight[k]. States [K - 1, C] are a sequence's last inputs. Rows of x may be strided."""
+    """Convolve x [T, C] with weight [K, C] along each sequence, add bias [C], apply silu if set; returns [T, C]. Token t is
+    the sum of x[t - K + 1 + k] * weight[k]. States [K - 1, C] are a sequence's last inputs. Rows of x may be strided."""
     return _causal_conv.runs[x.device, x.dtype](x, weight, bias, silu, states, state_indices, meta)

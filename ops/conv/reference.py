@@ -1,4 +1,4 @@
-"""Causal convolution over the tokens of each sequence, channel by channel, in plain torch: a sum over the few numbers of a kernel.
+"""Causal convolution along each sequence in plain torch, per channel: a sum over the K weights of the kernel.
 
 Any float dtype, any device; math in float32 at least. It reads the step on the host."""
 

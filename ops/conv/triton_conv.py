@@ -1,5 +1,5 @@
-"""Causal convolution in Triton. Requests of one token are one pass over their states. For longer ones all outputs come
-first, whatever request a token is of, and then every request's state is replaced: nothing that is still read is overwritten."""
+"""Causal convolution in Triton. Requests of one token need one pass over their states. For longer requests, one kernel
+computes all outputs, and the next one replaces every state, so nothing is overwritten before it is read."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def causal_conv(
     state_indices: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:
-    """See `ops.causal_conv`. Tokens of no request get anything."""
+    """See `ops.causal_conv`. Results of padding tokens are undefined."""
     (num_tokens, channels), num_requests = x.shape, state_indices.shape[0]
     out = torch.empty((num_tokens, channels), dtype=x.dtype, device=x.device)
     if not num_tokens:

@@ -33,7 +33,7 @@ _DTYPE_FLAGS = {torch.bfloat16: (), torch.float16: ("-DFLOAT16",)}
 
 @functools.cache
 def missing() -> str | None:
-    """Why CUDA C++ cannot be used here, None where it can."""
+    """Return why CUDA C++ cannot be compiled here, or None if it can."""
     try:
         import cuda.bindings.driver
         import cuda.bindings.nvrtc  # noqa: F401
@@ -62,7 +62,7 @@ class CompiledKernel:
         self._function = function
 
     def allow_shared_bytes(self, num_bytes: int) -> None:
-        """Raise the limit of dynamic shared memory of one block. Raises RuntimeError where the device has less."""
+        """Set the limit of dynamic shared memory per block, in bytes. Raises RuntimeError if the device has less."""
         from cuda.bindings import driver
 
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -94,9 +94,8 @@ class CompiledKernel:
 
 
 class Program:
-    """Kernels out of the same source files, put together behind common.cuh. `instances`: for each kernel the line that makes it
-    from a template; each is compiled by itself, so that several are at a time. `prelude`: stands before them all. `listed`:
-    among those that every start compiles.
+    """Kernels from the same source files, which follow common.cuh. `instances`: source line that instantiates each kernel's
+    template; each is compiled on its own, in parallel. `prelude`: text before all instances. `listed`: every start compiles it.
 
     `architecture`: the only one that it can be compiled for, None for any."""
 
@@ -117,14 +116,14 @@ class Program:
         return self._architecture in (None, _architecture(device), _architecture(device) + "a")
 
     def kernel(self, name: str, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
-        """Compiled at the first call. Raises RuntimeError with the compiler's words."""
+        """Return a kernel, compiled at the first call. Raises RuntimeError with the compiler's message."""
         from cuda.bindings import driver
 
         (function,) = _check(driver.cuModuleGetFunction(self.module(name, dtype, device), name.encode()))
         return CompiledKernel(function)
 
     def module(self, name: str, dtype: torch.dtype, device: torch.device) -> Any:
-        """The kernel's machine code, loaded; whoever comes second waits for the first. Raises as `kernel` does."""
+        """Return the kernel's loaded machine code; concurrent callers wait for the first one. Raises as `kernel` does."""
         if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         key = name, dtype, device.index
@@ -139,7 +138,7 @@ class Program:
         return module.result()
 
     def compile_ahead(self, names: Iterable[str], dtype: torch.dtype, device: torch.device) -> None:
-        """Begin to compile these; whoever needs one waits for it."""
+        """Start compiling these kernels in the background; `kernel` waits for one that is not ready."""
         _compile_ahead([(self, name) for name in names], dtype, device)
 
     def _load(self, name: str, dtype: torch.dtype, device: torch.device) -> Any:
@@ -175,7 +174,7 @@ class Program:
 
 
 def compile_ahead(dtype: torch.dtype, device: torch.device) -> None:
-    """Begin to compile all kernels of every program, several at a time; whoever needs one waits for it."""
+    """Start compiling all kernels of every listed program in parallel; `kernel` waits for one that is not ready."""
     if missing() is not None or dtype not in _DTYPE_FLAGS:
         return
     here = [program for program in _programs if program.runs_on(device)]
@@ -195,7 +194,7 @@ def _architecture(device: torch.device) -> str:
 
 
 def machine_code(source: str, dtype: torch.dtype, architecture: str) -> bytes:
-    """A kernel's code for `architecture` (`sm_90a`), which needs no device. Raises RuntimeError with what the compiler says."""
+    """Compile a kernel for `architecture` (`sm_90a`); no device is needed. Raises RuntimeError with the compiler's message."""
     return _compile(source, _options(dtype, architecture))
 
 
@@ -226,7 +225,7 @@ def _cache_folder() -> Path:
 
 
 def _keep(path: Path, code: bytes) -> None:
-    """Whole or not at all, whoever else writes it; a disk that refuses costs the next start a compilation."""
+    """Write a cache file atomically; if the disk refuses, the next start compiles again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -238,7 +237,7 @@ def _keep(path: Path, code: bytes) -> None:
 
 @functools.cache
 def _launch_config(cluster: int, early: bool, thread: int) -> Any:
-    """One for each thread, which fills it in."""
+    """Return the thread's own launch configuration, which `launch` fills in."""
     from cuda.bindings import driver
 
     overlaps = driver.CUlaunchAttribute()
@@ -287,16 +286,17 @@ _Ints = tuple[int, ...]
 
 
 class TensorMap(ctypes.Structure):
-    """128 opaque bytes, to be passed to a kernel by value."""
+    """CUtensorMap of the driver: 128 opaque bytes, passed to a kernel by value."""
 
     _fields_ = [("opaque", ctypes.c_uint64 * (_BYTES // 8))]
 
 
 def tensor_map(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> TensorMap:
-    """Tiles of `box` elements, at most 256 each way, out of the view `sizes` by `strides` (elements) of a tensor's memory, the
-    fastest dimension first: 128 bytes of stride 1, a row of shared memory. What lies outside `sizes` is read as zero.
+    """Return a tensor map of `box`-shaped tiles (at most 256 each way) of the view `sizes` by `strides` (elements) of a
+    tensor's memory, fastest dimension first: 128 bytes of stride 1, a row of shared memory. Elements outside `sizes` are read
+    as zero.
 
-    Raises ValueError for what the driver refuses: an address or stride that is no multiple of 16 bytes, mostly."""
+    Raises ValueError if the driver refuses it, usually because an address or stride is no multiple of 16 bytes."""
     return _made(
         _DATA_TYPES[tensor.dtype], tensor.itemsize, tensor.data_ptr(), tuple(sizes), tuple(strides), tuple(box)
     )

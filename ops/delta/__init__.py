@@ -17,9 +17,8 @@ _gated_delta_rule = backends.on_gpus(
 def gated_delta_rule(
     qkv: Tensor, ba: Tensor, heads: DeltaHeads, states: Tensor, state_indices: Tensor, meta: AttentionMeta
 ) -> Tensor:
-    """Gated DeltaNet's scan (Yang et al. 2024), [T, value heads * Dv]: a head's state [Dk, Dv] fades to
-    exp(heads.a * softplus(a + dt_bias)) of it, learns k (v - state^T k)^T * beta, and gives state^T q * Dk^-0.5, q and k made unit
-    vectors.
+    """Compute Gated DeltaNet's scan (Yang et al. 2024), [T, value heads * Dv]. Per token a head's state [Dk, Dv] is multiplied
+    by exp(heads.a * softplus(a + dt_bias)), gains k (v - state^T k)^T * beta, and yields state^T q * Dk^-0.5; q, k normalised.
 
     qkv [T, 2 * key heads * Dk + value heads * Dv] contiguous; ba [T, 2 * value heads]: logits of beta, then a."""
     return _gated_delta_rule.runs[qkv.device, qkv.dtype](qkv, ba, heads, states, state_indices, meta)

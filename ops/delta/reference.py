@@ -18,9 +18,9 @@ from ops.scan.reference import decays, walk
 
 @dataclass(frozen=True, slots=True)
 class DeltaHeads:
-    """Value head h reads with query and key head h // (num_value_heads // num_key_heads).
+    """Heads of a gated delta rule. Value head h uses query and key head h // (num_value_heads // num_key_heads).
 
-    a (below 0) and dt_bias [num_value_heads] float32: how fast a head forgets, and what is added to its dt."""
+    a (below 0) and dt_bias [num_value_heads] float32: a head's decay rate, and the bias of its dt."""
 
     num_key_heads: int
     num_value_heads: int
@@ -31,7 +31,7 @@ class DeltaHeads:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Sizes of q, k and v of a token, all heads."""
+        """Return the sizes of a token's q, k and v over all heads."""
         keys = self.num_key_heads * self.key_size
         return keys, keys, self.num_value_heads * self.value_size
 
@@ -82,8 +82,8 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """q, k [K, 1, n, Dk]; v [K, R, n, Dv]; beta and decay (logarithms) [K, R, n]; state [K, R, Dk, Dv] -> mixed [K, R, n, Dv],
-    the next state."""
+    """Process one chunk and return its results [K, R, n, Dv] and the next state. q, k [K, 1, n, Dk]; v [K, R, n, Dv]; beta
+    and decay (logarithms) [K, R, n]; state [K, R, Dk, Dv]."""
     between, until, left = decays(decay)
     faded = until.unsqueeze(-1)
     system = (k @ k.transpose(-1, -2)) * between * beta.unsqueeze(-1)

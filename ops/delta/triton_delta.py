@@ -1,8 +1,9 @@
-"""Gated delta rule in Triton: requests of one token read, change and write their states once; longer ones go through their tokens
-in chunks that are matrix products, with the state kept in registers from the first to the last (Yang et al. 2024).
+"""Gated delta rule in Triton. Requests of one token read, update and write their state once. Longer ones process their tokens
+in chunks of matrix products and keep the state in registers from the first chunk to the last (Yang et al. 2024).
 
-What the tokens of a chunk correct depends on each other by a unit lower triangular matrix. Its inverse grows out of the diagonal:
-blocks of twice the size from pairs of blocks, [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]], all pairs by one product."""
+The corrections of a chunk's tokens depend on each other by a unit lower triangular matrix, inverted from the diagonal
+outwards: blocks of twice the size from pairs of blocks, [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]], all pairs
+by one product."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ def _chunks(
 def gated_delta_rule(
     qkv: Tensor, ba: Tensor, heads: DeltaHeads, states: Tensor, state_indices: Tensor, meta: AttentionMeta
 ) -> Tensor:
-    """See `ops.gated_delta_rule`. Tokens of no request get anything."""
+    """See `ops.gated_delta_rule`. Results of padding tokens are undefined."""
     out = torch.empty((qkv.shape[0], heads.sizes[2]), dtype=qkv.dtype, device=qkv.device)
     if not qkv.shape[0]:
         return out

@@ -20,7 +20,7 @@ _embedding = Op(
 
 
 def embedding(ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
-    """Rows `ids` [T] int64 of table [V, H] -> [T, H]. A tied embedding reads them out of the prepared lm_head."""
+    """Return rows `ids` [T] int64 of table [V, H], as [T, H]. A tied embedding reads them from the prepared lm_head."""
     return (
         table.rows(ids) if isinstance(table, LinearWeight) else _embedding.runs[table.device, table.dtype](ids, table)
     )

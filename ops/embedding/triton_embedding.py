@@ -22,7 +22,7 @@ def _embedding(ids_ptr, table_ptr, out_ptr, HIDDEN: tl.constexpr, LANES: tl.cons
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
-    """Rows `ids` [T] int64 of table [V, H], contiguous -> [T, H]."""
+    """Return rows `ids` [T] int64 of table [V, H], contiguous, as [T, H]."""
     num_tokens, hidden = ids.shape[0], table.shape[1]
     out = torch.empty((num_tokens, hidden), dtype=table.dtype, device=table.device)
     if num_tokens:
