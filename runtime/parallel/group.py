@@ -29,7 +29,7 @@ class Gone(Apart, WorkerGone):
     """A rank will compute no step any more. A note says which, where that is known."""
 
     def __init__(self, where: str = "") -> None:
-        super().__init__("another rank will compute no step any more")
+        super().__init__("another rank has ended")
         if where:
             self.add_note(where)
 

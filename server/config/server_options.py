@@ -160,14 +160,26 @@ class ServerOptions(EngineOptions):
         None, "folder below which requests may name files (file:///…)", group=MEDIA, metavar="FOLDER"
     )
     media_fetch_timeout: float = seconds(5.0, "seconds to fetch media from a URL", group=MEDIA, minimum=0.1)
-    max_media_size: int = size(64 * 1024**2, "maximum size of a media file", group=MEDIA, minimum=1024)
-    max_image_pixels: int = option(
-        64_000_000, "maximum pixels of an image or video frame", group=MEDIA, minimum=1, maximum=2**31
+    max_media_size: int = size(
+        64 * 1024**2, "maximum size of a media file; larger ones are refused", group=MEDIA, minimum=1024
     )
-    max_media_seconds: float = seconds(600.0, "maximum seconds of an audio or video file", group=MEDIA, minimum=0.1)
+    max_image_pixels: int = option(
+        64_000_000,
+        "maximum pixels of an image or video frame; larger ones are refused",
+        group=MEDIA,
+        minimum=1,
+        maximum=2**31,
+    )
+    max_media_seconds: float = seconds(
+        600.0, "maximum seconds of an audio or video file; longer ones are refused", group=MEDIA, minimum=0.1
+    )
 
-    max_audio_size: int = size(25 * 1024**2, "maximum size of a file to transcribe", group=MEDIA, minimum=1024)
-    max_audio_seconds: float = seconds(4 * 3600.0, "maximum seconds of a file to transcribe", group=MEDIA, minimum=0.1)
+    max_audio_size: int = size(
+        25 * 1024**2, "maximum size of a file to transcribe; larger ones are refused", group=MEDIA, minimum=1024
+    )
+    max_audio_seconds: float = seconds(
+        4 * 3600.0, "maximum seconds of a file to transcribe; longer ones are refused", group=MEDIA, minimum=0.1
+    )
 
     host: str = option(DEFAULT_HOST, "address to listen on", group=HTTP, metavar="ADDRESS")
     port: int | None = option(

@@ -43,7 +43,7 @@ def check_size(size: tuple[int, int], max_pixels: int, where: str) -> None:
     """Check the size (width, height). Raises InvalidMedia."""
     width, height = size
     if width < 1 or height < 1:
-        raise InvalidMedia(f"it is {width} x {height} pixels: the image is too small", where)
+        raise InvalidMedia(f"it is {width} x {height} pixels: the image is empty", where)
     if width * height > max_pixels or max(width, height) > MAX_SIDE:
         raise InvalidMedia(
             f"it is {width} x {height} pixels; at most {max_pixels} in all and {MAX_SIDE} a side are read", where

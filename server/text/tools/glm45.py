@@ -24,7 +24,9 @@ class Glm45(ToolParser):
     def arguments(cls, write: Writer, schema: Schema) -> str:
         def pair(name: str, schema: Schema) -> str:
             if not name.strip() or "</arg_key>" in name:
-                raise ValueError(f"this model writes arguments between tags, which cannot hold the name {name!r}")
+                raise ValueError(
+                    f"rename the parameter {name!r}: this model's calls cannot hold a blank name or </arg_key>"
+                )
             key = write.text(f"<arg_key>{name}</arg_key>\n<arg_value>")
             return f"{key} {write.raw(schema, '</arg_value>', '</arg_value>')} {write.text(chr(10))}"
 

@@ -25,7 +25,9 @@ class Qwen3Coder(ToolParser):
     def arguments(cls, write: Writer, schema: Schema) -> str:
         def parameter(name: str, schema: Schema) -> str:
             if not name.strip() or set(name) & set("<>\n"):
-                raise ValueError(f"this model writes arguments between tags, which cannot hold the name {name!r}")
+                raise ValueError(
+                    f"rename the parameter {name!r}: this model's calls cannot hold a blank name, <, > or line breaks"
+                )
             return f"{write.text(f'<parameter={name}>' + chr(10))} {write.raw(schema, _END, '</parameter>')} {write.text(chr(10))}"
 
         return write.members(schema, "", parameter)
