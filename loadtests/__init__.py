@@ -1,1 +1,2 @@
-"""The outside client: measures any OpenAI-compatible server over HTTP on loopback. Standard library only; knows no oneloop code."""
+"""HTTP load generator for any OpenAI-compatible server, on loopback by default. Standard library only; independent of
+oneloop."""

@@ -1,6 +1,6 @@
-"""Address that load is sent to: this machine, unless the user allows another.
+"""Target address of a load test: a loopback address, unless the user allows another.
 
-An `Address` that exists has been checked. Names other than localhost are refused without a lookup, until then."""
+Constructing an `Address` through its parsers checks it. Host names other than localhost are refused before any DNS lookup."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEY = re.compile(r"[!-~]+")
 
 
 class AddressRefused(ValueError):
-    """The address is not one that load may go to, or not a base URL at all."""
+    """Error: the base URL is malformed, or load may not be sent to this address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Address:
 
     @classmethod
     def parse(cls, base_url: str) -> Address:
-        """Plain HTTP on this machine: `http://127.0.0.1:8000`, with or without `/v1` at its end. Raises AddressRefused."""
+        """Parse a plain HTTP loopback URL: `http://127.0.0.1:8000`, with or without a final `/v1`. Raises AddressRefused."""
         address = cls.of_server(base_url)
         if address.tls or address.uds is not None:
             raise AddressRefused(f"{base_url!r}: only http://HOST:PORT is supported here")
@@ -43,7 +43,7 @@ class Address:
 
     @classmethod
     def of_server(cls, base_url: str, *, remote: bool = False, api_key: str | None = None) -> Address:
-        """Any server's: HTTP, HTTPS, or `unix:PATH`. `remote`: it may be another machine's. Raises AddressRefused."""
+        """Parse a server's base URL: HTTP, HTTPS, or `unix:PATH`. `remote`: allow other machines. Raises AddressRefused."""
         if api_key is not None and not _KEY.fullmatch(api_key):
             raise AddressRefused("the API key is empty, or has characters that no header may have")
         if base_url.startswith("unix:"):
@@ -80,13 +80,13 @@ class Address:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of every request."""
+        """Return the headers of every request."""
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
 
 @functools.cache
 def tls_context() -> ssl.SSLContext:
-    """One for all connections: to read the certificates of this machine takes longer than many a request."""
+    """Return the TLS context of all connections. Loading the system's certificates takes longer than many requests."""
     return ssl.create_default_context()
 
 
@@ -106,7 +106,7 @@ def _loopback_ip(name: str) -> str:
 
 
 def _any_ip(name: str) -> str:
-    """Looked up once: requests shall not wait for a resolver. Raises AddressRefused."""
+    """Resolve a host name once, so that requests do not wait for DNS. Raises AddressRefused."""
     try:
         return _looked_up(name)[0]
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Readers from recorded bytes to an Answer: HTTP framing, server-sent events, OpenAI chunks, token counts.
+"""Parsing of recorded bytes into an Answer: HTTP framing, server-sent events, OpenAI chunks, token counts.
 
-Pure: every time comes from the recording. The three readers are codecs: `feed` bytes, get what is complete."""
+No I/O and no clock: times come from the recording. Each of the three parsers is fed bytes and returns what is complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BadAnswer(Exception):
 
 
 class ChunkedBody:
-    """RFC 9112 §7.1 chunked coding; chunk extensions and trailers are skipped."""
+    """Decoder of RFC 9112 §7.1 chunked coding; chunk extensions and trailers are skipped."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -54,7 +54,8 @@ class ChunkedBody:
 
 
 class HttpResponse:
-    """Status line, headers, then the decoded body. `status` is 0 until the head is whole; 1xx heads are passed over."""
+    """Parser of an HTTP response: status line, headers, decoded body. `status` is 0 before the complete head; 1xx are
+    skipped."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -88,7 +89,7 @@ class HttpResponse:
 
 
 class SseData:
-    """Server-sent events (WHATWG HTML §9.2): yields the data of each whole event; comments and other fields are dropped."""
+    """Parser of server-sent events (WHATWG HTML §9.2) that yields each event's data; comments and other fields are dropped."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -107,9 +108,9 @@ class SseData:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request's outcome. Moments in seconds: sent, each event with content, last byte. `error` None means it is whole.
+    """Outcome of one request, with times in seconds: sent, each content event, last byte. `error` None means a complete answer.
 
-    Token counts are the server's own `usage`; without one, output tokens are counted as events with content."""
+    Token counts are the server's `usage`. Without `usage`, output tokens are the number of content events."""
 
     sent_s: float
     ended_s: float
@@ -126,7 +127,7 @@ class Answer:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token in seconds; None for one token, or if everything came in one event."""
+        """Time per output token in seconds; None for a single token, or if all content arrived in one event."""
         if self.num_output_tokens < 2 or len(self.content_s) < 2:
             return None
         return (self.content_s[-1] - self.content_s[0]) / (self.num_output_tokens - 1)
@@ -143,7 +144,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _Stream:
-    """State of one answer's events."""
+    """Parser state of one answer's events."""
 
     endpoint: Endpoint
     content_s: list[float] = field(default_factory=list)
@@ -194,7 +195,7 @@ def answer_text(recording: Recording, endpoint: Endpoint) -> str:
 
 
 def read_answer(recording: Recording, endpoint: Endpoint) -> Answer:
-    """Never raises on what a server sent: a broken answer is an Answer with an error."""
+    """Parse a recording into an Answer. Never raises: an invalid response becomes an Answer with an error."""
     ended_s = recording.times[-1] if recording.times else recording.sent_s
     if endpoint == "embeddings":
         return _read_embeddings(recording, ended_s)
@@ -222,7 +223,7 @@ def read_answer(recording: Recording, endpoint: Endpoint) -> Answer:
 
 
 def _read_embeddings(recording: Recording, ended_s: float) -> Answer:
-    """Whole at once: there is no first token, so the time to it is that of the request."""
+    """Parse an embeddings response. It has no first token, so TTFT is the latency of the request."""
     response, body = HttpResponse(), b""
     try:
         body = b"".join(map(response.feed, recording.pieces))

@@ -1,5 +1,5 @@
-"""Workloads of applications: chats of several turns, questions on retrieved documents, agents with tools, structured
-answers, texts to embed, recorded traces. Each defines its endpoint and makes its requests from a seed."""
+"""Application workloads: multi-turn chats, RAG questions, agents with tools, structured outputs, embeddings and recorded
+traces. Each defines its endpoint and draws its requests from a seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHARED_SEED = 15_485_863  # what requests have in common is drawn apart from wh
 
 
 class Application(Protocol):
-    """Workload of an application. `endpoints`: where it may be sent. `num_turns`: requests of one arrival. `withholds`:
+    """Workload of an application. `endpoints`: supported endpoints. `num_turns`: requests of one arrival. `withholds`:
     common fields that it does not send."""
 
     endpoints: ClassVar[tuple[Endpoint, ...]]
@@ -30,13 +30,13 @@ class Application(Protocol):
     def describe(self) -> str: ...
 
     def scripts(self, seed: int, lengths: Sequence[int], fields: Fields) -> list[bytes] | list[Dialogue]:
-        """One for `num_turns` of `lengths`, the tokens that answers are asked for."""
+        """Return one script for every `num_turns` of `lengths`, the requested output lengths in tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TurnsPrompt:
-    """Conversations: English words, `num_words` in every turn, the turns and answers before them again."""
+    """Multi-turn chats: `num_words` English words in every turn, after all earlier turns and answers."""
 
     num_words: Lengths
     num_turns: int
@@ -56,9 +56,9 @@ class TurnsPrompt:
 
 @dataclass(frozen=True, slots=True)
 class DocumentsPrompt:
-    """Questions on documents (RAG): behind the same instructions, each has `num_documents` of `library`, the popular ones more
-    often (the k-th as 1/k), in the order in which they were found; then a question of its own. What is shared is a prefix only
-    where the same documents come first, as in the field."""
+    """Questions on documents (RAG): fixed instructions, `num_documents` of a `library` in retrieval order, and an unshared
+    question. The k-th most popular document is drawn with weight 1/k. Requests share a prefix only where the same documents
+    come first, as in production."""
 
     num_words: int
     num_documents: int
@@ -111,8 +111,8 @@ def _tool(name: str, text: str, parameters: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AgentPrompt:
-    """Agents: six tools and long instructions that all share, a task, and `num_turns` requests, each behind one more call of a tool
-    and its result of `num_words`: a prompt that only grows, and answers that are short."""
+    """Agents: six tools and long instructions shared by all, a task, and `num_turns` requests. Each request appends a tool
+    call and its result of `num_words`, so the prompt only grows; answers are short."""
 
     num_words: Lengths
     num_turns: int
@@ -145,8 +145,8 @@ class AgentPrompt:
 
 @dataclass(frozen=True, slots=True)
 class StructuredPrompt:
-    """Answers in the form of a JSON schema: one of `num_schemas`, of two to nine properties, as if several programs asked. They end
-    when the form is complete, or at the length that was asked for."""
+    """Structured outputs by JSON schema: one of `num_schemas` schemas of two to nine properties, as if from several
+    programs. An answer ends when its JSON is complete, or at the requested length."""
 
     num_words: int
     num_schemas: int = 8
@@ -184,7 +184,7 @@ class StructuredPrompt:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingPrompt:
-    """Texts to embed, `num_texts` a request. What is measured is the time of a request and the tokens that went in."""
+    """Texts to embed, `num_texts` per request. Latency and input tokens are measured."""
 
     num_words: Lengths
     num_texts: int = 1

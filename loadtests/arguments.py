@@ -1,6 +1,6 @@
-"""Arguments of the commands that measure a running server: the server, the workloads, the requests, the limits.
+"""Arguments of the commands that measure a running server: server, workloads, requests, limits.
 
-Options that vLLM's `bench serve` has too are also known by its names."""
+Options that vLLM's `bench serve` also has accept its names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from loadtests.workloads import MAX_CONCURRENCY, Workload, find_workloads
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server, and how it is talked to and watched."""
+    """Server to measure: its address, request options, limits and monitored process."""
 
     name: str
     address: Address
@@ -35,7 +35,7 @@ class Target:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Target:
-        """Raises AddressRefused, ProbeFailed, ValueError."""
+        """Create the target from arguments. Raises AddressRefused, ProbeFailed, ValueError."""
         key = os.environ.get("OPENAI_API_KEY") if args.api_key is None else args.api_key
         address = Address.of_server(args.base_url, remote=args.remote, api_key=key or None)
         slo = Slo.parse(args.goodput)
@@ -128,7 +128,7 @@ def add_arrivals(shape: argparse._ArgumentGroup) -> None:
 
 
 def wanted_workloads(args: argparse.Namespace) -> list[Workload]:
-    """Raises ValueError, OSError."""
+    """Return the requested workloads. Raises ValueError, OSError."""
     if args.repeat < 1:
         raise ValueError("--repeat must be at least 1")
     arriving = args.arrivals if args.rate is None else arrivals.Poisson(args.rate)

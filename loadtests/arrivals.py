@@ -1,6 +1,6 @@
-"""Arrival times of requests in an open loop: a Poisson process, bursts, a ramp, or a trace.
+"""Arrival times of open-loop requests: a Poisson process, bursts, a ramp, or a trace.
 
-Pure: times are seconds after the first arrival, and equal random sources give equal times."""
+Times are seconds after the first arrival; equal random sources give equal times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Arrivals(Protocol):
         ...
 
     def moments_s(self, count: int, rng: random.Random) -> list[float]:
-        """The first is 0; rising."""
+        """Return `count` ascending arrival times in seconds; the first is 0."""
         ...
 
     def describe(self) -> str: ...
@@ -27,8 +27,8 @@ class Arrivals(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Gaps of a gamma distribution whose shape is `burstiness`, as vLLM has it: 1 is a Poisson process, less comes in clusters,
-    more comes evenly."""
+    """Arrivals with gamma-distributed gaps of shape `burstiness`, as in vLLM: 1 is a Poisson process, below 1 is burstier,
+    above 1 more regular."""
 
     rate_per_s: float
     burstiness: float = 1.0
@@ -76,7 +76,7 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """A Poisson process whose rate changes evenly from `first_per_s` to `last_per_s` while the requests are sent."""
+    """Poisson process whose rate changes linearly from `first_per_s` to `last_per_s` over the run."""
 
     first_per_s: float
     last_per_s: float
@@ -109,7 +109,7 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The moments at which requests once came."""
+    """Recorded arrival times."""
 
     seconds: tuple[float, ...]
 
@@ -127,7 +127,7 @@ class Replay:
 
 
 def parse(text: str) -> Arrivals:
-    """One of KINDS. Raises ValueError."""
+    """Parse an arrival process, one of KINDS. Raises ValueError."""
     kind, *numbers = text.split(":")
     try:
         values = [float(number) for number in numbers]

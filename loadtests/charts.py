@@ -1,6 +1,6 @@
-"""The pictures. The only file that needs matplotlib (`pip install 'oneloop[bench]'`).
+"""Charts of saved runs. The only file that needs matplotlib (`pip install 'oneloop[bench]'`).
 
-A colour is a server, a line style a workload or a percentile: two servers lie side by side in every panel."""
+Colours distinguish servers, line styles workloads or percentiles, so every panel compares the servers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _STYLE = {
 
 
 def draw_runs(path: Path, records: Sequence[Record]) -> None:
-    """Three distributions, then the run over time and throughput against latency."""
+    """Draw three latency distributions, the run over time, and throughput against latency."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(11, 5.6), layout="constrained")
         panels = figure.subplots(2, 3)
@@ -99,7 +99,7 @@ def draw_levels(path: Path, levels: Sequence[Record]) -> None:
 
 
 def draw_traffic(path: Path, figures: Mapping[str, Figures]) -> None:
-    """A line of panels for each model, a row in it for each workload: p50 is a dot, p99 a ring, of us and of vLLM."""
+    """Draw a row of panels per model with one line per workload: p50 as a dot, p99 as a ring, for oneloop and vLLM."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(14, 1.2 + 2.9 * len(figures)), layout="constrained")
         panels = figure.subplots(len(figures), len(METRICS), squeeze=False)

@@ -1,8 +1,8 @@
-"""Several client processes that share one workload, so that the client is not the bottleneck.
+"""Client processes that share one workload, so that the client is not the bottleneck.
 
-Each process has its part of the streams (or arrivals) and of the requests, records as `load.py` does, and parses its answers
-after the run. They wait until all are ready and start together; times are of the system-wide monotonic clock, so figures are
-those of one client. One process handles about 100,000 events a second."""
+Each process has a share of the streams (or arrivals) and of the requests, records as `load.py` does, and parses its answers
+after the run. They start together once all are ready. Times are from the system-wide monotonic clock, so figures equal those
+of one client. One process handles about 100,000 events a second."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STREAMS_EACH = 64
 
 
 def num_clients(concurrency: int, requested: int | None = None) -> int:
-    """One process for every 64 streams, and no more than a quarter of the cores."""
+    """Return the number of client processes: one per 64 streams, at most a quarter of the cores."""
     wanted = requested or min(concurrency // STREAMS_EACH, len(os.sched_getaffinity(0)) // 4)
     return max(1, min(wanted, concurrency))
 
@@ -58,7 +58,7 @@ class Outcome:
 def parts_of(
     address: Address, workload: Workload, request_options: RequestOptions, limits: Limits, num_parts: int
 ) -> list[Part]:
-    """Requests and arrivals are dealt out in turns; streams as evenly as they go."""
+    """Split a load into parts: requests and arrivals round-robin, streams as evenly as possible."""
     scripts = scripts_of(address, workload, request_options)
     arrivals_s = None if workload.arrivals is None else workload.arrivals_s()
     return [
@@ -115,7 +115,7 @@ def measure_with_clients(
 
 
 class _Client:
-    """One process and the pipe to it. `end` it in any case."""
+    """Client process and the pipe to it. Always call `end`."""
 
     def __init__(self, part: Part) -> None:
         context = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""The clock that every figure is read from; tests put their own in its place."""
+"""Clock of all measurements; tests replace it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds since an arbitrary moment."""
+        """Return seconds since an arbitrary moment."""
         ...
 
     async def sleep_until(self, moment_s: float) -> None: ...

@@ -1,9 +1,9 @@
-"""Command `python -m loadtests compare`: the same workloads against several servers, one server alive at a time, rounds
+"""Command `python -m loadtests compare`: run the same workloads against several servers, one running at a time, rounds
 interleaved.
 
-Each visit to a server: start, time to healthy and to the first completion, memory and CPU while idle, the workloads, stop.
+A visit to a server: start, time to healthy and to the first completion, memory and CPU while idle, the workloads, stop.
 Every second round visits the servers in reverse, so a machine that slows down favours none. Each figure is written to --out
-as it is taken. A server that fails becomes a record and a note under the table, and the others go on."""
+immediately. A server that fails becomes a record and a note under the table, and the comparison continues without it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Visit:
     emit: Callable[[dict[str, Any]], None]
 
     def __call__(self, server: Server) -> None:
-        """Raises ServerFailed; the server is stopped either way."""
+        """Start the server, measure it and always stop it. Raises ServerFailed."""
         if not server.command:
             if not is_healthy(server.address, server.health):
                 raise ServerFailed(
@@ -121,7 +121,7 @@ def _answers(server: Server) -> bool:
 
 
 def wait_until_healthy(server: Server, process: ServerProcess) -> float:
-    """Seconds since the start. Raises ServerFailed."""
+    """Wait until the server is healthy; return the seconds since its start. Raises ServerFailed."""
     while process.age_s < server.start_limit_s:
         if is_healthy(server.address, server.health):
             return process.age_s
@@ -139,7 +139,7 @@ def _model(server: Server) -> str:
 
 
 class Ledger:
-    """Every record of the comparison, kept, appended to the file, and printed in one line."""
+    """Records of the comparison: kept, appended to the file, and printed as one line each."""
 
     def __init__(self, out: Path | None) -> None:
         self.records: list[dict[str, Any]] = []
@@ -172,7 +172,7 @@ def run_rounds(servers: Sequence[Server], rounds: int, visit: Callable[[Server, 
 
 
 def ours_of(servers: Sequence[Server], requested: str | None) -> str:
-    """Raises ValueError."""
+    """Return the name of the server that the others are compared with. Raises ValueError."""
     names = [server.name for server in servers]
     if requested is not None and requested not in names:
         raise ValueError(f"--ours {requested}: not among {', '.join(names)}")
@@ -180,7 +180,7 @@ def ours_of(servers: Sequence[Server], requested: str | None) -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 when every server started and every request was answered whole; 2 when it could not begin; 130 after Ctrl-C."""
+    """Return 0 if every server started and every answer was complete, 2 if nothing could begin, 130 after Ctrl-C."""
     try:
         servers = read_servers(args.servers, args.only)
         workloads = find_workloads(args.workload, args.vocab_size)

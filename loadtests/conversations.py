@@ -1,4 +1,4 @@
-"""Requests that hang on the answers before them: what was really answered goes out again with the next, as clients send it."""
+"""Multi-turn requests: each turn sends the server's actual earlier answers again, as clients do."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, Protocol
 
 
 class Dialogue(Protocol):
-    """Requests one behind another."""
+    """Sequence of requests in which each depends on the answers to the previous ones."""
 
     @property
     def num_turns(self) -> int: ...
 
     def body(self, answers: Sequence[str]) -> bytes:
-        """The JSON body of the turn behind `answers`."""
+        """Return the JSON body of the turn that follows `answers`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A chat. `fields` are those of every request; `users[i]` is said in turn i, `num_output_tokens[i]` the length its answer may
-    have."""
+    """Chat. `fields`: common to all requests; `users[i]`: user message of turn i; `num_output_tokens[i]`: its answer's
+    maximum."""
 
     fields: Mapping[str, Any]
     users: Sequence[str]
@@ -33,7 +33,7 @@ class Conversation:
         return len(self.users)
 
     def body(self, answers: Sequence[str]) -> bytes:
-        """An answer without text is left out: some templates take no empty message."""
+        """Return the body of the next turn, without empty answers: some chat templates reject empty messages."""
         turn = len(answers)
         messages = []
         for user, answer in zip(self.users, answers, strict=False):
@@ -46,7 +46,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call as an agent's model made it, and what the tool said."""
+    """Tool call of an agent's model, and the tool's result."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -84,5 +84,5 @@ class AgentRun:
 
 
 def body_of(fields: Mapping[str, Any]) -> bytes:
-    """JSON; a field that is None is left out."""
+    """Return the fields as JSON, without those that are None."""
     return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()

@@ -1,4 +1,4 @@
-"""Counters of a server's `/metrics` that a sweep uses: oneloop's names, and vLLM's where they are the same."""
+"""Counters of a server's `/metrics` that a sweep reads: oneloop's names, and vLLM's where they match."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES: Mapping[str, str] = {
 
 
 def counters(address: Address) -> dict[str, float]:
-    """Sums over labels; empty for servers that count nothing under these names, or tell nobody."""
+    """Return the server's counters, summed over labels; empty if it exports none of these names or cannot be reached."""
     try:
         status, body = ask(address, "/metrics")
     except ProbeFailed:

@@ -1,8 +1,8 @@
-"""Command `python -m loadtests drafts`: cost and gain of draft tokens, beside the same engine without: time per step, tokens a
-second.
+"""Command `python -m loadtests drafts`: cost and gain of draft tokens against the same engine without them: step time and
+tokens a second.
 
-`python -m loadtests.engine --steps` measures, one process for each configuration, with random weights. So drafts are
-accepted by chance (`synthetic_acceptance`), or by a draft model equal to the model. Options after `--` go to all."""
+`python -m loadtests.engine --steps` measures, one process per configuration, with random weights. So drafts are accepted by
+chance (`synthetic_acceptance`), or by a draft model equal to the model. Options after `--` go to all."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def configs_of(method: str, drafts_by: Path | None) -> list[str]:
-    """3 guesses always, and as many as pay."""
+    """Return two speculative configurations: always 3 draft tokens, and an adaptive number."""
     given = {"method": method, **CHANCE} | ({} if drafts_by is None else {"model": str(drafts_by)})
     return [json.dumps(given | {"adaptive": False}), json.dumps(given)]
 
 
 def measured(args: argparse.Namespace, config: str | None) -> tuple[dict[str, Any], Records, bool]:
-    """Return the facts of the start, the figures, and whether all were taken."""
+    """Return the facts of the start, the figures, and whether all could be measured."""
     command = [
         sys.executable,
         "-m",
@@ -79,7 +79,7 @@ def measured(args: argparse.Namespace, config: str | None) -> tuple[dict[str, An
 
 
 def table(configs: Sequence[str], plain: Records, drafted: Sequence[Records]) -> str:
-    """Aligned text: a line for each batch size and configuration, with how many times the plain figures they are."""
+    """Return aligned text: a line per batch size and configuration, with ratios to the figures without drafts."""
     lines = [
         f"{'batch':>6} {'ms a step':>10} {'x plain':>8} {'tokens a step':>14} {'tok/s':>10} {'x plain':>8}  guesses"
     ]
@@ -98,7 +98,7 @@ def table(configs: Sequence[str], plain: Records, drafted: Sequence[Records]) ->
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 when every figure was taken; 2 when it could not begin."""
+    """Return 0 if every figure was measured, 2 if nothing could begin."""
     if not (args.model / "config.json").is_file():
         print(f"loadtests drafts: {args.model}: no config.json there", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
 """Embeddings benchmark: texts per second, and latency of a single text, for one server of /v1/embeddings or several
 alternately.
 
-A text is random words; the texts of a round are new, and the same for all servers. Connections are kept open. Throughput is
-measured with concurrent requests of several texts, latency with single texts in sequence."""
+Texts are random words, new in every round and equal for all servers. Connections are kept open. Throughput is measured with
+concurrent requests of several texts, latency with single texts in sequence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT_S = 300.0
 
 
 class EmbeddingFailed(Exception):
-    """A server gave something else than a vector for each text."""
+    """Error: a server did not return one vector per text."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Connection:
-    """One that stays open, and asks one thing at a time."""
+    """Keep-alive connection that sends one request at a time."""
 
     def __init__(self, address: Address, model: str) -> None:
         self._address, self._model = address, model
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def embed(self, texts: list[str]) -> int:
-        """The tokens of `texts`, as the server counts them. Raises EmbeddingFailed."""
+        """Embed `texts` and return the server's count of their tokens. Raises EmbeddingFailed."""
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._address.host, self._address.port, limit=1 << 26)
         reader, writer = self._streams
@@ -76,7 +76,7 @@ class Connection:
 
 
 async def throughput(address: Address, model: str, texts: list[str], batch: int, concurrency: int) -> tuple[float, int]:
-    """Seconds for all of `texts`, and their tokens."""
+    """Embed all of `texts`; return the seconds and the number of tokens."""
     requests = iter([texts[first : first + batch] for first in range(0, len(texts), batch)])
     connections = [Connection(address, model) for _ in range(concurrency)]
 

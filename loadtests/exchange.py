@@ -46,7 +46,7 @@ class _Exchange(asyncio.Protocol):
 
 
 def post_request(address: Address, path: str, body: bytes) -> bytes:
-    """The bytes of a POST of JSON to `path` below the address."""
+    """Return the bytes of a JSON POST to `path` below the address."""
     more = "".join(f"{name}: {value}\r\n" for name, value in address.headers.items())
     head = (
         f"POST {address.path}{path} HTTP/1.1\r\nHost: {address.authority}\r\nContent-Type: application/json\r\n{more}"
@@ -58,8 +58,8 @@ def post_request(address: Address, path: str, body: bytes) -> bytes:
 async def exchange(
     address: Address, request: bytes, timeout_s: float, clock: Clock, recording: Recording | None = None
 ) -> Recording:
-    """Send and record until the server closes. Failures are recorded, not raised; cancellation drops the connection. `recording`:
-    to be looked at meanwhile."""
+    """Send a request and record until the server closes. Failures are recorded, not raised; cancellation drops the
+    connection. `recording`: a recording that the caller reads meanwhile."""
     recording = Recording(clock.now()) if recording is None else recording
     transport: asyncio.Transport | None = None
     try:

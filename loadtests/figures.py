@@ -1,8 +1,8 @@
-"""The figures of one run: throughput, latency percentiles, goodput, errors. Pure arithmetic on Answers; JSON at the border.
+"""Figures of one run: throughput, latency percentiles, goodput, errors. Computed from Answers, returned as JSON values.
 
 Definitions. TTFT: request sent (connecting included) to the first event with content. TPOT: (last content - first) / (output
-tokens - 1), one value a request. ITL: gap between two successive content events, all requests pooled. e2e: sent to last byte.
-Percentiles interpolate linearly. Only whole answers count towards figures; everything else that was asked for is an error."""
+tokens - 1), one value a request. ITL: gap between two successive content events, all requests pooled. e2e: sent to last
+byte. Percentiles interpolate linearly. Only complete answers count; every other request is an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PERCENTILES = (50, 90, 99)
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Linear interpolation between the two nearest ranks; None of nothing."""
+    """Return a percentile, interpolated between the two nearest ranks; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -30,7 +30,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Service level objective: the most milliseconds an answer may take to count as good. For itl, its longest gap."""
+    """Service level objective: maximum latencies in ms of an answer that counts as good. For itl, of its longest gap."""
 
     limits_ms: Mapping[str, float]
 
@@ -79,7 +79,7 @@ class Run:
 
 
 def summarise(run: Run, slo: Slo | None = None) -> dict[str, Any]:
-    """One flat JSON object. Latencies are `<metric>_ms_{mean,p50,p90,p99}`; rates are per second of wall time."""
+    """Return the run's figures as one flat JSON object: `<metric>_ms_{mean,p50,p90,p99}`, and rates per second of wall time."""
     whole = [answer for answer in run.answers if answer.error is None]
     wall_s = run.wall_s or math.inf
     num_output = sum(answer.num_output_tokens for answer in whole)
@@ -118,7 +118,7 @@ def _num_of_other_length(whole: Sequence[Answer], asked: Sequence[int] | None) -
 
 
 def latencies_s(whole: Sequence[Answer]) -> dict[str, list[float]]:
-    """All values of each metric, in seconds."""
+    """Return all values of each metric, in seconds."""
     return {
         "ttft": [answer.ttft_s for answer in whole],
         "tpot": [answer.tpot_s for answer in whole if answer.tpot_s is not None],

@@ -1,4 +1,4 @@
-"""Command `python -m loadtests gpu`: every HTTP row and cost of `targets.py`, from one start of our server to the table.
+"""Command `python -m loadtests gpu`: measure every HTTP row and cost of `targets.py` in one run of our server.
 
 A model folder is written from a shape (its config.json with the tokenizer's vocabulary; random weights). The server starts
 twice: with empty kernel caches (the variables of --cache-env point to new folders), then with the caches of the first start.
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def write_model(shape: Path, vocab_size: int, folder: Path) -> None:
-    """A model folder of that shape without weights. Raises OSError, ValueError."""
+    """Write a model folder of this shape, without weights. Raises OSError, ValueError."""
     config = json.loads((shape / "config.json").read_text())
     config["vocab_size"] = vocab_size
     folder.mkdir()
@@ -91,7 +91,7 @@ def write_model(shape: Path, vocab_size: int, folder: Path) -> None:
 
 
 def our_server(args: argparse.Namespace, model: Path, tokenizer: Path, env: Mapping[str, str]) -> Server:
-    """A free port, our options, then the user's."""
+    """Return our server on a free port, with our options and then the user's."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -103,7 +103,7 @@ def our_server(args: argparse.Namespace, model: Path, tokenizer: Path, env: Mapp
 
 
 class Session:
-    """The figures of one server, as they are taken."""
+    """Measurement of one server."""
 
     def __init__(self, args: argparse.Namespace, workloads: Sequence[Workload]) -> None:
         self._args, self._workloads = args, workloads
@@ -113,7 +113,7 @@ class Session:
         self._begun_s = time.monotonic()
 
     def run(self, folder: Path) -> None:
-        """Raises ServerFailed, CannotStart, OSError, ValueError."""
+        """Start and measure the server. Raises ServerFailed, CannotStart, OSError, ValueError."""
         args = self._args
         write_model(args.model_shape, args.vocab_size, model := folder / args.model_shape.resolve().name)
         if (tokenizer := args.tokenizer) is None:
@@ -194,7 +194,7 @@ class Session:
 
 
 def machine() -> str:
-    """The GPU by its driver, or the number of cores."""
+    """Return the GPU's name from its driver, or the number of cores."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(query, capture_output=True, text=True, timeout=30)
@@ -204,7 +204,7 @@ def machine() -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 when each start succeeded and every request was answered whole; 2 when it could not begin."""
+    """Return 0 if each start succeeded and every answer was complete, 2 if nothing could begin."""
     try:
         workloads = find_workloads(args.workload, args.vocab_size)
         if args.ladder is not None and args.ladder not in {workload.name for workload in workloads}:

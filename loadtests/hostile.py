@@ -1,6 +1,6 @@
-"""Requests that cost a server much more than they cost whoever sends them: the bodies of an attack, by name.
+"""Bodies of expensive requests, by attack: they cost a server much more than their sender.
 
-Each was seen to hold every stream up for seconds, or to take gigabytes, on some server at some time (ours among them)."""
+Each once blocked every stream for seconds, or allocated gigabytes, on some server (including ours)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _words(num_chars: int) -> str:
 
 
 def _schema(number: int) -> bytes:
-    """115 kB, and about half a second of compiling."""
+    """Return a schema of 115 kB, which takes about half a second to compile."""
     properties = {f"property_{number}_{index}_with_a_long_name": {"type": "string"} for index in range(1800)}
     chat = {
         "messages": [{"role": "user", "content": "Hi"}],
@@ -54,7 +54,7 @@ def _schema(number: int) -> bytes:
 
 
 def _answered_schema(number: int) -> bytes:
-    """Big ones of five kinds, which are answered: properties, choices, a pattern, rows of a table, and alternatives."""
+    """Return a large valid schema, one of five kinds: properties, choices, a pattern, table rows, alternatives."""
     rng, kind = random.Random(number), number % 5
 
     def word(num_chars: int = 12) -> str:
@@ -85,7 +85,7 @@ def _tool(number: int) -> dict[str, object]:
 
 
 def _png(width: int, height: int, rows: bytes) -> bytes:
-    """A picture of one byte a pixel that says it is so large, and has `rows`, of which each begins with how it is filtered."""
+    """Return an 8-bit PNG that declares `width` by `height` and contains `rows`; each row begins with its filter type."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -96,7 +96,7 @@ def _png(width: int, height: int, rows: bytes) -> bytes:
 
 
 def _seen(*pictures: bytes) -> bytes:
-    """A chat about them."""
+    """Return a chat about images."""
     parts = [
         {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(each).decode()}}
         for each in pictures

@@ -38,7 +38,7 @@ class Round:
 
 @contextmanager
 def running(module: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server process and the port it prints first."""
+    """Start a server process; yield it and the port that it prints first."""
     process = subprocess.Popen([sys.executable, "-m", *module.split()], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -49,7 +49,7 @@ def running(module: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def cpu_ns(pid: int) -> int:
-    """Time on a CPU of all threads of `pid`, in nanoseconds."""
+    """Return the CPU time of all threads of `pid`, in nanoseconds."""
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
 
 
@@ -68,7 +68,7 @@ def request(tokens: int, body: dict[str, object]) -> bytes:
 
 
 async def read_stream(port: int, ask: bytes, hold: asyncio.Event | None = None) -> int:
-    """Sends `ask` and reads to the end; how many chunks came. With `hold`, reading begins when it is set."""
+    """Send `ask`, read to the end, and return the number of chunks. With `hold`, reading begins when that event is set."""
     sock = socket.socket()
     if hold is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -86,7 +86,7 @@ async def read_stream(port: int, ask: bytes, hold: asyncio.Event | None = None) 
 
 
 async def ready(process: subprocess.Popen[str], port: int) -> None:
-    """Wait until it answers as it is going to: the bare one with 404."""
+    """Wait until the server answers as expected; the bare one answers 404."""
     while process.poll() is None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

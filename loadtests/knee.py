@@ -1,4 +1,4 @@
-"""Knee of a server's load: from the levels of a sweep to the best level, and to the options that would move it. Pure.
+"""Knee of a server's load: selects the best level of a sweep, and the options that would move it.
 
 The knee is the level with the greatest generalised power (Kleinrock 1979), throughput squared over latency. Beyond it, twice
 the streams bring less than 26 % more throughput. With goodput, the knee is the level with the greatest goodput."""
@@ -27,7 +27,7 @@ def knee_of(levels: Sequence[Level]) -> Level | None:
 
 
 def is_saturated(levels: Sequence[Level]) -> str | None:
-    """Why it makes no sense to go on behind these levels; None where it does."""
+    """Return why a sweep should stop after these levels, or None if it should continue."""
     last = levels[-1]
     if last["errors"]:
         return f"{last['errors']} of {last['requests']} requests failed"
@@ -46,12 +46,12 @@ def is_saturated(levels: Sequence[Level]) -> str | None:
 
 
 def _throughput(level: Level) -> float:
-    """Tokens that came out; of embeddings, that went in."""
+    """Return output tokens per second, or input tokens per second for embeddings."""
     return float(level["out_tok_per_s"] or level["in_tok_per_s"])
 
 
 def suggestions(levels: Sequence[Level]) -> list[str]:
-    """Options of oneloop's server that these levels and its counters (`counters.py`) speak for, each with the figure that does."""
+    """Suggest options of oneloop's server by the levels and its counters (`counters.py`), each with its reason."""
     knee = knee_of(levels)
     if knee is None:
         return []

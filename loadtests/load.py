@@ -1,4 +1,4 @@
-"""Sending a workload: closed or open loop, bounded in time, every request in a task that the run owns."""
+"""Sending of a workload: closed or open loop, with a time limit; the run owns the task of every request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Limits:
 
 
 class Load:
-    """One run against one address. Not reusable."""
+    """Single run against one address. Not reusable."""
 
     def __init__(self, address: Address, limits: Limits, clock: Clock) -> None:
         self._address, self._limits, self._clock = address, limits, clock
@@ -45,9 +45,9 @@ class Load:
         self.cut_off = False
 
     async def run(self, scripts: Sequence[Script], concurrency: int, arrivals_s: Sequence[float] | None = None) -> None:
-        """Closed loop of `concurrency` streams, or open loop where there are arrivals, with at most that many in flight.
+        """Run a closed loop of `concurrency` streams, or with arrivals an open loop with at most `concurrency` in flight.
 
-        Returns when every request has ended or the time for the run is over; what was unfinished then is dropped."""
+        Returns when every request has ended or the time for the run is over; unfinished requests are then dropped."""
         try:
             async with asyncio.timeout(self._limits.run_s):
                 if arrivals_s is None:
@@ -108,7 +108,7 @@ async def measure(
     clock: Clock | None = None,
     server_cpu_s: Callable[[], float] | None = None,
 ) -> Run:
-    """Warm up, run, read the answers. `server_cpu_s` tells the CPU seconds the server has used so far."""
+    """Warm up, run, parse the answers. `server_cpu_s` returns the CPU seconds that the server has used so far."""
     limits, clock = limits or Limits(), clock or WallClock()
     if warmup := workload.warmup():
         # Its failures are not counted: whatever is wrong shows again in the run itself.
@@ -134,7 +134,7 @@ async def measure(
 
 
 def scripts_of(address: Address, workload: Workload, request_options: RequestOptions) -> list[Script]:
-    """The bytes to send, one a request; or dialogues."""
+    """Return the bytes of each request, or the dialogues."""
     path = PATHS[workload.endpoint]
     bodies = workload.bodies(request_options.model, request_options.ignore_eos, request_options.extra_body)
     return [post_request(address, path, body) if isinstance(body, bytes) else body for body in bodies]

@@ -1,5 +1,5 @@
-"""A byte-level BPE tokenizer with a vocabulary of any size and a chat template, written out of the alphabet: for models without
-weights on machines that have no tokenizer and reach nobody who does. A token is some three letters, a word some two tokens."""
+"""Generator of a byte-level BPE tokenizer with a chat template and a vocabulary of any size, for models without weights on
+machines without a tokenizer and without network. A token is about three letters, a word about two tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TEMPLATE = (
 
 
 def byte_letters() -> list[str]:
-    """The letter that stands for each byte: printable ones for themselves, the others from U+0100 on, in order."""
+    """Return the character of each byte: printable bytes are themselves, the others follow from U+0100 in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Pairs of letters (a space may be the first of them), then pairs with a letter, then pairs with pairs, each once."""
+    """Yield merges, each once: pairs of letters (a space may be first), then pair and letter, then pair and pair."""
     pairs = ["".join(each) for each in product([SPACE, *LETTERS], LETTERS)]
     yield from ((pair[0], pair[1]) for pair in pairs)
     yield from product(pairs, LETTERS)
@@ -37,13 +37,13 @@ def _merges() -> Iterator[tuple[str, str]]:
 
 
 def check_size(vocab_size: int) -> None:
-    """Raises ValueError where the bytes do not fit, or four letters are too few."""
+    """Raise ValueError if a vocabulary of this size is too small for the bytes or needs merges of more than four letters."""
     if not MIN_SIZE <= vocab_size <= MAX_SIZE:
         raise ValueError(f"a vocabulary of {vocab_size}: a tokenizer is made of {MIN_SIZE} to {MAX_SIZE} tokens")
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """tokenizer.json and tokenizer_config.json, for transformers and whatever reads its files. Raises OSError, ValueError."""
+    """Write tokenizer.json and tokenizer_config.json, as transformers reads them. Raises OSError, ValueError."""
     check_size(vocab_size)
     letters = byte_letters()
     merges = list(islice(_merges(), vocab_size - MIN_SIZE))

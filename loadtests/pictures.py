@@ -1,5 +1,4 @@
-"""Choice of the picture for given records, and whether it can be drawn. Without matplotlib, which `charts.py` imports on
-demand."""
+"""Choice of the chart for given records, and a check that it can be drawn. Imports `charts.py` (matplotlib) on demand."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ SUFFIXES = (".svg", ".png")
 
 
 class CannotDraw(ValueError):
-    """No such kind of picture, or nothing here that could draw it."""
+    """Error: unsupported image format, or matplotlib is not installed."""
 
 
 def check_pictures(paths: Iterable[Path]) -> None:
-    """Check that pictures can be written, before hours of measuring. Raises CannotDraw, OSError."""
+    """Check before a long measurement that charts can be written. Raises CannotDraw, OSError."""
     for path in paths:
         if path.suffix not in SUFFIXES:
             raise CannotDraw(f"{path}: unsupported image format; use {' or '.join(SUFFIXES)}")
@@ -29,7 +28,7 @@ def check_pictures(paths: Iterable[Path]) -> None:
 
 
 def draw(path: Path, records: Sequence[Record]) -> None:
-    """Runs as distributions and over time; levels of a sweep as throughput against latency."""
+    """Draw runs as distributions and over time, or levels of a sweep as throughput against latency."""
     from loadtests.charts import draw_levels, draw_runs
 
     levels = [record for record in records if record.get("kind") == "level"]
@@ -40,7 +39,7 @@ def draw(path: Path, records: Sequence[Record]) -> None:
 
 
 def draw_traffic(path: Path, figures: Mapping[str, Mapping[str, float]]) -> None:
-    """Figures of `gpu` by model, beside vLLM's."""
+    """Draw figures of `gpu` by model, with vLLM's."""
     from loadtests.charts import draw_traffic as charted
 
     charted(path, figures)

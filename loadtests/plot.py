@@ -1,4 +1,4 @@
-"""Command `oneloop bench plot`: a picture of runs that `serve --out` or `sweep --out` saved, of any number of servers."""
+"""Command `oneloop bench plot`: draw a chart of runs saved by `serve --out` or `sweep --out`, of any number of servers."""
 
 from __future__ import annotations
 

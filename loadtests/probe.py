@@ -1,4 +1,4 @@
-"""Short questions to a server outside any measured run: its model, its health, one completion, its own event-loop lag."""
+"""Requests to a server outside measured runs: its model, its health, one completion, its event-loop lag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ProbeFailed(Exception):
 def ask(
     address: Address, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 10.0
 ) -> tuple[int, bytes]:
-    """Status and body of a GET, or of a POST of JSON where there is a body. Raises ProbeFailed when nobody answers."""
+    """Send a GET, or a JSON POST if there is a body; return status and body. Raises ProbeFailed without an answer."""
     connection = _connection(address, timeout_s)
     try:
         payload = None if body is None else json.dumps(body)
@@ -68,7 +68,7 @@ def is_healthy(address: Address, path: str) -> bool:
 
 
 def first_model(address: Address) -> str:
-    """The id that /v1/models lists first. Raises ProbeFailed."""
+    """Return the first id of /v1/models. Raises ProbeFailed."""
     status, body = ask(address, "/v1/models")
     try:
         return str(json.loads(body)["data"][0]["id"])
@@ -77,7 +77,7 @@ def first_model(address: Address) -> str:
 
 
 def complete_once(address: Address, model: str, timeout_s: float) -> None:
-    """One token out of the chat endpoint. Raises ProbeFailed."""
+    """Generate one token by the chat endpoint. Raises ProbeFailed."""
     body = {"model": model, "max_tokens": 1, "temperature": 0, "messages": [{"role": "user", "content": "Hi"}]}
     status, answer = ask(address, "/v1/chat/completions", body, timeout_s)
     if status != 200:
@@ -85,7 +85,7 @@ def complete_once(address: Address, model: str, timeout_s: float) -> None:
 
 
 def loop_lag_buckets(address: Address) -> Buckets:
-    """Cumulative counts by upper bound in seconds, as oneloop exports them; empty for servers that do not."""
+    """Return oneloop's event-loop lag as cumulative counts by upper bound in seconds; empty for other servers."""
     try:
         status, body = ask(address, "/metrics")
     except ProbeFailed:
@@ -95,7 +95,7 @@ def loop_lag_buckets(address: Address) -> Buckets:
 
 
 def bucket_percentile(before: Buckets, after: Buckets, percent: float) -> float | None:
-    """Upper bound, in the buckets' unit, of the bucket in which the percentile of what came between the two lies."""
+    """Return the upper bound of the bucket that contains the percentile of the observations between two readings."""
     grown = {bound: count - before.get(bound, 0.0) for bound, count in sorted(after.items())}
     total = max(grown.values(), default=0.0)
     return next((bound for bound, count in grown.items() if total and count >= total * percent / 100), None)

@@ -1,8 +1,8 @@
-"""A server as a process of ours: started in a session of its own, measured through /proc, and always stopped.
+"""Server process in a session of its own, measured through /proc, and always stopped.
 
-`ServerProcess` is a context manager. Leaving it, by whatever way (error, Ctrl-C, SIGTERM), ends the whole family: every
-process of that session and every descendant, even one that moved to another session. Only pids seen in the family whose
-start time is still the same are signalled, so no stranger who inherited a number is ever hit."""
+`ServerProcess` is a context manager. Its exit (also after an error, Ctrl-C or SIGTERM) ends the whole family: every process
+of that session and every descendant, even one that moved to another session. Only pids seen in the family whose start time
+is unchanged are signalled, so a process that reuses a pid is never hit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """A line of /proc/PID/stat. `started` is in clock ticks since boot: together with the pid it names one process."""
+    """Fields of /proc/PID/stat. `started`, in clock ticks since boot, identifies a process together with its pid."""
 
     pid: int
     parent: int
@@ -58,7 +58,7 @@ def family(root: int) -> list[ProcessStat]:
 
 
 def cpu_s(root: int) -> float:
-    """User and system seconds of the family so far."""
+    """Return the family's user and system CPU seconds so far."""
     return sum(stat.cpu_s for stat in family(root))
 
 
@@ -70,7 +70,7 @@ def cpu_percent(root: int, seconds: float) -> float:
 
 
 def resident_mib(root: int) -> float:
-    """Sum of resident sets (statm: no page-table walk); pages shared by several processes count once for each."""
+    """Return the sum of resident sets (statm: no page-table walk); pages shared by processes count once for each."""
     total = 0.0
     for stat in family(root):
         with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ def resident_mib(root: int) -> float:
 
 
 def peak_resident_mib(root: int) -> float:
-    """Sum of the family's high-water marks (VmHWM), which the kernel keeps at no cost."""
+    """Return the sum of the family's high-water marks (VmHWM), which the kernel maintains at no cost."""
     total = 0.0
     for stat in family(root):
         with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ def peak_resident_mib(root: int) -> float:
 
 @contextlib.contextmanager
 def stop_signals_deferred() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until the block is left: for the moments when a process could be started and lost."""
+    """Defer Ctrl-C and SIGTERM until the block ends, so that a process being started is not lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -111,7 +111,7 @@ def stop_signals_deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_signals_as_interrupt() -> Iterator[None]:
-    """Within it, SIGTERM and SIGHUP end us as Ctrl-C does, so that every `with` is left in order."""
+    """Turn SIGTERM and SIGHUP into Ctrl-C within the block, so that every `with` is left in order."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -125,11 +125,11 @@ def stop_signals_as_interrupt() -> Iterator[None]:
 
 
 class CannotStart(Exception):
-    """Error: there is no such program, or it may not be executed."""
+    """Error: the program does not exist or is not executable."""
 
 
 class ServerProcess:
-    """A command running with its output in `log`. `env` is added to ours."""
+    """Running command with its output in `log`. `env` is added to the current environment."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Command `python -m loadtests results`: RESULTS.md from the records of `steps` and `gpu`, so that no figure is copied by hand.
+"""Command `python -m loadtests results`: generate RESULTS.md from the records of `steps` and `gpu`.
 
 A record is one JSON object: command, model, date, machine, command line, and `figures` by the keys of `targets.ROWS`. If
 several records have the same figure of a model, the last one counts. "Notes" are written by hand and kept."""
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def new_record(command: str, model: str, device: str, figures: Mapping[str, float]) -> dict[str, Any]:
-    """The common part of a record, of now and here."""
+    """Return the common fields of a record: date, machine, command line."""
     return {
         "command": command,
         "model": model,
@@ -54,7 +54,7 @@ def add_to_file(path: Path, record: Record) -> None:
 
 
 def _cells(row: Row, model: str, figure: float | None) -> list[str]:
-    """Title, our figure, vLLM's, how many times better we are, target, whether it is met."""
+    """Return title, our figure, vLLM's, our ratio to vLLM, target, and whether it is met."""
 
     def shown(value: float | None) -> str:
         return "-" if value is None else f"{value:,.{row.digits}f}"
@@ -74,7 +74,7 @@ HEADER = ["figure", "oneloop", "vLLM", "better by", "target", ""]
 
 
 def figures_table(model: str, figures: Mapping[str, float]) -> str:
-    """Aligned text: the rows of `targets.py` that were measured, then what else was."""
+    """Return aligned text: the measured rows of `targets.py`, then all other figures."""
     known = {row.key: row for row in ROWS}
     others = [Row(key, key, "", 3) for key in figures if key not in known]
     rows = [row for row in ROWS if row.key in figures] + others
@@ -89,7 +89,7 @@ def figures_table(model: str, figures: Mapping[str, float]) -> str:
 
 
 def latest(records: Iterable[Record], model: str) -> tuple[dict[str, float], list[Record]]:
-    """The figures that count, and the records they come from, oldest first."""
+    """Return the latest figures of a model and their records, oldest first."""
     source: dict[str, Record] = {}
     for record in records:
         if record["model"] == model:
@@ -112,7 +112,7 @@ def _markdown(lines: Iterable[Sequence[str]]) -> str:
 
 
 def results_page(records: Sequence[Record], notes: str) -> str:
-    """The whole of RESULTS.md."""
+    """Return the text of RESULTS.md."""
     parts = [
         "# Results on the GPU",
         "Made by `python -m loadtests results` from `results.jsonl`; only the notes are written by hand. "
@@ -140,7 +140,7 @@ def results_page(records: Sequence[Record], notes: str) -> str:
 
 
 def read_records(paths: Iterable[Path]) -> list[Record]:
-    """Raises OSError, ValueError naming the file."""
+    """Read records from files. Raises OSError, or ValueError naming the file."""
     records: list[Record] = []
     for path in paths:
         for number, line in enumerate(path.read_text().splitlines(), 1):

@@ -1,5 +1,5 @@
-"""Data saved of a run besides its figures, to draw pictures later, also of several servers: distributions as quantiles, and
-the run over time. Small for any number of requests."""
+"""Data saved with a run to draw charts later, also of several servers: distributions as quantiles, and the run over time.
+Small for any number of requests."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
 
 
 class NotSaved(ValueError):
-    """The file holds something else than runs that `--out` kept."""
+    """Error: the file contains other data than runs saved by `--out`."""
 
 
 def read_records(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """Raises NotSaved, OSError."""
+    """Read saved runs. Raises NotSaved, OSError."""
     found: list[dict[str, Any]] = []
     for path in paths:
         for number, line in enumerate(path.read_text().splitlines(), 1):

@@ -1,5 +1,5 @@
-"""Command `oneloop bench serve`: workloads against one running server; a table, remarks, a last JSON line; pictures,
-records."""
+"""Command `oneloop bench serve`: run workloads against one running server; print a table, remarks and a JSON line, save
+charts and records."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def begin(
     command: str, args: argparse.Namespace, read: Callable[[argparse.Namespace], Iterable[Workload]]
 ) -> tuple[Iterable[Workload], Target] | None:
-    """The workloads that `read` finds in `args`, and the server; None where it cannot begin, which has been said."""
+    """Return the workloads that `read` finds in `args`, and the server; None after printing why the command cannot begin."""
     try:
         workloads = read(args)
         check_pictures(args.plot)
@@ -57,7 +57,7 @@ def begin(
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 when every request of every run was answered whole; 2 when it could not begin."""
+    """Return 0 if every answer of every run was complete, 2 if nothing could begin."""
     begun = begin("serve", args, wanted_workloads)
     if begun is None:
         return 2
@@ -88,8 +88,8 @@ def run_workload(
     address: Address, workload: Workload, request_options: RequestOptions, limits: Limits, slo: Slo | None = None,
     pid: int | None = None, clients: int | None = None,
 ) -> tuple[Run, dict[str, Any]]:  # fmt: skip
-    """One run and its flat record. `pid`: the server's first process, where it is known. `clients`: processes that send;
-    None takes as many as the streams and the cores suggest."""
+    """Run a workload; return the run and its flat record. `pid`: the server's first process, if known. `clients`: client
+    processes; None chooses by streams and cores."""
     lag_before = loop_lag_buckets(address)
     server_cpu = None if pid is None else lambda: processes.cpu_s(pid)
     crew = num_clients(workload.concurrency, clients)

@@ -1,6 +1,6 @@
-"""The servers of a comparison, as a TOML file describes them. Data only: nothing is started or asked here.
+"""Servers of a comparison, read from a TOML file. Data only: nothing is started or requested here.
 
-One `[[server]]` table each; with a `command` it is started and stopped by us, without one it must already run at `base_url`.
+One `[[server]]` table each. A server with a `command` is started and stopped by us; otherwise it must run at `base_url`.
 `${NAME}` and `${NAME:-default}` are taken from the environment, and only for the servers that are used."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Soak test: runs our server under a mixture of requests for some minutes, and checks its state afterwards.
+"""Soak test: run our server under mixed requests for some minutes, then check its state.
 
 The server has few KV blocks, so that sequences preempt each other. Requests of `soak_requests.py`, drawn from a seed, use
 several connections at once, and /proc is monitored. Checks: every response is correct, every sequence is counted, every
@@ -63,7 +63,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The process at a moment: seconds, MiB, counts."""
+    """Sample of the server process: time in seconds, memory in MiB, counts."""
 
     at_s: float
     resident_mib: float
@@ -78,7 +78,7 @@ def look(pid: int) -> Seen:
 
 
 def metrics(address: Address) -> dict[str, float]:
-    """Every sample by its name, sums over labels; those with a `finished_reason` by themselves, too. Raises ProbeFailed."""
+    """Return every metric by name, summed over labels; each `finished_reason` also separately. Raises ProbeFailed."""
     found: dict[str, float] = {}
     for name, labels, value in _SAMPLE.findall(ask(address, "/metrics", timeout_s=60.0)[1].decode()):
         found[name] = found.get(name, 0.0) + float(value)
@@ -103,7 +103,7 @@ async def send(address: Address, request: SoakRequest, tally: Tally) -> None:
 
 
 async def _exchange(address: Address, request: SoakRequest) -> tuple[int, bytes | None]:
-    """Status, 0 where none came, and the whole body; None for a client that left."""
+    """Send a request; return the status (0 if none arrived) and the whole body, or None for a client that leaves."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
     response, body, num_bytes = HttpResponse(), bytearray(), 0
     try:
@@ -119,7 +119,7 @@ async def _exchange(address: Address, request: SoakRequest) -> tuple[int, bytes 
 
 
 async def load(address: Address, args: argparse.Namespace, model: str, tally: Tally, pid: int) -> list[Seen]:
-    """Send until the time is over, and what is on its way then to its end."""
+    """Send requests until the time is over, and wait for those in flight."""
     ends_s = time.monotonic() + 60 * args.minutes
     source, seen = requests(args.seed, model, MAX_WORDS), [look(pid)]
 
@@ -141,7 +141,7 @@ async def load(address: Address, args: argparse.Namespace, model: str, tally: Ta
 
 
 def until_idle(address: Address) -> dict[str, float]:
-    """Metrics once nothing runs, or when it was waited for long enough. Raises ProbeFailed."""
+    """Wait until nothing runs or the limit is reached, and return the metrics. Raises ProbeFailed."""
     ends_s = time.monotonic() + IDLE_LIMIT_S
     while True:
         found = metrics(address)
@@ -164,7 +164,7 @@ def complaints(
     tally: Tally, before: tuple[Seen, Mapping[str, float]], after: tuple[Seen, Mapping[str, float]], growth_mib: float,
     args: argparse.Namespace, log: str, exit_code: int | None,
 ) -> Iterator[str]:  # fmt: skip
-    """All that is not as it should be."""
+    """Yield a message for every failed check."""
     (seen_before, _), (seen, found) = before, after
     if tally.losses:
         yield f"{len(tally.losses)} answers are not what they should be; the first: {tally.losses[0]}"
@@ -189,7 +189,7 @@ def complaints(
 
 
 def soak(args: argparse.Namespace, log: Path) -> dict[str, Any]:
-    """The report. Raises ServerFailed, ProbeFailed, CannotStart, OSError."""
+    """Run the soak test and return its report. Raises ServerFailed, ProbeFailed, CannotStart, OSError."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -220,7 +220,7 @@ def soak(args: argparse.Namespace, log: Path) -> dict[str, Any]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 where nothing is left to complain of; 2 when it could not begin."""
+    """Return 0 if every check passed, 2 if nothing could begin."""
     with processes.stop_signals_as_interrupt(), tempfile.TemporaryDirectory(prefix="oneloop-soak-") as folder:
         try:
             report = soak(args, args.log or Path(folder) / "server.log")

@@ -1,4 +1,4 @@
-"""Requests of a soak: from a seed an endless mixture of APIs, lengths, formats, leaving clients and wrong bodies; and a
+"""Requests of a soak test: an endless seeded mixture of APIs, lengths, formats, leaving clients and invalid bodies; and a
 check of each answer. Sends nothing itself."""
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SoakRequest:
 
 
 def requests(seed: int, model: str, max_words: int) -> Iterator[SoakRequest]:
-    """The same for the same seed."""
+    """Yield requests, the same ones for the same seed."""
     draw = random.Random(seed)
     while True:
         if draw.random() < 0.1:
@@ -97,7 +97,7 @@ def requests(seed: int, model: str, max_words: int) -> Iterator[SoakRequest]:
 
 
 def _body(draw: random.Random, path: str, model: str, max_words: int) -> tuple[dict[str, Any], int, str]:
-    """A body without `stream`, how many sequences it makes, and what is special about it."""
+    """Return a body without `stream`, its number of sequences, and its kind."""
     num_words = int(2 ** draw.uniform(1, max(2, max_words.bit_length() - 1)))  # many short, few long
     text = " ".join(draw.choices(WORDS, k=num_words))
     if draw.random() < 0.3:

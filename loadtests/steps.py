@@ -1,5 +1,5 @@
-"""Command `python -m loadtests steps`: step times, prefill rates and start-up of the engine in one process, beside vLLM and the
-targets.
+"""Command `python -m loadtests steps`: measure step times, prefill rates and start-up of the engine in one process, next to
+vLLM's figures and the targets.
 
 `python -m loadtests.engine` measures in a process of its own; its lines become a table and one record. The named figures are
 measured, or every row of `targets.py`. Options after `--` go to the engine: the fields of EngineConfig, such as `--
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command_of(args: argparse.Namespace) -> list[str]:
-    """Return the command of the other process."""
+    """Return the command line of the measuring process."""
     wished = {"--batch": args.batch, "--prefill": args.prefill, "--ttft": args.ttft}
     everything = not args.throughput and args.profile is None and all(values is None for values in wished.values())
     command = [sys.executable, "-m", f"{__package__}.engine", "--model", str(args.model)]
@@ -50,7 +50,7 @@ def command_of(args: argparse.Namespace) -> list[str]:
 
 
 def records_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The JSON lines among what a process prints; the rest is shown."""
+    """Yield the JSON lines of a process's output; other lines are printed."""
     for line in lines:
         try:
             record = json.loads(line)
@@ -63,7 +63,7 @@ def records_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def figures_of(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Figures by the keys of `targets.ROWS`; one that could not be taken is not there."""
+    """Return figures by the keys of `targets.ROWS`, without those that failed."""
     figures: dict[str, float] = {}
     for record in records:
         if "error" in record:
@@ -81,7 +81,7 @@ def figures_of(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def tell(record: Mapping[str, Any]) -> str:
-    """A line for people while it runs."""
+    """Print a progress line."""
     hidden = ("figure", "runs", "gpu_idle_gap", "loop_lag")
     facts = {key: round(value, 3) if isinstance(value, float) else value for key, value in record.items()}
     text = ", ".join(f"{key} {value}" for key, value in facts.items() if key not in hidden)
@@ -94,7 +94,7 @@ def tell(record: Mapping[str, Any]) -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 when every figure was taken; 2 when it could not begin."""
+    """Return 0 if every figure was measured, 2 if nothing could begin."""
     if not (args.model / "config.json").is_file():
         print(f"loadtests steps: {args.model}: no config.json there", file=sys.stderr)
         return 2

@@ -75,7 +75,7 @@ class Turns:
 
 
 def complete(address: Address, model: str, max_tokens: int, *, stream: bool = False) -> Answer:
-    """Raises ProbeFailed when nobody answers."""
+    """Request a completion from `model`. Raises ProbeFailed without an answer."""
     body = {
         "model": model, "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": stream,
         **({"stream_options": {"include_usage": True}} if stream else {}),
@@ -97,7 +97,7 @@ def _whole(content: bytes) -> tuple[str, int]:
 
 
 def _streamed(content: bytes) -> tuple[str, int]:
-    """Raises ValueError for a stream that was cut off."""
+    """Parse a streamed answer. Raises ValueError for a stream that was cut off."""
     events = [line.removeprefix(b"data: ") for line in content.splitlines() if line.startswith(b"data: ")]
     if not events or events.pop() != b"[DONE]":
         raise ValueError("no end")
@@ -117,7 +117,7 @@ def device_mib() -> int | None:
 
 
 def generating_models(address: Address) -> list[str]:
-    """Raises ProbeFailed."""
+    """Return the ids of the server's models that generate text. Raises ProbeFailed."""
     status, content = ask(address, "/v1/models")
     try:
         cards = json.loads(content)["data"]
@@ -127,7 +127,7 @@ def generating_models(address: Address) -> list[str]:
 
 
 def take_turns(address: Address, models: list[str], rounds: int, max_tokens: int) -> dict[str, Turns]:
-    """Raises ProbeFailed."""
+    """Request each model alternately, for `rounds` rounds. Raises ProbeFailed."""
     found = {model: Turns() for model in models}
     for number in range(rounds + 1):
         for model in [each for each in models if found[each].failure is None]:
@@ -151,7 +151,7 @@ def take_turns(address: Address, models: list[str], rounds: int, max_tokens: int
 
 
 def beside_streams(address: Address, model: str, other: str, num: int, num_tokens: int) -> dict[str, Any]:
-    """Run `num` streams of `model`, and one request for `other` beside them. Raises ProbeFailed."""
+    """Run `num` streams of `model` and one concurrent request for `other`. Raises ProbeFailed."""
     answers: list[Answer] = []
     failures: list[ProbeFailed] = []
     alone = complete(address, model, num_tokens)  # what they are to say; the model is loaded then
@@ -184,13 +184,13 @@ def beside_streams(address: Address, model: str, other: str, num: int, num_token
 
 
 def _running(address: Address) -> int:
-    """Requests that the server works on."""
+    """Return the server's number of running requests."""
     _, content = ask(address, "/health")
     return int(json.loads(content).get("running") or 0)
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 when models that can be loaded answered the same each time and no stream was cut; 2 when it could not begin."""
+    """Return 0 if each loadable model gave equal answers and no stream was cut off, 2 if nothing could begin."""
     address = args.base_url
     try:
         models = args.models or generating_models(address)

@@ -1,5 +1,5 @@
-"""Command `oneloop bench sweep`: one workload under rising load, until throughput stops rising; the knee, and options that
-would move it.
+"""Command `oneloop bench sweep`: run one workload under rising load until throughput stops rising; report the knee, and options
+that would move it.
 
 By default 1, 2, 4, … streams (closed loop). With --rates requests arrive at these rates, as a Poisson process."""
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def levels_of(args: argparse.Namespace) -> Iterator[Workload]:
-    """The workload under each load, every one with prompts of its own. Raises ValueError."""
+    """Return the workload at each load level, with different prompts per level. Raises ValueError."""
     [workload, *others] = find_workloads([args.workload], args.vocab_size)
     if others:
         raise ValueError(f"--workload {args.workload} is a group; a sweep is of one workload")
@@ -73,7 +73,7 @@ def at_rate(workload: Workload, rate: float, seconds: float, index: int) -> Work
 
 
 def run_level(target: Target, workload: Workload) -> dict[str, Any]:
-    """One level, with what the server counted meanwhile."""
+    """Run one level; return its record with the growth of the server's counters."""
     before = counters(target.address)
     run, record = run_workload(
         target.address, workload, target.request_options, target.limits, target.slo, target.pid, target.clients
@@ -91,7 +91,7 @@ def run_level(target: Target, workload: Workload) -> dict[str, Any]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 when a knee was found; 1 when nothing was answered; 2 when it could not begin."""
+    """Return 0 if a knee was found, 1 if no request was answered, 2 if nothing could begin."""
     begun = begin("sweep", args, levels_of)
     if begun is None:
         return 2
@@ -140,7 +140,7 @@ def _tell(args: argparse.Namespace, levels: Sequence[dict[str, Any]], why: str |
 
 
 def _figures(level: Mapping[str, Any]) -> str:
-    """The load of a level, its throughput, and its latencies at p50."""
+    """Return a level's load, throughput and p50 latencies as text."""
     unit = "requests/s" if level["rate_per_s"] else "streams"
     ttft_ms, tpot_ms = level["ttft_ms_p50"] or 0, level["tpot_ms_p50"] or 0
     speed = f"{level['out_tok_per_s']:.0f} tokens/s"

@@ -1,8 +1,8 @@
-"""The GPU figures to beat, as data: what is measured, vLLM's figure and ours to reach. RESULTS.md has the reasons.
+"""GPU figures to beat, as data: key, vLLM's figure and our target. RESULTS.md has the reasons.
 
-Peer: vLLM 0.26.0 on one NVIDIA H200 (FA3, torch.compile, full and piecewise graphs, max-model-len 16384). HTTP and costs were
-measured on 2026-11-24, each server alone on the card, by vLLM's `bench serve`; steps in process on 2026-11-22. A row's `key` is the
-name of its figure in every record of `steps` and `gpu`."""
+Peer: vLLM 0.26.0 on one NVIDIA H200 (FA3, torch.compile, full and piecewise graphs, max-model-len 16384). HTTP and costs
+were measured on 2026-11-24, each server alone on the card, by vLLM's `bench serve`; steps in process on 2026-11-22. A row's
+`key` is the name of its figure in every record of `steps` and `gpu`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PEER = "vLLM 0.26.0, 2026-11-24"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. `vllm` and `target` by model; a model with neither has no such row on the page."""
+    """Row of the results. `vllm` and `target` by model; a model without either has no such row on the page."""
 
     key: str
     title: str
@@ -44,7 +44,7 @@ def _http(
     cpu_us: float | None = None,
     wall_s: float | None = None,
 ) -> dict[str, float]:
-    """Figures of one workload by their keys: tokens a second, milliseconds, microseconds of server CPU a token, seconds."""
+    """Return the figures of one workload by key: tokens a second, milliseconds, microseconds of server CPU a token, seconds."""
     values = (wall_s, tok_per_s, ttft_p50, ttft_p99, tpot_p50, itl_p99, e2e_p99, cpu_us)
     return {key: value for key, value in zip(_HTTP_TITLES, values, strict=True) if value is not None}
 
@@ -97,7 +97,7 @@ _TARGETS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
 
 
 def _of_workload(workload: str) -> list[Row]:
-    """The rows of a workload: each figure that vLLM has or that is a target, of either model."""
+    """Return the rows of a workload: each figure that vLLM or a target has for either model."""
     vllm, target = ({model: all_of[model].get(workload, {}) for model in MODELS} for all_of in (VLLM, _TARGETS))
     return [
         Row(
@@ -113,7 +113,7 @@ def _of_workload(workload: str) -> list[Row]:
 def _row(
     key: str, title: str, group: str, digits: int, small: tuple[float | None, float], large: tuple[float, float]
 ) -> Row:
-    """Each pair is vLLM's figure, where there is one, and the target."""
+    """Return a row. Each pair is vLLM's figure, or None, and the target."""
     vllm = {model: pair[0] for model, pair in ((SMALL, small), (LARGE, large)) if pair[0] is not None}
     return Row(key, title, group, digits, "tok_per_s" in key, vllm, {SMALL: small[1], LARGE: large[1]})
 

@@ -1,7 +1,7 @@
-"""Traces: what came to a server once, when, how long, and with which beginnings in common. Read from JSONL, sent again.
+"""Recorded traces for replay: arrival times, lengths and shared prefixes of a server's requests, read from JSONL.
 
-A line is a request, with Mooncake's names: `timestamp` in milliseconds, `input_length` and `output_length` in tokens, and perhaps
-`hash_ids`, one for each 512 tokens of the prompt, the same where the text was the same."""
+A line is a request in Mooncake's format: `timestamp` in milliseconds, `input_length` and `output_length` in tokens, and an
+optional `hash_ids`, one per 512 prompt tokens, equal for equal text."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FIRST_ID = 100  # above the usual special tokens
 
 
 class BadTrace(ValueError):
-    """A line says something else than when a request came and how long it was."""
+    """Error: a line is not a valid request of a trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One request; `blocks` names the parts of its prompt, `BLOCK_TOKENS` each but the last, or nothing where that is not known."""
+    """Recorded request. `blocks`: hash ids of its prompt's blocks of `BLOCK_TOKENS` (the last may be shorter), if known."""
 
     at_s: float
     num_prompt_tokens: int
@@ -36,7 +36,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class TracePrompt:
-    """Random token ids as long as the prompts were, equal where theirs were."""
+    """Random token ids with the recorded prompts' lengths and shared blocks."""
 
     recorded: tuple[Recorded, ...]
     vocab_size: int = 49_152
@@ -64,7 +64,7 @@ class TracePrompt:
         ]
 
     def _ids(self, index: int, seed: int) -> list[int]:
-        """A block is drawn from its number alone, so that it is the same in every prompt; the rest is the prompt's own."""
+        """Return a prompt's ids. Blocks are drawn from their hash id alone, equal in every prompt; the rest is unshared."""
         each, ids = self.recorded[index], range(_FIRST_ID, self.vocab_size)
         prompt: list[int] = []
         for block in each.blocks:
@@ -75,7 +75,7 @@ class TracePrompt:
 
 
 def read_trace(path: Path, vocab_size: int = 49_152, max_requests: int | None = None) -> TracePrompt:
-    """The requests of a file by the time at which they came, the first `max_requests` of them. Raises BadTrace, OSError."""
+    """Return the first `max_requests` requests of a file, sorted by arrival time. Raises BadTrace, OSError."""
     recorded = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if line.strip():

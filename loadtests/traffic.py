@@ -1,7 +1,7 @@
-"""Traffic as it comes: the workloads that stand for it, what vLLM took for them, and both as a table. Pure.
+"""Table of realistic traffic: representative workloads, vLLM's figures for them, and ours.
 
-Our figures are those of `gpu`'s records; the steps of a ladder are shares of what saturated our server. vLLM's (`targets.VLLM`)
-were taken by its own client, of few workloads."""
+Our figures are those of `gpu`'s records; the steps of a ladder are shares of the saturated rate. vLLM's (`targets.VLLM`)
+were measured by its own client, for few workloads."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def gaps_ms(times_s: Sequence[float], since_s: float = float("-inf")) -> dict[int, float]:
-    """Between neighbours, by place, of which the later came after `since_s`. The first two times are of a prompt and its first
-    token."""
+    """Return the gaps in ms between neighbouring events, by position, that ended after `since_s`. The first two events,
+    prompt and first token, are skipped."""
     return {
         place: 1000 * (later - earlier)
         for place, (earlier, later) in enumerate(pairwise(times_s[2:]))
@@ -74,7 +74,7 @@ def gaps_ms(times_s: Sequence[float], since_s: float = float("-inf")) -> dict[in
 
 
 class Usual:
-    """Usual gaps of a stream with nothing beside it, in ms: for each place the median of its neighbourhood."""
+    """Gaps of an undisturbed stream in ms: for each position, the median of its neighbourhood."""
 
     def __init__(self, gaps: Sequence[float]) -> None:
         places = range(len(gaps))
@@ -87,8 +87,8 @@ class Usual:
 
 
 def send_all(address: Address, requests: Sequence[bytes], leaves_after_s: float | None, timeout_s: float) -> list[str]:
-    """Send the requests and return a status or an error for each. Blocks, on a thread of its own: the victim's clock runs in
-    another."""
+    """Send the requests and return a status or an error for each. Blocking; runs on its own thread, apart from the victim's
+    clock."""
     _give_way()
     open_ones: list[socket.socket] = []
     source = (ATTACKER, 0) if _is_loopback(address.host) else None
@@ -138,7 +138,7 @@ def stream_request(address: Address, max_tokens: int) -> bytes:
 
 
 class Streams:
-    """One stream after the other, each of `max_tokens`, until it is closed or one breaks."""
+    """Consecutive streams of `max_tokens` each, until closed or one breaks."""
 
     def __init__(self, address: Address, max_tokens: int, timeout_s: float, clock: WallClock) -> None:
         self.recordings: list[Recording] = []
@@ -174,7 +174,7 @@ class Streams:
 
 
 async def alone(address: Address, *, max_tokens: int, timeout_s: float) -> list[float]:
-    """The gaps of a whole stream with nothing beside it, ms. Raises ServerFailed."""
+    """Return the gaps of a complete undisturbed stream, in ms. Raises ServerFailed."""
     clock = WallClock()
     recording = Recording(clock.now())
     await exchange(address, stream_request(address, max_tokens), timeout_s, clock, recording)
@@ -187,7 +187,7 @@ async def alone(address: Address, *, max_tokens: int, timeout_s: float) -> list[
 async def beside(
     address: Address, attack: Attack, usual: Usual, *, max_tokens: int, timeout_s: float
 ) -> dict[str, Any]:
-    """One attack, and what it did to a stream."""
+    """Run one attack and return its effect on a stream."""
     clock = WallClock()
     streams = Streams(address, max_tokens, timeout_s, clock)
     bodies = [post_request(address, attack.path, body) for body in await asyncio.to_thread(lambda: [*attack.bodies()])]
@@ -211,15 +211,15 @@ async def beside(
 
 
 def filling(number: int) -> bytes:
-    """A request of prompts that nobody sent before."""
+    """Return a request with prompts that were not sent before."""
     rng = random.Random(number)
     prompts = [rng.choices(range(100, 1000), k=FILLING_TOKENS) for _ in range(FILLING_PROMPTS)]
     return json.dumps({"prompt": prompts, "max_tokens": 1, "temperature": 0}).encode()
 
 
 async def fill_cache(address: Address, resident: Callable[[], float], *, timeout_s: float) -> int:
-    """Send prompts until what is `resident`, MiB, grows no more by them: every block has been written to. How many requests that
-    took."""
+    """Send prompts until `resident` memory (MiB) stops growing, so that every KV block has been written. Return the number
+    of requests."""
     before = resident()
     for number in range(MOST_FILLINGS):
         await exchange(address, post_request(address, COMPLETIONS, filling(number)), timeout_s, WallClock())
@@ -284,7 +284,7 @@ def attacked(args: argparse.Namespace, address: Address, pid: int | None) -> dic
 
 
 def of_ours(args: argparse.Namespace, log: Path) -> dict[str, dict[str, Any]]:
-    """The same of a server that is started for it. Raises ServerFailed, CannotStart."""
+    """Start our server and return the effect of each attack on it. Raises ServerFailed, CannotStart."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -296,7 +296,7 @@ def of_ours(args: argparse.Namespace, log: Path) -> dict[str, dict[str, Any]]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 when no stream broke; 2 when no server could be started, or it streams nothing."""
+    """Return 0 if no stream broke, 2 if no server could be started or it does not stream."""
     with stop_signals_as_interrupt(), tempfile.TemporaryDirectory(prefix="oneloop-victim-") as folder:
         try:
             if args.base_url is not None:

@@ -30,5 +30,5 @@ def number(rng: random.Random) -> str:
 
 
 def story(rng: random.Random, num_words: int) -> str:
-    """A prompt that asks for a long answer."""
+    """Return a prompt that requests a long text."""
     return f"{number(rng)} Write a long story using these words: {drawn(rng, num_words)}"

@@ -72,8 +72,8 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class EditPrompt:
-    """A text of `num_sentences` and the beginning of a second version of it, for the completions endpoint: an answer repeats much
-    of its prompt, as when a text or a program is edited. What speculative decoding is for."""
+    """Text of `num_sentences` and the beginning of its second version, for the completions endpoint. The answer repeats much
+    of the prompt, as when a text or a program is edited: the case that speculative decoding speeds up most."""
 
     num_sentences: int
 
@@ -122,7 +122,7 @@ class Workload:
         return f"{self.num_requests} requests, {arrivals}, {self.prompt.describe()} in, {self.num_output_tokens} tokens out"
 
     def repeated(self, index: int) -> Workload:
-        """The same shape with other prompts, for the `index`-th run against one server."""
+        """Return the workload with other prompts, for the `index`-th run against one server."""
         return replace(self, seed=self.seed + index * _REPEAT_STRIDE)
 
     def warmup(self) -> Workload | None:
@@ -139,12 +139,12 @@ class Workload:
         )
 
     def scaled(self, share: float) -> Workload:
-        """The same with a share of the requests, for a server too slow for all of them."""
+        """Return the workload with a share of the requests, for a slow server."""
         return replace(self, num_requests=max(1, round(self.num_arrivals * share)) * self.num_turns)
 
     @property
     def num_turns(self) -> int:
-        """Requests of one arrival."""
+        """Return the number of requests per arrival."""
         return 1 if isinstance(self.prompt, WordPrompt | TokenPrompt | EditPrompt) else self.prompt.num_turns
 
     @property
@@ -153,7 +153,7 @@ class Workload:
 
     @property
     def ends_by_itself(self) -> bool:
-        """True if answers end by themselves instead of at the requested length."""
+        """Return whether answers end by themselves instead of at the requested length."""
         return "ignore_eos" in self._withheld
 
     @property
@@ -161,14 +161,14 @@ class Workload:
         return frozenset() if isinstance(self.prompt, WordPrompt | TokenPrompt | EditPrompt) else self.prompt.withholds
 
     def arrivals_s(self) -> list[float]:
-        """Open loop: when each request, or dialogue, is sent, in seconds after the first."""
+        """Return when each request or dialogue of an open loop is sent, in seconds after the first."""
         assert self.arrivals is not None
         return self.arrivals.moments_s(self.num_arrivals, random.Random(self.seed + 1))
 
     def bodies(
         self, model: str, ignore_eos: bool = True, extra: Mapping[str, Any] | None = None
     ) -> list[bytes] | list[Dialogue]:
-        """The JSON bodies, one a request; or dialogues. `extra` is merged in last; a None there removes the field."""
+        """Return the JSON body of each request, or dialogues. `extra` is merged in last; a None there removes the field."""
         common: dict[str, Any] = {
             "model": model,
             "temperature": 0,
@@ -186,7 +186,7 @@ class Workload:
         return self.prompt.scripts(self.seed, self.output_lengths(), merged)
 
     def output_lengths(self) -> list[int]:
-        """Tokens that each answer is asked for."""
+        """Return the requested output tokens of each answer."""
         if isinstance(self.prompt, TracePrompt):
             return [each.num_output_tokens for each in self.prompt.recorded[: self.num_requests]]
         rng = random.Random(self.seed + _OUTPUT_SEED)
@@ -311,7 +311,7 @@ _POISSON_S = 20  # of arrivals, at least
 
 
 def find_workloads(names: Iterable[str], vocab_size: int = 49_152) -> list[Workload]:
-    """Workloads by name, pattern or group, in the order given, each once. Raises UnknownWorkload, ValueError."""
+    """Return workloads by name, pattern or group, in the given order, each once. Raises UnknownWorkload, ValueError."""
     groups = {"cpu": list(CPU), "gpu": list(GPU_REQUESTS)}
     flat = [member for name in names for member in groups.get(name, [name])]
     return [_find(name, vocab_size) for name in dict.fromkeys(ALIASES.get(name, name) for name in flat)]

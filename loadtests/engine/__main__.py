@@ -1,5 +1,5 @@
-"""Command `python -m loadtests.engine`: start the engine, take the requested figures, and report those that could not be
-taken."""
+"""Command `python -m loadtests.engine`: start the engine, measure the requested figures, and report those that could not be
+measured."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Job = tuple[str, dict[str, int], Coroutine[Any, Any, None]]  # figure, what it i
 
 
 def phases_of(reports: Sequence[tuple[float, str]], ready_s: float) -> dict[str, float]:
-    """Seconds from the first report of each phase to that of the next, the last one until ready."""
+    """Return each phase's duration in seconds, from its first report to the next phase's; the last one ends at ready."""
     firsts: dict[str, float] = {}
     for moment_s, phase in reports:
         firsts.setdefault(phase, moment_s)
@@ -83,7 +83,7 @@ async def start(args: argparse.Namespace) -> Engine:
 
 
 async def measure(args: argparse.Namespace) -> int:
-    """Take every figure asked for; the number of those that could not be taken."""
+    """Measure every requested figure; return the number of failures."""
     engine = await start(args)
     prompter, counted = Prompter(engine.model.vocab_size), Counted(engine)
     jobs: list[Job] = [

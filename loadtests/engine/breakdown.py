@@ -1,4 +1,4 @@
-"""Breakdown: where the time of a decode step goes, from the kernels that a profiler saw. Plain data; knows no profiler."""
+"""Time of a decode step by kernel, computed from a profile. Plain data, independent of the profiler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtests.engine.workloads import MeasureError
 
 @dataclass(frozen=True, slots=True)
 class KernelRun:
-    """One thing the device did."""
+    """Kernel or copy that ran on the device."""
 
     name: str
     start_us: float
@@ -24,7 +24,7 @@ class KernelRun:
 
 
 def whole_steps(kernels: Sequence[KernelRun], num_steps: int) -> tuple[list[KernelRun], float, float, int]:
-    """Return the kernels of whole steps, the begin and end of their window, and the number of steps in it.
+    """Return the kernels of complete steps, the begin and end of their window, and the number of steps in it.
 
     Steps are separated by a kernel that occurs once in each; the first two, during which the profiler started, are dropped.
     Without such a kernel, all kernels count as `num_steps`."""
@@ -39,8 +39,8 @@ def whole_steps(kernels: Sequence[KernelRun], num_steps: int) -> tuple[list[Kern
 
 
 def breakdown(kernels: Sequence[KernelRun], num_steps: int) -> dict[str, Any]:
-    """Means over whole steps, microseconds: `kernels` by name (share is of the sum of all kernels), `gaps` by the kernels
-    before and after, `busy_us` (the union where kernels overlap) and `idle_us`, which add up to `step_us`."""
+    """Return means over complete steps, in microseconds: `kernels` by name (shares of the sum of all kernels), `gaps` by the
+    kernels before and after. `busy_us` (overlapping kernels count once) and `idle_us` add up to `step_us`."""
     if not kernels:
         raise MeasureError("the profiler recorded no kernels")
     ordered = sorted(kernels, key=lambda kernel: kernel.start_us)

@@ -1,4 +1,4 @@
-"""Figures: decode steps, prefill, time to first token, throughput; each is emitted as one line. No figure is judged."""
+"""Measurements: decode steps, prefill, time to first token, throughput. Each prints one JSON line and compares nothing."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def emit(figure: str, **values: Any) -> None:
 
 
 def check_room(engine: Engine, batch: int, num_tokens: int) -> None:
-    """Refuse what cannot be one batch. Whether the KV cache holds it depends on the model's layers: `check_together` tells.
-
-    Raises MeasureError."""
+    """Check a batch against the maximum rows and length; see `check_together` for the KV cache. Raises MeasureError."""
     model = engine.model
     if batch > model.max_num_seqs:
         raise MeasureError(f"a batch of {batch} is more than max-num-seqs {model.max_num_seqs}")
@@ -41,9 +39,7 @@ def check_room(engine: Engine, batch: int, num_tokens: int) -> None:
 
 
 def check_together(batch: int, timing: Timing, preempted: bool) -> None:
-    """Refuse the timing of requests that waited for one another: it would be another figure.
-
-    Raises MeasureError."""
+    """Raise MeasureError if requests waited for each other, since the timing would measure something else."""
     if preempted or not timing.together:
         raise MeasureError(
             f"a batch of {batch} did not decode together: too few KV blocks (kv-cache-bytes), or prompt tokens a step"

@@ -1,4 +1,4 @@
-"""Workloads: prompts, requests, and submits of them that are read to their end on the clock."""
+"""Prompts and requests of a measurement, and timed submits that are read to their end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POOLED_TOGETHER, POOL_LANES = 32, 8  # as server/api/pooling/run.py has them
 
 
 class MeasureError(Exception):
-    """A figure that cannot be taken with these options, or a request that failed."""
+    """Error: a figure cannot be measured with these options, or a request failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,7 @@ def requests_of(prompts: Prompts, lengths: Sequence[int], temperature: float = 0
 
 
 async def generate(engine: Engine, prompts: Prompts, lengths: Sequence[int] | int, temperature: float = 0.0) -> Timing:
-    """All of them in one submit, read to the end.
-
-    Raises MeasureError."""
+    """Run all prompts in one submit to their end. Raises MeasureError."""
     wanted = [lengths] * len(prompts) if isinstance(lengths, int) else lengths
     requests = requests_of(prompts, wanted, temperature)
     first_s, num_tokens, begun, together = None, 0, set[int](), True
@@ -72,9 +70,9 @@ class Steady:
 
 
 async def decode_together(engine: Engine, prompts: Prompts, num_tokens: int) -> Steady:
-    """All of them in one submit. Counts steps and not tokens of a row, of which a step may bring several.
+    """Decode all prompts in one submit and time the phase in which all are decoding, in steps: a step may yield several tokens.
 
-    Raises MeasureError where some ended before all had begun, or no step came between."""
+    Raises MeasureError if some ended before all had begun, or no step came between."""
     began_s: float | None = None
     steady: Steady | None = None
     begun, tokens, first_step = set[int](), 0, 0
@@ -104,8 +102,8 @@ def _num_steps(engine: Engine) -> int:
 
 
 async def pool(engine: Engine, prompts: Prompts) -> float:
-    """A vector for each of them; seconds until the last one. They are handed in as a server hands in those of a long request: some
-    at a time, and others while these are computed.
+    """Compute a vector for each prompt; return the seconds until the last one. As in the server, a long request is submitted in
+    spans, some of them while others are computed.
 
     Raises MeasureError."""
     spans = iter([prompts[first : first + POOLED_TOGETHER] for first in range(0, len(prompts), POOLED_TOGETHER)])
@@ -141,7 +139,7 @@ async def _pool(engine: Engine, prompts: Prompts) -> None:
 
 @dataclass(slots=True)
 class Prompter:
-    """Random prompts, never the same twice, from a seed."""
+    """Source of random prompts from a seed, no two of them equal."""
 
     vocab_size: int
     rng: random.Random = field(default_factory=lambda: random.Random(1))
@@ -152,7 +150,7 @@ class Prompter:
 
 
 def throughput_workload(num_requests: int, least: int, most: int, vocab_size: int) -> tuple[list[list[int]], list[int]]:
-    """Prompts and output lengths; the draws are those of the package's header."""
+    """Return prompts and output lengths, drawn as the package's docstring defines."""
     rng = random.Random(0)
     last_id = min(10_000, vocab_size - 1)
     prompts = [[rng.randint(0, last_id) for _ in range(rng.randint(least, most))] for _ in range(num_requests)]
