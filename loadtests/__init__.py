@@ -1,2 +1,1 @@
-"""HTTP load generator for any OpenAI-compatible server, on loopback by default. Standard library only; independent of
-oneloop."""
+"""HTTP load generator for OpenAI-compatible servers, on loopback by default. Standard library only; independent of oneloop."""

@@ -54,8 +54,7 @@ class ChunkedBody:
 
 
 class HttpResponse:
-    """Parser of an HTTP response: status line, headers, decoded body. `status` is 0 before the complete head; 1xx are
-    skipped."""
+    """Parser of an HTTP response: status line, headers, decoded body. `status` is 0 before the head's end; 1xx are skipped."""
 
     def __init__(self) -> None:
         self.status = 0

@@ -1,4 +1,4 @@
-"""Linear layers: weights brought once into the form that a kernel reads, and the products with them."""
+"""Linear layers: preparation of weights for the chosen kernel, once at load, and the products with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ops.stored import CODED, Stored, WeightFormat, formats_of, parts_of
 
 
 def _each_is_read(case: ShapeClass) -> str | None:
-    """Rows in several formats, each of which a kernel reads by itself."""
+    """Check that rows come in several formats and that a kernel supports each."""
     if (why := backends.on_cuda_at_any_size(case)) is not None:
         return why
     if len(case.weight) < 2:
@@ -57,11 +57,12 @@ _prepare_heads = Op(
 
 
 def prepare_linear(stored: Stored, activations: torch.dtype | None = None) -> LinearWeight:
-    """Bring a weight and its bias into the form that the chosen kernel reads; several parts are stacked by their rows. Done once at
-    load; the originals may be dropped afterwards. `activations`: the dtype that it will meet, which its biases have: by default
-    that of plain numbers, float32 for what is quantised.
+    """Convert a weight and its bias to the form that the chosen kernel reads; several parts are stacked by rows. Done once at
+    load; the originals may be dropped afterwards. `activations`: dtype of activations and biases, by default the dtype of plain
+    weights, float32 for quantised ones.
 
-    Raises NotImplementedError where no kernel takes the formats (`linear_refusal`), ValueError for numbers it cannot keep."""
+    Raises NotImplementedError if no kernel supports the formats (`linear_refusal`), ValueError for values that it cannot
+    store."""
     parts = parts_of(stored)
     formats = formats_of(parts)
     dtype = activations or parts[0].format.dtype or torch.float32
@@ -70,7 +71,7 @@ def prepare_linear(stored: Stored, activations: torch.dtype | None = None) -> Li
 
 
 def linear_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, device: torch.device) -> str | None:
-    """Why `prepare_linear` takes no rows so written, for activations of this dtype on the device; None where it does."""
+    """Return why `prepare_linear` does not support rows in these formats, for this activation dtype and device, or None."""
     case = ShapeClass(device.type, activations, weight=tuple(formats), capability=capability(device))
     return _prepare_linear.refusal(case)
 
@@ -84,7 +85,7 @@ def embedding_refusal(formats: Iterable[WeightFormat], activations: torch.dtype,
 
 
 def linear(x: Tensor | RoundedRows, w: LinearWeight) -> Tensor:
-    """x [T, K] -> x @ weight.T + bias, [T, N], in the dtype the weight was prepared for. T may be 0. Rounded rows are those of
+    """Return x @ weight.T + bias for x [T, K], as [T, N] in the prepared dtype. T may be 0. Rounded rows: from
     `normed_for(..., w)`."""
     return w.matmul_rounded(x) if isinstance(x, RoundedRows) else w.matmul(x)
 
@@ -98,13 +99,13 @@ def normed_for(
 
 
 def activated_linear(x: Tensor, w: LinearWeight, activation: str) -> Tensor:
-    """activate(linear(x, w), activation), x [T, K] -> [T, N]."""
+    """Return activate(linear(x, w), activation) for x [T, K], as [T, N]."""
     out = w.activated_matmul(x, activation)
     return activate(w.matmul(x), activation) if out is None else out
 
 
 def gated_linear(x: Tensor, w: LinearWeight, activation: str = "silu") -> Tensor:
-    """gated(linear(x, w), activation), x [T, K] -> [T, N / 2]: rows of w are gates, then as many ups."""
+    """Return gated(linear(x, w), activation) for x [T, K], as [T, N / 2]. Rows of w are the gates, then as many ups."""
     if activation != "silu":
         return gated(w.matmul(x), activation)
     out = w.gated_matmul(x)
@@ -112,7 +113,7 @@ def gated_linear(x: Tensor, w: LinearWeight, activation: str = "silu") -> Tensor
 
 
 def gated_mlp(x: Tensor | RoundedRows, gate_up: LinearWeight, down: LinearWeight, activation: str = "silu") -> Tensor:
-    """linear(gated_linear(x, gate_up, activation), down), x [T, K] -> [T, down's N]."""
+    """Return linear(gated_linear(x, gate_up, activation), down) for x [T, K], as [T, down's N]."""
     if activation != "silu":
         return down.matmul(gated(linear(x, gate_up), activation))
     inner = gate_up.gated_matmul_rounded(x) if isinstance(x, RoundedRows) else gate_up.gated_matmul(x)
@@ -120,10 +121,10 @@ def gated_mlp(x: Tensor | RoundedRows, gate_up: LinearWeight, down: LinearWeight
 
 
 def prepare_heads(weight: Tensor) -> HeadsWeight:
-    """Bring a matrix for each head, weight [heads, N, K], into the form that the chosen kernel reads."""
+    """Convert weight [heads, N, K], one matrix per head, to the form that the chosen kernel reads."""
     return _prepare_heads.runs[weight.device, weight.dtype](weight)
 
 
 def linear_by_head(x: Tensor, w: HeadsWeight) -> Tensor:
-    """x [T, heads, K], each head times its own matrix -> [T, heads, N]."""
+    """Multiply x [T, heads, K] by each head's own matrix -> [T, heads, N]."""
     return w.matmul(x)

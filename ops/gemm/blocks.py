@@ -22,8 +22,8 @@ _HALF_ERROR = 2.0**-10  # of a scale: twice what rounding to a half float takes,
 
 
 def as_blocks(stored: StoredWeight) -> StoredWeight:
-    """Codes "w4", "q4" and "w8" as Q4_0, Q4_1 or Q8_0, others of DECODED as numbers to be rounded to eight bits; as float32 where
-    columns stand in an order of their own, blocks would span groups, or half floats do not hold the scales."""
+    """Convert codes "w4", "q4" and "w8" to Q4_0, Q4_1 or Q8_0, and other DECODED formats to values to be rounded to 8 bits.
+    Falls back to float32 if columns are reordered, blocks would span groups, or float16 cannot represent the scales."""
     if stored.format in DECODED - {Q4}:
         _tell(stored.format)
         return StoredWeight.int8(dequantize(stored), stored.bias)

@@ -1,6 +1,6 @@
-"""Linear layers that each head has for itself: a batch of small matrices.
+"""Linear layers with a separate matrix per head: a batch of small matrices.
 
-On the CPU each is packed like any linear layer, so that a token's result does not depend on the tokens beside it."""
+On the CPU each is packed like any linear layer, so a token's result does not depend on other tokens of the step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ops.stored import StoredWeight
 class HeadsWeight(ABC):
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
-        """x [T, heads, K] -> [T, heads, N]."""
+        """Multiply x [T, heads, K] by each head's matrix -> [T, heads, N]."""
 
     @abstractmethod
     def refill(self, weight: Tensor) -> None:
-        """Take other numbers [heads, N, K] in place of its own. Raises ValueError for another shape."""
+        """Replace the weights by others [heads, N, K]. Raises ValueError for another shape."""
 
 
 class NativeHeadsWeight(HeadsWeight):

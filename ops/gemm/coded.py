@@ -38,14 +38,14 @@ _HOPPER = (9, 0)
 
 
 def supports(case: ShapeClass) -> str | None:
-    """Codes of one kind, or blocks that become such."""
+    """Check for codes of one kind, or blocks that are converted to such codes."""
     if len(case.weight) != 1:
         return "it reads weights in codes and scales, all of one kind"
     return _refusal(case, frozenset({Q4_0}))
 
 
 def supports_experts(case: ShapeClass) -> str | None:
-    """Codes and blocks of any kinds, in weights of one each."""
+    """Check for codes or blocks of any kind, one kind per weight."""
     return _refusal(case, frozenset())
 
 
@@ -68,7 +68,7 @@ def _refusal(case: ShapeClass, anywhere: frozenset[WeightFormat]) -> str | None:
 
 
 def prepare(stored: Stored) -> LinearWeight:
-    """Bring codes into the form that is the quickest on the weight's device. Raises ValueError for parts that cannot be one."""
+    """Convert codes to the fastest form for the weight's device. Raises ValueError for parts that cannot be merged."""
     parts = parts_of(stored)
     if all(part.format == Q4_0 for part in parts):
         parts = tuple(map(as_w4, parts))
@@ -77,7 +77,7 @@ def prepare(stored: Stored) -> LinearWeight:
 
 
 class CodedLinearWeight(LinearWeight):
-    """Parts in codes of one kind, stacked by rows, kept by role as of `lay` and refilled where they lie."""
+    """Weight of parts in codes of one kind, stacked by rows. Stored by role as `lay` returns it, and refilled in place."""
 
     in_pieces: bool
 
@@ -123,7 +123,7 @@ class CodedLinearWeight(LinearWeight):
 
 
 class TiledLinearWeight(CodedLinearWeight):
-    """Codes in the pieces of pieces.py."""
+    """Weight in the pieces of pieces.py."""
 
     in_pieces = True
 
@@ -152,12 +152,12 @@ class TiledLinearWeight(CodedLinearWeight):
         return few and few_rows_coded.fits(self.codes, self.out_features, self.in_features, self.groups)
 
     def _is_tiled(self, x: Tensor) -> bool:
-        """Numbers that meet scales of groups of 16 may be less than float16 has."""
+        """Return whether tiled_w4.cu computes x. With scales per 16 columns float16 could underflow."""
         too_small = self._of_chunk == pieces.FINEST and x.dtype == torch.float16
         return len(x) <= self._tuning.coded.max_tiled_rows and not too_small
 
     def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
-        """Compute few rows. `how`: see `few_rows_coded.few_rows`."""
+        """Compute a product with few rows; see `few_rows_coded.few_rows`."""
         shape = self.out_features, self.groups
         few_rows_coded.compile_ahead(self.codes, self.in_features, *shape, x.dtype, x.device)
         return few_rows_coded.few_rows(
@@ -165,7 +165,7 @@ class TiledLinearWeight(CodedLinearWeight):
         )
 
     def in_tiles(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
-        """x in the order of the codes. `how`: as of `tiled_w4.tiled_w4`."""
+        """Compute a product of x, in the column order of the codes; see `tiled_w4.tiled_w4`."""
         ahead = self.next_bytes if len(x) <= FEW else None
         return tiled_w4.tiled_w4(
             x, self._pieces, self.out_features, self._bias, gated=gated, codes=self.codes, ahead=ahead, **how
@@ -179,7 +179,7 @@ class TiledLinearWeight(CodedLinearWeight):
 
 
 class RowsLinearWeight(CodedLinearWeight):
-    """Codes as bytes of rows [N, bytes of a row], and scales [groups, N]."""
+    """Weight in rows of bytes [N, bytes of a row] with scales [groups, N]."""
 
     in_pieces = False
 
@@ -241,7 +241,7 @@ class RowsLinearWeight(CodedLinearWeight):
         return num_rows >= by.min_widened_rows or (is_small and num_rows > few_rows_coded.MAX_ROWS)
 
     def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
-        """Compute few rows; x in the order of the codes. `how`: see `few_rows_coded.few_rows`."""
+        """Compute few rows of x, in the column order of the codes; see `few_rows_coded.few_rows`."""
         weight, scales = self._kept["weight"], self._kept["scales"]
         return few_rows_coded.few_rows(
             x, self.codes, weight, scales, self._bias, self.out_features, self.groups, gated=gated, ahead=self.next_bytes, **how
@@ -258,7 +258,7 @@ class RowsLinearWeight(CodedLinearWeight):
         return functional.linear(x, widen(self._codes, x.dtype), self._bias)
 
     def by_rounded(self, x: Tensor, *, of_gated: bool = False) -> Tensor:
-        """Compute with rounded x. `of_gated`: x is gates and ups, and silu of one times the other is rounded and multiplied."""
+        """Compute with rounded x. `of_gated`: x is gates and ups; silu(gates) * ups is rounded and multiplied."""
         from ops.gemm.triton_coded import linear
         from ops.gemm.triton_round import round_rows
 
@@ -307,7 +307,8 @@ class RowsLinearWeight(CodedLinearWeight):
     def in_tiles(
         self, x: Tensor | RoundedRows, *, gated: bool = False, of_gated: bool = False, **how: Any
     ) -> Tensor:  # fmt: skip
-        """x in the order of the codes, to be rounded to fp8; `of_gated` as of `by_rounded`. `how`: as of `tiled_fp8.tiled_fp8`."""
+        """Round x, in the codes' column order, to fp8 and multiply; `of_gated` as of `by_rounded`. See
+        `tiled_fp8.tiled_fp8`."""
         codes, x_scales, dtype = self._rounded(x, of_gated)
         weight, scales = self._kept["weight"], self._kept["scales"]
         return tiled_fp8.tiled_fp8(codes, x_scales, weight, scales, self._bias, dtype, gated=gated, **how)

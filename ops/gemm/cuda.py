@@ -1,7 +1,7 @@
-"""Linear layers on CUDA: two kernels of our own where the weight's bytes are what takes the time, cuBLAS elsewhere.
+"""Linear layers on CUDA: two kernels of our own where reading the weight dominates, cuBLAS elsewhere.
 
-Weights stay as they came, [N, K]. In our own kernels the SiLU-mul behind a gated layer is part of the same launch, and a weight
-is read before its predecessor has ended."""
+Weights stay [N, K] as loaded. Our kernels apply a gated layer's SiLU-mul in the same launch, and start to read a weight
+before the previous kernel ends."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class CudaLinearWeight(LinearWeight):
         return tiled_plus.tiled_plus(x, self._weight, self._bias, low, gated=gated)
 
     def _own(self, num_rows: int, *, gated: bool) -> Callable[..., Tensor] | None:
-        """The kernel of ours that beats cuBLAS at so many rows."""
+        """Return our kernel if it is faster than cuBLAS for this number of rows, or None."""
         if num_rows == 0:
             return None
         if self._few and num_rows <= max_streamed_rows(self.in_features, self.out_features, self._tuning):
@@ -97,7 +97,7 @@ class CudaLinearWeight(LinearWeight):
 
 
 def padded_product(x: Tensor, weight: Tensor, bias: Tensor | None, as_rows: int) -> Tensor:
-    """x [M, K] -> x @ weight.T + bias [M, N], computed as of `as_rows` rows, M or more."""
+    """Return x @ weight.T + bias [M, N] for x [M, K], computed with x padded to `as_rows` rows, M or more."""
     num_rows = x.shape[0]
     if as_rows == num_rows:
         return functional.linear(x, weight, bias)
@@ -114,7 +114,7 @@ def padded_rows(num_rows: int, in_features: int, out_features: int, by: LinearTu
 
 
 def max_streamed_rows(in_features: int, out_features: int, by: LinearTuning) -> int:
-    """Rows up to which few_rows.cu beats everything else."""
+    """Return the largest number of rows for which few_rows.cu is the fastest."""
     return few_rows.MAX_ROWS if out_features * in_features <= by.small_weight else by.max_streamed_rows
 
 

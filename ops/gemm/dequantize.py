@@ -48,8 +48,8 @@ def of_groups(stored: StoredWeight, role: str) -> Tensor | None:
 
 
 def apart(parts: Sequence[StoredWeight]) -> str | None:
-    """Why rows of several parts cannot be one weight in codes, None where they can: they have one order of columns, or none, and
-    the groups of each are whole parts of the coarser ones. Parts in other formats, or in several, always can."""
+    """Return why rows of several parts cannot be one coded weight, or None if they can. Parts must have the same column
+    order, and each part's groups must divide evenly into the finest ones. Parts in other or several formats are not checked."""
     if any(part.format not in CODED - DECODED for part in parts) or len({part.format for part in parts}) > 1:
         return None
     orders = [part.tensors.get("order") for part in parts]
@@ -64,15 +64,15 @@ def _equal(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def codes_of(written: WeightFormat, weight: Tensor) -> Tensor:
-    """The codes [rows, columns], one an element, in float8_e4m3fn, int8 or uint8."""
+    """Return the codes [rows, columns], one per element, in float8_e4m3fn, int8 or uint8."""
     if written not in FOUR_BITS:
         return weight
     return torch.stack([weight & 15, weight >> 4], dim=2).flatten(1)
 
 
 def round_to_fp8(stored: StoredWeight) -> StoredWeight:
-    """Plain numbers -> "fp8": each row's largest becomes the largest of E4M3, the others the nearest. Raises ValueError where there
-    is an infinity or a NaN."""
+    """Quantise plain numbers to "fp8", a row's maximum to the largest E4M3 number. Raises ValueError for infinities and
+    NaNs."""
     assert stored.format.name in DENSE, stored.format
     weight = stored.weight
     largest = weight.abs().amax(1, keepdim=True).float()
@@ -86,8 +86,9 @@ def round_to_fp8(stored: StoredWeight) -> StoredWeight:
 
 
 def round_to_w4(stored: StoredWeight) -> StoredWeight:
-    """Plain numbers -> "w4": in each group of columns the largest becomes the code of -8, the others the nearest up to 7 (as ggml's
-    Q4_0 has it: scales have either sign). Raises ValueError where there is an infinity or a NaN, or no group is whole."""
+    """Quantise plain numbers to "w4": a group's largest number becomes code -8, the others the nearest code up to 7 (as in
+    ggml's Q4_0: scales have either sign). Raises ValueError for infinities and NaNs, or if no group size divides the
+    columns."""
     assert stored.format.name in DENSE, stored.format
     weight = stored.weight
     group = next((size for size in _GROUPS if weight.shape[1] % size == 0), None)

@@ -17,7 +17,7 @@ MAX_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One instance of few_rows.cu: `tiles` of 8 rows of x, `batches` of weights under way in each of `warps`."""
+    """Instance of few_rows.cu: `tiles` of 8 rows of x, `batches` of weights in flight in each of `warps`."""
 
     warps: int
     batches: int
@@ -30,7 +30,7 @@ class Variant:
 
     @property
     def shared_bytes(self) -> int:
-        """The queues, and two buffers of partial sums."""
+        """Return the bytes of the queues and of two buffers of partial sums."""
         return self.warps * (self.batches * 4096 + 2 * self.tiles * 512)
 
 
@@ -49,7 +49,7 @@ _PROGRAM = Program(
 
 
 def fits(weight: Tensor) -> bool:
-    """Weight [N, K]: whether it can be cut into slabs."""
+    """Return whether weight [N, K] can be cut into slabs."""
     return weight.shape[1] % 32 == 0 and weight.shape[0] % 16 == 0 and weight.data_ptr() % 16 == 0
 
 
@@ -62,8 +62,8 @@ def few_rows(
     variant: Variant | None = None,
     ahead: Tensor | None = None,
 ) -> Tensor:
-    """x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS, and `fits(weight)`. `ahead`: bytes to be
-    brought into the second-level cache at the end."""
+    """Multiply x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS, and the weight `fits`. `ahead`: bytes to
+    prefetch into L2 at the end."""
     (num_rows, in_features), out_features = x.shape, weight.shape[0]
     multiprocessors = tuning.of(x.device).multiprocessors
     variant = variant or choose(num_rows, in_features, out_features, gated, multiprocessors)
@@ -77,7 +77,7 @@ def few_rows(
 
 
 def choose(num_rows: int, in_features: int, out_features: int, gated: bool, multiprocessors: int) -> Variant:
-    """The quickest instance: more warps share a slab where there are not as many slabs as multiprocessors."""
+    """Return the fastest instance: with fewer slabs than multiprocessors, more warps share a slab."""
     tiles = 1 if num_rows <= 8 else 2
     warps = 16 if out_features // 16 < multiprocessors else 8
     batches = -(-in_features // (32 * 4 * warps))  # in a warp's share of K; more queue than that is wasted
@@ -86,7 +86,7 @@ def choose(num_rows: int, in_features: int, out_features: int, gated: bool, mult
 
 @functools.cache
 def _kernel(variant: Variant, dtype: torch.dtype, device: torch.device) -> tuple[CompiledKernel, int]:
-    """The kernel, and how many blocks of it a multiprocessor holds at once."""
+    """Return the kernel, and how many of its blocks fit on a multiprocessor."""
     kernel = _PROGRAM.kernel(variant.name, dtype, device)
     kernel.allow_shared_bytes(variant.shared_bytes)
     return kernel, kernel.blocks_per_multiprocessor(variant.warps * 32, variant.shared_bytes)

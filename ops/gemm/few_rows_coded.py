@@ -1,4 +1,4 @@
-"""Linear layers of a few rows on CUDA whose weight is in codes and scales: few_rows.py's stream, of a half or a quarter of the
+"""Linear layers of few rows on CUDA with a weight in codes and scales: few_rows.py's streaming of half or a quarter of the
 bytes (few_rows_coded.cu)."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SEGMENTS = {FP8: (0, 1), W8: (0, 1), W4: pieces.GROUPS}
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One instance of few_rows_coded.cu: few_rows.Variant, of codes whose unit has `segments` scales, 0 for one a row."""
+    """Instance of few_rows_coded.cu: few_rows.Variant for codes with `segments` scales per unit, 0 for one per row."""
 
     codes: WeightFormat
     segments: int
@@ -57,13 +57,13 @@ class Variant:
 
     @property
     def shared_bytes(self) -> int:
-        """The queues of codes and scales, and two buffers of partial sums."""
+        """Return the bytes of the queues of codes and scales, and of two buffers of partial sums."""
         slots = self.batches * _CODES[self.codes].units
         return self.warps * (slots * (1024 + 256 * self.segments) + 2 * self.tiles * 512)
 
 
 def variants(codes: WeightFormat) -> list[Variant]:
-    """All that a block's shared memory holds."""
+    """Return all variants whose shared memory fits into a block."""
     found = (
         Variant(codes, segments, warps, queued, tiles, gated)
         for segments in _SEGMENTS[codes]
@@ -76,8 +76,8 @@ def variants(codes: WeightFormat) -> list[Variant]:
 
 
 def segments_of(codes: WeightFormat, in_features: int, groups: int) -> tuple[int, int] | None:
-    """Segments of a unit, and by how many bits the number of a segment is to be shifted for that of its group, of eight bits; None
-    where no instance has them."""
+    """Return the segments (scales) of a unit, and the right shift that maps a segment's index to its group's for 8-bit
+    codes. None if no instance supports them."""
     if codes not in _CODES or in_features % _CODES[codes].columns or in_features % groups:
         return None
     if codes == W4:
@@ -99,9 +99,9 @@ def few_rows(
     x: Tensor, codes: WeightFormat, weight: Tensor, scales: Tensor | None, bias: Tensor | None, out_features: int, groups: int, *,
     gated: bool, variant: Variant | None = None, max_blocks: int | None = None, ahead: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """x [M, K] -> [M, N], or [M, N / 2] if `gated`; MAX_ROWS of M at a time. weight [N, bytes of K codes] and scales [groups, N]
-    float32, as coded.py lays them, or the pieces of pieces.py, scales among them; `fits`. `max_blocks`: of a multiprocessor, by
-    default as many as there is room for. `ahead`: bytes to be brought into the second-level cache at the end."""
+    """Multiply x [M, K] -> [M, N], or [M, N / 2] if `gated`, MAX_ROWS of M at a time. weight [N, bytes of K codes] and
+    scales [groups, N] float32 as coded.py stores them, or the pieces of pieces.py, which include scales; see `fits`.
+    `max_blocks`: per multiprocessor, by default as many as fit. `ahead`: bytes to prefetch into L2 at the end."""
     num_rows, in_features = x.shape
     found = segments_of(codes, in_features, groups)
     assert found is not None
@@ -144,7 +144,7 @@ def choose(
 def compile_ahead(
     codes: WeightFormat, in_features: int, out_features: int, groups: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Begin to compile the instances that such a weight may need, once."""
+    """Start compiling the instances that such a weight may need, once."""
     if (found := segments_of(codes, in_features, groups)) is None:
         return
     shapes = [(num_rows, gated) for num_rows in (1, MAX_ROWS) for gated in (False, True)]
@@ -154,14 +154,14 @@ def compile_ahead(
 
 @functools.cache
 def program(codes: WeightFormat) -> Program:
-    """Made with the first weight: no start without such weights is to compile it."""
+    """Return the program. It is created with the first coded weight, so that other starts do not compile it."""
     sources = [_HERE / "few_rows.cu", _HERE / "codes.cuh", _HERE / "few_rows_coded.cu"]
     return Program(sources, {each.name: each.source for each in variants(codes)}, listed=False)
 
 
 @functools.cache
 def _kernel(variant: Variant, dtype: torch.dtype, device: torch.device) -> tuple[CompiledKernel, int]:
-    """The kernel, and how many blocks of it a multiprocessor holds at once."""
+    """Return the kernel, and how many of its blocks fit on a multiprocessor."""
     kernel = program(variant.codes).kernel(variant.name, dtype, device)
     kernel.allow_shared_bytes(variant.shared_bytes)
     return kernel, kernel.blocks_per_multiprocessor(variant.warps * 32, variant.shared_bytes)

@@ -23,7 +23,7 @@ _HALF_MAX = 60000.0
 
 
 def kind_of(part: StoredWeight) -> WeightFormat:
-    """Return the format of the codes that a part is in, or becomes."""
+    """Return the format of a part's codes, after conversion if it is in blocks."""
     return BLOCKS[part.format].codes if part.format in BLOCKS else part.format
 
 
@@ -35,7 +35,7 @@ def in_features_of(part: StoredWeight) -> int:
 
 
 def groups_of(part: StoredWeight) -> int:
-    """Return the number of groups of columns that have a scale each."""
+    """Return the number of column groups with a scale each."""
     if part.format not in BLOCKS:
         return part.tensors["scales"].shape[1]
     block = BLOCKS[part.format]
@@ -51,10 +51,10 @@ def fit_pieces(parts: tuple[StoredWeight, ...]) -> bool:
 
 
 def lay(parts: tuple[StoredWeight, ...], *, in_pieces: bool, groups: int = 1) -> dict[str, Tensor]:
-    """Stack rows of several parts, by role: "pieces", or "weight" [N, bytes of a row], "scales" [groups, N] and whatever else
-    `triton_coded.Codes` has; and "order" [K], where columns have one of their own. `groups`: at least so many, of w4, w8 and fp8.
+    """Stack rows of several parts by role: "pieces", or "weight" [N, bytes of a row], "scales" [groups, N] and further roles of
+    `triton_coded.Codes`; and "order" [K] if columns are reordered. `groups`: minimum number for w4, w8 and fp8.
 
-    Raises ValueError where the parts cannot be one weight."""
+    Raises ValueError if the parts cannot be one weight."""
     if kind_of(parts[0]) in DECODED:
         return {"pieces": _pieces_of_decoded(parts)} if in_pieces else _rows_of_decoded(parts)
     kind, stack = parts[0].format, stacked(parts, groups)
@@ -66,8 +66,8 @@ def lay(parts: tuple[StoredWeight, ...], *, in_pieces: bool, groups: int = 1) ->
 
 
 class Stack(NamedTuple):
-    """Rows of several parts in fp8, w8 or w4. `weight`: as stored. `scales` [groups, N]: float32; of w4 words of 32 bits, a
-    float32 without its last 8 bits, in which the zero point is."""
+    """Stacked rows of several parts in fp8, w8 or w4. `weight`: as stored. `scales` [groups, N]: float32; for w4 32-bit
+    words, a float32 whose last 8 bits are replaced by the zero point."""
 
     weight: Tensor
     scales: Tensor
@@ -75,7 +75,7 @@ class Stack(NamedTuple):
 
 
 def stacked(parts: tuple[StoredWeight, ...], groups: int = 1) -> Stack:
-    """Raises ValueError where the parts cannot be one weight."""
+    """Stack rows of several parts. Raises ValueError if they cannot be one weight."""
     if (why := apart(parts)) is not None:
         raise ValueError(f"these cannot be one weight: {why}")
     groups = max(groups, *map(groups_of, parts))
@@ -95,8 +95,8 @@ def _finer(per_group: Tensor, groups: int) -> Tensor:
 
 
 def in_chunks(kind: WeightFormat, weight: Tensor) -> Tensor:
-    """Codes as they are stored -> bytes [N, bytes of a row] as Triton's kernels and few_rows_coded.cu read them: of four bits two
-    columns a byte, a column and the one 64 on, in whole chunks of 128."""
+    """Convert stored codes to bytes [N, bytes of a row] for Triton's kernels and few_rows_coded.cu. A byte of 4-bit codes
+    holds column c and column c + 64 of a chunk of 128; rows are padded to whole chunks."""
     if kind not in FOUR_BITS:
         return weight.view(torch.uint8)
     padded = functional.pad(weight, (0, -weight.shape[1] % (_CHUNK // 2)))
@@ -111,8 +111,8 @@ def _pieces_of_decoded(parts: tuple[StoredWeight, ...]) -> Tensor:
 
 
 def _codes_and_words(part: StoredWeight) -> tuple[Tensor, Tensor]:
-    """Codes [rows, columns], and words [rows, groups] int32: float32 scales; of q4 and q8 a scale and a zero point in half
-    floats."""
+    """Return codes [rows, columns] and words [rows, groups] int32: float32 scales, or for q4 and q8 a float16 scale and a
+    float16 zero point."""
     codes, scales, mins = codes_of(part.format, part.weight), of_groups(part, "scales"), of_groups(part, "mins")
     assert scales is not None
     if part.format not in (Q4, Q8):
@@ -128,7 +128,7 @@ def _codes_and_words(part: StoredWeight) -> tuple[Tensor, Tensor]:
 
 
 def _rows_of_decoded(parts: tuple[StoredWeight, ...]) -> dict[str, Tensor]:
-    """Raises ValueError where parts differ in what they have beside the codes, or have groups that no tile has whole."""
+    """Stack decoded parts. Raises ValueError if their roles differ or no tile contains their groups whole."""
     parts = tuple(map(as_codes, parts))
     kinds = {(part.format, *((role, each.dtype, each.shape[1]) for role, each in _of_groups(part))) for part in parts}
     if len(kinds) > 1 or parts[0].format not in DECODED:

@@ -1,4 +1,4 @@
-"""LowRank: what a linear layer's product adds where it ends, to each row its own."""
+"""LowRank: adapter term that a linear layer's kernel adds to each row at its end."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ COLUMNS = 128  # of the output, of a block: all of one part, or half of them gat
 
 
 class LowRank(NamedTuple):
-    """scale * h b^T, of its own slot for each of T rows. h [pieces, T as sorted, parts, rank] float32, whose sum over pieces it is;
-    b [slots, N, rank], scale [slots, parts] float32, slots equally far from each other; slots [T], order [T], tiles [3, M] and
-    used [2] as `ops.lora.share.TokenAdapters` has them; parts [N / COLUMNS] int32: of each block's columns, what part they are."""
+    """Term scale * h b^T of each row's own slot. h [pieces, T as sorted, parts, rank] float32, summed over pieces; b [slots,
+    N, rank], scale [slots, parts] float32, slots at equal distances; slots [T], order [T], tiles [3, M] and used [2] as in
+    `ops.lora.share.TokenAdapters`; parts [N / COLUMNS] int32: the part of each block of columns."""
 
     h: Tensor
     b: Tensor

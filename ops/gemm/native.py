@@ -1,9 +1,9 @@
 """Linear layers by oneloop_native: the weight packed once into panels of 16 output columns, its only copy.
 
 float32, bfloat16 and float16 weights give the same bits as their values would in float32: each output is one chain of fused
-multiply-adds over K in order. Quantised weights stay in their blocks of 32: activations are rounded to eight bits in the
-same blocks, products are summed exactly, and one chain of multiply-adds runs over the blocks. So are weights and activations of
-sixteen bits, of which 14 are used. Either way nothing depends on the number of tokens beside it."""
+multiply-adds over K in order. Quantised weights stay in blocks of 32: activations are rounded to eight bits in the same
+blocks, products are summed exactly, and one chain of multiply-adds runs over the blocks. 16-bit rounding, to 14 used bits,
+works alike. In all cases nothing depends on the number of tokens in the step."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ _READ = {kind for kind, block in BLOCKS.items() if block.on_cpu} | CODES | {INT8
 
 
 def supports(case: ShapeClass) -> str | None:
-    """float32 activations, and weights in 32 or 16 bits, in blocks or what becomes some, or to be rounded to 8 or 16 bits."""
+    """Check for float32 activations, and weights in 32 or 16 bits, in blocks or convertible to blocks, or rounded to 8 or 16
+    bits."""
     unread = [each for each in case.weight if each not in _READ and each.dtype not in _DENSE]
     return built.supports(case) or (f"it reads no weights in {', '.join(map(str, unread))}" if unread else None)
 
 
 class NativeLinearWeight(LinearWeight):
-    """Rows of several formats may follow each other: a merged projection's need not agree. MXFP4 is kept as Q5_0, which has all
-    of its numbers; its scales, whole powers of two, must be less than 2^16, and those below 2^-24 become zero. What is rounded
-    to eight bits has a half-precision scale for every 32 of a row, what is rounded to sixteen a float32 one."""
+    """Packed weight; its parts may have different formats. MXFP4 is stored as Q5_0, which represents all of its numbers; its
+    power-of-two scales must be below 2^16, and those below 2^-24 become zero. 8-bit rounding uses a float16 scale per 32
+    numbers of a row, 16-bit rounding a float32 scale."""
 
     def __init__(self, stored: Stored) -> None:
         self._keep(parts_of(stored))
@@ -46,7 +47,7 @@ class NativeLinearWeight(LinearWeight):
         self.nbytes: int = self._packed.nbytes
 
     def refill(self, stored: Stored) -> bool:
-        """Packed beside the old weight, which then goes: compiled stacks hold on to that."""
+        """Pack the new weight next to the old one, and then free the old one, which compiled stacks reference."""
         parts = parts_of(stored)
         if any("weight" not in part.tensors for part in parts):
             raise ValueError("the bias of a packed weight is replaced together with the weight")

@@ -1,6 +1,6 @@
-"""Pieces: how codes lie that matrix instructions take out of registers (pieces.cuh), and instances of kernels that read them.
+"""Layout of codes in pieces, for matrix instructions that read the weight from registers (pieces.cuh), and kernel instances.
 
-A piece is 32 rows by 128 columns, in which each lane finds its codes side by side, and behind them the scales of each row."""
+A piece is 32 rows by 128 columns. Each lane's codes are contiguous; the scales of the rows follow the codes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Tile:
         return "_".join(map(str, (kernel, self.codes, *sizes)))
 
     def source(self, kernel: str) -> str:
-        """The line that makes it from the template of this name."""
+        """Return the source line that instantiates the template `kernel`."""
         sizes = self.rows, self.wgs, self.stages, self.groups, int(self.scaled), int(self.gated)
         registers = warpgroups.registers(self.rows, self.wgs, self.blocks)
         words = self.name(kernel), _NAMES[self.codes], *sizes, self.blocks, self.threads, registers
@@ -75,7 +75,7 @@ def _stage_bytes(codes: WeightFormat, rows: int, wgs: int, groups: int) -> int:
 
 
 def groups_of_chunk(codes: WeightFormat, in_features: int, groups: int) -> int | None:
-    """Scales of a row in a chunk, for `groups` in all; None where no instance has so many."""
+    """Return a row's number of scales per chunk, for `groups` in all; None if no instance supports it."""
     if groups == 1:
         return 1
     group, rest = divmod(in_features, groups)
@@ -86,7 +86,7 @@ def groups_of_chunk(codes: WeightFormat, in_features: int, groups: int) -> int |
 
 
 def group_counts(codes: WeightFormat) -> tuple[int, ...]:
-    """Scales that a row may have in a chunk."""
+    """Return the supported numbers of scales of a row per chunk."""
     return (1,) if codes == FP8 else (*GROUPS, FINEST) if codes in (E2M1, Q8) else GROUPS
 
 
@@ -102,7 +102,7 @@ def can_gate(out_features: int) -> bool:
 
 
 def groups_of(codes: WeightFormat, pieces: Tensor) -> int:
-    """Scales of a row in a chunk."""
+    """Return the number of scales of a row per chunk."""
     return (pieces.shape[-1] // PIECE_ROWS - _BYTES[codes]) // 4
 
 
@@ -140,7 +140,7 @@ def in_pieces(codes: WeightFormat, numbers: Tensor, scales: Tensor) -> Tensor:
 
 
 def tables() -> str:
-    """Types of codes that are places in a table, for pieces.cuh."""
+    """Return the C++ types of table codes, for pieces.cuh."""
     return "\n".join(map(_table, (NF4, FP4)))
 
 
@@ -156,7 +156,7 @@ def _table(codes: WeightFormat) -> str:
 
 
 def _words(numbers: Sequence[float], dtype: torch.dtype) -> str:
-    """Sixteen numbers as words of their lower bytes, four each, and then of their upper ones."""
+    """Return sixteen numbers as words of their lower bytes, four each, then words of their upper bytes."""
     bytes_of = torch.tensor(numbers).to(dtype).view(torch.uint8).view(16, 2).t().contiguous()
     words = bytes_of.view(torch.int32).flatten().tolist()
     return ", ".join(f"0x{word & 0xFFFFFFFF:08x}u" for word in words)

@@ -1,4 +1,4 @@
-"""Linear layers in plain torch: the weight as it came, any float dtype, any device."""
+"""Linear layers in plain torch: weights as loaded, any float dtype, any device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ops.stored import Stored, only_dense
 
 
 def supports(case: ShapeClass) -> str | None:
-    """Plain numbers of the activations' dtype."""
+    """Check for plain numbers of the activations' dtype."""
     other = [each for each in case.weight if each.dtype != case.dtype]
     return f"it multiplies plain numbers of the activations' dtype, not {', '.join(map(str, other))}" if other else None
 

@@ -1,4 +1,4 @@
-"""Rows of activations in codes and scales, as a linear layer of eight bits multiplies them."""
+"""Activation rows in codes and scales, as 8-bit linear layers multiply them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_COLUMNS = 16384  # of a row that stays in registers
 
 
 class RoundedRows(NamedTuple):
-    """codes [T, K] uint8 times scales [groups, T] float32, of what was in `dtype`."""
+    """Rounded activations: codes [T, K] uint8 times scales [groups, T] float32. `dtype`: dtype before rounding."""
 
     codes: Tensor
     scales: Tensor

@@ -1,4 +1,4 @@
-"""A linear layer whose rows are written in several ways, each of which a kernel of its own reads: one product after the other."""
+"""Linear layer with rows in several formats: a separate kernel computes the product of each format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ops.stored import Stored, parts_of
 
 
 class SideBySide(LinearWeight):
-    """Layer of parts in several formats. `prepare`: prepares neighbouring parts in one format."""
+    """Layer of parts in several formats. `prepare`: prepares neighbouring parts of one format."""
 
     def __init__(self, stored: Stored, prepare: Callable[[Stored], LinearWeight]) -> None:
         runs = [tuple(run) for _, run in groupby(parts_of(stored), key=lambda part: part.format)]

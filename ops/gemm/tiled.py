@@ -1,8 +1,7 @@
-"""Linear layers of some tens of rows on Hopper: tiles of the weight stream past the matrix units (tiled.cu).
+"""Linear layers of some tens of rows on Hopper: tiles of the weight stream through the tensor cores (tiled.cu).
 
-Where few_rows.cu multiplies in registers and cuBLAS waits for its predecessor to end before it reads a weight, this reads
-early and multiplies out of shared memory. A token's result does not depend on how many rows are beside it, as long as the
-same way of cutting is chosen."""
+few_rows.cu multiplies in registers, and cuBLAS reads a weight only after the previous kernel. This kernel reads early and
+multiplies from shared memory. A token's result does not depend on the number of rows, as long as the same split is chosen."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ _ALIGNMENT = 1024
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One instance of tiled.cu: up to `rows` rows of x, `stages` tiles under way."""
+    """Instance of tiled.cu: up to `rows` rows of x, `stages` tiles in flight."""
 
     rows: int
     stages: int
@@ -60,7 +59,7 @@ _PROGRAM = Program(
 
 
 def fits(weight: Tensor) -> bool:
-    """Weight [N, K]: whether it can be cut into tiles."""
+    """Return whether weight [N, K] can be cut into tiles."""
     out_features, in_features = weight.shape
     return in_features % 8 == 0 and out_features % 16 == 0 and weight.data_ptr() % 16 == 0
 
@@ -74,9 +73,9 @@ def tiled(
     tile: Tile | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """x [M, K] -> x @ weight.T + bias [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS, and `fits(weight)`.
+    """Return x @ weight.T + bias for x [M, K], as [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS, and the weight `fits`.
 
-    `splits`: into so many parts K is cut, up to 8, and no more than K has stages of 64."""
+    `splits`: number of parts of K, up to 8, and at most K's number of stages of 64."""
     (num_rows, in_features), out_features = x.shape, weight.shape[0]
     x = x.contiguous()
     by = tuning.of(x.device)
@@ -93,20 +92,21 @@ def tiled(
 
 
 def choose(num_rows: int, num_blocks: int, gated: bool, multiprocessors: int) -> Tile:
-    """The quickest instance: with all of a multiprocessor's shared memory for one block where there is no second."""
+    """Return the fastest instance. If no second block runs on a multiprocessor, a block uses all of its shared memory."""
     rows = min(rows for rows in STAGES if rows >= num_rows)
     return Tile(rows, STAGES[rows][num_blocks <= multiprocessors], gated)
 
 
 def choose_splits(in_features: int, out_features: int, max_blocks: int) -> int:
-    """A cluster costs two barriers, so K is cut only while that gives idle multiprocessors something to do, and four stages of
-    work to each."""
+    """Return the number of parts of K. A cluster costs two barriers, so K is split only while that occupies idle
+    multiprocessors, with at least four stages each."""
     tiles = -(-out_features // _TILE_ROWS)
     return max(s for s in (1, 2, 4, 8) if s == 1 or (tiles * s <= max_blocks and in_features >= 256 * s))
 
 
 def pairs_map(weight: Tensor, columns: int, rows: int, *, gated: bool) -> TensorMap:
-    """Tiles of `rows` by `columns` in pairs of eight rows: [groups, 2, 8, K], rows n and n + 8, or a gate and its up."""
+    """Return the tensor map of `rows` by `columns` tiles in pairs of eight rows: [groups, 2, 8, K], rows n and n + 8, or
+    gate and up."""
     out_features, in_features = weight.shape
     partner, group = (out_features // 2, 8) if gated else (8, 16)
     sizes = (in_features, 8, 2, out_features // 16)

@@ -1,7 +1,7 @@
-"""Linear layers on Hopper of codes E4M3 on both sides, the weight's and those that x was rounded to: tiles of both out of shared
-memory, any number of rows (tiled_fp8.cu).
+"""Linear layers on Hopper with E4M3 codes of both weight and x: tiles of both in shared memory, any number of rows
+(tiled_fp8.cu).
 
-Scales are of rows, or of every 128 columns of a row; what a gate's activation does is part of the same launch."""
+Scales are per row, or per 128 columns of a row; a gate's activation is part of the same launch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SLACK = 256  # scales that may be read beyond the last
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One instance of tiled_fp8.cu: `rows` of x by 64 times `wgs` rows of the weight, `stages` chunks under way, `blocks` of it on
-    a multiprocessor; `grouped`: with scales of every chunk."""
+    """Instance of tiled_fp8.cu: `rows` of x by 64 * `wgs` rows of the weight, `stages` chunks in flight, `blocks` per
+    multiprocessor; `grouped`: with scales per chunk."""
 
     rows: int
     wgs: int
@@ -65,7 +65,7 @@ def fits(out_features: int, in_features: int, groups: int) -> bool:
 
 
 def with_slack(scales: Tensor) -> Tensor:
-    """The same numbers [groups, N], behind which more may be read."""
+    """Return a copy of scales [groups, N] with readable memory after its end."""
     room = scales.new_zeros(scales.numel() + SLACK)
     return room[: scales.numel()].view(scales.shape).copy_(scales)
 
@@ -74,10 +74,10 @@ def tiled_fp8(
     x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, gated: bool,
     tile: Tile | None = None, splits: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """x [M, K] uint8 with x_scales [groups, M], weight [N, K] uint8 with scales [groups, N] -> [M, N], or [M, N / 2] if `gated`;
-    `fits`, and behind both scales there is SLACK, the rows of x_scales beginning at multiples of 4.
+    """Multiply x [M, K] uint8 with x_scales [groups, M] by weight [N, K] uint8 with scales [groups, N] -> [M, N], or [M, N / 2]
+    if `gated`; see `fits`. SLACK follows both scales; rows of x_scales begin at multiples of 4.
 
-    `splits`: into so many parts K is cut, up to 8, and no more than K has chunks."""
+    `splits`: number of parts of K, up to 8, and at most K's number of chunks."""
     (num_rows, in_features), (groups, out_features) = x.shape, scales.shape
     if tile is None or splits is None:
         compile_ahead(in_features, out_features, groups > 1, gated, out_dtype, x.device)
@@ -95,7 +95,7 @@ def tiled_fp8(
 
 
 def tiles(grouped: bool, gated: bool) -> list[Tile]:
-    """All that are compiled for."""
+    """Return all instances that the program contains."""
     shapes = [(32, 2, 2), (32, 1, 4), (64, 2, 1), (64, 2, 2), (64, 4, 1), (128, 2, 1)]
     if not grouped:
         shapes += [(128, 1, 2), (256, 2, 1)]
@@ -110,7 +110,7 @@ def _tile(rows: int, wgs: int, blocks: int, grouped: bool, gated: bool) -> Tile:
 def choose(
     num_rows: int, in_features: int, out_features: int, grouped: bool, gated: bool, multiprocessors: int
 ) -> tuple[Tile, int]:  # fmt: skip
-    """The quickest instance, and the parts of K."""
+    """Return the fastest instance, and the number of parts of K."""
     of_weight = -(-out_features // 128)
     rows = 32 if num_rows <= 32 else 64 if grouped or -(-num_rows // 64) * of_weight <= multiprocessors else 128
     wgs, blocks = (2, 2) if rows == 32 or grouped else (2, 1)
@@ -123,7 +123,7 @@ def choose(
 def compile_ahead(
     in_features: int, out_features: int, grouped: bool, gated: bool, dtype: torch.dtype, device: torch.device
 ) -> None:  # fmt: skip
-    """Begin to compile what any number of rows may need, once."""
+    """Start compiling the instances for any number of rows, once."""
     multiprocessors = tuning.of(device).multiprocessors
     chosen = (choose(rows, in_features, out_features, grouped, gated, multiprocessors) for rows in (17, 33, 65))
     program().compile_ahead({tile.name for tile, _ in chosen}, dtype, device)
@@ -131,7 +131,7 @@ def compile_ahead(
 
 @functools.cache
 def program() -> Program:
-    """Made with the first weight: no start without such weights is to compile it."""
+    """Return the program. It is created with the first fp8 weight, so that other starts do not compile it."""
     known = [tile for grouped in (False, True) for gated in (False, True) for tile in tiles(grouped, gated)]
     return Program(
         [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tile_end.cuh", _HERE / "tiled_fp8.cu"],

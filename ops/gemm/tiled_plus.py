@@ -1,4 +1,4 @@
-"""Products of some tens of rows with what adapters add to each row where they end (tiled.cu, low_rank.cuh)."""
+"""Linear layers of some tens of rows that add each row's adapter at their end (tiled.cu, low_rank.cuh)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _PROGRAM = Program(
 
 
 def fits(parts: tuple[int, ...], rank: int, *, gated: bool) -> bool:
-    """Parts of the output: whether each block's columns are of one, or of two of the same size."""
+    """Return whether each block's columns belong to one part of the output, or to two of equal size."""
     if rank not in RANKS:
         return False
     return (
@@ -59,7 +59,7 @@ def fits(parts: tuple[int, ...], rank: int, *, gated: bool) -> bool:
 
 @functools.cache
 def compile_ahead(rank: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Begin to compile what adapters of this rank need."""
+    """Start compiling the instances for adapters of this rank."""
     by = tuning.of(device).linear
     if rank in RANKS and by.max_tiled_rows_plus > by.max_streamed_rows and _PROGRAM.runs_on(device):
         _PROGRAM.compile_ahead([tile.name for tile in _TILES if tile.rank == rank], dtype, device)

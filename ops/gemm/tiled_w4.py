@@ -1,5 +1,5 @@
-"""Linear layers on Hopper whose weight is in codes that pieces.py lays, mostly of four bits, of any number of rows: the codes
-stream past the matrix units, which take them out of registers (tiled_w4.cu)."""
+"""Linear layers on Hopper with a weight in the pieces of pieces.py, mostly 4-bit, for any number of rows: codes stream to
+the tensor cores, which read them from registers (tiled_w4.cu)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ def tiled_w4(
     x: Tensor, pieces: Tensor, out_features: int, bias: Tensor | None, *, gated: bool,
     tile: Tile | None = None, splits: int | None = None, codes: WeightFormat = W4, ahead: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """x [M, K] -> [M, N], or [M, N / 2] if `gated`. pieces: as of `in_pieces`, of these codes.
+    """Multiply x [M, K] -> [M, N], or [M, N / 2] if `gated`. pieces: from `in_pieces`, of these codes.
 
-    `splits`: into so many parts K is cut, up to 8, and no more than K has chunks. `ahead`: bytes to be brought into the
-    second-level cache at the end."""
+    `splits`: number of parts of K, up to 8, and at most K's number of chunks. `ahead`: bytes to prefetch into L2 at the end."""
     num_rows, in_features = x.shape
     x = x.contiguous()
     groups = groups_of(codes, pieces)
@@ -48,7 +47,7 @@ def tiled_w4(
 
 
 def tiles(groups: int, gated: bool, codes: WeightFormat = W4) -> list[Tile]:
-    """All that are compiled for."""
+    """Return all instances that the program contains."""
     shapes = [
         (rows, wgs, blocks, scaled)
         for rows in (8, 16, 32, 64, 128, 256)
@@ -66,8 +65,8 @@ def choose(
     num_rows: int, in_features: int, out_features: int, groups: int, gated: bool, multiprocessors: int,
     dtype: torch.dtype = torch.bfloat16, codes: WeightFormat = W4,
 ) -> tuple[Tile, int]:  # fmt: skip
-    """The quickest instance, by `benches.ops.coded tiles` on an H200, and the parts of K. With many rows scales meet numbers of
-    bfloat16; float16 might not hold them."""
+    """Return the fastest instance, by `benches.ops.coded tiles` on an H200, and the number of parts of K. With many rows,
+    scales multiply bfloat16 numbers; float16 might not represent the results."""
     rows = next((rows for rows in (8, 16, 32, 64) if num_rows <= rows), 128)
     of_weight, scaled = -(-out_features // 64), (rows == 128 and dtype == torch.bfloat16) or groups == FINEST
     if rows < 128:
@@ -95,7 +94,7 @@ def choose(
 def compile_ahead(
     codes: WeightFormat, in_features: int, out_features: int, groups: int, gated: bool, dtype: torch.dtype, device: torch.device
 ) -> None:  # fmt: skip
-    """Begin to compile what any number of rows may need, once."""
+    """Start compiling the instances for any number of rows, once."""
     multiprocessors = tuning.of(device).multiprocessors
     chosen = (
         choose(rows, in_features, out_features, groups, gated, multiprocessors, dtype, codes)
@@ -106,7 +105,7 @@ def compile_ahead(
 
 @functools.cache
 def program(codes: WeightFormat = W4) -> Program:
-    """Made with the first weight: no start without such weights is to compile it."""
+    """Return the program. It is created with the first such weight, so that other starts do not compile it."""
     known = [tile for groups in group_counts(codes) for gated in (False, True) for tile in tiles(groups, gated, codes)]
     products = warpgroups.products((tile.rows for tile in known), out_of_registers=True)
     return Program(

@@ -1,11 +1,10 @@
-"""Linear layers on weights in codes (`ops.stored.CODED`), in Triton: any number of rows, any shape.
+"""Linear layers with weights in codes (`ops.stored.CODED`), in Triton: any number of rows, any shape.
 
-A format is data: `Codes.facts` are what a kernel is compiled for. Codes of fp8, w8 and w4 become numbers of x's dtype
-in registers, or meet an x that was rounded to the same codes (`triton_round`); the sum over a group of columns is in
-float32 and meets the scales there. Others (`ops.stored.DECODED`) become numbers in float32, meet their scales and
-minima, and are rounded to x's dtype: products are those of the weight as plain numbers. Their few rows of x are split
-along K, and the parts are added in order. The weight is the left side of each product: on Hopper that one may come out
-of registers."""
+A format is data: kernels are compiled for the constants `Codes.facts`. Codes of fp8, w8 and w4 become numbers of x's dtype
+in registers, or are multiplied by an x rounded to the same codes (`triton_round`); scales apply to a group's float32 sum.
+Others (`ops.stored.DECODED`) are dequantised in float32 with their scales and minima, and rounded to x's dtype: products
+equal those of the weight as plain numbers. With few rows K is split, and the parts are added in order. The weight is the
+left side of each product, which Hopper can read from registers."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ class Codes(NamedTuple):
         return 1 if self.kind == PLAIN else self.scales.shape[-2]
 
     def facts(self) -> dict[str, object]:
-        """Constants that kernels are compiled for."""
+        """Return the constants that kernels are compiled for."""
         return {
             "IN": self.in_features, "GROUPS": self.groups, "KIND": self.kind.name,
             "SUPERS": 0 if self.super_scales is None else self.super_scales.shape[-2],
@@ -57,7 +56,7 @@ class Codes(NamedTuple):
         return self.weight, table(self.kind, scales.device), scales, *rest
 
     def depth(self, most: int, groups: int = 1) -> int:
-        """Columns of a step along the sum, at most `most`: a power of two that each group, and each of `groups` of x, has whole."""
+        """Return the columns of a step along the sum, at most `most`: a power of two that divides all groups of both sides."""
         if self.kind in DECODED:
             return CHUNK // 2  # the groups that it has are told apart
         groups = max(groups, self.groups)
@@ -69,7 +68,7 @@ _tables: dict[tuple[WeightFormat, torch.device], Tensor] = {}
 
 
 def table(kind: WeightFormat, device: torch.device) -> Tensor:
-    """The sixteen numbers of a kind on a device; of integers anything."""
+    """Return the sixteen values of a table kind on a device; unused for integer codes."""
     if (kind, device) not in _tables:
         _tables[kind, device] = torch.tensor(TABLES.get(kind, (0.0,)), dtype=torch.float32, device=device)
     return _tables[kind, device]
@@ -241,7 +240,7 @@ def _add_splits(part_ptr, out_ptr, num_numbers, SPLITS: tl.constexpr, LANES: tl.
 
 
 class Tile(NamedTuple):
-    """Part of the product that a program computes, in `splits` of K."""
+    """Tile of the product that a program computes, with K in `splits` parts."""
 
     rows: int
     columns: int
@@ -252,7 +251,8 @@ class Tile(NamedTuple):
 
 
 def choose(num_rows: int, codes: Codes, multiprocessors: int, *, rounded: bool = False) -> Tile:
-    """The quickest tile. Few rows of what is decoded are split until there are some four programs a multiprocessor."""
+    """Return the fastest tile. For decoded kinds with few rows, K is split until there are about four programs a
+    multiprocessor."""
     if codes.kind in DECODED:
         rows = min(128, max(16, triton.next_power_of_2(num_rows)))
         columns = 32 if rows <= 16 else 64
@@ -270,8 +270,8 @@ def linear(
     x: Tensor, codes: Codes, bias: Tensor | None, multiprocessors: int = 1, *, x_scales: Tensor | None = None,
     out_dtype: torch.dtype | None = None, tile: Tile | None = None,
 ) -> Tensor:  # fmt: skip
-    """x [M, K], in the order of the codes, -> [M, N] of `out_dtype`, by default x's. `x_scales` [groups of x, M]: of an x [M, K]
-    uint8 in codes of the same kind. Groups are of whole times 16 columns."""
+    """Multiply x [M, K], in the column order of the codes, -> [M, N] of `out_dtype`, by default x's. `x_scales` [groups of
+    x, M]: for x [M, K] uint8 in codes of the same kind. Group sizes are multiples of 16 columns."""
     num_rows, out_features = x.shape[0], codes.scales.shape[-1]
     out = torch.empty((num_rows, out_features), dtype=out_dtype or x.dtype, device=x.device)
     if not num_rows:

@@ -1,4 +1,4 @@
-"""RMS norm and rounding to fp8 in one pass, one program per token: what the norm gives is never written in 16 bits."""
+"""RMS norm and rounding to fp8 in one pass, one program per token, without writing the normed row in 16 bits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _norm_round(
 
 
 def rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, groups: int, slack: int) -> RoundedRows:
-    """residual [T, H] += x [T, H] in place, where there is an x -> the norm of residual, rounded as `round_rows` does;
+    """Add x [T, H], if given, to residual [T, H] in place, and return its RMS norm, rounded as `round_rows` does; see
     `rounded.fits`."""
     num_rows, hidden = residual.shape
     out = torch.empty((num_rows, hidden), dtype=torch.uint8, device=residual.device)

@@ -1,4 +1,4 @@
-"""Rounding of activations to eight bits by row or group of columns, in Triton: what products with codes of eight bits take."""
+"""Rounding of activations to eight bits per row or group of columns, in Triton, for products with 8-bit codes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def rounded_to(x, MOST: tl.constexpr, KIND: tl.constexpr):
 
 
 def scales_of_rows(num_rows: int, groups: int, slack: int, device: torch.device) -> Tensor:
-    """Room for scales [groups, rows] float32; see `round_rows`."""
+    """Allocate scales [groups, rows] float32; see `round_rows`."""
     stride = num_rows + (-num_rows % 4 if slack else 0)
     room = torch.empty(groups * stride + slack, dtype=torch.float32, device=device)
     return room[: groups * stride].view(groups, stride)[:, :num_rows]
@@ -87,9 +87,9 @@ def scales_of_rows(num_rows: int, groups: int, slack: int, device: torch.device)
 def round_rows(
     x: Tensor, codes: WeightFormat, groups: int = 1, slack: int = 0, *, gated: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """x [M, K] -> codes [M, K] uint8 and scales [groups, M] float32: a group's largest becomes the largest code. `slack`: so many
-    scales may be read behind the last; the rows of scales then begin at multiples of 4. `gated`: x [M, 2 * K] is gates and ups,
-    and silu of the one times the other is rounded."""
+    """Round x [M, K] to codes [M, K] uint8 and scales [groups, M] float32; a group's maximum becomes the largest code.
+    `slack`: number of readable scales after the last; rows of scales then begin at multiples of 4. `gated`: x [M, 2 * K] is
+    gates and ups, and silu(gates) * ups is rounded."""
     num_rows, in_features = x.shape[0], x.shape[1] // (2 if gated else 1)
     out = torch.empty((num_rows, in_features), dtype=torch.uint8, device=x.device)
     scales = scales_of_rows(num_rows, groups, slack, x.device)

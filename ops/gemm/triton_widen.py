@@ -1,4 +1,4 @@
-"""Weights in codes as plain numbers, for the duration of one product of many rows, in Triton."""
+"""Dequantisation of a coded weight to plain numbers in Triton, for one product of many rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _widen(
 
 
 def widen(codes: Codes, dtype: torch.dtype) -> Tensor:
-    """Return [N, K] of a weight in four bits or q8 as plain numbers."""
+    """Return a 4-bit or q8 weight as plain numbers [N, K]."""
     out_features = codes.scales.shape[-1]
     out = torch.empty((out_features, codes.in_features), dtype=dtype, device=codes.weight.device)
     _widen[(triton.cdiv(out_features, _ROWS), triton.cdiv(codes.in_features, CHUNK))](
@@ -100,7 +100,7 @@ def _widen_pieces(
 def widen_pieces(
     pieces: Tensor, out_features: int, in_features: int, dtype: torch.dtype, codes: WeightFormat = W4
 ) -> Tensor:  # fmt: skip
-    """Return [out_features, in_features] of a weight in the pieces of pieces.py, except fp8."""
+    """Return a weight in the pieces of pieces.py, except fp8, as plain numbers [out_features, in_features]."""
     out = torch.empty((out_features, in_features), dtype=dtype, device=pieces.device)
     groups = groups_of(codes, pieces)
     _widen_pieces[pieces.shape[:2]](

@@ -35,16 +35,16 @@ def stages(stage_bytes: int, blocks: int, spare_bytes: int = 0) -> int:
 
 
 def splits(num_tiles: int, places: int, chunks: int) -> int:
-    """Into how many parts K is cut: a cluster costs two barriers, so only while blocks fit beside each other and each has four
-    chunks. Not every place is where eight blocks find each other: a cluster lies within a part of the device."""
+    """Return the number of parts of K. A cluster costs two barriers, so K is split only while all blocks are resident and
+    each has four chunks. A cluster lies within a part of the device, so clusters of eight blocks cannot use every place."""
     return max(
         s for s in (1, 2, 4, 8) if s == 1 or (num_tiles * s <= places * (0.85 if s == 8 else 1) and chunks >= 4 * s)
     )
 
 
 def products(sizes: Iterable[int], *, of_codes: bool = False, out_of_registers: bool = False) -> str:
-    """C++ of `Products<ROWS>::add` for so many rows of x each, since there operands cannot be counted: sums (+)= weight x^T of 16
-    columns of 16-bit floats, or 32 `of_codes` E4M3, the weight out of shared memory or `out_of_registers`."""
+    """Return C++ of `Products<ROWS>::add` for each number of rows of x, since templates cannot vary the number of operands:
+    sums (+)= weight x^T of 16 columns of 16-bit floats, or 32 `of_codes` E4M3; the weight is in shared memory or registers."""
     return "\n".join(_product(rows, of_codes, out_of_registers) for rows in sorted(set(sizes)))
 
 

@@ -1,6 +1,6 @@
-"""LinearWeight: a weight matrix in whatever form its kernel wants to read, prepared once at load.
+"""LinearWeight: a weight matrix in its kernel's own form, prepared once at load.
 
-The form belongs to the kernel that made it; callers see shapes and bytes only."""
+Only the kernel that made the form can read it; callers see shapes and bytes only."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class LinearWeight(ABC):
-    """A weight [out_features, in_features] with its bias. `nbytes` is what it keeps in memory, padding included. `next_bytes`: what
-    a step reads behind this weight, of which kernels of few rows may bring some nearer (`read_in_turn`)."""
+    """Weight [out_features, in_features] with its bias. `nbytes`: memory, padding included. `next_bytes`: memory that a step
+    reads after this weight; kernels of few rows may prefetch part of it (`read_in_turn`)."""
 
     out_features: int
     in_features: int
@@ -33,14 +33,15 @@ class LinearWeight(ABC):
 
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
-        """x [T, in_features] -> x @ weight.T + bias, [T, out_features]."""
+        """Return x @ weight.T + bias for x [T, in_features], as [T, out_features]."""
 
     def of(self, adapters: TokenAdapters | None) -> LinearWeight:
         """Return the layer for tokens that have these adapters."""
         return self
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
-        """silu of the first half of x @ weight.T + bias times the second, [T, out_features / 2], if that is one kernel."""
+        """Return silu(first half) * second half of x @ weight.T + bias, [T, out_features / 2], if one kernel does; else
+        None."""
         return None
 
     def activated_matmul(self, x: Tensor, activation: str) -> Tensor | None:
@@ -65,8 +66,8 @@ class LinearWeight(ABC):
         return None
 
     def normed(self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor | RoundedRows:
-        """residual [T, in_features] += x in place, where there is an x -> its RMS norm by `weight`, for this layer alone, in
-        whatever form it multiplies."""
+        """Add x, if given, to residual [T, in_features] in place; return its RMS norm by `weight` in the form that this
+        layer multiplies."""
         return rms_norm(residual, weight, eps) if x is None else add_rms_norm(x, residual, weight, eps)
 
     def matmul_rounded(self, x: RoundedRows) -> Tensor:
@@ -79,7 +80,7 @@ class LinearWeight(ABC):
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows `ids` [T] int64 of the weight, [T, in_features], without bias: a tied embedding."""
+        """Return rows `ids` [T] int64 of the weight, [T, in_features], without bias: a tied embedding."""
 
     @abstractmethod
     def refill(self, stored: Stored) -> bool:
@@ -90,14 +91,14 @@ class LinearWeight(ABC):
 
 
 def check_refill(name: str, given: Iterable[int], current: Iterable[int]) -> None:
-    """Raises ValueError where the shapes differ."""
+    """Raise ValueError if the shapes differ."""
     new, old = list(given), list(current)
     if new != old:
         raise ValueError(f"{name} has shape {new} where the model has {old}")
 
 
 def overwrite(current: Tensor | None, given: Tensor | None, name: str) -> None:
-    """Other numbers at the same address. Raises ValueError."""
+    """Copy new values to the same address. Raises ValueError."""
     if given is None:
         return
     if current is None:

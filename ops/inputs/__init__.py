@@ -1,4 +1,4 @@
-"""A step's inputs at fixed addresses, spread out of one upload."""
+"""Inputs of a step at fixed addresses, unpacked from one upload."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def unpack(
     packed: Tensor, to: StepTensors, *, num_tokens: int, num_rows: int, num_updates: int, padded_tokens: int,
     padded_rows: int,
 ) -> None:  # fmt: skip
-    """Spread one upload over the inputs of a step and the tables by row; see ops/inputs/triton_unpack.py for its order.
+    """Unpack one upload into a step's inputs and the per-row tables; its order is in ops/inputs/triton_unpack.py.
 
-    packed [num_tokens + 4 * num_rows + 3 * num_updates] int32 or longer. A row's count becomes what it is behind the step."""
+    packed [num_tokens + 4 * num_rows + 3 * num_updates] int32 or longer. Each row's count is set to its value after the
+    step."""
     run = _unpack.runs[packed.device, packed.dtype]
     run(
         packed, to, num_tokens=num_tokens, num_rows=num_rows, num_updates=num_updates, padded_tokens=padded_tokens,
@@ -51,7 +52,7 @@ def unpack(
 
 
 def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, uniform: bool) -> None:
-    """Positions and slot mapping of the step unpacked last, for tokens and rows with their padding, whose slots are -1.
+    """Compute positions and slot mapping of the step unpacked last, padding included; padding slots are -1.
 
     `uniform`: each row has one token."""
     run = _place.runs[to.positions.device, to.positions.dtype]

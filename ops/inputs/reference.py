@@ -1,4 +1,4 @@
-"""A step's inputs from its upload in plain torch; see triton_unpack.py for the order of what is packed."""
+"""Inputs of a step from its upload, in plain torch; see triton_unpack.py for the packed order."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class StepTensors:
 
 
 class Behind(NamedTuple):
-    """A token more for each of B rows, tensors of its own. positions [B] int64; slot_mapping [G, B] int64; rows, seq_lens [B]
-    int32; query_start_loc [B + 1] int32."""
+    """One further token for each of B rows, in separate tensors. positions [B] int64; slot_mapping [G, B] int64; rows,
+    seq_lens [B] int32; query_start_loc [B + 1] int32."""
 
     positions: Tensor
     slot_mapping: Tensor

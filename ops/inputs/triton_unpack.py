@@ -67,10 +67,10 @@ def unpack(
     packed: Tensor, to: StepTensors, *, num_tokens: int, num_rows: int, num_updates: int, padded_tokens: int,
     padded_rows: int,
 ) -> None:  # fmt: skip
-    """packed [num_tokens + 4 * num_rows + 3 * num_updates] int32 and more; see the kernel for its order.
+    """Unpack packed [num_tokens + 4 * num_rows + 3 * num_updates] int32 or longer; see the kernel for its order.
 
-    What lies between a number and its padded one becomes padding: token id 0, batch indices without row or tokens.
-    An update's part of the packed order is (table, index, value): block_tables.flatten(0, 1)[table, index] = value."""
+    Entries from a number to its padded number become padding: token id 0, batch indices without row or tokens. An update in
+    the packed order is (table, index, value): block_tables.flatten(0, 1)[table, index] = value."""
     most = max(padded_tokens, padded_rows + 1, num_updates)
     _unpack[(triton.cdiv(most, _LANES),)](
         packed, to.input_ids, to.rows, to.seq_lens, to.sample_rows, to.query_start_loc, to.sample_positions,
@@ -120,8 +120,8 @@ def _place(
 
 
 def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, uniform: bool) -> None:
-    """Kernel for captured graphs: how many tokens and rows there are without padding is read from the tensors. Launched
-    without overlap: kernels behind it may read positions and slots before they wait for the one before them."""
+    """Compute positions and slots; for captured graphs, which read the unpadded numbers of tokens and rows from tensors.
+    Launched without overlap: later kernels may read positions and slots before they wait for their predecessor."""
     num_tables, max_rows, width = to.block_tables.shape
     _place[(triton.cdiv(max(padded_tokens, padded_rows), _LANES),)](
         to.positions, to.slot_mapping, to.rows, to.seq_lens, to.query_start_loc, to.block_tables, padded_tokens,

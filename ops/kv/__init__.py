@@ -1,4 +1,4 @@
-"""Keys and values into the paged cache."""
+"""Writes of keys and values to the paged KV cache."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def store_kv(
 ) -> None:  # fmt: skip
     """Write k, v [T, Hkv, D] into k_cache, v_cache [num_blocks, Hkv, block_size, D] at slot_mapping [T] int64.
 
-    slot = block_id * block_size + offset; -1 writes nothing. Caches of int8 are four bytes wider: each token's head ends in the
-    float32 that its numbers are times (ops/kv/eight_bits.py). `kv_scales`: what numbers of fp8 caches are times, keys and values
-    (ops/kv/eight_bits.py); of others nothing."""
+    slot = block_id * block_size + offset; -1 writes nothing. An entry of an int8 cache has four more bytes, its float32
+    scale (ops/kv/eight_bits.py). `kv_scales`: factors of the numbers in fp8 caches, for keys and values; ignored for other
+    caches."""
     _store_kv.runs[k.device, k.dtype, k_cache.dtype, k.shape[2]](k, v, k_cache, v_cache, slot_mapping, kv_scales)
 
 

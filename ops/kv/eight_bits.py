@@ -13,7 +13,7 @@ SCALE_BYTES = 4
 
 
 def to_int8_entries(x: Tensor) -> Tensor:
-    """x [..., D] of any float dtype -> [..., D + SCALE_BYTES] int8."""
+    """Encode x [..., D] of any float dtype to [..., D + SCALE_BYTES] int8."""
     x = x.float()
     scale = x.abs().amax(dim=-1, keepdim=True) / 127
     scale = scale.where(scale.isfinite(), torch.nan)
@@ -29,8 +29,8 @@ def from_int8_entries(entries: Tensor) -> Tensor:
 
 
 def scales_of(cache: Tensor) -> Tensor | None:
-    """The same memory as float32, by which kernels reach the scales, the last of each D / 4 + 1 (D is a multiple of 4); None of
-    caches that are not of int8."""
+    """Return an int8 cache's memory as float32, where the last of each D / 4 + 1 is a scale (D is a multiple of 4); None for
+    other caches."""
     return cache.view(torch.float32) if cache.dtype == torch.int8 else None
 
 
@@ -45,5 +45,5 @@ UNSCALED = (1.0, 1.0)
 
 
 def to_fp8(x: Tensor, scale: float) -> Tensor:
-    """x of any float dtype -> the numbers of `x / scale`, same shape."""
+    """Convert x of any float dtype to fp8 numbers of `x / scale`, same shape."""
     return (x.float() * (1 / scale)).clamp(-LARGEST, LARGEST).to(FP8)

@@ -1,4 +1,4 @@
-"""Look-up: what followed the last tokens of a row where they stood before."""
+"""Prompt lookup: draft tokens from an earlier occurrence of a row's last tokens."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _look_up = Op(
 
 
 def look_up(history: Tensor, rows: Tensor, lengths: Tensor, num: int, *, shortest: int, longest: int) -> Tensor:
-    """The `num` ids that may follow each of `rows` [B] int64, [B, num] int64: those behind the place where most of its last tokens
-    stood before, `longest` at most and `shortest` at least, and of such places the latest; where they reach the end of the text it
-    goes round. The last token again and again where there is no such place.
+    """Return `num` draft ids for each of `rows` [B] int64, as [B, num] int64. They follow the longest earlier occurrence of the
+    row's last tokens (`shortest` to `longest` of them), the latest if several are equally long. At the end of the text they
+    repeat from that place. Without an occurrence they repeat the last token.
 
-    history [R, L] int32: the ids of each row, of which its first lengths[b] (int64, 1 at least) are meant."""
+    history [R, L] int32: ids of each row, of which the first lengths[b] (int64, at least 1) are used."""
     run = _look_up.runs[history.device, rows.dtype]
     return run(history, rows, lengths, num, shortest=shortest, longest=longest)

@@ -1,4 +1,4 @@
-"""Look-up in plain torch, a row at a time."""
+"""Prompt lookup in plain torch, one row at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def look_up(history: Tensor, rows: Tensor, lengths: Tensor, num: int, *, shortes
 
 
 def _place(text: Tensor, shortest: int, longest: int) -> int:
-    """The place behind the n-gram that was found; the last token's own where none was."""
+    """Return the position after the n-gram that was found, or the last token's position if none was."""
     length = len(text)
     going = torch.ones(length, dtype=torch.bool, device=text.device)  # by the place behind which it would begin
     matched = torch.zeros(length, dtype=torch.int64, device=text.device)

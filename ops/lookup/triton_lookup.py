@@ -1,4 +1,4 @@
-"""Look-up on a GPU: a program for each row walks over its text once, as far as that goes, whatever room there is for more."""
+"""Prompt lookup in Triton: one program per row scans the row's text once, up to its actual length."""
 
 from __future__ import annotations
 

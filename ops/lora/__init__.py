@@ -36,19 +36,19 @@ _index = Op(
 
 
 def prepare_lora(shape: LoraShape, dtype: torch.dtype, device: torch.device) -> LoraSlots:
-    """Room for the shares of adapters of one layer, in the form that the chosen kernel reads. `dtype`: of activations."""
+    """Allocate slots for one layer's adapters in the form that the chosen kernel reads. `dtype`: dtype of activations."""
     made: LoraSlots = _prepare_lora.runs[device, dtype](shape, dtype, device)
     return made
 
 
 def prepare_embedding_lora(shape: LoraShape, dtype: torch.dtype, device: torch.device) -> EmbeddingSlots:
-    """The same for an embedding [V, H], whose `shape` is that of its transpose: it adds to rows by their ids [T] int64."""
+    """Allocate slots for the adapters of an embedding [V, H]; `shape` is that of its transpose. Inputs are ids [T] int64."""
     of_rows = shape._replace(in_features=columns(shape.max_rank))
     expands = prepare_lora(of_rows, dtype, device)
     return DeviceTables(shape, expands, dtype) if expands.slot_bytes else HostTables(shape, expands)
 
 
 def index_adapters(slots: Tensor, num_slots: int) -> TokenAdapters:
-    """A step's tokens by adapter, as all its layers read them: slots [T] int32, each below `num_slots`, -1 for none."""
+    """Group a step's tokens by adapter for all layers. slots [T] int32, each below `num_slots`, -1 for none."""
     found: TokenAdapters = _index.runs[slots.device, torch.float32](slots, num_slots)
     return found

@@ -1,5 +1,5 @@
-"""Adapters of an embedding: A has a column for each id, so x A^T is a row of A's transpose, which is looked up. The rest is
-another layer's adapter, whose own A is the identity."""
+"""Adapters of an embedding. A has a column for each id, so x A^T is a lookup in A's transpose; B is applied as the adapter
+of a linear layer whose own A is the identity."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EmbeddingSlots(LoraSlots):
         self._columns = expands.shape.in_features
 
     def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: Any = None) -> None:
-        """x [T] int64: ids. out [T, H] += what the adapter of each adds."""
+        """Add the adapter's change for each id x [T] int64 to out [T, H]."""
         self._expands.add(self._looked_up(x, adapters), adapters, out)
 
     def _looked_up(self, ids: Tensor, adapters: TokenAdapters) -> Tensor:
@@ -43,7 +43,7 @@ def columns(max_rank: int) -> int:
 
 
 class HostTables(EmbeddingSlots):
-    """A table for each slot, as it came. Which adapters a step has the host counts."""
+    """Embedding adapters with a table per slot, as loaded. The host reads which adapters a step uses."""
 
     def __init__(self, shape: LoraShape, expands: LoraSlots) -> None:
         super().__init__(shape, expands)
@@ -72,7 +72,8 @@ class HostTables(EmbeddingSlots):
 
 
 class DeviceTables(EmbeddingSlots):
-    """The tables of all slots in one tensor, before what `expands` keeps there. `dtype`: of activations, and of what is kept."""
+    """Embedding adapters with all slots' tables in one tensor, before the slots of `expands`. `dtype`: of activations and
+    tables."""
 
     def __init__(self, shape: LoraShape, expands: LoraSlots, dtype: torch.dtype) -> None:
         super().__init__(shape, expands)
@@ -84,11 +85,11 @@ class DeviceTables(EmbeddingSlots):
 
     @property
     def _place(self) -> int:
-        """Offset of the memory of `expands`."""
+        """Return the offset of the memory of `expands`."""
         return -(-self._table_bytes // _ALIGNMENT) * _ALIGNMENT
 
     def _table(self, memory: Tensor) -> Tensor:
-        """memory [..., slot_bytes] uint8 -> [..., V, columns]"""
+        """View memory [..., slot_bytes] uint8 as tables [..., V, columns]."""
         return memory[..., : self._table_bytes].view(self._dtype).unflatten(-1, (self.shape.in_features, self._columns))
 
     def bind(self, memory: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Adapters for few tokens on CUDA: A and B as streams, multiplied in registers (few_tokens.cu)."""
+"""Adapters of few tokens on CUDA: A and B are streamed and multiplied in registers (few_tokens.cu)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _THREADS = 128
 
 
 class Sorted(NamedTuple):
-    """A step's tokens as `ops.lora.share.TokenAdapters` has them for a device: order [T], tiles [3, M] of 16 tokens, used [2]."""
+    """Tokens sorted by adapter, as in `ops.lora.share.TokenAdapters`: order [T], tiles [3, M] of 16 tokens, used [2]."""
 
     order: Tensor
     tiles: Tensor
@@ -29,7 +29,7 @@ class Sorted(NamedTuple):
 
 
 class Shrunk(NamedTuple):
-    """h [pieces, T as sorted, parts, rank] float32, whose sum is x A^T. `done`: behind the kernel, if another stream has it."""
+    """Partial sums h [pieces, T as sorted, parts, rank] float32 of x A^T. `done`: its event on another stream."""
 
     h: Tensor
     done: torch.cuda.Event | None = None
@@ -44,7 +44,7 @@ _SHRINK = "lora_shrink"
 
 
 class _Expand(NamedTuple):
-    """An instance. `blocks`: of 32 columns, that a warp takes; `kind`: EXPAND or EXPAND_GATED."""
+    """Instance of few_tokens.cu. `blocks`: blocks of 32 columns per warp; `kind`: EXPAND or EXPAND_GATED."""
 
     kind: str
     rank: int
@@ -82,7 +82,7 @@ def fits(shape: LoraShape, rank: int, dtype: torch.dtype, device: torch.device) 
 
 @functools.cache
 def compile_ahead(rank: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Begin to compile what layers of this rank need."""
+    """Start compiling the instances for layers of this rank."""
     names = [each.name for each in _EXPANDS if each.rank == rank and each.blocks <= _most_blocks(rank)]
     _PROGRAM.compile_ahead([_SHRINK, *names], dtype, device)
 
@@ -106,8 +106,8 @@ def begin(x: Tensor, slots: Slots, tokens: Sorted) -> Shrunk | None:
 
 
 def shrunk(x: Tensor, slots: Slots, tokens: Sorted, beside: torch.cuda.Stream | None = None) -> Shrunk:
-    """x [T, K], rows 16 bytes apart or a multiple. `beside`: the stream to launch on, if it is not the current one; memory is the
-    current one's."""
+    """Shrink x [T, K], whose rows are a multiple of 16 bytes apart. `beside`: stream to launch on instead of the current
+    one, which owns the memory."""
     num_tokens, (_, num_parts, rank, size) = len(x), slots.a.shape
     pieces = -(-size // _INNER)
     h = torch.empty(pieces, num_tokens, num_parts, rank, dtype=torch.float32, device=x.device)
@@ -130,7 +130,7 @@ def _waited_for(shrunk: Shrunk) -> Tensor:
 
 
 def expand(shrunk: Shrunk, slots: Slots, tokens: Sorted, blocks: Tensor, out: Tensor) -> None:
-    """out [T, N] contiguous += scale * h B^T. blocks [3, M] int32: the part, first column and end of every `columns`."""
+    """Add scale * h B^T to out [T, N] contiguous. blocks [3, M] int32: the part, first column and end of every `columns`."""
     h = _waited_for(shrunk)
     pieces, num_tokens, num_parts, rank = h.shape
     num_tiles = tokens.tiles.shape[1]
@@ -142,7 +142,7 @@ def expand(shrunk: Shrunk, slots: Slots, tokens: Sorted, blocks: Tensor, out: Te
 
 
 def expand_gated(shrunk: Shrunk, slots: Slots, tokens: Sorted, gate_up: Tensor, out: Tensor) -> None:
-    """out [T, N / 2] = silu(gate) * up of gate_up [T, N] + scale * h B^T, both contiguous."""
+    """Write silu(gate) * up of gate_up [T, N] + scale * h B^T to out [T, N / 2]; both are contiguous."""
     h = _waited_for(shrunk)
     pieces, num_tokens, _, rank = h.shape
     width, num_tiles = out.shape[1], tokens.tiles.shape[1]

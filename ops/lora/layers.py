@@ -1,8 +1,8 @@
-"""The slots of all layers of a model, which an adapter takes together.
+"""Adapter slots of all layers of a model.
 
-On a device a slot is one stretch of memory over all layers, and so is an adapter on the host: it comes by one copy, which takes
-what its bytes take, where hundreds of small ones would take the loop milliseconds to ask for. The host's stretches are pinned when
-the server starts, since to pin memory may stop a device that computes; they are taken and written on any thread."""
+On a device a slot is contiguous memory for all layers, and so is an adapter on the host: loading it is one copy at memory
+speed, instead of hundreds of small ones that would occupy the event loop for milliseconds. The host's buffers are pinned
+when the server starts, since pinning may stall a computing device; they are acquired and written on any thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PINNED_AT_ONCE = 1 << 30  # bytes: torch rounds what it pins up to a power of t
 
 @dataclass(slots=True, eq=False)
 class _Stretch:
-    """Piece of pinned memory. `copied`: event after the last copy out of it."""
+    """Buffer of pinned host memory. `copied`: event after the last copy from it."""
 
     memory: Tensor
     copied: torch.cuda.Event | None = None
@@ -30,7 +30,7 @@ class _Stretch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedLora:
-    """An adapter as slots take it: by layer what those keep that keep their slots themselves, and all others' in one stretch."""
+    """Adapter ready for a slot: `shares` of layers that store their own slots, and one buffer for all other layers."""
 
     shares: Mapping[str, Any]
     stretch: _Stretch | None = None
@@ -59,7 +59,7 @@ class LoraLayers:
         self.changed: Counter[str] = Counter() if changed is None else changed
 
     def prepared(self, parts: Mapping[str, Sequence[LoraPart]]) -> PreparedLora:
-        """An adapter as `put` takes it, given what it does to each layer. On any thread; takes long."""
+        """Prepare an adapter for `put` from its parts by layer. Slow; may be called on any thread."""
         shares = {name: self._slots[name].prepared(some) for name, some in parts.items() if name not in self._places}
         if not self._places:
             return PreparedLora(shares)
@@ -92,7 +92,7 @@ class LoraLayers:
 
 @dataclass(slots=True)
 class _Host:
-    """Stretches of `num_bytes`, zeros when they are taken."""
+    """Pool of host buffers of `num_bytes`, zeroed when acquired."""
 
     num_bytes: int
     num_ready: int

@@ -1,5 +1,5 @@
-"""Adapters by oneloop_native: each share packed once, in the type that it came in or in fewer bits; sums are float32, the same
-whatever stands beside a token."""
+"""Adapters by oneloop_native: each share is packed once, in its own dtype or in fewer bits. Sums are float32 and do not
+depend on other tokens of the step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NativeLoraSlots(LoraSlots):
         return self._share(parts, a, [part.b.to(dtype).contiguous() for part in parts])
 
     def _share(self, parts: Sequence[LoraPart], a: Tensor, b: Sequence[Tensor], *rank_scales: list[float]) -> Any:
-        """a [ranks of all parts, K], b of each part."""
+        """Pack a share from a [ranks of all parts, K] and each part's b."""
         made, offset = [], 0
         for part, each in zip(parts, b, strict=True):
             made.append((native.PackedLinear(each), part.start, offset, part.scale))
@@ -52,6 +52,6 @@ class NativeLoraSlots(LoraSlots):
 
 
 def _rounded(values: Tensor) -> tuple[Tensor, Tensor]:
-    """values [R, N] -> int8, and what each row of them is times, [R]."""
+    """Round values [R, N] to int8; return them and each row's scale [R]."""
     scales = values.abs().amax(dim=1) / 127
     return (values / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round().to(torch.int8), scales

@@ -1,4 +1,4 @@
-"""Adapters by torch: the tokens of each are gathered and multiplied; they are counted on the host, so no graph may capture it."""
+"""Adapters in torch: each adapter's tokens are gathered and multiplied. The host counts them, so graphs cannot capture it."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from ops.symbols import NotTraceable, Symbol
 
 @dataclass(frozen=True, slots=True)
 class LoraPart:
-    """One part of a layer: a [r, K], b [n, r], on the CPU, in the type that they were stored in; what they add begins at output
-    `start`, and is multiplied by `scale`."""
+    """Change of one part of a layer: a [r, K] and b [n, r] on the CPU, in their stored dtype. The product is multiplied by
+    `scale` and added to the outputs from `start` on."""
 
     start: int
     a: Tensor
@@ -32,10 +32,9 @@ class LoraPart:
 
 
 class LoraShape(NamedTuple):
-    """A layer [out_features, in_features] with room for the shares of `num_slots` adapters. `parts`: the outputs of each of its
-    parts, one for a layer that is not merged; `max_rank`: of a part. `bits`: 32, 16 or 8, so many of a
-    number are enough. `of_expert`: it is one
-    matrix of one expert, which `ops.moe` multiplies by."""
+    """Layer [out_features, in_features] with slots for `num_slots` adapters. `parts`: outputs of each part, a single one
+    unless the layer is merged; `max_rank`: of a part. `bits`: sufficient bits per number, 32, 16 or 8. `of_expert`: the
+    layer is one matrix of an expert, which `ops.moe` multiplies."""
 
     out_features: int
     in_features: int
@@ -47,11 +46,11 @@ class LoraShape(NamedTuple):
 
 
 class TokenAdapters(NamedTuple):
-    """A step's T tokens by adapter. slots [T] int32: whose share each takes, -1 for none.
+    """Tokens of a step by adapter. slots [T] int32: each token's slot, -1 for none.
 
-    The same for kernels of a device (`triton_index.py`), None elsewhere. order [T] int32: the tokens by slot, those without last.
-    tiles [3, M] int32: the slot of each, -1 for none; the places in that order where it begins and where its slot's tokens end.
-    used [2] int32: how many there are with an adapter, which come first, and how many in all."""
+    For device kernels (`triton_index.py`), otherwise None: order [T] int32, tokens by slot, those without an adapter last.
+    tiles [3, M] int32: each tile's slot, -1 for none; its first place in that order, and the end of its slot's tokens. used
+    [2] int32: number of tiles with an adapter, which come first, and number of all tiles."""
 
     slots: Tensor
     order: Tensor | None = None
@@ -60,8 +59,8 @@ class TokenAdapters(NamedTuple):
 
 
 class LoraSlots(ABC):
-    """The shares of one layer, by slot. `nbytes`: of what is allocated whether a slot is used or not. `slot_bytes`: what a slot
-    takes of memory that all layers have in common (`LoraLayers`); 0: it keeps its slots itself."""
+    """Shares of one layer by slot. `nbytes`: memory allocated for all slots, used or not. `slot_bytes`: a slot's part of the
+    memory shared by all layers (`LoraLayers`); 0 if the layer stores its own slots."""
 
     nbytes = 0
     slot_bytes = 0
@@ -71,7 +70,7 @@ class LoraSlots(ABC):
 
     @abstractmethod
     def prepared(self, parts: Sequence[LoraPart]) -> Any:
-        """A share as `put` takes it. Takes long, changes nothing, and may be called on any thread."""
+        """Return a share for `put`. Slow, without side effects, and callable on any thread."""
 
     @abstractmethod
     def put(self, slot: int, share: Any | None) -> None:
@@ -79,29 +78,30 @@ class LoraSlots(ABC):
         order of steps."""
 
     def bind(self, memory: Tensor) -> None:
-        """Have the slots in memory [num_slots, slot_bytes] uint8 of zeros, whose rows may be far from each other."""
+        """Use memory [num_slots, slot_bytes] uint8 of zeros for the slots; rows may be any distance apart."""
         raise NotImplementedError
 
     def write(self, parts: Sequence[LoraPart], memory: Tensor) -> None:
-        """A share as it lies in a slot, into memory [slot_bytes] uint8 of the host, which are zeros. As `prepared`."""
+        """Write a share in a slot's layout to zeroed host memory [slot_bytes] uint8. Callable like `prepared`."""
         raise NotImplementedError
 
     def begin(self, x: Tensor, adapters: TokenAdapters) -> Any:
-        """Enqueue what hangs on x alone, before the weight's own product or beside it: `begun` of what comes behind that. None
-        where nothing is gained by it."""
+        """Enqueue work that depends on x only, before or concurrently with the weight's own product. The result is the
+        argument `begun` of later calls; None if this is no faster."""
         return None
 
     def low_rank(self, x: Tensor, adapters: TokenAdapters, *, gated: bool) -> LowRank | None:
-        """Enqueue what hangs on x alone, for a product that adds the rest where it ends. None, and nothing enqueued, where there
-        is no such product of this layer."""
+        """Enqueue work that depends on x only, for a product that adds the adapters at its end. Returns None, with nothing
+        enqueued, if this layer has no such product."""
         return None
 
     @abstractmethod
     def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: Any = None) -> None:
-        """out [T, N] += what the adapter of each row of x [T, K] adds. T may be 0."""
+        """Add each row's adapter product of x [T, K] to out [T, N]. T may be 0."""
 
     def gated(self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor, begun: Any = None) -> Tensor | None:
-        """silu of the first half of gate_up [T, N] + what adapters add, times the second, [T, N / 2], if one kernel does both."""
+        """Add adapters to gate_up [T, N]; return silu(first half) * second half [T, N / 2], if one kernel does both, else
+        None."""
         return None
 
     def trace(self, x: Symbol, out: Symbol) -> None:

@@ -1,4 +1,4 @@
-"""Slots of a layer in a device's memory, as kernels read them: what each adapter multiplies by, padded to one rank."""
+"""Adapter slots of a layer in device memory, in the layout of kernels: matrices padded to one rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ALIGNMENT = 16  # bytes, of what a slot's tensors begin at
 
 
 class Slots(NamedTuple):
-    """A layer's slot, or all of them, as they lie in memory: a [..., parts, rank, K], b [..., N, rank], scale [..., parts] float32.
-    All slots are equally far from each other."""
+    """View of one or all slots of a layer: a [..., parts, rank, K], b [..., N, rank], scale [..., parts] float32. Slots are
+    at equal distances."""
 
     a: Tensor
     b: Tensor
@@ -47,7 +47,7 @@ class SlotMemory(LoraSlots):
         self._bound = self._views(memory)
 
     def _views(self, memory: Tensor) -> Slots:
-        """memory [..., slot_bytes] uint8: the last dim is contiguous."""
+        """View memory [..., slot_bytes] uint8, whose last dim is contiguous, as slots."""
         of_a, of_b = (size * self._dtype.itemsize for size in self._sizes)
         num_parts, lead = len(self.shape.parts), memory.shape[:-1]
         a = memory[..., :of_a].view(self._dtype).view(*lead, num_parts, self._rank, self.shape.in_features)
@@ -56,7 +56,7 @@ class SlotMemory(LoraSlots):
 
     @property
     def slots(self) -> Slots:
-        """Slots of all adapters."""
+        """Return the slots of all adapters."""
         if self._bound is None:  # nobody has given it memory
             size = self.shape.num_slots, self.slot_bytes
             self.bind(torch.zeros(size, dtype=torch.uint8, device=self._device))
@@ -69,7 +69,7 @@ class SlotMemory(LoraSlots):
         return memory
 
     def write(self, parts: Sequence[LoraPart], memory: Tensor) -> None:
-        """Write a whole slot, padding included, so that nothing of the adapter before remains."""
+        """Write a whole slot, padding included, so that no data of the previous adapter remains."""
         a, b, scale = self._views(memory)
         for part in parts:
             stop = part.start + len(part.b)
@@ -88,7 +88,7 @@ class SlotMemory(LoraSlots):
 
 
 class ExpertSlots(SlotMemory):
-    """One matrix's of one expert: what adapters add to it, the kernels of experts' products do (`ops.moe.weights.ExpertShares`)."""
+    """Slots of one matrix of one expert. The kernels of the experts' products add them (`ops.moe.weights.ExpertShares`)."""
 
     def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: Any = None) -> None:
         raise TypeError("adapters of experts are added where experts are multiplied")

@@ -1,4 +1,4 @@
-"""Tokens sorted by slot and cut into tiles of one adapter each, once a step, by one kernel on the device.
+"""Sorting of a step's tokens by slot, and tiles of one adapter each: one kernel per step.
 
 Launched without overlap: the next kernel reads its result and may start only after its end. A token's place is the number of
 tokens before it, which each program counts by itself: these comparisons cost less than another launch."""
@@ -69,7 +69,7 @@ def _index(
 
 
 def index(slots: Tensor, num_slots: int) -> TokenAdapters:
-    """slots [T] int32, of which some may be -1; see `TokenAdapters`. The host asks for no number of it."""
+    """Sort tokens by slots [T] int32, some of which may be -1; see `TokenAdapters`. The host reads no result."""
     num_tokens, device = len(slots), slots.device
     rows = tile_rows(num_tokens)
     num_tiles = triton.cdiv(num_tokens, rows) + min(num_slots + 1, num_tokens)

@@ -186,7 +186,7 @@ class TritonLoraSlots(SlotMemory):
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
 
     def _cut(self, columns: int) -> Tensor:
-        """The part, first column and end of each program's tile of columns, [3, tiles] int32."""
+        """Return the part, first column and end of each program's tile of columns, [3, tiles] int32."""
         blocks = [
             (part, first, start + size)
             for part, (start, size) in enumerate(zip(self._starts, self.shape.parts, strict=True))
@@ -195,7 +195,7 @@ class TritonLoraSlots(SlotMemory):
         return torch.tensor(blocks, dtype=torch.int32, device=self._device).T.contiguous()
 
     def begin(self, x: Tensor, adapters: TokenAdapters) -> few_tokens.Shrunk | None:
-        """Begin to shrink x. The weight's result must have x's type and memory of its own, as in all models."""
+        """Start shrinking x. The weight's result must have x's type and memory of its own, as in all models."""
         return few_tokens.begin(x, self.slots, _known(adapters)) if self._takes_few(x) else None
 
     def low_rank(self, x: Tensor, adapters: TokenAdapters, *, gated: bool) -> low_rank.LowRank | None:
@@ -207,7 +207,7 @@ class TritonLoraSlots(SlotMemory):
         return low_rank.LowRank(h, b, scale, adapters.slots, order, tiles, used, parts)
 
     def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: few_tokens.Shrunk | None = None) -> None:
-        """Rows of x and out contiguous; x may be of a wider type than the adapters."""
+        """See `LoraSlots.add`; rows of x and out are contiguous, and x may be of a wider type than the adapters."""
         if not len(out):
             return
         self._compile(x)
@@ -252,7 +252,7 @@ class TritonLoraSlots(SlotMemory):
         return x.dtype == self._dtype and x.data_ptr() % 16 == 0
 
     def _shrunk(self, x: Tensor, adapters: TokenAdapters) -> Tensor:
-        """h [pieces, T as sorted, parts, rank] float32."""
+        """Return partial sums h [pieces, T as sorted, parts, rank] float32 of x A^T."""
         num_tokens, size, num_parts = len(x), self.shape.in_features, len(self.shape.parts)
         most = next((pieces for tokens, pieces in _PIECES if num_tokens <= tokens), _FEWEST_PIECES)
         piece = triton.cdiv(triton.cdiv(size, most), self._depth) * self._depth
@@ -268,7 +268,7 @@ class TritonLoraSlots(SlotMemory):
         return h
 
     def _compile(self, x: Tensor) -> None:
-        """Run every kernel that any number of tokens will need, once a shape: none is left to be compiled in a capture."""
+        """Run every kernel that any number of tokens will need, once per shape, so that a capture compiles none."""
         key = self.shape, self._dtype, x.dtype, x.device
         if x.device.type != "cuda" or key in _compiled:
             return
@@ -296,5 +296,6 @@ def _known(adapters: TokenAdapters) -> Sorted:
 
 
 def _grid(across: int, tiles: Tensor) -> tuple[int, int]:
-    """Programs for each tile that there may be, but not more in all than a device holds: then each takes several."""
+    """Return a grid with programs for all possible tiles, limited to the device's capacity; beyond it a program takes
+    several."""
     return across, min(tiles.shape[1], triton.cdiv(_PROGRAMS, across))
