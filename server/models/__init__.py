@@ -1,1 +1,1 @@
-"""Served models, text side: tokenizer, chat template, chat format, sampling defaults, life cycle."""
+"""Served models without the engine: tokenizer, chat template, chat format, sampling defaults, life cycle."""

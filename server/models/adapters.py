@@ -1,6 +1,6 @@
-"""Folders that adapters may be loaded from while the server runs: below one that the administrator names, and nowhere else.
+"""Adapters that may be loaded while the server runs: only from folders below the one that the administrator configures.
 
-Every symbolic link of a path, and of an adapter's files, is resolved before it is trusted. The engine reads and checks the
+Every symbolic link of a path, and of an adapter's files, is resolved before the check. The engine reads and checks the
 folder."""
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MAX_NAME = 256
 
 @dataclass(frozen=True, slots=True)
 class AdapterModule:
-    """An adapter to be loaded at start: --lora-modules name=path, or JSON with `name` and `path`."""
+    """Adapter to load at start: --lora-modules name=path, or JSON with `name` and `path`."""
 
     name: str
     path: str
 
     @classmethod
     def parse(cls, text: str) -> AdapterModule:
-        """Raises ValueError."""
+        """Parse one --lora-modules value. Raises ValueError."""
         if not text.lstrip().startswith("{"):
             name, found, path = text.partition("=")
             if not (found and name.strip() and path.strip()):
@@ -49,7 +49,7 @@ class AdapterModule:
 
     @classmethod
     def all_of(cls, texts: Iterable[str]) -> list[AdapterModule]:
-        """Raises ValueError, also for a name that comes twice."""
+        """Parse all --lora-modules values. Raises ValueError, also for a repeated name."""
         found: dict[str, AdapterModule] = {}
         for module in map(cls.parse, texts):
             if module.name in found:
@@ -59,7 +59,7 @@ class AdapterModule:
 
 
 def by_modality(text: str | None) -> dict[str, str]:
-    """Parse --default-mm-loras, in vLLM's format: '{"audio": "name or folder"}'. Raises ValueError, which names the option."""
+    """Parse --default-mm-loras, in vLLM's format: '{"audio": "name or folder"}'. Raises ValueError that names the option."""
     try:
         found = {} if text is None else read_object(text)
         for modality, adapter in found.items():
@@ -73,9 +73,9 @@ def by_modality(text: str | None) -> dict[str, str]:
 
 
 def folder_below(root: Path, path: str) -> Path:
-    """The folder at `path`, relative to `root` unless it is absolute, with all links followed.
+    """Return the folder at `path`, relative to `root` unless absolute, with all links resolved.
 
-    Raises ValueError where it is not below `root`, or something in it is not, or there is no such folder. Touches the disk."""
+    Raises ValueError if the folder does not exist, or if it or a file in it is outside `root`. Reads the disk."""
     top = root.resolve()
     try:
         folder = (top / path).resolve(strict=True)
@@ -91,7 +91,7 @@ def folder_below(root: Path, path: str) -> Path:
 
 
 class Resolver:
-    """Loads the adapter that a request names, where a folder of that name is below `root`."""
+    """Loader of an adapter that a request names, if a folder of that name is below `root`."""
 
     def __init__(self, root: Path, adapters: AdapterClient) -> None:
         self._root, self._adapters = root, adapters

@@ -55,7 +55,7 @@ class OutputParser:
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
     """Format of a model's chats. `prompted`: the template has no tools, so the messages explain them. `keep_ids`: special
-    tokens of calls and reasoning. `stop_ids`: tokens at which the model waits, whatever its files say."""
+    tokens of calls and reasoning. `stop_ids`: tokens that end the model's turn, in addition to its files'."""
 
     tool_parser: type[ToolParser] | None = None
     tags: ReasoningTags | None = None
@@ -74,9 +74,9 @@ class ChatFormat:
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
     ) -> Self:
-        """Choose the format. `source`: of `template`. The parsers are names, AUTO or NONE.
+        """Choose the format. `source`: the text of `template`. `tool_parser`, `reasoning_parser`: names, AUTO or NONE.
 
-        Raises ValueError for an unknown name, or two that do not go together."""
+        Raises ValueError for an unknown name, or two parsers that cannot be combined."""
         special = tokenizer.token_strings(sorted(tokenizer.special_ids))
         found = detect(source, special) if tool_parser == AUTO else tool_parser
         if tool_parser == AUTO and reasoning_parser in _OWN_REASONING:
@@ -99,7 +99,7 @@ class ChatFormat:
     def output_parser(
         self, tools: Tools, *, reasoning_open: bool, parallel: bool = True, show_reasoning: bool = True
     ) -> OutputParser | None:
-        """Makes the parser for a request with `tools` the model may call; None where its answers are nothing but text."""
+        """Create the parser for a request with `tools`; None if its answers can only be text."""
         tool_parser = self.tool_parser if tools or (self.tool_parser is not None and self.tool_parser.reasons) else None
         if tool_parser is None and self.tags is None:
             return None
@@ -119,7 +119,7 @@ class ChatFormat:
 
 
 def check_names(tool_parser: str, reasoning_parser: str) -> None:
-    """Raises ValueError for a name that is none: what can be known without a model."""
+    """Raise ValueError for an unknown parser name. Needs no model."""
     if tool_parser not in (AUTO, NONE, *_OWN_REASONING):
         named(tool_parser)
     if reasoning_parser not in (AUTO, NONE, *_OWN_REASONING):
@@ -127,7 +127,7 @@ def check_names(tool_parser: str, reasoning_parser: str) -> None:
 
 
 def _family(name: str) -> ReasoningTags:
-    """Raises ValueError for a name that is none."""
+    """Return the reasoning tags called `name`. Raises ValueError for an unknown name."""
     if name not in FAMILIES:
         names = ", ".join(sorted({*FAMILIES, *_OWN_REASONING}))
         raise ValueError(f"there is no reasoning parser {name!r}: choose one of {names}")

@@ -1,9 +1,9 @@
-"""Control tokens in untrusted text: a chat template may write them, and texts of clients may not.
+"""Control tokens in untrusted text: a chat template may write them, a client's text may not.
 
 Control tokens are a tokenizer's special tokens, and strings that look like them (`<|user|>`, `<｜User｜>`). During rendering,
 a `Shield` replaces every control token in the client's texts, and text edges that could form one. In the rendered text the
-template's own tokens become random aliases, which a second tokenizer maps to the special tokens. So the client's are encoded
-as ordinary text. If its texts contain none, all of this is skipped."""
+template's own tokens become random aliases, which a second tokenizer maps to the special tokens. So the client's strings are
+encoded as ordinary text. If its texts contain none, all of this is skipped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ControlTokens:
 
     @property
     def plain(self) -> PlainTokens:
-        """Made when it is needed first: that takes some tenths of a second."""
+        """Second tokenizer (`PlainTokens`), created on first use: creation takes some tenths of a second."""
         if self._plain is None:
             self._plain = PlainTokens(self._backend, self._tokens, self._aliases, self.nonce)
         return self._plain
@@ -102,11 +102,11 @@ class Shield:
         self._mark = f"x{control.nonce}"
 
     def around(self, given: Any, render: Callable[[Any], str]) -> tuple[str, str | None]:
-        """Render `given`, JSON data in which nothing may be taken for a control token: see `reveal`."""
+        """Render `given`, JSON data in which no text is a control token. Returns as `reveal`."""
         return self.reveal(render(self.hide(given)))
 
     def hide(self, value: Any) -> Any:
-        """JSON data with marks in its texts and names, in place of what may not stand there."""
+        """Return JSON data with marks in place of control tokens in its texts and names."""
         if isinstance(value, str):
             return self._hide_text(value)
         if isinstance(value, Mapping):
@@ -116,7 +116,7 @@ class Shield:
         return value
 
     def reveal(self, rendered: str) -> tuple[str, str | None]:
-        """The rendered text as it would be without a shield; and the same with aliases, or None where nothing was hidden."""
+        """Return the rendered text with its marks undone, and the same text with aliases, or None if nothing was hidden."""
         parts = re.split(f"{self._mark}([0-9]+)z", rendered) if self._hidden else [rendered]
         if len(parts) == 1:
             return rendered, None
@@ -138,7 +138,7 @@ class Shield:
 
 
 class PlainTokens:
-    """The tokenizer for which control tokens are letters like others, and their aliases are what they were."""
+    """Tokenizer that encodes control tokens as ordinary text, and their aliases as control tokens."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, control: Mapping[int, AddedToken], aliases: Mapping[str, str], nonce: str
@@ -190,7 +190,7 @@ class PlainTokens:
 
 
 def _finder(tokens: Any) -> tokenizers.Tokenizer:
-    """A tokenizer to which a text is control tokens, and what stands between them."""
+    """Return a tokenizer that splits text into control tokens and the text between them."""
     finder = tokenizers.Tokenizer(tokenizers.models.WordLevel({_UNKNOWN: 0}, unk_token=_UNKNOWN))
     finder.add_tokens(
         [

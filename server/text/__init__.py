@@ -1,1 +1,1 @@
-"""Text as it streams: codecs from token ids to text and from text to events. Feed and flush, nothing else."""
+"""Streaming codecs: token ids to text, and text to events. Each has only `feed` and `flush`."""

@@ -34,12 +34,12 @@ Stage = dict[str, Any]
 
 
 class Detokenizer(Protocol):
-    """One request's way from ids to text."""
+    """Incremental detokenizer of one request."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """The text that became certain with these ids; "" while a character is incomplete.
+        """Return the text that these ids complete; "" while a character is incomplete.
 
-        Ids the tokenizer does not have (a model's vocabulary is often padded) give no text."""
+        Ids outside the tokenizer's vocabulary (models often pad it) produce no text."""
         ...
 
     def flush(self) -> str:
@@ -48,9 +48,9 @@ class Detokenizer(Protocol):
 
 
 class TokenTable:
-    """Text of each token of one tokenizer, learned as tokens appear.
+    """Table of the text of each token of one tokenizer, filled as tokens appear.
 
-    Threads share it without a lock, because each learns the same text for a token."""
+    Threads share it without a lock, because every thread computes the same text for a token."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
@@ -81,11 +81,11 @@ class TokenTable:
         return _WindowDetokenizer(tokens, continues)
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes this one token stands for inside a text, special tokens by their name; b"" outside the vocabulary."""
+        """Return the bytes of one token inside a text. Special tokens give their name, ids outside the vocabulary b""."""
         return self._all.token_bytes(id)
 
     def all_token_bytes(self, num_ids: int) -> list[bytes]:
-        """The bytes of each of the first `num_ids` tokens, in less time than one by one."""
+        """Return the bytes of each of the first `num_ids` tokens, faster than by `token_bytes`."""
         if isinstance(self._all, _ByteTokens):
             return self._all.all_token_bytes(num_ids)  # which skip none
         return [self._all.token_bytes(id) for id in range(num_ids)]
@@ -122,7 +122,7 @@ _JOIN_WITH_SPACES: Stage = {"type": "join"}  # what the library does when a toke
 
 
 def _stages(decoder: Any) -> list[Stage]:
-    """The decoder's description as a flat list."""
+    """Return the stages of a tokenizer's `decoder` as a flat list."""
     if decoder is None:
         return [_JOIN_WITH_SPACES]
     bare = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -172,7 +172,7 @@ def _plan(stages: list[Stage]) -> _Plan | None:
 
 
 class _PieceForms:
-    """The text of a token under stages that see one token: as the first of a text, and anywhere else."""
+    """Text of a token after the stages that depend on one token: at the start of a text, and anywhere else."""
 
     # Any letter does: it only makes the token behind it the second one.
     _ANCHOR = "a"
@@ -193,7 +193,7 @@ class _PieceForms:
 
 
 def _decoder(stages: list[Stage]) -> Any:
-    """A decoder of these stages only, through the one public door that takes a description."""
+    """Return a decoder of only these stages, built from JSON: the library has no other public way."""
     bare = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
     bare["decoder"] = {"type": "Sequence", "decoders": stages}
     return tokenizers.Tokenizer.from_str(json.dumps(bare)).decoder
@@ -203,7 +203,7 @@ def _decoder(stages: list[Stage]) -> Any:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The character a byte-level vocabulary writes for each byte: itself where Latin-1 can be seen, else U+0100 and up."""
+    """Return the byte for each character of a byte-level vocabulary: visible Latin-1 as is, other bytes as U+0100 and up."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
@@ -223,7 +223,7 @@ def _bytes_of(token: str) -> bytes:
 
 
 class _ByteTokens:
-    """Byte-level tokens: `texts` those that are whole characters (or nothing), `broken` the others' bytes."""
+    """Byte-level tokens. `texts`: tokens of whole characters, or of nothing; `broken`: bytes of all other tokens."""
 
     def __init__(self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int], pieces: _PieceForms) -> None:
         self._backend = backend
@@ -250,7 +250,7 @@ class _ByteTokens:
         return self.broken[id] if text is None else text.encode()
 
     def all_token_bytes(self, num_ids: int) -> list[bytes]:
-        """Learns nothing: a table of texts is for the tokens that are met."""
+        """Return the bytes of the first `num_ids` tokens, without filling the table."""
         first = self._pieces.first
         tokens = map(self._backend.id_to_token, range(num_ids))
         return [b"" if token is None else _bytes_of(first(token)) for token in tokens]
@@ -289,8 +289,8 @@ class _ByteDetokenizer:
 
 
 class _TextTokens:
-    """Tokens that are text: `texts` for any place but the first; `bytes` those of byte fallback; `None` marks ids that
-    give nothing, not even an end to a run of bytes."""
+    """Tokens that are text. `texts`: text after the first place of a text; `bytes`: bytes of byte-fallback tokens. `None`
+    marks ids without output, which do not even end a run of bytes."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int], pieces: _PieceForms, plan: _Plan
@@ -306,7 +306,7 @@ class _TextTokens:
         self.others: dict[int, bytes | None] = {}
 
     def piece(self, id: int) -> str | bytes | None:
-        """Text, or one byte of a run, or None."""
+        """Return the text of token `id`, one byte of a byte-fallback run, or None for no output."""
         text = self.texts.get(id)
         if text is not None:
             return text
@@ -320,7 +320,7 @@ class _TextTokens:
         return self.others[id]
 
     def first_piece(self, id: int) -> str | bytes | None:
-        """The same for the token that begins a text."""
+        """Return what `piece` does, for the token that begins a text."""
         token = self._token(id)
         return None if token is None else self._text_or_byte(self._pieces.first(token))
 
@@ -397,11 +397,11 @@ class _TextDetokenizer:
 
 
 class _WindowTokens:
-    """A tokenizer whose decoder is only known from outside.
+    """Tokenizer with an opaque decoder, whose effect is only found by decoding.
 
-    `probes` are continuations chosen to disturb what stands before them: none, a byte that is never valid, and two words
-    that begin differently. Text on which the decodings with all of them agree is certain, but for U+FFFD at its end, which
-    the right continuation may still make a character."""
+    `probes` are continuations that change the decoding before them: none, a byte that is never valid, and two words that
+    begin differently. Text that is equal in all these decodings is final. U+FFFD at its end is not: a continuation may
+    complete the character."""
 
     def __init__(self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int]) -> None:
         self._backend = backend

@@ -20,14 +20,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of what the model thought before it answered."""
+    """A piece of the model's reasoning before its answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Call number `index` (from 0) begins. `id`: the model's own name for the call, which its template expects back."""
+    """Start of tool call number `index` (from 0). `id`: the model's own id of the call, which its template requires back."""
 
     index: int
     name: str
@@ -36,7 +36,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolArguments:
-    """A piece of the JSON object that call `index` passes."""
+    """A piece of the JSON arguments of tool call `index`."""
 
     index: int
     text: str
@@ -44,9 +44,9 @@ class ToolArguments:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Call `index`, which had begun, is broken or was cut off: its arguments so far are not whole, and none follow.
+    """Failure of tool call `index` after its ToolCall event: its arguments are incomplete, and no more follow.
 
-    `text`: everything the model wrote of it, markers included. What breaks before its ToolCall was out is plain Text."""
+    `text`: everything the model wrote of the call, markers included. A call that breaks before its ToolCall is plain Text."""
 
     index: int
     text: str
@@ -54,7 +54,7 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class CutOff(Malformed):
-    """The same of a call that was well until the answer ended at its token limit."""
+    """Malformed call that was valid until the answer ended at its token limit."""
 
 
 Event = Text | Reasoning | ToolCall | ToolArguments | Malformed
@@ -67,7 +67,7 @@ class Codec(Protocol):
         ...
 
     def feed(self, text: str) -> list[Event]:
-        """Return the events that this text made certain."""
+        """Return the events that `text` completes."""
         ...
 
     def flush(self) -> list[Event]:
@@ -76,7 +76,7 @@ class Codec(Protocol):
 
 
 class CodecChain:
-    """Two codecs in a row: the second sees only what is Text to the first."""
+    """Chain of two codecs: the second receives the Text events of the first."""
 
     __slots__ = ("_first", "_second")
 
@@ -105,7 +105,7 @@ class CodecChain:
 
 
 def joined(events: Iterable[Event]) -> Iterator[Event]:
-    """Neighbours of a kind (and of a call) as one."""
+    """Join adjacent events of the same kind and call."""
     for (kind, index), group in groupby(events, key=lambda event: (type(event), getattr(event, "index", None))):
         alike = list(group)
         if kind is Text:

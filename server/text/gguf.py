@@ -127,7 +127,7 @@ def _splitter(row: PreTokenizer) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The metadata, read and checked. `types` and `scores` are as long as `tokens`."""
+    """Tokenizer metadata, read and checked. `types` and `scores` have the length of `tokens`."""
 
     kind: str  # tokenizer.ggml.model
     pre: str
@@ -143,7 +143,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, metadata: Metadata) -> Vocabulary:
-        """Raises TokenizerError where the metadata lack something or contradict themselves."""
+        """Read the vocabulary. Raises TokenizerError if the metadata are incomplete or contradictory."""
 
         tokens = _list(metadata, "tokens", str)
         if not tokens:
@@ -194,7 +194,7 @@ def _named_ids(metadata: Metadata, num_tokens: int) -> dict[str, int]:
 
 
 def build_backend(vocabulary: Vocabulary) -> Tokenizer:
-    """Raises TokenizerError for a kind or a pre-tokenizer we do not know, or merges that do not fit the tokens."""
+    """Build the tokenizer. Raises TokenizerError for an unknown kind or pre-tokenizer, or merges that do not fit the tokens."""
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     if vocabulary.kind not in builders:
         raise TokenizerError(
@@ -258,12 +258,12 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _respelled(token: str) -> str:
-    """Runs of spaces are written with real spaces in the file, and reached as pieces like any others."""
+    """Return a token of spaces with "▁" for each space: the file has real spaces there, but merges use "▁"."""
     return "▁" * len(token) if token.strip(" ") == "" else token
 
 
 def _merges_from_pieces(vocabulary: Vocabulary, tokens: Sequence[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every way to cut a piece into two pieces, best piece first: sentencepiece merges the pair that makes the piece
+    """Return every split of a piece into two pieces, best piece first: sentencepiece merges the pair that makes the piece
     with the highest score. Gemma's scores do not follow its merge order; the order of its pieces does."""
     if vocabulary.merges is not None:
         return [(left, right) for left, _, right in (merge.partition(" ") for merge in vocabulary.merges)]
@@ -282,14 +282,14 @@ def _cuts(piece: str, ids: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 
 
 def _add_tokens(backend: Tokenizer, vocabulary: Vocabulary, user_defined: list[str]) -> None:
-    """Control tokens are special; user-defined ones are only kept whole. One call each: every call rebuilds a trie."""
+    """Add control tokens as special, and user-defined tokens as whole. One call for each kind: every call rebuilds a trie."""
     special = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in user_defined])
 
 
 def _add_template(backend: Tokenizer, vocabulary: Vocabulary, add_bos: bool) -> None:
-    """Tokens around every encoded text. The labels are ours: a real name may hold characters the template reads."""
+    """Add BOS and EOS around every encoded text. Own labels are used, since a token's name may contain template syntax."""
     before = [("BOS", vocabulary.named_ids["bos"])] if add_bos and "bos" in vocabulary.named_ids else []
     after = [("EOS", vocabulary.named_ids["eos"])] if vocabulary.add_eos and "eos" in vocabulary.named_ids else []
     if before or after:

@@ -1,8 +1,8 @@
-"""JSON that is still arriving: one value is followed to its end, checked, and passed on as it comes.
+"""Streaming JSON: follows one value to its end, checks it, and passes it on as it arrives.
 
-What is passed on is valid JSON as soon as the value is whole. One fault that models commonly commit is mended: bare control
-characters in strings (a new line, mostly) are passed on escaped. Anything else that JSON forbids ends the value. Linear in
-the text; nested no deeper than parsers take."""
+The output is valid JSON once the value is complete. One common fault of models is repaired: bare control characters in
+strings (mostly line breaks) are escaped. Anything else that JSON forbids ends the value. The cost is linear in the text, and
+the nesting depth is limited to what parsers accept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class JsonScanner:
-    """Follows one value. `done`: it is whole. `failed`: it never will be."""
+    """Scanner of one JSON value. `done`: the value is complete. `failed`: it is invalid."""
 
     __slots__ = ("_awaited", "_in_key", "_number", "_out", "_stack", "_state", "done", "failed")
 
@@ -38,13 +38,14 @@ class JsonScanner:
         self.failed = False
 
     def scan(self, text: str, at: int) -> int:
-        """Goes on from `text[at]`; where it stopped: at the end of the text, behind the value, or at what is wrong."""
+        """Scan from `text[at]` on. Return where it stopped: the end of the text or of the value, or the first invalid
+        character."""
         while at < len(text) and not self.done and not self.failed:
             at = self._state(text, at)
         return at
 
     def close(self) -> None:
-        """Nothing follows: that ends a number, and breaks anything else that is not whole."""
+        """End the input: a pending number is completed, and any other incomplete value fails."""
         if self._state == self._in_number:
             self._end_number()
         self.failed = not self.done
@@ -172,7 +173,7 @@ class JsonScanner:
 
 
 def json_value(source: Source, emit: Callable[[str], object]) -> Parse[bool]:
-    """Takes one value and passes it on while it arrives; False where it is broken or the text ends within it."""
+    """Consume one JSON value and pass it on as it arrives. Return False if it is invalid or incomplete."""
     scanner = JsonScanner(emit)
     while True:
         source.scan(scanner.scan)
@@ -184,7 +185,7 @@ def json_value(source: Source, emit: Callable[[str], object]) -> Parse[bool]:
 
 
 def json_string(source: Source) -> Parse[str | None]:
-    """Takes a string; its text, or None where there is no string or none that can be written as UTF-8."""
+    """Consume a JSON string and return its text. Return None if there is none, or if its text is not valid UTF-8."""
     if (yield from source.space()) != '"':
         return None
     pieces: list[str] = []

@@ -18,7 +18,7 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
 class Markers:
-    """Strings to look for. None may be the beginning of another: which of the two is meant could never be settled."""
+    """Marker strings to search for. None may be a prefix of another, since a match would be ambiguous."""
 
     __slots__ = ("_beginnings", "_longest", "_pattern", "strings")
 
@@ -44,9 +44,9 @@ class Markers:
 
 
 class Source:
-    """Text that was fed and not yet taken. `closed`: nothing follows.
+    """Text that was fed and not yet consumed. `closed`: no more text follows.
 
-    While it records, everything taken is also kept, to be given back if it does not become what it seemed."""
+    While recording, consumed text is kept, so that it can be emitted as plain text if parsing fails."""
 
     __slots__ = ("_at", "_recorded", "_text", "closed")
 
@@ -62,15 +62,15 @@ class Source:
 
     @property
     def num_pending(self) -> int:
-        """Characters fed and not yet taken."""
+        """Number of characters that were fed and not yet consumed."""
         return len(self._text) - self._at
 
     def record(self, taken: str = "") -> None:
-        """Starts over, with what was `taken` already."""
+        """Start a new record, which begins with the text `taken`."""
         self._recorded = [taken]
 
     def recorded(self) -> str:
-        """Stops recording."""
+        """Stop recording, and return the recorded text."""
         text, self._recorded = "".join(self._recorded or ()), None
         return text
 
@@ -82,7 +82,7 @@ class Source:
         return taken
 
     def until(self, markers: Markers, emit: Callable[[str], object]) -> Parse[str]:
-        """Takes the text before the first marker, piece by piece, and the marker; "" where the text ends without."""
+        """Consume the text before the first marker, in pieces, and the marker. Return the marker; "" at the end of the text."""
         while True:
             found = markers.search(self._text, self._at)
             end = len(self._text) if self.closed else markers.beginning(self._text, self._at)
@@ -96,7 +96,7 @@ class Source:
             yield
 
     def rest(self, emit: Callable[[str], object]) -> Parse[None]:
-        """Takes everything there is and will be."""
+        """Consume all text up to its end."""
         while True:
             if self.num_pending:
                 emit(self.take(self.num_pending))
@@ -115,7 +115,7 @@ class Source:
             yield
 
     def space(self) -> Parse[str]:
-        """Takes white space; the character behind it, which is not taken, or "" at the end."""
+        """Consume white space. Return the next character without consuming it, or "" at the end."""
         while True:
             self._take_run(_SPACE)
             if self.num_pending:
@@ -125,7 +125,7 @@ class Source:
             yield
 
     def peek(self) -> Parse[str]:
-        """The next character, which is not taken, or "" at the end."""
+        """Return the next character without consuming it, or "" at the end."""
         while not self.num_pending:
             if self.closed:
                 return ""
@@ -133,11 +133,11 @@ class Source:
         return self._text[self._at]
 
     def word(self) -> Parse[str]:
-        """Takes letters, digits and any of _.+- as far as they go."""
+        """Consume and return letters, digits and any of _.+- up to the first other character."""
         return (yield from self.run(_WORD))
 
     def run(self, pattern: re.Pattern[str]) -> Parse[str]:
-        """Takes characters as long as they match: `pattern` is one class of them, repeated."""
+        """Consume and return characters as long as they match. `pattern`: one character class, repeated."""
         pieces: list[str] = []
         while True:
             pieces.append(self._take_run(pattern))
@@ -146,7 +146,7 @@ class Source:
             yield
 
     def scan(self, scan: Callable[[str, int], int]) -> bool:
-        """Lets `scan(text, at)` take up to the place it returns; whether there was anything to scan."""
+        """Consume text up to the position that `scan(text, at)` returns. Return False if no text was pending."""
         if not self.num_pending:
             return False
         self.take(scan(self._text, self._at) - self._at)

@@ -1,5 +1,5 @@
-"""Writers of tokens: ids become text, an event and a chunk on the connection. oneloop_text, which is compiled, does so for many
-streams in one call. Where no C++ compiler was there when oneloop was installed, Python does the same, slower."""
+"""Token writers: convert token ids to text, an event, and an HTTP chunk on the connection. The compiled module oneloop_text
+does so for many streams in one call. If oneloop was installed without a C++ compiler, slower Python code does the same."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ logger = logging.getLogger("oneloop.text")
 
 
 class Connection(Protocol):
-    """Connection of a stream. `chunk_writer`: writes a chunk of HTTP/1.1 with its size; None if that would wait."""
+    """Connection of a stream. `chunk_writer`: writes an HTTP/1.1 chunk with its size; None if a write would block."""
 
     @property
     def chunk_writer(self) -> Callable[[bytes], None] | None: ...
 
 
 class PythonTokenWriter:
-    """Writer in Python with the interface of `oneloop_text.TokenWriter`: one answer's ids to chunks, each an event of a text
-    between `before` and `after`."""
+    """Python version of `oneloop_text.TokenWriter`: writes one answer's ids as chunks, each an event with the text between
+    `before` and `after`."""
 
     __slots__ = ("_after", "_before", "_connection", "_detokenizer", "_num_tokens", "is_open", "num_written")
 
@@ -48,7 +48,7 @@ class PythonTokenWriter:
         return taken
 
     def write(self, ids: list[int]) -> bool:
-        """Return False, and do nothing, where the writer is closed or would have to wait."""
+        """Write the text of `ids`. Return False, and write nothing, if the writer is closed or a write would block."""
         send = self._connection.chunk_writer if self.is_open else None
         self.is_open = send is not None
         if send is None:
@@ -75,14 +75,14 @@ class PythonTokenWriter:
 
 
 def token_writer(detokenizer: Detokenizer, before: bytes, after: bytes, connection: Connection) -> Any:
-    """Return a writer of events with a text, as a JSON string, between `before` and `after`."""
+    """Return a writer of events. Each event is a text, as a JSON string, between `before` and `after`."""
     if module is None:
         return PythonTokenWriter(detokenizer, before, after, connection)
     return module.TokenWriter(detokenizer, before + b'"', b'"' + after, connection)
 
 
 def warn_if_missing() -> None:
-    """Log a warning where Python makes the text, with its measured cost (Qwen3-0.6B, 256 streams, H200, 2026-11-24)."""
+    """Log a warning if Python writes tokens, with the measured cost (Qwen3-0.6B, 256 streams, H200, 2026-11-24)."""
     if module is None:
         logger.warning(
             "the compiled text module (oneloop_text) is not installed: streaming a token takes 2.2 times the CPU, and a small "

@@ -1,4 +1,4 @@
-"""ParsingCodec: a codec written as one parser, a generator that reads in the order of the format and yields for more text."""
+"""ParsingCodec: a codec whose parser is a generator, which reads in the order of the format and yields to wait for text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from server.text.markers import Parse, Source
 
 
 class ParsingCodec:
-    """A subclass sets what its `_parse` needs, then calls this `__init__`: the parser runs at once, up to its first wait."""
+    """Base of codecs with a `_parse` generator. Set what `_parse` needs before this `__init__`, which runs it to its first
+    wait."""
 
     reasoning = False  # the parser's to say; see Codec
 
@@ -32,7 +33,7 @@ class ParsingCodec:
         raise NotImplementedError
 
     def _at_end(self) -> None:
-        """The text is over and parsed: what was held back may still be said."""
+        """Emit events still held back when all text is parsed."""
 
     def _drain(self) -> list[Event]:
         events, self._events = self._events, []

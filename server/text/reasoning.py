@@ -1,10 +1,10 @@
-"""Reasoning: what a model thinks, split from what it answers.
+"""Reasoning: separates a model's reasoning from its answer.
 
-The tags count only where a block may stand: before the answer. A tag the answer itself mentions is text. White space around
-a block belongs to the tags and is dropped; without a block the text comes out unchanged. A block that never ends is all
-reasoning. Stands before a tool parser (`Chain`): calls are not looked for in reasoning.
+Tags count only where a block may be: before the answer. A tag within the answer is text. White space around a block belongs to
+the tags and is dropped; without a block the text is unchanged. A block without an end is all reasoning. In a `CodecChain` this
+codec precedes the tool parser, so calls are not searched for in reasoning.
 
-gpt-oss is not here: its channels are reasoning and calls at once (tools/harmony.py)."""
+gpt-oss is parsed elsewhere: its channels contain both reasoning and calls (tools/harmony.py)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ReasoningTags:
         return opened and not any(close in answer for close in self.closes)
 
     def strings(self) -> frozenset[str]:
-        """All that has to be in the text, be it special tokens, for reasoning to be found."""
+        """Strings that must be in the text, even as special tokens, to find reasoning."""
         return frozenset((*self.opens, *self.closes, *(self.answer or ())))
 
 
@@ -55,7 +55,7 @@ FAMILIES: Final[Mapping[str, ReasoningTags]] = MappingProxyType(
 
 
 def detect_reasoning(template: str) -> str | None:
-    """The family whose tags a chat template writes; None where it knows none, or channels (harmony)."""
+    """Return the family of reasoning tags in a chat template; None if no family matches, or for channels (harmony)."""
     if "[THINK]" in template:
         return "mistral"
     if "Here is my thought process:" in template or ("<response>" in template and "<think>" in template):

@@ -1,7 +1,7 @@
-"""Stop strings: lets text through up to the first of them, and holds back what may yet become one.
+"""Stop strings: passes text up to the first stop string, and holds back text that may become one.
 
-A stop string ends the text the moment its last character arrives; where several end on the same character, the longest
-counts. So the cut depends on the text alone, never on how it was fed. Standard library only."""
+A stop string ends the text when its last character arrives. If several end on the same character, the longest counts. So the
+cut depends on the text alone, not on how it was split. Standard library only."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class StopStrings:
         self.stopped: str | None = None  # the stop string that ended the text
 
     def feed(self, text: str, armed: bool = True) -> str:
-        """The text that is certain not to belong to a stop string; nothing once `stopped`.
+        """Return the text that cannot belong to a stop string; "" once `stopped`.
 
-        Not `armed`, no stop string can end in `text` (it may begin there and end in a later, armed one): this is how
-        min_tokens is kept, by feeding its tokens' text unarmed."""
+        If not `armed`, no stop string can end in `text`, but it may begin there and end in later, armed text. min_tokens
+        uses this: its first tokens are fed unarmed."""
         if not self._stops:
             return text
         if self.stopped is not None:
@@ -58,7 +58,7 @@ class StopStrings:
         return pending[:certain]
 
     def _advance(self, char: str) -> list[str]:
-        """Moves every automaton by one character; the stop strings it completes."""
+        """Advance every automaton by one character. Return the stop strings that this completes."""
         ended = []
         for which, stop in enumerate(self._stops):
             fallback = self._fallbacks[which]
@@ -75,7 +75,7 @@ class StopStrings:
 
 
 def _fallback(stop: str) -> list[int]:
-    """The longest shorter prefix that is a suffix, for each length of a matched prefix (Knuth, Morris, Pratt 1977)."""
+    """Return, for each prefix length, the longest shorter prefix that is its suffix (Knuth, Morris, Pratt 1977)."""
     lengths = [0] * len(stop)
     matched = 0
     for end in range(1, len(stop)):

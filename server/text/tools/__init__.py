@@ -1,1 +1,1 @@
-"""Tool parsers, one a file: how a family of models writes its calls."""
+"""Tool parsers, one format of tool calls per file."""

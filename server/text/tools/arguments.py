@@ -1,7 +1,7 @@
-"""Arguments that a model writes one by one and without types: as one JSON object, typed by the tool's schema.
+"""Tool arguments that a model writes one by one without types, converted to a JSON object by the tool's schema.
 
-A parameter that can only be a string streams. Any other waits for its end and becomes what its schema allows: JSON if it is
-of an allowed type, Python's spelling of it, or else a string. Where the schema is silent, JSON is taken at its word."""
+A parameter that can only be a string is streamed. Any other is converted at its end: to JSON if its type is allowed, from
+Python's spelling, or else to a string. Without a type in the schema, valid JSON is accepted as is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBERS: Final = frozenset(("number", "integer"))
 
 
 class Arguments:
-    """One call's arguments. `schema`: theirs. `emit` gets pieces of the object."""
+    """Arguments of one call. `schema`: their JSON schema. `emit`: receives pieces of the JSON object."""
 
     def __init__(self, schema: Schema, emit: Callable[[str], object]) -> None:
         self._schema = schema
@@ -35,11 +35,11 @@ class Arguments:
         self._emit("{}" if self._separator == "{" else "}")
 
     def raw(self, name: str, text: str) -> None:
-        """A whole value."""
+        """Emit the value of parameter `name`, complete in `text`."""
         self._emit(typed(text, types_of(self._properties.get(name), self._schema)))
 
     def value(self, source: Source, name: str, end: Markers) -> Parse[bool]:
-        """Takes a value up to its end marker; False if that never comes."""
+        """Consume and emit a value up to its end marker. Return False if the marker never comes."""
         if types_of(self._properties.get(name), self._schema) == {"string"}:
             self._emit('"')
             ended = yield from source.until(end, lambda text: self._emit(inside(text)))
@@ -53,7 +53,7 @@ class Arguments:
 
 
 def typed(text: str, types: frozenset[str]) -> str:
-    """A value's text as JSON of one of these types, or as a string."""
+    """Return the text of a value as JSON of one of these types, or else as a JSON string."""
     string = f'"{inside(text)}"'
     bare = text.strip()
     value = whole_json(bare)
@@ -68,6 +68,6 @@ def typed(text: str, types: frozenset[str]) -> str:
 
 
 def _type(value: str) -> str:
-    """A valid JSON value's type; an integer is one only if it is written so."""
+    """Return the type of a valid JSON value: "integer" only for digits without a fraction or exponent."""
     value = value.strip()
     return _TYPES.get(value[0]) or ("integer" if value.lstrip("-").isdigit() else "number")

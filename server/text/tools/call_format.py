@@ -1,6 +1,6 @@
-"""Formats of tool calls as data, to constrain a model to its own format.
+"""Formats of tool calls as data, which constrain a model to its own format.
 
-A format is an expression in Lark's syntax, assembled by a Writer, which alone knows tokens and JSON schemas."""
+A format is an expression in Lark syntax. A Writer assembles it, and provides the expressions for tokens and JSON schemas."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from server.text.tools.schemas import Schema
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """A list of calls: `before` it, each call's `begin`, arguments and `end`, `between` two of them, `after` the last. NAME
-    stands for the function's, NUMBER for digits. `only_with`: for tokenizers that have this special token."""
+    """Format of a list of calls: `before` the list; each call's `begin`, arguments and `end`; `between` two calls; `after`
+    the last. NAME stands for the function's name, NUMBER for digits. `only_with`: a special token that the tokenizer must
+    have."""
 
     begin: str
     end: str = ""
@@ -30,8 +31,8 @@ JSON_CALL = '{"name": "NAME", "arguments": '
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Channels of formats in which an answer is several messages: how they begin, what ends all but the last, and what
-    follows that."""
+    """Channels of formats in which an answer is several messages: how each begins, how all but the last end, and what comes
+    after that end."""
 
     begin: str  # every one of them
     reasoning: str
@@ -42,14 +43,14 @@ class Channels:
 
 
 class Writer(Protocol):
-    """Makes expressions. Every method raises ValueError, in words for the client, for what cannot be written."""
+    """Builder of format expressions. Every method raises ValueError, with a message for the client, for unsupported schemas."""
 
     def text(self, text: str) -> str: ...
 
     def either(self, expressions: Iterable[str]) -> str: ...
 
     def json(self, schema: Schema) -> str:
-        """A JSON value."""
+        """Return the expression of a JSON value."""
         ...
 
     def kinds(self, schema: Schema) -> Sequence[Schema]:
@@ -58,10 +59,10 @@ class Writer(Protocol):
         ...
 
     def raw(self, schema: Schema, end: str, marker: str) -> str:
-        """A value as it stands between tags, strings without quotes and all else as JSON, and `end`. `marker`: the part of the
-        end that a string may not hold."""
+        """Return the expression of a value between tags and its `end`: strings without quotes, other values as JSON.
+        `marker`: the part of `end` that a string may not contain."""
         ...
 
     def members(self, schema: Schema, separator: str, write: Callable[[str, Schema], str]) -> str:
-        """The properties of an object, in their order, those that are not required as the model likes."""
+        """Return the expression of an object's properties, in schema order. Those that are not required may be left out."""
         ...

@@ -52,7 +52,7 @@ class FunctionGemma(ToolParser):
         yield from self._close("<start_function_response>")
 
     def _members(self, arguments: Arguments, depth: int) -> Parse[bool]:
-        """Reads key:value pairs up to the closing brace."""
+        """Parse key:value pairs up to the closing brace."""
         source = self.source
         comma = True
         while True:

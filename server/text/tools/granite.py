@@ -1,4 +1,4 @@
-"""Granite: a list of calls behind <|tool_call|> (3.0) or <tool_call> (3.1 to 3.3); single ones in tags, as Hermes' (4)."""
+"""Granite: a list of calls after <|tool_call|> (3.0) or <tool_call> (3.1 to 3.3); single calls in Hermes' tags (4)."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Harmony(ToolParser):
                 self.source.record(marker)
 
     def _first(self) -> Parse[str]:
-        """The marker that the text begins with, standing in for <|start|> where that is in the prompt."""
+        """Return the marker that begins the text; it replaces <|start|>, which is in the prompt."""
         yield from self.source.space()
         for beginning in (_CHANNEL, _START):
             if (yield from self.source.literal(beginning)):
@@ -66,7 +66,7 @@ class Harmony(ToolParser):
         return ""
 
     def _message(self) -> Parse[str]:
-        """Reads a message whose begin is recorded; the marker that ended it."""
+        """Parse a message whose begin is recorded. Return the marker that ended it."""
         ended = yield from self.source.until(_HEADER_ENDS, ignore)
         head = self.source.recorded()
         if ended != _MESSAGE:

@@ -1,6 +1,6 @@
-"""Calls written as JSON objects: {"name": …, "arguments": {…}}, alone or in a list, in whatever order of keys.
+"""Calls written as JSON objects: {"name": …, "arguments": {…}}, alone or in a list, with keys in any order.
 
-Arguments stream once the name is known; those that come before it wait for it."""
+Arguments are streamed once the name is known; arguments before the name are held back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonCalls(ToolParser):
-    """Reads objects and lists of them; what stands around those is the tool parser's business."""
+    """Parser of JSON objects and lists of objects as calls; subclasses parse the text around them."""
 
     closes: ClassVar[tuple[str, ...]] = ()  # what may follow the last call that a marker begins
     any_keys = True  # an object may hold more than a call does
@@ -25,9 +25,9 @@ class JsonCalls(ToolParser):
             yield from self._close(*self.closes)
 
     def _objects(self, *, in_list: bool = False) -> Parse[bool]:
-        """One call, or a list of calls; False where something was no call, and that is dealt with.
+        """Parse one call or a list of calls. Return False if something was no call; it has been handled.
 
-        `in_list`: its opening bracket was taken."""
+        `in_list`: the opening bracket was already consumed."""
         if not in_list and (yield from self.source.space()) != "[":
             return (yield from self._object())
         if not in_list:
@@ -52,7 +52,7 @@ class JsonCalls(ToolParser):
 
 
 class _CallObject:
-    """One object on its way to becoming a call."""
+    """Parser state of one JSON object that may be a call."""
 
     def __init__(self, calls: JsonCalls) -> None:
         self._calls = calls

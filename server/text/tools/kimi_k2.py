@@ -1,7 +1,7 @@
 """Kimi K2: <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>.
 
-What stands for the name is the call's id. The template writes ids back as they come, so the model's own is passed on: one
-that we made up would be unlike anything it was trained on. Its number counts all calls of the conversation."""
+The text in the name's place is the call's id. The template writes ids back unchanged, so the model's own id is passed on: a
+generated id would be unlike its training data. The id's number counts all calls of the conversation."""
 
 from __future__ import annotations
 

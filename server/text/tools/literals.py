@@ -1,7 +1,7 @@
-"""Values as Python and JavaScript write them, turned into JSON while they arrive.
+"""Python and JavaScript literals, converted to JSON while they arrive.
 
-Strings in either quote or tripled ones, with Python's escapes; numbers; True and true, None and null; lists, tuples and
-dictionaries. Names, calls and operators are no values."""
+Supported: strings in either or tripled quotes, with Python's escapes; numbers; True and true, None and null; lists, tuples
+and dictionaries. Names, calls and operators are invalid."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _CODE_LENGTHS: Final = {"x": 2, "u": 4, "U": 8}
 
 
 def inside(text: str) -> str:
-    """Text as it stands between the quotes of a JSON string."""
+    """Return `text` escaped for a JSON string, without the quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def python_value(source: Source, emit: Emit, depth: int = 0) -> Parse[bool]:
-    """Takes one value and passes it on as JSON; False where it is none, or broken, or the text ends within it."""
+    """Consume one literal and emit it as JSON. Return False if there is none, or it is invalid or incomplete."""
     char = yield from source.space()
     if char and char in "\"'":
         return (yield from _string(source, emit))
@@ -50,7 +50,7 @@ def python_value(source: Source, emit: Emit, depth: int = 0) -> Parse[bool]:
 
 
 def number(word: str) -> str | None:
-    """A number as JSON writes it; None if it is none, or none that JSON has."""
+    """Return a number in JSON syntax; None if `word` is no number, or one that JSON cannot express."""
     if NUMBER.fullmatch(word):
         return word
     try:
@@ -77,7 +77,7 @@ def _string(source: Source, emit: Emit) -> Parse[bool]:
 
 
 def _escape(source: Source, emit: Emit) -> Parse[bool]:
-    """Reads what follows a backslash. One that begins no escape stands for itself, as in Python."""
+    """Parse the escape after a backslash. If it is no valid escape, the backslash is literal, as in Python."""
     char = yield from source.peek()
     if char in _CODE_LENGTHS:
         source.take(1)
@@ -138,7 +138,7 @@ def _dict(source: Source, emit: Emit, depth: int) -> Parse[bool]:
 
 
 def python_to_json(text: str) -> str | None:
-    """A whole value, as JSON; None if it is none."""
+    """Return a complete Python literal as JSON; None if `text` is not one."""
     source, pieces = Source(), list[str]()
     source.feed(text)
     source.closed = True

@@ -22,7 +22,7 @@ class Mistral(JsonCalls):
 
     @staticmethod
     def new_id() -> str:
-        """Mistral's templates refuse an id that is not nine letters and digits."""
+        """Return an id of nine letters and digits: Mistral's templates reject any other."""
         return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 
     def _call(self, marker: str) -> Parse[None]:

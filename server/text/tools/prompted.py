@@ -31,8 +31,8 @@ To call one, write its name and its arguments as a JSON object between tags, and
 
 
 def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with `tools` in its system message, which is made if there is none, and without roles and keys that
-    only tools need."""
+    """Return the conversation with `tools` in its system message, which is added if missing. Roles and keys that only tools
+    need are converted to text or removed."""
     seen: list[dict[str, Any]] = []
     behind_result = False
     for message in messages:

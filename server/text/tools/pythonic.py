@@ -1,7 +1,8 @@
-"""Python calls: [name(key="value"), …] as the whole answer (Llama 3.2 and 4), or one a line in <function_calls> (OLMo 3).
+"""Python calls: [name(key="value"), …] as the whole answer (Llama 3.2 and 4), or one call per line in <function_calls> (OLMo
+3).
 
-No marker tells a bare list of calls from any other text in brackets. It is one at the start of the text, or behind
-<|python_start|>, if its first call is of a tool of the request."""
+No marker distinguishes a bare list of calls from other text in brackets. Text is a list of calls if it is at the start or
+after <|python_start|>, and its first call names a tool of the request."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Pythonic(ToolParser):
 
     @classmethod
     def arguments(cls, write: Writer, schema: Schema) -> str:
-        """JSON's values are Python's but for true, false and null, which the codec knows."""
+        """Return the expression of the arguments. Values are JSON: the codec also accepts its true, false and null."""
 
         def argument(name: str, schema: Schema) -> str:
             if not _WORD.fullmatch(name):

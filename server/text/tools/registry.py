@@ -1,8 +1,8 @@
-"""The tool parsers by name, and the one that a model's chat template gives away.
+"""Registry of tool parsers by name, and detection of a model's parser from its chat template.
 
-A template shows how calls of earlier turns are written, which is how the model will write new ones. The marks are looked for
-from the most telling to the least: several formats share <tool_call>. Where a template says nothing of calls (Kimi K2's
-first), the tokenizer's special tokens may."""
+A template shows how calls of earlier turns are written, and the model writes new calls the same way. Marks are tested from
+most to least specific, since several formats share <tool_call>. If a template does not mention calls (Kimi K2's first), the
+tokenizer's special tokens are tested."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType({
 
 
 def create(name: str, tools: Tools = ()) -> ToolParser:
-    """A fresh codec for one answer. Raises ValueError for a name that is none."""
+    """Create a tool parser for one answer. Raises ValueError for an unknown name."""
     return named(name)(tools)
 
 
 def named(name: str) -> type[ToolParser]:
-    """Raises ValueError for a name that is none."""
+    """Return the tool parser class called `name`. Raises ValueError for an unknown name."""
     try:
         return TOOL_PARSERS[ALIASES.get(name, name)]
     except KeyError:
@@ -68,9 +68,9 @@ def name_of(parser: type[ToolParser]) -> str:
 
 
 def detect(template: str | Mapping[str, str] | None, special_tokens: Collection[str] = ()) -> str | None:
-    """The name of a model's tool parser, by its chat template (of several, the one for tools) and its special tokens' names.
+    """Return the name of a model's tool parser, from its chat template (of several, the one for tools) and special tokens.
 
-    None where nothing gives one away: then calls are not looked for."""
+    None if nothing matches; calls are then not parsed."""
     if template is not None and not isinstance(template, str):
         template = template.get("tool_use") or template.get("default")
     marks = _Marks(template or "", frozenset(special_tokens))

@@ -19,7 +19,7 @@ def as_schema(found: object) -> Schema:
 
 
 def properties_of(schema: Schema) -> Schema:
-    """The properties in the schema of a call's arguments, by name."""
+    """Return the properties of an arguments schema, by name."""
     try:
         return as_schema(dereferenced(schema, schema).get("properties"))
     except ValueError:
@@ -27,9 +27,9 @@ def properties_of(schema: Schema) -> Schema:
 
 
 def dereferenced(schema: Schema, root: Schema) -> Schema:
-    """A schema without references at its top, and without an allOf of only one part; as it is, where a reference leads nowhere.
+    """Return `schema` without a reference or single-part allOf at its top; unchanged if a reference cannot be resolved.
 
-    `root`: to which references are. Raises ValueError for one that leads to itself."""
+    `root`: the schema that references are relative to. Raises ValueError for a circular reference."""
     for _ in range(_MAX_STEPS):
         parts, reference = schema.get("allOf"), schema.get("$ref")
         if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], Mapping):
@@ -51,7 +51,7 @@ def referred(reference: str, root: Schema) -> Schema | None:
 
 
 def types_of(schema: object, root: Schema) -> frozenset[str]:
-    """The JSON types a schema allows; none if it does not say, or not in a few words."""
+    """Return the JSON types a schema allows; empty if it states none or is too complex."""
     types: set[str] = set()
     todo = [schema]
     for _ in range(_MAX_PARTS):
@@ -66,7 +66,7 @@ def types_of(schema: object, root: Schema) -> frozenset[str]:
 
 
 def _types(schema: object, root: Schema) -> tuple[frozenset[str], list[Any]]:
-    """The types it names, or else the schemas of which it allows any."""
+    """Return the types that a schema names, or else its alternative schemas."""
     try:
         schema = dereferenced(as_schema(schema), root)
     except ValueError:
@@ -84,7 +84,7 @@ def _types(schema: object, root: Schema) -> tuple[frozenset[str], list[Any]]:
 
 
 def type_of(value: Any) -> str:
-    """JSON's name for the type of a value, as Python has it."""
+    """Return the JSON type name of a Python value."""
     if isinstance(value, bool):
         return "boolean"
     for kind, name in ((str, "string"), (int, "integer"), (float, "number"), (list, "array"), (Mapping, "object")):

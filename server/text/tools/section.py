@@ -1,4 +1,4 @@
-"""Calls that stand in a section, each between its own pair of markers: what DeepSeek and Kimi have in common."""
+"""Base for calls within a section, each between its own markers: shared by DeepSeek and Kimi."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Section(ToolParser):
             self.source.record(self.call_begin)
 
     def _one(self) -> Parse[bool]:
-        """Reads one call behind its begin marker, with its end marker."""
+        """Parse one call after its begin marker, up to and including its end marker."""
         raise NotImplementedError
 
     def _rest(self, name: str, id: str | None = None) -> Parse[bool]:

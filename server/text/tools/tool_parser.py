@@ -1,10 +1,10 @@
-"""Base of all tool parsers: text passes until a marker, a call is announced, its arguments stream.
+"""Base of all tool parsers: emits text up to a marker, announces a call, and streams its arguments.
 
-- A call is announced (ToolCall) once its name is certain and its arguments begin. What breaks before that was no call: it
-  comes out as Text, every character of it. What breaks later, or is cut off, ends in Malformed with all that was written.
+- A call is announced (ToolCall) once its name is certain and its arguments begin. If it breaks before that, all its
+  characters are Text. If it breaks later, or is cut off, it ends in Malformed with everything that was written.
 - White space between text and a call, between calls and after the last one belongs to the format and is dropped; without
-  a call, the text comes out unchanged.
-- Nothing is read twice. Undecided text is a beginning of a marker or of a call.
+  a call, the text is unchanged.
+- Nothing is parsed twice. Undecided text is a prefix of a marker or of a call.
 
 Most markers are special tokens: the text must be decoded with them."""
 
@@ -26,8 +26,8 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class ToolParser(ParsingCodec):
-    """Parser of one format of tool calls. `tools`: the request's, as in OpenAI's API: names, and the types of arguments for
-    formats that write none."""
+    """Parser of one format of tool calls. `tools`: the request's tools in OpenAI's format, for their names, and for argument
+    types where a format writes none."""
 
     starts: ClassVar[Markers]  # what begins a call, or a list of them
     ends: ClassVar[Markers]  # what ends one that is broken
@@ -49,17 +49,17 @@ class ToolParser(ParsingCodec):
 
     @classmethod
     def strings(cls) -> frozenset[str]:
-        """All that has to be in the text, be it special tokens, for calls to be found."""
+        """Strings that must be in the text, even as special tokens, to find calls."""
         return frozenset((*cls.starts.strings, *cls.ends.strings, *cls.inner))
 
     @classmethod
     def arguments(cls, write: Writer, schema: Schema) -> str:
-        """A call's arguments, as the model writes them."""
+        """Return the expression of a call's arguments in this format."""
         return write.json(schema)
 
     @staticmethod
     def new_id() -> str:
-        """A name for a call that the model gave none, as its chat template can take it back."""
+        """Return an id, valid for the chat template, for a call that the model wrote without one."""
         return f"call_{secrets.token_hex(12)}"
 
     def _at_end(self) -> None:
@@ -86,7 +86,8 @@ class ToolParser(ParsingCodec):
             self.source.recorded()
 
     def _call(self, marker: str) -> Parse[None]:
-        """Read what follows a start marker, or "" where the text begins as a bare call. All since then is being recorded."""
+        """Parse what follows a start marker, or "" where the text begins as a bare call. The text since then is being
+        recorded."""
         raise NotImplementedError
 
     # --- what it does it with ------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class ToolParser(ParsingCodec):
             self._space.append(text[len(shown) :])
 
     def _is_tool(self, name: str) -> bool:
-        """Return whether `name` is a tool's name, so that text in a format without a marker is a call."""
+        """Return whether `name` is a tool of the request: text in a format without markers is then a call."""
         return name in self._parameters
 
     def _begin(self, name: str, id: str | None = None) -> None:
@@ -118,13 +119,13 @@ class ToolParser(ParsingCodec):
         self.source.record()
 
     def _fail(self) -> Parse[None]:
-        """Fail to parse a call: it is text, or if announced, malformed up to an end marker."""
+        """Handle a call that failed to parse: emit it as text or, if announced, as malformed up to an end marker."""
         if self._open:
             yield from self.source.until(self.ends, ignore)
         self._break_off()
 
     def _break_off(self) -> None:
-        """All that is recorded is no call, or a broken one."""
+        """Emit the recorded text as Text or, if a call was announced, as Malformed."""
         if not self._open:
             self._emit_text(self.source.recorded())
             return
@@ -132,7 +133,7 @@ class ToolParser(ParsingCodec):
         self._end()
 
     def _close(self, *ends: str) -> Parse[str]:
-        """Takes whichever of these comes next; "" if none does, and then the white space before it is text."""
+        """Consume and return whichever of `ends` comes next; "" if none does, and the white space before it is then text."""
         self.source.record()
         yield from self.source.space()
         for end in ends:
@@ -142,11 +143,11 @@ class ToolParser(ParsingCodec):
         return ""
 
     def _arguments_of(self, name: str, id: str | None = None) -> Parse[bool]:
-        """Read the arguments of a call, which begins with them."""
+        """Announce call `name` when its arguments begin, and stream the arguments."""
         return self._arguments(partial(self._begin, name, id), self._emit_arguments)
 
     def _arguments(self, begin: Callable[[], object], emit: Callable[[str], object]) -> Parse[bool]:
-        """Reads a call's arguments: an object, streamed; an object in a string; or null, which is none."""
+        """Parse a call's arguments: an object (streamed), an object in a string, or null for no arguments."""
         char = yield from self.source.space()
         if char == "{":
             begin()
@@ -166,7 +167,7 @@ class ToolParser(ParsingCodec):
 
 
 def _parameters(tool: Mapping[str, Any]) -> tuple[str, Schema]:
-    """A tool's name, and the schema of its arguments."""
+    """Return a tool's name, and the schema of its arguments."""
     function = tool.get("function", tool)
     return str(function.get("name", "")), as_schema(function.get("parameters") or function.get("input_schema"))
 
