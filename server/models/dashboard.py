@@ -43,7 +43,7 @@ class Seen(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """An engine. `name`: the model's, with the engine's number where there are several."""
+    """Engine shown on the dashboard. `name`: the model's name, with the engine's number if there are several."""
 
     name: str
     loaded: LoadedModel
@@ -132,7 +132,7 @@ async def _one_second() -> None:
 
 
 class Feed:
-    """Snapshots for all watchers: `with feed.watching() as watch: async for event in watch`. `tick`: awaited between two."""
+    """Snapshots for all viewers: `with feed.watching() as watch: async for event in watch`. `tick`: delay between snapshots."""
 
     def __init__(self, snapshots: Snapshots, tick: Callable[[], Awaitable[None]] = _one_second) -> None:
         self._snapshots = snapshots
@@ -169,7 +169,7 @@ class Feed:
 
 
 class Watch:
-    """One who watches. Keeps the latest events only: who reads slowly misses some, and steps between them."""
+    """Event queue of one viewer. It keeps only the latest events: a slow viewer misses events, and the steps in them."""
 
     MAX_EVENTS = 5
 
@@ -212,18 +212,18 @@ class TokenIds(NamedTuple):
 
 
 class Texts:
-    """Prompts and answers of the last requests, as ids. Made only with --log-requests."""
+    """Prompts and answers of the last requests, as token ids. Created only with --log-requests."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, TokenIds] = {}  # the oldest first
         self._num_tokens = 0
 
     def watch(self, loaded: LoadedModel) -> None:
-        """Keep those that it is asked from now on."""
+        """Record requests to `loaded` that finish from now on."""
         loaded.engine.when_finished(partial(self.note, loaded))
 
     def note(self, loaded: LoadedModel, finished: Finished) -> None:
-        """A request of it has ended."""
+        """Record the `finished` request."""
         id = finished.request.id
         self._forget(id)
         self._by_id[id] = ids = TokenIds(loaded, finished.request.prompt_ids, finished.output_ids)

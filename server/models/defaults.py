@@ -1,4 +1,4 @@
-"""Sampling defaults of a loaded model: the SamplingParams of a request that says nothing."""
+"""Sampling defaults of a loaded model: the SamplingParams of a request that sets none."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ logger = logging.getLogger("oneloop.load")
 
 
 def sampling_defaults(generation_config: Mapping[str, Any] | None = None) -> SamplingParams:
-    """Return the engine's defaults with those of the model's authors.
+    """Return the engine's defaults, overridden by those in the model's generation_config.json.
 
-    A value out of range is logged and left out: no request is to blame for it."""
+    An invalid value is logged and left out, so that no request fails because of it."""
     chosen: dict[str, Any] = {}
     for name in AdvisedFields.__struct_fields__:
         value = (generation_config or {}).get(name)

@@ -48,12 +48,12 @@ class Framing:
         return sum(map(len, self.pair))
 
     def framed(self, ids: Sequence[int]) -> list[int]:
-        """One text, framed."""
+        """Return `ids` of one text with the special tokens around it."""
         before, behind = self.single or ([], [])
         return [*before, *ids, *behind]
 
     def framed_pair(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int] | None]:
-        """Two texts, framed, and the types of their tokens, None where all are 0."""
+        """Return the ids of two texts with special tokens, and their token types; None if all types are 0."""
         before, between, behind = self.pair
         ids = [*before, *first, *between, *second, *behind]
         if not any(self.pair_types):

@@ -1,8 +1,8 @@
-"""Fill in the middle: how a model was trained to write what stands between a prefix and a suffix.
+"""Fill in the middle: prompt formats for text between a prefix and a suffix.
 
-Each family has special tokens of its own for that, and an order; a tokenizer that has a family's tokens is of that family, and
-a GGUF file may name the tokens by itself. Texts are encoded one by one and the tokens put between them by id. Sources: the model
-cards of StarCoder2, Qwen2.5-Coder, CodeGemma, DeepSeek-Coder and Seed-Coder, the CodeLlama paper, mistral-common's `encode_fim`."""
+Each family has its own special tokens and order. A tokenizer belongs to the family whose tokens it has, or a GGUF file names
+the tokens. Texts are encoded one by one, and the tokens are inserted between them by id. Sources: the model cards of
+StarCoder2, Qwen2.5-Coder, CodeGemma, DeepSeek-Coder and Seed-Coder, the CodeLlama paper, mistral-common's `encode_fim`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _JOIN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """The texts of its tokens. `middle` None: the prefix is the last, and the answer follows it. `repo`, `file`: around further
-    files. `ends`: others at which an answer is over. `joined`: the suffix begins without sentencepiece's space."""
+    """Token strings of a family. `middle` None: the prompt ends with the prefix text. `repo`, `file`: tokens before other
+    files. `ends`: further tokens that end an answer. `joined`: the suffix begins without sentencepiece's space."""
 
     prefix: str
     suffix: str
@@ -55,7 +55,7 @@ _FAMILIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class InfillFormat:
-    """The ids of a model's tokens; see `_Family`. `stop_ids`: no part of an answer, whatever the model's files call them."""
+    """Token ids of a model's format; see `_Family`. `stop_ids`: tokens that end an answer, in addition to the model's own."""
 
     prefix: int
     suffix: int
@@ -75,7 +75,8 @@ class InfillFormat:
         extra: Sequence[tuple[str, str]] = (),
         middle: str = "",
     ) -> list[int]:
-        """The prompt between `prefix` and `suffix`. `extra`: further files, by name and text. `middle`: how the answer begins."""
+        """Return the prompt for text after `prefix` and before `suffix`. `extra`: other files (name, text). `middle`: its
+        start."""
         before, after = [self.prefix, *prefix], [self.suffix, *self._suffix_ids(encode, suffix)]
         found = self._extra_ids(encode, extra)
         found += [*after, *before] if self.suffix_first else [*before, *after]
@@ -89,7 +90,7 @@ class InfillFormat:
         return ids[len(head) :] if head and ids[: len(head)] == head else encode(text)
 
     def _extra_ids(self, encode: Encode, extra: Sequence[tuple[str, str]]) -> list[int]:
-        """llama.cpp's order, which is Qwen2.5-Coder's and StarCoder2's; a model without the tokens gets the plain texts."""
+        """Return the ids of other files, in llama.cpp's order (Qwen2.5-Coder, StarCoder2); plain text without file tokens."""
         if not extra:
             return []
         if self.repo is None or self.file is None:

@@ -1,5 +1,5 @@
-"""Library: the models on this machine's disk, as far as commands and clients change them. The composition root has the one that
-does it."""
+"""Library: operations of commands and clients on the models on this machine's disk. The composition root provides the
+implementation."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Report = Callable[[LoadProgress], None]
 
 
 class Library(Protocol):
-    """Effects on the disk; each blocks. Methods raise ValueError, with a message for the person or client that caused it."""
+    """Operations on the disk; each blocks. Methods raise ValueError, with a message for the person or client that caused it."""
 
     def pull(self, name: str, revision: str | None, report: Report, cancel: threading.Event) -> Path:
-        """Download what is missing of a model, and check hashes; its folder or file."""
+        """Download the missing files of a model, and check hashes. Return its folder or file."""
         ...
 
     def kept(self) -> Sequence[Found]:
-        """Return name, bytes, path, time of modification of each model, and whether it is whole."""
+        """Return name, bytes, path and modification time of each model on disk, and whether it is complete."""
         ...
 
     def describe(self, name: str) -> Found:
-        """Return what is known of a model, and whether it is here."""
+        """Return the facts about a model, and whether it is on disk."""
         ...
 
     def remove(self, name: str) -> Found:
-        """Delete a model; its name and bytes."""
+        """Delete a model. Return its name and bytes."""
         ...

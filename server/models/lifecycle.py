@@ -28,7 +28,7 @@ Load = Callable[[ServerConfig, Report, threading.Event], Awaitable[LoadedModel]]
 
 
 class LoadError(Exception):
-    """The model cannot be served, and the message says why: nothing a traceback would add to."""
+    """Error: the model cannot be served. The message gives the reason, so no traceback is needed."""
 
 
 class Phase(StrEnum):
@@ -50,7 +50,7 @@ class Lifecycle:
         self._when_loaded: list[Callable[[LoadedModel], object]] = []
 
     def report(self, progress: LoadProgress) -> None:
-        """A moment of loading; callable from any thread."""
+        """Store the progress of loading. Callable from any thread."""
         self.progress = progress
 
     def ready(self, loaded: LoadedModel) -> None:
@@ -73,20 +73,20 @@ class Lifecycle:
             call(loaded)
 
     async def until_loaded(self) -> None:
-        """Waits for a model; for ever, where none is loaded."""
+        """Wait until a model is loaded; for ever if none ever is."""
         if self._loaded is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             await waiter
 
     def when_loaded(self, call: Callable[[LoadedModel], object]) -> None:
-        """Register `call`, made with each model before requests may enter it; at once for those that are loaded."""
+        """Register `call`, made with each model before it accepts requests; immediately for loaded models."""
         self._when_loaded.append(call)
         for each in () if self._loaded is None else self._loaded.all:
             call(each)
 
     def when_draining(self, call: Callable[[], object]) -> None:
-        """Register `call`, made when requests may not enter any more."""
+        """Register `call`, made when the server stops accepting requests."""
         self._when_draining.append(call)
 
     def drain(self) -> None:
@@ -103,7 +103,7 @@ class Lifecycle:
         return self._loaded
 
     def require_model(self) -> LoadedModel:
-        """Raises Unavailable unless requests may enter."""
+        """Return the loaded model. Raises Unavailable unless requests are accepted."""
         if self.phase is Phase.READY and self._loaded is not None:
             return self._loaded
         if self.phase is Phase.FAILED:
@@ -113,14 +113,14 @@ class Lifecycle:
         raise Unavailable(f"The model is still loading ({self.progress.phase})", retry_after_s=RETRY_WHILE_LOADING_S)
 
     def require_resident(self) -> tuple[LoadedModel, ...]:
-        """Return the models that are loaded now. Raises Unavailable where there are none."""
+        """Return the models that are loaded now. Raises Unavailable if there are none."""
         resident = self.require_model().resident
         if not resident:
             raise Unavailable("A model is being swapped for another", retry_after_s=RETRY_WHILE_SWAPPING_S)
         return resident
 
     async def death(self) -> str:
-        """Return when an engine has died, also one that was loaded meanwhile, and say why."""
+        """Wait until an engine dies, including engines loaded later, and return the reason."""
         joined = asyncio.Event()
         self.when_loaded(lambda loaded: joined.set())
         deaths: dict[EngineClient, asyncio.Task[str]] = {}
@@ -141,7 +141,7 @@ class Lifecycle:
                     task.cancel()
 
     def health(self) -> tuple[int, Mapping[str, object]]:
-        """HTTP status and body of /health. 200 only while requests may enter and steps settle as they usually do."""
+        """Return HTTP status and body of /health: 200 only while requests are accepted and steps settle as usual."""
         if self.phase is Phase.LOADING:
             progress = self.progress
             body = {"phase": progress.phase, "done": progress.done, "total": progress.total, "unit": progress.unit}
@@ -161,7 +161,7 @@ class Lifecycle:
         return 200, {"status": "ok", **counts, **models}
 
     def liveness(self) -> tuple[int, Mapping[str, object]]:
-        """HTTP status and body of /health/live. 503 only where no waiting helps."""
+        """Return HTTP status and body of /health/live: 503 only if the server cannot recover."""
         if self.phase is Phase.FAILED:
             return 503, {"status": "failed", "reason": self.reason}
         engine = None if self._loaded is None else self._loaded.engines.health()
@@ -179,7 +179,7 @@ class Lifecycle:
 
 
 class TokenProbe:
-    """Computes one token, for all who ask meanwhile. `clock`: seconds."""
+    """Probe that generates one token, shared by all simultaneous callers. `clock`: seconds."""
 
     def __init__(
         self, limit_s: float = LIMIT_S, reuse_s: float = REUSE_S, clock: Callable[[], float] = time.monotonic
@@ -191,12 +191,12 @@ class TokenProbe:
         self._ended_s = 0.0
 
     async def failure(self, engine: EngineClient) -> str | None:
-        """Why there was no token within the limit; None where there was one."""
+        """Return why no token came within the limit; None if one came."""
         # Shielded: others wait for it as well.
         return await asyncio.shield(self.begin(engine))
 
     def begin(self, engine: EngineClient) -> asyncio.Task[str | None]:
-        """The probe under way, or the last one while it is fresh, or a new one."""
+        """Return the running probe, or the last one if it is recent, or a new one."""
         task = self._task
         if task is None or (task.done() and self._clock() - self._ended_s >= self._reuse_s):
             task = self._task = asyncio.create_task(self._probe(engine), name="probe")

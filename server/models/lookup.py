@@ -13,11 +13,11 @@ _NAMED_AT_MOST = 20  # adapters in a message
 
 
 async def named(call: Call, loaded: LoadedModel, wanted: str | None, *, to_chat: bool = False) -> LoadedModel:
-    """The model as a request for `wanted` has it: `loaded`, for one of its names or None; the one beside it, for one of those;
-    another one, which is loaded if it has never been; or with the adapter of that name, which may have to be loaded.
-    `to_chat`: for a conversation, for which no model is loaded that cannot take one.
+    """Return the model for a request that names `wanted`: `loaded` for its own names or None, a model beside it, a swapped
+    model (loaded if it never was), or `loaded` with the adapter of that name, which is loaded if necessary. `to_chat`: the
+    request is a conversation; a model that cannot chat is then not loaded.
 
-    Raises ModelNotFound, or InvalidRequest for an adapter that cannot be served, or as `SwappedModel.enter` does."""
+    Raises ModelNotFound, InvalidRequest for an adapter that cannot be served, or an error of `SwappedModel.enter`."""
     if wanted is None or wanted in loaded.names:
         return loaded
     for beside in loaded.besides:
@@ -44,7 +44,7 @@ async def named(call: Call, loaded: LoadedModel, wanted: str | None, *, to_chat:
 
 
 def _check_chats(name: str, outline: Outline) -> None:
-    """Raise InvalidRequest for a model that answers no conversations."""
+    """Raise InvalidRequest for a model that cannot chat."""
     if "generate" not in outline.tasks:
         raise TaskNotSupported(name, "generate", outline.tasks)
     if not outline.chats:
@@ -52,17 +52,17 @@ def _check_chats(name: str, outline: Outline) -> None:
 
 
 async def pooled_by(call: Call, loaded: LoadedModel, wanted: str | None) -> LoadedModel:
-    """Return `named` for pooling. Without a known name, a model that is pooled beside `loaded` comes first."""
+    """Return the model for pooling: a pooling model beside `loaded` if `wanted` is not a known name, else as `named`."""
     pooled = next((each for each in loaded.besides if each.pooling is not None), None)
     return pooled if pooled is not None and _is_open(loaded, wanted) else await named(call, loaded, wanted)
 
 
 async def transcribed_by(call: Call, loaded: LoadedModel, wanted: str | None) -> LoadedModel:
-    """Return `named` for transcripts. Without a known name, a speech model beside `loaded` comes first."""
+    """Return the model for transcription: a speech model beside `loaded` if `wanted` is not a known name, else as `named`."""
     hearing = next((each for each in loaded.besides if each.speech is not None), None)
     return hearing if hearing is not None and _is_open(loaded, wanted) else await named(call, loaded, wanted)
 
 
 def _is_open(loaded: LoadedModel, wanted: str | None) -> bool:
-    """Return whether `wanted` names no model of this process, and need not."""
+    """Return whether any model may serve the request: `wanted` is None, or an unknown name that the server accepts."""
     return wanted is None or (loaded.takes_any_name and not loaded.knows(wanted))

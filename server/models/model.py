@@ -1,6 +1,6 @@
-"""LoadedModel: the engine, and all that turns text into its ids and back.
+"""LoadedModel: the engine, and everything that converts between text and its token ids.
 
-Knows neither HTTP nor any API. What compiles grammars is handed to it, by its protocol."""
+Independent of HTTP and of every API. The grammar compiler is passed in, as a protocol."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ SPEECH_TASKS = ("transcribe", "translate")
 
 
 class Grammar(Protocol):
-    """Plain data that says what a text may look like."""
+    """Constraint on generated text, as plain data."""
 
     def source(self, tokenizer: Tokenizer) -> str:
-        """The grammar as the compiler reads it. Raises GrammarError."""
+        """Return the grammar in the compiler's syntax. Raises GrammarError."""
         ...
 
 
 class GrammarCompiler(Protocol):
-    """Makes matchers, which hold a sequence to a grammar, for the tokens of the loaded model."""
+    """Compiler of grammars to matchers, which constrain a sequence's tokens, for the loaded model."""
 
     async def factory(self, grammar: Grammar, caller: bytes | None = None) -> MatcherFactory:
-        """Raises GrammarError for a grammar that cannot be compiled, or costs too much."""
+        """Compile `grammar`. Raises GrammarError if it is invalid or too expensive."""
         ...
 
 
 class Engines(tuple[EngineClient, ...]):
-    """The engines of a process as one: usually one; a model served beside another has its own."""
+    """All engines of a process: usually one; a model served beside another has its own."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class Engines(tuple[EngineClient, ...]):
         return EngineHealth.of_all([engine.health() for engine in self])
 
     def check_room(self, caller: bytes | None) -> None:
-        """Raise Busy where no engine has room for the caller, before the model of a request is known."""
+        """Raise Busy if no engine can accept a request of the caller. Used before the model of a request is known."""
         *others, last = self
         for engine in others:
             with suppress(Busy):
@@ -65,11 +65,11 @@ class Engines(tuple[EngineClient, ...]):
         last.check_room(caller)
 
     async def drain(self, limit_s: float) -> int:
-        """Return the number of requests that were aborted when the limit was used up."""
+        """Drain all engines. Return the number of requests that were aborted at the time limit."""
         return sum(await asyncio.gather(*(engine.drain(limit_s) for engine in self)))
 
     async def close(self) -> bool:
-        """Return whether all ended."""
+        """Close all engines. Return whether all have ended."""
         return all([await engine.close() for engine in self])
 
 
@@ -114,7 +114,7 @@ class LoadedModel:
 
     @property
     def besides(self) -> tuple[LoadedModel, ...]:
-        """The models that are always loaded beside this one: for embeddings, for speech."""
+        """Models that are always loaded beside this one: for embeddings, and for speech."""
         return () if self.beside is None else (self.beside, *self.beside.besides)
 
     @property
@@ -130,7 +130,7 @@ class LoadedModel:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a model to be loaded."""
+        """Number of requests that wait for a model to be loaded."""
         return 0 if self.swapped is None else self.swapped.swaps.num_waiting
 
     @property
@@ -164,13 +164,13 @@ class LoadedModel:
         return replace(self, swapped=place)
 
     async def enter(self, call: Call, deadline_s: float | None = None) -> None:
-        """Load the model if need be, and keep it until `call` ends; required before using the engine. `deadline_s`: by the
-        monotonic clock. Raises as `SwappedModel.enter` does."""
+        """Load the model if necessary, and keep it loaded until `call` ends; required before using the engine. `deadline_s`:
+        by the monotonic clock. Raises as `SwappedModel.enter` does."""
         if self.swapped is not None:
             await self.swapped.enter(call, deadline_s)
 
     async def enter_to_generate(self, call: Call, deadline_s: float | None = None) -> None:
-        """Enter to generate. Raises TaskNotSupported where the model is served for pooling, or transcribes."""
+        """Call `enter` for generation. Raises TaskNotSupported if the model is for pooling or transcription."""
         if self.speech is not None:
             raise TaskNotSupported(
                 self.engine.model.architecture,
@@ -183,13 +183,13 @@ class LoadedModel:
         await self.enter(call, deadline_s)
 
     def knows(self, name: str) -> bool:
-        """Return whether `name` is the model's, the one's beside it, or a loaded adapter's."""
+        """Return whether `name` is a name of this model, of a model beside it, or of a loaded adapter."""
         return name in self.all_names or (
             self.engine.adapters is not None and self.engine.adapters.find(name) is not None
         )
 
     def require_speech(self) -> ServedSpeech:
-        """Return how audio is transcribed. Raises TaskNotSupported where the model transcribes nothing."""
+        """Return the transcription settings. Raises TaskNotSupported if the model does not transcribe."""
         if self.speech is None:
             tasks = ("generate",) if self.pooling is None else self.pooling.tasks
             hint = "; start the server with --speech-model for a speech model beside this one"
@@ -199,7 +199,7 @@ class LoadedModel:
         return self.speech
 
     def require_pooling(self, task: str) -> ServedPooling:
-        """Return how prompts are pooled. Raises TaskNotSupported where the model generates; `task`: the requested one."""
+        """Return the pooling settings. Raises TaskNotSupported if the model generates. `task`: the requested task."""
         if self.pooling is None:
             hint = "; start the server with --runner pooling for that, or with --embedding-model for another model beside it"
             if pooled := [each.name for each in self.besides if each.pooling is not None]:
@@ -210,7 +210,7 @@ class LoadedModel:
         return self.pooling
 
     def adapter_for(self, media: Sequence[MediaItem]) -> Adapter | None:
-        """Return the adapter of a prompt with these items. Raises InvalidRequest where they need several."""
+        """Return the adapter of a prompt with these media items. Raises InvalidRequest if they require several."""
         adapters = self.engine.adapters
         if self.adapter is not None or adapters is None:
             return self.adapter
@@ -232,7 +232,7 @@ class LoadedModel:
         )
 
     def with_template(self, chat_template: ChatTemplate, chat_format: ChatFormat) -> LoadedModel:
-        """The same with another chat template, and the format of answers that belongs to it."""
+        """Return a copy with another chat template and its chat format."""
         return self._but(chat_template=chat_template, chat_format=chat_format)
 
     def _but(self, **fields: object) -> LoadedModel:
@@ -247,6 +247,6 @@ class LoadedModel:
 
 
 def _fingerprint(name: str, model: ModelInfo) -> str:
-    """Changes with what may change an answer: the version, the model, its type and device."""
+    """Return the system fingerprint. It changes with the version, the model, its dtype and device, which may change answers."""
     facts = (name, model.architecture, model.num_parameters, model.dtype, model.device)
     return f"oneloop-{__version__}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:8]}"

@@ -43,7 +43,7 @@ class PoolerConfig(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True
 
     @classmethod
     def read(cls, text: str | None) -> PoolerConfig:
-        """Raises ValueError for what is no such object, or contradicts itself."""
+        """Parse --pooler-config. Raises ValueError if it is invalid or contradictory."""
         if text is None:
             return cls()
         try:
@@ -78,9 +78,9 @@ class Prompts:
 
     @classmethod
     def read(cls, folder: Path, transformer: Path) -> Prompts:
-        """Return the prompts of a model in `folder`, whose first module is in folder `transformer`; none where no files name any.
+        """Read the prompts of the model in `folder`, whose first module is in folder `transformer`; empty if no file has any.
 
-        Raises ValueError for a file that is broken."""
+        Raises ValueError for an invalid file."""
         found = read_json(folder / "config_sentence_transformers.json")
         by_name = {name: text for name, text in (found.get("prompts") or {}).items() if isinstance(text, str)}
         default = found.get("default_prompt_name")
@@ -121,7 +121,7 @@ class ServedPooling:
         cls, model: ModelInfo, tokenizer: Tokenizer, config: PoolerConfig, convert: Convert, prompts: Prompts,
         score_template: ScoreTemplate | None = None,
     ) -> ServedPooling:  # fmt: skip
-        """Raises ValueError where the model cannot do what it is to be served for."""
+        """Create the pooling settings of a model. Raises ValueError if the model does not support the options."""
         words = tuple(config.classifier_from_token or ())
         ids = [tokenizer.id_of(word) for word in words]
         if None in ids:
@@ -196,7 +196,7 @@ class ServedPooling:
         return (wanted or self.prompts.text(None, "instruction") or None) if takes else None
 
     def check_dimensions(self, wanted: int | None) -> None:
-        """Raises InvalidRequest for numbers to which the model's embeddings cannot be cut."""
+        """Raise InvalidRequest if embeddings cannot be cut to `wanted` dimensions."""
         size, trained = self.info.embedding_size, self.info.matryoshka_dimensions
         if wanted is None or wanted == size:
             return
@@ -219,9 +219,9 @@ class ServedPooling:
 
 
 def served_runner(asked: Runner, model: ModelInfo | ModelOutline, *, embeds: bool) -> Literal["generate", "pooling"]:
-    """Return what the model is served for. `embeds`: its files are sentence-transformers'.
+    """Return whether the model generates or pools. `embeds`: its files are in sentence-transformers' format.
 
-    Raises ValueError if it should generate and cannot."""
+    Raises ValueError if generation is requested and not supported."""
     if asked == "generate" and not model.generates:
         raise ValueError(
             f"--runner generate: {model.architecture} generates no tokens; leave it out, or --runner pooling"
@@ -232,7 +232,7 @@ def served_runner(asked: Runner, model: ModelInfo | ModelOutline, *, embeds: boo
 
 
 def pooled_tasks(model: ModelInfo | ModelOutline, config: PoolerConfig, convert: Convert) -> tuple[PoolingTask, ...]:
-    """Return the supported tasks: only that of the model's head, unless it is converted. Raises ValueError."""
+    """Return the supported pooling tasks: only that of the model's head, unless the model is converted. Raises ValueError."""
     info = model.pooler
     by_tokens = bool(config.classifier_from_token or info.label_token_ids)
     embeds: tuple[PoolingTask, ...] = ("embed", "token_embed")

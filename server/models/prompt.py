@@ -37,11 +37,11 @@ NO_TEMPLATE: Final = (
 
 
 class PromptError(ValueError):
-    """A conversation that cannot become a prompt, for a reason the client can read."""
+    """Error: a conversation cannot be rendered as a prompt. The message is for the client."""
 
 
 class EndlessTemplate(PromptError):
-    """The template takes longer than it may, or writes more: a fault of its own."""
+    """Error: the template exceeds its time or output limit."""
 
 
 class ChatTemplate:
@@ -75,11 +75,11 @@ class ChatTemplate:
         return template is not None and not template.variables.isdisjoint(variables)
 
     def switches(self, is_on: bool, *, with_tools: bool) -> dict[str, bool]:
-        """Return the variables that the template reads of those by which templates switch reasoning."""
+        """Return the variables that switch reasoning in this template, each set to `is_on`."""
         return {name: is_on for name in ("enable_thinking", "thinking") if self.reads(name, with_tools=with_tools)}
 
     def render(self, messages: Sequence[Message], /, **options: Any) -> str:
-        """Return the text alone of what `render_shielded` gives for `messages` and its further arguments."""
+        """Return only the text of `render_shielded`, without a shield, for `messages` and `options`."""
         return self.render_shielded(None, messages, MAX_RENDER_S, **options)[0]
 
     def render_shielded(
@@ -94,15 +94,15 @@ class ChatTemplate:
         continue_final: bool = False,
         **kwargs: Any,
     ) -> tuple[str, str | None]:
-        """Return `messages` as text, and the same with aliases for the template's control tokens, where the client wrote some.
+        """Return `messages` as text, and the same with aliases for the template's control tokens, if the client wrote some.
 
-        `messages`: OpenAI's, as parsed JSON: content a string or a list of texts and places of media, tool-call arguments a JSON
-        string or an object. `limit_s`: seconds of the thread that it may take. With `tools`, the template named "tool_use" is
-        taken where there is one. `continue_final`: the text ends where the last message's content does. `kwargs` are further
-        variables of the template (chat_template_kwargs); those it does not read do nothing.
+        `messages`: OpenAI's, as parsed JSON: content is a string or a list of texts and media placeholders; tool-call arguments
+        are a JSON string or an object. `limit_s`: limit of the thread's CPU time, in seconds. With `tools`, the template named
+        "tool_use" is used if there is one. `continue_final`: the text ends where the last message's content does. `kwargs`:
+        further variables of the template (chat_template_kwargs); unknown ones are ignored.
 
-        The text holds whatever the template writes of BOS: encode it with `add_special_tokens=False`.
-        Raises PromptError where there is no template, or it refuses or fails on these messages."""
+        The text includes any BOS that the template writes: encode it with `add_special_tokens=False`. Raises PromptError if
+        there is no template, or if it rejects the messages or fails."""
         template = self._choose(with_tools=bool(tools))
         if "messages" in kwargs:
             raise PromptError("chat_template_kwargs may not replace the messages")
@@ -174,7 +174,7 @@ class TemplateTooLong(Exception):
 
 
 class _Effort:
-    """Time and text of one rendering so far."""
+    """Time used and text written by one rendering so far."""
 
     def __init__(self, clock: Callable[[], float], limit_s: float) -> None:
         self._clock = clock
@@ -208,7 +208,7 @@ class _Turns:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The immutable sandbox, whose templates come to an end. `clock`: seconds of the thread that asks."""
+    """Immutable Jinja sandbox with limits, so that every rendering ends. `clock`: CPU seconds of the calling thread."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -269,8 +269,8 @@ def _environment(now: Callable[[], datetime], clock: Callable[[], float]) -> Bou
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """Compiled template. `content`: form of message content that it reads. `variables`: names it reads, its own among them.
-    `words`: every word of its source. `arguments_as_text`: it writes a call's arguments as they are, so they must be JSON
+    """Compiled template. `content`: form of message content that it reads. `variables`: names it reads, its own included.
+    `words`: every word of its source. `arguments_as_text`: it writes a call's arguments unchanged, so they must be JSON
     text, not an object."""
 
     environment: BoundedEnvironment
@@ -302,7 +302,7 @@ class _Compiled:
             raise PromptError(f"the chat template fails on these messages: {type(error).__name__}: {error}") from error
 
     def writes_probe(self, named_tokens: Mapping[str, str]) -> bool:
-        """Return whether a call's arguments come out correctly, by trying."""
+        """Render a probe message, and return whether its call's arguments are written correctly."""
         seen = [_as_seen(message, self) for message in _PROBE]
         variables = {**named_tokens, "messages": seen, "tools": _PROBE_TOOLS, "add_generation_prompt": True}
         try:
@@ -342,8 +342,8 @@ _PROBE_TOOLS: Final = (
 
 
 def _as_seen(message: Message, template: _Compiled) -> dict[str, Any]:
-    """A message without its nulls (templates test for missing keys, not for None), content and arguments in the
-    template's form."""
+    """Return a message without null fields (templates test for missing keys, not for None), with content and arguments in
+    the template's form."""
     form = template.content
     seen = {key: value for key, value in message.items() if value is not None}
     content = seen.get("content")
@@ -367,7 +367,7 @@ MEDIA_MARKS: Final[Mapping[str, str]] = {name: f"\ue000{name}-here\ue000" for na
 
 
 def _with_end(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose content ends with a mark, by which to find that end in the rendered text."""
+    """Return a message with a mark at the end of its content, to find that end in the rendered text."""
     content = message.get("content", "")
     if isinstance(content, str):
         return {**message, "content": content + _END}
@@ -403,7 +403,7 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates read a turn's reasoning under one of two names, and clients send it under any of three."""
+    """Return a message with its reasoning under both names that templates read; clients send it under any of three."""
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     if reasoning is None:
         return message

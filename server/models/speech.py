@@ -27,13 +27,13 @@ _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 
 
 class SpeechFormatError(ValueError):
-    """The tokenizer lacks a token of the format."""
+    """Error: the tokenizer lacks a token of the speech format."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechFormat:
-    """Format of a speech model. `start`, `previous`, `no_timestamps`, `end`, `no_speech`: control tokens. `timestamp_begin`: the id
-    of 0.00 s. `languages`: ids by code, {} for a model of English alone, whose prompts name neither language nor task."""
+    """Format of a speech model. `start`, `previous`, `no_timestamps`, `end`, `no_speech`: control tokens. `timestamp_begin`:
+    the id of 0.00 s. `languages`: ids by code; {} for an English-only model, whose prompts name neither language nor task."""
 
     info: SpeechInfo
     start: int
@@ -107,11 +107,11 @@ class SpeechFormat:
         return ids if timestamps else [*ids, self.no_timestamps]
 
     def start_ids(self, before: Sequence[int] = ()) -> list[int]:
-        """Return the prompt as far as the start token, behind which the language is the likeliest token."""
+        """Return the prompt up to the start token; the model's most likely next token is the language."""
         return [self.previous, *before, self.start] if before else [self.start]
 
     def rules(self, *, timestamps: bool) -> TranscriptRules:
-        """Return the rules of what is drawn behind such a prompt."""
+        """Return the sampling rules for tokens after such a prompt."""
         if not timestamps:
             return TranscriptRules(self.suppressed, self.first_suppressed, text_end=self.end)
         return TranscriptRules(
@@ -124,8 +124,8 @@ class SpeechFormat:
 
 
 class ServedSpeech:
-    """Speech model as it is served: its format, what makes its features, and the threads that do. `max_held_bytes`: of samples
-    that requests hold together."""
+    """Served speech model: its format, feature extractor, and worker threads. `max_held_bytes`: limit of the samples that
+    all requests hold together."""
 
     def __init__(self, format: SpeechFormat, max_held_bytes: int) -> None:
         info = format.info
@@ -137,7 +137,7 @@ class ServedSpeech:
 
     @contextmanager
     def holding(self, num_bytes: int) -> Iterator[None]:
-        """Count samples of a request as long as the block lasts. Raises TooManyRequests."""
+        """Count the bytes of a request's samples while the block runs. Raises TooManyRequests above the limit."""
         if self._held_bytes + num_bytes > self._max_held_bytes:
             raise TooManyRequests(
                 "The server is busy: requests hold all the memory for audio", retry_after_s=RETRY_AFTER_S
@@ -171,7 +171,7 @@ def _first(*lists: Any) -> Sequence[int]:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    """Return a JSON file's object; {} if there is none: a file that matters is read elsewhere, too."""
+    """Return a JSON file's object; {} if missing or invalid, since the code that requires a file reads it elsewhere."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

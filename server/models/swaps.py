@@ -34,7 +34,7 @@ RETRY_WHILE_SWAPPING_S = 1
 
 
 class Status(StrEnum):
-    """llama.cpp's words."""
+    """Status of a swapped model, in llama.cpp's words."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -42,8 +42,8 @@ class Status(StrEnum):
 
 
 class Outline(NamedTuple):
-    """Facts about a model that has never been loaded. `max_model_len`: tokens, unless memory allows less; `modalities`: what
-    it reads beside text; `tasks`: as in `ModelCard`; `chats`: its files have a chat template."""
+    """Facts about a model that was never loaded. `max_model_len`: tokens, unless memory allows fewer; `modalities`: its
+    inputs besides text; `tasks`: as in `ModelCard`; `chats`: its files have a chat template."""
 
     max_model_len: int
     modalities: tuple[str, ...]
@@ -63,14 +63,14 @@ M_co = TypeVar("M_co", bound=Served, covariant=True)
 
 
 class Source(Protocol[M_co]):
-    """The source of a model."""
+    """Loader of one model."""
 
     async def prepare(self) -> None:
-        """Load files and tokenizer, which take no memory of the device. Raises LoadError."""
+        """Load files and tokenizer, without device memory. Raises LoadError."""
         ...
 
     async def outline(self) -> Outline | None:
-        """Return what the model's files say of it, without its weights; None where they do not."""
+        """Return the model's outline from its files, without its weights; None if they are insufficient."""
         ...
 
     async def load(self) -> M_co:
@@ -87,8 +87,8 @@ class _Waiter(Generic[M]):
 
 @dataclass(eq=False, slots=True)
 class SwappedModel(Generic[M]):
-    """One of several. `loaded`: once it has been; its engine sleeps while it is none of the loaded ones. `num_users`: requests that
-    have it. `is_open`: it takes new ones. `outline`: what is known of it before it has been loaded."""
+    """One of several models. `loaded`: set after the first load; its engine sleeps while swapped out. `num_users`: its
+    requests. `is_open`: it accepts new requests. `outline`: facts from its files before the first load."""
 
     name: str
     source: Source[M]
@@ -117,15 +117,15 @@ class SwappedModel(Generic[M]):
         return self.loaded is None and self.status is Status.UNLOADED and self.preparing is None and not self.waiting
 
     async def once_loaded(self, call: Call) -> M:
-        """Return the model, which is loaded if it has never been. Raises ApiError or QueueFull."""
+        """Return the model, after loading it if it never was. Raises ApiError or QueueFull."""
         if self.loaded is None:
             await self.enter(call)
         assert self.loaded is not None, "it was entered"
         return self.loaded
 
     async def enter(self, call: Call, deadline_s: float | None = None) -> None:
-        """Return when the model is loaded; it stays loaded until `call` ends. `deadline_s`: by the monotonic clock; None: the
-        call's.
+        """Wait until the model is loaded; it then stays loaded until `call` ends. `deadline_s`: by the monotonic clock; None:
+        the call's.
 
         Raises ModelFailed, Unavailable, DeadlineExceeded or QueueFull, and ClientLeft if the client has left."""
         if call.holds(self):
@@ -137,8 +137,8 @@ class SwappedModel(Generic[M]):
 
 
 class Swaps(Generic[M]):
-    """Models of which some are loaded. `level`: how much of an unloaded model is given back. `max_waiting`: requests in the
-    line, shared by callers; `max_wait_s`: in it, each. `clock` and `call_later`: the monotonic clock's."""
+    """Models of which some are loaded at a time. `level`: sleep level of unloaded models. `max_waiting`: limit of waiting
+    requests, shared by callers; `max_wait_s`: limit of each wait. `clock` and `call_later`: of the monotonic clock."""
 
     def __init__(
         self,
@@ -186,14 +186,14 @@ class Swaps(Generic[M]):
         self._when_loaded.append(call)
 
     def begin_with(self, model: SwappedModel[M], loaded: M) -> None:
-        """Begin with `model` loaded, and start reading the outlines of the others."""
+        """Start with `model` loaded, and begin to read the outlines of the others."""
         model.loaded, model.is_prepared = loaded, True
         self._open(model)
         self._outlining = _begin(self._outline(), "outlines")
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the line."""
+        """Number of requests that wait for a model."""
         return len(self._line)
 
     @property
@@ -209,12 +209,12 @@ class Swaps(Generic[M]):
         return model.is_open and not self._is_closed
 
     def left(self, model: SwappedModel[M]) -> None:
-        """A request has ended."""
+        """Count the end of a request that used `model`."""
         model.num_users -= 1
         self._changed.set()
 
     async def wait(self, model: SwappedModel[M], caller: bytes | None, deadline_s: float | None) -> None:
-        """Return when the request has it. Raises what `SwappedModel.enter` does."""
+        """Wait until the request may use `model`. Raises as `SwappedModel.enter` does."""
         self._check(model, caller, deadline_s)
         waiter = _Waiter(model, caller, asyncio.get_running_loop().create_future())
         model.waiting.append(waiter)
@@ -252,7 +252,7 @@ class Swaps(Generic[M]):
                 raise QueueFull(num, self._max_waiting, retry_after_s=max(1.0, self._swap_s))
 
     def _alarm(self, waiter: _Waiter[M], deadline_s: float | None) -> asyncio.TimerHandle | None:
-        """Ends the waiting, if something limits it."""
+        """Start the timer that ends the wait, if a limit applies."""
         limits: list[tuple[float, Exception]] = []
         if deadline_s is not None:
             limits.append((deadline_s - self._clock(), _late()))
@@ -307,7 +307,7 @@ class Swaps(Generic[M]):
             self._swapping = None
 
     async def _bring(self, model: SwappedModel[M]) -> bool:
-        """Swap once there is room. False where something has to change first; it may be another's turn then."""
+        """Load `model` if there is room, and start its requests. Return False if another model must become idle first."""
         leaving: SwappedModel[M] | None = None
         if model.status is not Status.LOADED:
             resident = self.resident
@@ -323,8 +323,8 @@ class Swaps(Generic[M]):
         return True
 
     def _leaving(self, resident: Sequence[SwappedModel[M]]) -> SwappedModel[M] | None:
-        """Return the model to unload: an idle one, one that is closed already, or else the least recently used one that was
-        open for long enough, which is closed. None where there is none yet."""
+        """Return the model to unload: an idle one, a closed one, or else the least recently used one, which is closed if it
+        was open long enough. None if there is none yet."""
         by_use = sorted(resident, key=lambda model: model.used)
         for is_it in (lambda each: not each.num_users, lambda each: not each.is_open):
             if (found := next(filter(is_it, by_use), None)) is not None:
@@ -377,7 +377,7 @@ class Swaps(Generic[M]):
         model.loaded = loaded
 
     async def _bring_back(self, model: SwappedModel[M]) -> None:
-        """Load a model again that was unloaded in vain."""
+        """Reload the model that was unloaded for one that failed to load."""
         model.status = Status.LOADING
         try:
             await self._wake(model)
@@ -393,7 +393,7 @@ class Swaps(Generic[M]):
         model.failure, model.patience_s = None, TRY_AGAIN_S
 
     def _let_in(self, model: SwappedModel[M]) -> None:
-        """All who wait for it, if it is open."""
+        """Start all requests that wait for `model`, while it is open."""
         while model.is_open and model.waiting:
             waiter = model.waiting.popleft()
             self._line.remove(waiter)
@@ -445,7 +445,7 @@ class Swaps(Generic[M]):
 
 
 def _begin(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Start a task without the context of the request that came first, since it works for all who wait."""
+    """Start a task without the context of the first request, since it works for all waiting requests."""
     return asyncio.create_task(work, name=name, context=Context())
 
 

@@ -1,5 +1,5 @@
-"""The source of chat templates: Jinja as transformers sets it up for them, and what a template's syntax tree says of the messages
-that it reads."""
+"""Source of chat templates: the Jinja environment as in transformers, and analysis of a template's syntax tree for the
+message form that it reads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which models have never seen."""
+    """Write JSON. Jinja's own filter escapes HTML, unlike the models' training data."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -55,8 +55,8 @@ class ContentForm:
 
     @classmethod
     def of(cls, tree: nodes.Template) -> ContentForm:
-        """Read off the syntax tree: a loop over a message's content, or a look at its first part, means parts; a test
-        `content is string` beside it means both."""
+        """Derive the form from the syntax tree: a loop over a message's content, or access to its first part, means parts. A
+        test `content is string` beside it means both."""
         names = _content_names(tree)
         parts = any(_is_content(_looped(loop.iter), names) for loop in nodes_of(tree, nodes.For))
         parts = parts or any(_is_content(node, names) for node in _indexed(tree))
@@ -73,7 +73,7 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
 
 
 def _content_names(tree: nodes.Template) -> set[str]:
-    """Variables that hold a message's content: so called (a macro's parameter, mostly) or assigned from it."""
+    """Return variables that hold a message's content: those named so (mostly macro parameters), or assigned from it."""
     names = {"content"}
     assigned = [
         (node.target.name, node.node) for node in nodes_of(tree, nodes.Assign) if isinstance(node.target, nodes.Name)
@@ -99,7 +99,7 @@ def _looped(node: nodes.Node) -> nodes.Node:
 
 
 def _indexed(tree: nodes.Template) -> Iterator[nodes.Node]:
-    """X of every X[0].text and X[0]["type"]."""
+    """Yield the X of every X[0].text and X[0]["type"]."""
     for node in [*nodes_of(tree, nodes.Getattr), *nodes_of(tree, nodes.Getitem)]:
         match node:
             case (

@@ -40,13 +40,13 @@ _PROBE = "word word\nword"
 
 
 class TextPieces:
-    """The places of texts for one tokenizer, if it knows such."""
+    """Split positions of texts for one tokenizer, if it has any: places where splitting does not change the tokens."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._has_places = _has_places(backend)
 
     def ends(self, text: str) -> Iterator[int]:
-        """Yield where pieces of `text` end. The text decides their lengths."""
+        """Yield the end of each piece of `text`. Pieces have different lengths."""
         start, size = 0, len(text)
         while self._has_places and size - start > PIECE_CHARS:
             search, found = start + PIECE_CHARS, None
@@ -160,7 +160,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Self:
-        """Reads a folder in Hugging Face format.
+        """Read a folder in Hugging Face format.
 
         Raises TokenizerError naming the file that is missing or broken."""
         folder = Path(path)
@@ -184,9 +184,9 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Self:
-        """Makes one of the metadata of a GGUF file, arrays as sequences.
+        """Create a tokenizer from the metadata of a GGUF file, with arrays as sequences.
 
-        Raises TokenizerError for kinds we do not know and for what does not fit together."""
+        Raises TokenizerError for unknown kinds and for contradictory metadata."""
         vocabulary = Vocabulary.read(metadata)
         names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
         ids = vocabulary.named_ids
@@ -202,7 +202,7 @@ class Tokenizer:
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
-        """Library's tokenizer; read only."""
+        """Tokenizer of the tokenizers library; read only."""
         return self._backend
 
     @property
@@ -215,9 +215,9 @@ class Tokenizer:
         return self.table.special_ids
 
     def encode(self, text: str, add_special_tokens: bool = True, plain: bool = False) -> list[int]:
-        """Encode a text. `add_special_tokens`: add what the tokenizer puts around a text (mostly BOS). A text that begins with
-        BOS, as a rendered chat template does, gets no second one. `plain`: control tokens in `text` are text, and their aliases
-        control tokens (`control_tokens`).
+        """Encode a text. `add_special_tokens`: add the tokenizer's tokens around a text (mostly BOS). A text that begins with
+        BOS, as a rendered chat template does, gets no second one. `plain`: control tokens in `text` are encoded as text, and
+        their aliases as control tokens (`control_tokens`).
 
         Raises ValueError for text that is not Unicode (lone surrogates)."""
         (ids,) = self.encode_batch([text], add_special_tokens, plain)
@@ -245,9 +245,9 @@ class Tokenizer:
     def encode_pieces(
         self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None, plain: bool = False
     ) -> Pieces[list[int]]:
-        """The ids of `encode`, in pieces where there are places for that.
+        """Return the ids of `encode`, encoding the text in pieces where it can be split.
 
-        Raises TooManyTokens as soon as `text` has more than `max_tokens`, at the cost of these, or ValueError as `encode` does."""
+        Raises TooManyTokens soon after `max_tokens` is exceeded, or ValueError as `encode` does."""
         if len(text) <= PIECE_CHARS or self.framing.single is None:
             return self.encode(text, add_special_tokens, plain)
         before, after = self.framing.single if add_special_tokens else ([], [])
@@ -263,7 +263,7 @@ class Tokenizer:
         return self._with_one_bos(text, [*ids, *after], add_special_tokens, plain)
 
     def _check_piece(self, text: str, start: int, end: int, num_tokens: int, max_tokens: int) -> Pieces[None]:
-        """Counts the tokens of what can only be tokenised in one go, cut anywhere: what that takes grows with their number.
+        """Estimate the tokens of a piece without split positions, cut anywhere, since encoding time grows with their number.
 
         Raises TooManyTokens."""
         for cut in range(start + PIECE_CHARS, end, PIECE_CHARS):
@@ -279,7 +279,7 @@ class Tokenizer:
         return ids[1:] if text.startswith(self.control.with_aliases(bos) if plain else bos) else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Ids outside the vocabulary give no text.
+        """Return the text of `ids`. Ids outside the vocabulary produce no text.
 
         Raises ValueError for ids that no vocabulary can have."""
         try:
@@ -296,18 +296,18 @@ class Tokenizer:
         return self.table.all_token_bytes(self._vocab_size)
 
     def token_string(self, id: int) -> str:
-        """The token as the vocabulary spells it ("Ġthe", "▁the"); "" outside it."""
+        """Return the token in the vocabulary's spelling ("Ġthe", "▁the"); "" outside the vocabulary."""
         return (self._backend.id_to_token(id) or "") if 0 <= id < self._vocab_size else ""
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         return [self.token_string(id) for id in ids]
 
     def ids_of(self, tokens: Collection[str]) -> frozenset[int]:
-        """The ids of those that are tokens of the vocabulary."""
+        """Return the ids of those `tokens` that are in the vocabulary."""
         return frozenset(id for token in tokens if (id := self._backend.token_to_id(token)) is not None)
 
     def id_of(self, token: str | None) -> int | None:
-        """The id of a token as the vocabulary spells it, None for one that it lacks."""
+        """Return the id of a token in the vocabulary's spelling; None if there is no such token."""
         return None if token is None else self._backend.token_to_id(token)
 
 
@@ -340,7 +340,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Each is a string, or an object with its content."""
+    """Return the special tokens of a config by name. Each is a string, or an object with its content."""
     named = {}
     for name in _NAMED_TOKENS:
         token = config.get(name)
@@ -352,7 +352,7 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Tokens that only tokenizer_config.json knows to be added or special. Named tokens the vocabulary lacks are left
+    """Add tokens that only tokenizer_config.json lists as added or special. Named tokens outside the vocabulary are left
     out: they would get an id past the model's last."""
     added = {}
     for id, entry in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
@@ -371,8 +371,8 @@ def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, A
 
 
 def _has_token_types(config: Mapping[str, Any]) -> bool:
-    """Return whether models receive token types, as in transformers 5, whose plain tokenizers have none unless they are
-    named."""
+    """Return whether models receive token types, as in transformers 5: plain tokenizers have none unless `model_input_names`
+    has them."""
     names = config.get("model_input_names")
     if names is None:
         return config.get("tokenizer_class") not in ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -387,7 +387,7 @@ def template_of(folder: Path, metadata: Mapping[str, Any] | None) -> str | dict[
 
 
 def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """chat_template.jinja, then tokenizer_config.json, then chat_template.json; further ones in their own folder."""
+    """Return the templates of the *.jinja files, else of tokenizer_config.json, else of chat_template.json."""
     named: dict[str, str] = {}
     main = folder / "chat_template.jinja"
     if main.is_file():

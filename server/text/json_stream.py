@@ -38,8 +38,7 @@ class JsonScanner:
         self.failed = False
 
     def scan(self, text: str, at: int) -> int:
-        """Scan from `text[at]` on. Return where it stopped: the end of the text or of the value, or the first invalid
-        character."""
+        """Scan from `text[at]` on. Return the stop position: the end of the text or value, or an invalid character."""
         while at < len(text) and not self.done and not self.failed:
             at = self._state(text, at)
         return at

@@ -7,8 +7,7 @@ from server.text.markers import Parse, Source
 
 
 class ParsingCodec:
-    """Base of codecs with a `_parse` generator. Set what `_parse` needs before this `__init__`, which runs it to its first
-    wait."""
+    """Base of codecs with a `_parse` generator, which `__init__` runs to its first wait: set its attributes before."""
 
     reasoning = False  # the parser's to say; see Codec
 

@@ -13,9 +13,8 @@ from server.text.tools.schemas import Schema
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """Format of a list of calls: `before` the list; each call's `begin`, arguments and `end`; `between` two calls; `after`
-    the last. NAME stands for the function's name, NUMBER for digits. `only_with`: a special token that the tokenizer must
-    have."""
+    """Format of a list of calls: `before` it, each call's `begin`, arguments and `end`, `between` calls, `after` the list.
+    NAME is the function's name, NUMBER digits. `only_with`: a special token that the tokenizer must have."""
 
     begin: str
     end: str = ""

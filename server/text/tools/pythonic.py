@@ -1,5 +1,4 @@
-"""Python calls: [name(key="value"), …] as the whole answer (Llama 3.2 and 4), or one call per line in <function_calls> (OLMo
-3).
+"""Python calls: [name(key="value"), …] as the whole answer (Llama 3.2 and 4), or one a line in <function_calls> (OLMo 3).
 
 No marker distinguishes a bare list of calls from other text in brackets. Text is a list of calls if it is at the start or
 after <|python_start|>, and its first call names a tool of the request."""

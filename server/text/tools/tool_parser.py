@@ -86,8 +86,7 @@ class ToolParser(ParsingCodec):
             self.source.recorded()
 
     def _call(self, marker: str) -> Parse[None]:
-        """Parse what follows a start marker, or "" where the text begins as a bare call. The text since then is being
-        recorded."""
+        """Parse what follows a start marker, or "" for a bare call at the start. Text since the marker is recorded."""
         raise NotImplementedError
 
     # --- what it does it with ------------------------------------------------------------------------------------
