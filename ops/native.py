@@ -1,8 +1,8 @@
 """oneloop_native, the compiled CPU kernels, if this installation has them.
 
-It is missing where no C++ compiler was at hand when oneloop was installed; the torch references compute everything then.
-ONELOOP_ISA in the environment names the instruction set to compute with, one of `oneloop_native.isas()` (avx512vnni, avx512,
-avxvnni, avx2, portable), in place of the fastest that this processor has: for tests and measurements. Another is an error."""
+It is missing if no C++ compiler was available at installation; torch references then compute everything. The environment
+variable ONELOOP_ISA selects an instruction set of `oneloop_native.isas()` (avx512vnni, avx512, avxvnni, avx2, portable)
+instead of the processor's fastest, for tests and measurements. Other values are an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ except ImportError as error:
 def choose_isa(name: str) -> None:
     """Compute with the instruction set `name` from now on.
 
-    Raises ValueError where this processor or this installation has none of that name."""
+    Raises ValueError if this processor or installation does not support it."""
     global about
     known = module.isas() if module is not None else []
     if name not in known:
@@ -45,7 +45,7 @@ CACHE_TYPES = frozenset({torch.float32, torch.bfloat16, torch.int8})
 
 
 def supports(case: ShapeClass) -> str | None:
-    """float32 on the CPU, with a float32, bfloat16 or int8 cache where the op has one."""
+    """Check for float32 on the CPU, with a float32, bfloat16 or int8 cache if the op has one."""
     if missing is not None:
         return missing
     if case.device != "cpu":

@@ -20,11 +20,11 @@ logger = logging.getLogger("oneloop.ops")
 
 
 class ShapeClass(NamedTuple):
-    """The facts a choice may depend on; everything else about the arguments may change from call to call.
+    """Facts on which the choice of a kernel may depend; all other properties of arguments may change from call to call.
 
-    `head_size` 0 and `kv_dtype` None where the op has neither. `weight`: the formats of the rows of the weight it is given,
-    none where it takes none. `capability`: a CUDA device's compute capability; None elsewhere: the kernels of
-    oneloop_native choose by instruction set themselves. `mask`: of attention, as ops/attention/heads.py has them."""
+    `head_size` 0 and `kv_dtype` None if the op has neither. `weight`: formats of the weight's rows, empty for ops without a
+    weight. `capability`: a CUDA device's compute capability; None elsewhere: the kernels of oneloop_native choose by
+    instruction set themselves. `mask`: attention mask, as in ops/attention/heads.py."""
 
     device: str
     dtype: torch.dtype
@@ -53,9 +53,9 @@ USUAL_ATTENTION = ShapeClass("cpu", torch.float32, torch.float32, 64)
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One implementation of an op. `supports` answers None for yes, else the reason why not; `about` is for people too.
+    """Implementation of an op. `supports` returns None, or why it does not support a shape class; `about` is a note for people.
 
-    `run`: the function, or "module:function" for one that is imported when it is first chosen: no CPU needs Triton."""
+    `run`: the function, or "module:function" to be imported when it is first chosen, since a CPU needs no Triton."""
 
     op: str
     name: str
@@ -79,10 +79,10 @@ class _Choices(dict[tuple[Any, ...], Callable[..., Any]]):
 
 
 class Op:
-    """The kernels of one op, fastest first, and the choices made among them so far.
+    """Kernels of one op, fastest first, and the choices made so far.
 
     `runs[device, dtype]`, or `runs[device, dtype, kv_dtype, head_size]` where the op has these, is the function to call;
-    `runs[device, dtype, None, 0, formats]` of what prepares weights, `runs[device, dtype, kv_dtype, head_size, (), mask]` of
+    `runs[device, dtype, None, 0, formats]` for preparing weights, `runs[device, dtype, kv_dtype, head_size, (), mask]` for
     attention."""
 
     def __init__(self, name: str, usual: ShapeClass, kernels: Sequence[Kernel], traced: Kernel | None = None) -> None:
@@ -96,7 +96,7 @@ class Op:
         _ops.append(self)
 
     def describe(self, *, usual: bool = True) -> list[str]:
-        """One line per choice made; where there was none yet, the choice for the usual case, if `usual`."""
+        """Return one line per choice made; without any, and if `usual`, the choice for the usual case."""
         if not self._reasons and usual:
             self.choose(self._usual)
         return [f"{self.name}: {reason} ({case})" for case, reason in self._reasons.items()]
@@ -106,18 +106,18 @@ class Op:
         self._reasons.clear()
 
     def refusal(self, case: ShapeClass) -> str | None:
-        """Why no kernel supports `case`, None where one does; no choice is recorded."""
+        """Return why no kernel supports `case`, or None if one does; records no choice."""
         only = self._only()
         refusals = [kernel.supports(case) for kernel in self.kernels if only in (None, kernel.name)]
         return None if None in refusals else "; ".join(why for why in refusals if why is not None)
 
     def _only(self) -> str | None:
-        """The name of the only kernels to be used, if this op has them."""
+        """Return the name of the kernels that `force` allows, if this op has one."""
         only = _forced.get(self.name) or _forced.get(None)
         return only if only in {kernel.name for kernel in self.kernels} else None
 
     def choose(self, case: ShapeClass) -> Callable[..., Any]:
-        """The run of the first kernel that supports `case`. Raises NotImplementedError when none does."""
+        """Return the function of the first kernel that supports `case`. Raises NotImplementedError if none does."""
         if self._traced is not None and self._traced.supports(case) is None:
             return _resolve(self._traced.run)
         refusals: list[str] = []
@@ -138,7 +138,7 @@ class Op:
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
-    """Compute capability of a CUDA device; None of any other, and where no such device is there."""
+    """Return the compute capability of a CUDA device; None for other devices, or without CUDA."""
     known = device.type == "cuda" and torch.cuda.is_available()
     return torch.cuda.get_device_capability(device) if known else None
 
@@ -153,8 +153,8 @@ def _resolve(run: Callable[..., Any] | str) -> Callable[..., Any]:
 
 
 def force(name: str | None, op: str | None = None) -> None:
-    """Use only kernels called `name` ("reference", "native") from now on, for one op or for all that have one; None gives the
-    choice back.
+    """Use only kernels called `name` ("reference", "native") from now on, for one op or all ops that have one; None restores
+    the choice.
 
     A prepared LinearWeight keeps the form it was prepared in."""
     known = {kernel.name for each in _ops for kernel in each.kernels if op in (None, each.name)}
@@ -169,13 +169,13 @@ def force(name: str | None, op: str | None = None) -> None:
 
 
 def forced() -> str | None:
-    """The kernel name that `force` asked for all ops."""
+    """Return the kernel name that `force` set for all ops."""
     return _forced.get(None)
 
 
 def describe(*, usual: bool = True) -> list[str]:
-    """One line per op and shape class: the kernel that was chosen, and why the ones before it were not. An op without a choice
-    yet tells its usual one, unless told not to."""
+    """Return a line per op and shape class: the chosen kernel, and why earlier ones were not. With `usual`, an op without a
+    choice reports its usual one."""
     return [line for op in _ops for line in op.describe(usual=usual)]
 
 

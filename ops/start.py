@@ -14,7 +14,7 @@ from ops.registry import forced
 
 
 def compile_ahead(device: torch.device, dtype: torch.dtype) -> None:
-    """Begin to compile what this dtype needs on a CUDA device, beside whatever else start-up does."""
+    """Start compiling the kernels that this dtype needs on a CUDA device, in parallel with the rest of start-up."""
     if device.type == "cuda":
         from ops.attention import cuda as decode  # which no CPU needs
 
@@ -31,8 +31,8 @@ def _prepare_triton(device: torch.device) -> None:
 
 @contextmanager
 def compile_together(device: torch.device) -> Iterator[None]:
-    """Steps run inside compute nothing of use: kernels that are not compiled yet only begin to be, all at a time; when it ends
-    they are."""
+    """Compile kernels of the steps run in the block in parallel, and wait for them on exit. Results of these steps are
+    meaningless."""
     if device.type != "cuda":
         yield
         return
@@ -43,15 +43,15 @@ def compile_together(device: torch.device) -> Iterator[None]:
 
 
 def native_isa() -> str | None:
-    """The instruction set that the compiled CPU kernels compute with; None where they are not compiled."""
+    """Return the instruction set of the compiled CPU kernels, or None without them."""
     return native.about if native.module is not None else None
 
 
 def set_num_threads(n: int) -> None:
-    """Threads that one op may use, the calling one included.
+    """Set the number of threads of an op, the calling one included.
 
-    With the native kernels torch itself keeps to one thread: what is left to it is small, and its OpenMP threads would
-    spin on the cores that ours need."""
+    With the native kernels torch itself is limited to one thread: it computes little, and its OpenMP threads would spin on
+    the cores of the native ones."""
     if n < 1:
         raise ValueError(f"at least one thread is needed, not {n}")
     if native.module is not None and forced() != "reference":

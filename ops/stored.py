@@ -1,8 +1,9 @@
-"""StoredWeight: a matrix as a checkpoint has it, on its way into the form that a kernel reads.
+"""StoredWeight: a matrix in its checkpoint's format, before it is prepared for a kernel.
 
-A format is data. Geometry of blocks and tables of codes are in formats.json: those of NF4 are QLoRA's (Dettmers et al. 2023), of
-FP4 bitsandbytes', of E2M1 the Open Compute Project's. C++ has them by csrc/generate.py, numpy by runtime/weights/dequantize.py.
-Each kernel's `supports` lists the formats that it reads. This file knows no files of weights and no kernels."""
+A format is data. Geometry of blocks and tables of codes are in formats.json: those of NF4 are QLoRA's (Dettmers et al.
+2023), of FP4 bitsandbytes', of E2M1 the Open Compute Project's. C++ gets them by csrc/generate.py, numpy by
+runtime/weights/dequantize.py. Each kernel's `supports` lists the formats that it reads. This module is independent of weight
+files and kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class WeightFormat:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The torch dtype of plain numbers; None of any other format."""
+        """Return the torch dtype of plain numbers; None for other formats."""
         return DENSE.get(self.name)
 
     def __str__(self) -> str:
@@ -57,7 +58,7 @@ TABLES: Mapping[WeightFormat, tuple[float, ...]] = {
 
 
 class BlockFormat(NamedTuple):
-    """A type of ggml's blocks that is decoded: `columns` in `size` bytes, which become `codes` with `groups` scales."""
+    """Format of ggml's blocks that is decoded: `columns` in `size` bytes become `codes` with `groups` scales."""
 
     columns: int
     size: int
@@ -83,36 +84,36 @@ _TYPES = {**dict.fromkeys(_FLOATS, torch.float32), "order": torch.int32}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWeight:
-    """Rows of a matrix. `tensors` by role: "weight", [rows, columns] of plain numbers or [rows, bytes of a row] uint8 of blocks;
-    whatever belongs to it in its format ("scales", "zeros", "order", "mins"); and "bias" [rows], where the layer has one. A
-    `LinearWeight.refill` may be given a bias alone."""
+    """Rows of a matrix. `tensors` by role: "weight", [rows, columns] of plain numbers or [rows, bytes of a row] uint8 of
+    blocks; further roles of its format ("scales", "zeros", "order", "mins"); and "bias" [rows], if the layer has one. For
+    `LinearWeight.refill` it may contain a bias only."""
 
     format: WeightFormat
     tensors: Mapping[str, Tensor]
 
     @classmethod
     def dense(cls, weight: Tensor, bias: Tensor | None = None) -> StoredWeight:
-        """weight [rows, columns] of plain numbers, bias [rows]."""
+        """Create from plain numbers: weight [rows, columns], bias [rows]."""
         return cls(WeightFormat(str(weight.dtype).removeprefix("torch.")), {"weight": weight}).with_bias(bias)
 
     @classmethod
     def int8(cls, weight: Tensor, bias: Tensor | None = None) -> StoredWeight:
-        """weight [rows, columns] of plain numbers that are to be rounded to eight bits."""
+        """Create from plain numbers, weight [rows, columns], that the kernel rounds to 8 bits."""
         return cls(INT8, {"weight": weight}).with_bias(bias)
 
     @classmethod
     def int16(cls, weight: Tensor, bias: Tensor | None = None) -> StoredWeight:
-        """The same to sixteen bits."""
+        """Create from plain numbers, weight [rows, columns], that the kernel rounds to 16 bits."""
         return cls(INT16, {"weight": weight}).with_bias(bias)
 
     @classmethod
     def blocks(cls, kind: str, rows: Tensor, bias: Tensor | None = None) -> StoredWeight:
-        """rows [rows, bytes of a row] uint8 in ggml's blocks of this type ("Q4_1")."""
+        """Create from rows [rows, bytes of a row] uint8 in ggml's blocks of this type ("Q4_1")."""
         return cls(WeightFormat(kind), {"weight": rows}).with_bias(bias)
 
     @classmethod
     def as_written(cls, kind: str, rows: Mapping[str, Tensor]) -> StoredWeight:
-        """Bytes by role, each [rows, bytes of a row] uint8, in ggml's blocks of this type or in codes and scales."""
+        """Create from bytes by role, each [rows, bytes of a row] uint8, in ggml's blocks or in codes and scales."""
         written = WeightFormat(kind)
         types = _TYPES | {"weight": _WEIGHT_TYPES.get(written, torch.uint8)} if written in CODED else {}
         if written == E2M1 and "super_scales" in rows:
@@ -121,7 +122,7 @@ class StoredWeight:
         return cls(written, tensors | ({"order": tensors["order"].flatten()} if "order" in tensors else {}))
 
     def with_bias(self, bias: Tensor | None) -> StoredWeight:
-        """The same rows, and this bias if there is one."""
+        """Return the same rows with this bias; unchanged if it is None."""
         return self if bias is None else StoredWeight(self.format, {**self.tensors, "bias": bias})
 
     @property
@@ -141,7 +142,7 @@ def parts_of(stored: Stored) -> tuple[StoredWeight, ...]:
 
 
 def formats_of(parts: Iterable[StoredWeight]) -> tuple[WeightFormat, ...]:
-    """Each once, in an order that depends on nothing else."""
+    """Return the distinct formats of the parts, sorted."""
     return tuple(sorted({part.format for part in parts}, key=str))
 
 
@@ -152,9 +153,9 @@ def bias_of(parts: Iterable[StoredWeight]) -> Tensor | None:
 
 
 def only_dense(stored: Stored, dtype: torch.dtype | None = None) -> tuple[Tensor | None, Tensor | None]:
-    """Weight and bias of a kernel that keeps plain numbers as they come, in one piece; either may be missing of a refill.
+    """Return the joined weight and bias of plain parts; either is None if no part has it, as in a refill.
 
-    Raises ValueError for what is not plain numbers, or not of `dtype`."""
+    Raises ValueError for other formats, or a dtype other than `dtype`."""
     parts = parts_of(stored)
     for part in parts:
         if part.format.dtype is None or dtype not in (None, part.format.dtype):

@@ -1,7 +1,7 @@
-"""Symbols: what stands for a step's tensors while a stack is traced (tracing.py).
+"""Symbols: placeholders of a step's tensors while a stack is traced (tracing.py).
 
-An op that is given symbols takes its tracing kernel, in traced.py of the op's folder, which notes what is to be done and
-computes nothing. Whatever else is done to a symbol raises NotTraceable, so nothing can be left out unseen."""
+An op called with symbols uses its tracing kernel, in traced.py of the op's folder, which records the op and computes
+nothing. Any other operation on a symbol raises NotTraceable, so nothing is left out silently."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ DEVICE = "meta"  # where torch keeps tensors that have a shape and no numbers
 
 
 class NotTraceable(Exception):
-    """The message says what was done."""
+    """Error: an operation on a symbol cannot be traced; the message names it."""
 
 
 class Symbol(Tensor):
-    """A tensor of a step to come: `register` of a program, [1, width] float32; or an input of every step, `register` None.
+    """Placeholder of a tensor: `register` of a program, [1, width] float32; or, with `register` None, an input of every step.
 
-    `table`: of slots, the block table that they are of."""
+    `table`: for slots, the index of their block table."""
 
     program: Any
     register: int | None

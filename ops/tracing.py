@@ -1,8 +1,8 @@
-"""Tracing: a stretch of a forward pass is run once on symbols instead of tensors, and from then on by one native call.
+"""Tracing: a part of a forward pass is run once on symbols instead of tensors, and later by one native call.
 
-A step of one token is hundreds of small ops; between them Python, and the wait for its lock, cost more than the ops. While
-a stack is traced, ops are called as ever, with `Symbol`s (symbols.py), for which the registry takes the kernels that note what is
-to be done. What runs later are the native kernels on the same numbers: not a bit differs."""
+A step of one token is hundreds of small ops; Python between them, and waiting for the GIL, cost more than the ops. While a
+stack is traced, ops are called as usual, with `Symbol`s (symbols.py), for which the registry chooses kernels that record the
+op. Later the native kernels run on the same numbers, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Tracer:
         self._last: Tensor | None = self._first[0] if after else None
 
     def add(self, function: Callable[[Tensor | None, StepSymbols], Tensor]) -> None:
-        """Raises NotTraceable, and is then as before."""
+        """Trace a function. Raises NotTraceable and leaves the tracer unchanged."""
         before = len(self._program)
         try:
             self._last = function(self._last, self._step)

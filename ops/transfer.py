@@ -1,6 +1,6 @@
-"""Between host and device, in stream order and without waiting: numbers up, results down.
+"""Copies between host and device, in stream order and without waiting.
 
-Where the device has its own queue and memory, host memory must be pinned for that; on a CPU there is nothing to do."""
+If the device has its own queue and memory, host memory must be pinned; on a CPU nothing is copied."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_remote(device: torch.device) -> bool:
 
 
 def upload(target: Tensor, values: NDArray[Any]) -> None:
-    """values -> target, which has their shape."""
+    """Copy values to target, which has their shape."""
     source = torch.from_numpy(values)
     if is_remote(target.device):
         source = source.pin_memory()  # its allocator keeps freed memory until the copy out of it is done
@@ -33,7 +33,7 @@ def index_on(
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """The same on its way to the host: to be read once the work enqueued before has run."""
+    """Start copying a tensor to the host. Read the result only after the work enqueued before has run."""
     if not is_remote(tensor.device):
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

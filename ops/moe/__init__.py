@@ -1,4 +1,4 @@
-"""Mixtures of experts: room for a layer's experts, and the weighted sum of those that a token's router chose."""
+"""Mixture of experts: memory for a layer's experts, and the weighted sum of each token's chosen experts."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _prepare_experts = Op(
 def prepare_experts(
     shape: ExpertShape, dtype: torch.dtype, device: torch.device, formats: Iterable[WeightFormat] = ()
 ) -> ExpertWeights:
-    """Room for the experts of one layer, each of which is then filled in, in the form that the chosen kernel reads. `formats`:
-    those that they will come in; by default plain numbers of `dtype`.
+    """Allocate the experts of one layer in the form that the chosen kernel reads; they are filled one by one. `formats`:
+    formats of the weights, by default plain numbers of `dtype`.
 
-    Raises NotImplementedError where no kernel takes them (`moe_refusal`)."""
+    Raises NotImplementedError if no kernel supports them (`moe_refusal`)."""
     facts = (device, dtype, None, 0, tuple(formats))
     made: ExpertWeights = _prepare_experts.runs[facts](shape, dtype, device)
     return made
@@ -48,14 +48,15 @@ def prepare_experts(
 def count_experts(
     counts: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, counted: Tensor
 ) -> None:
-    """Add to counts [E] int64 how many of the tokens `counted` [T] bool take each expert, by logits [T, E], as `moe` has it."""
+    """Add to counts [E] int64 how many tokens choose each expert, by logits [T, E] as in `moe`; only tokens `counted` [T]
+    bool."""
     chosen, _ = reference.route(logits, routing, e_score_correction_bias)
     counts.scatter_add_(0, chosen.flatten(), counted[:, None].expand_as(chosen).flatten().to(counts.dtype))
 
 
 def moe_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, device: torch.device) -> str | None:
-    """Why `ExpertWeights.fill` takes no weight whose rows are so written, for activations of this dtype on the device; None where
-    it does."""
+    """Return why `ExpertWeights.fill` does not support weights in these formats, for this activation dtype and device, or
+    None."""
     formats = tuple(formats)
     if device.type == "cuda" and len(formats) > 1 and any(each.dtype is None for each in formats):
         return "all rows of an expert are read in one format"

@@ -33,7 +33,7 @@ class _Kept(NamedTuple):
 
 
 class CodedExpertWeights(GroupedExpertWeights):
-    """Experts of which each half is written as the first that is filled in. Groups of fp8, w8 and w4 must fit the first one's."""
+    """Experts in codes. The first expert filled sets each half's format; group sizes of fp8, w8 and w4 must fit its own."""
 
     takes_adapters = False
 
@@ -57,7 +57,7 @@ class CodedExpertWeights(GroupedExpertWeights):
         overwrite(self._biases[half][expert] if self.shape.bias else None, bias, "bias")
 
     def _fill_weight(self, half: Half, expert: int, parts: tuple[StoredWeight, ...]) -> None:
-        """Raises ValueError where it does not fit what is kept of the others."""
+        """Store one expert's weight. Raises ValueError if it does not match the stored experts."""
         formats, current = formats_of(parts), self._weights.get(half)
         if len(formats) != 1 or (current is not None and formats[0] != current.written):
             kept = "codes of one kind" if current is None else str(current.written)
@@ -89,7 +89,7 @@ class CodedExpertWeights(GroupedExpertWeights):
         return not is_ordered and experts_coded.fits(kind_of(parts[0]), self.shape, max(map(groups_of, parts)), half)
 
     def _kept(self, parts: tuple[StoredWeight, ...], given: dict[str, Tensor]) -> _Kept:
-        """Make room for one of each expert like the given one."""
+        """Allocate memory for all experts, shaped like the given one."""
         roles = {
             role: one.new_empty((self.shape.num_experts, *one.shape), device=self._device)
             for role, one in given.items()

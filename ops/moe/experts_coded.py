@@ -1,5 +1,5 @@
-"""Grouped products of experts in codes on Hopper, out of registers (experts_coded.cu): weights lie in the pieces of
-gemm/pieces.py, expert behind expert."""
+"""Grouped products of coded experts on Hopper, with weights in registers (experts_coded.cu). Weights are in the pieces of
+gemm/pieces.py, one expert after another."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def experts_coded(
     codes: WeightFormat, shape: ExpertShape, half: Half, pieces: Tensor, bias: Tensor | None, x: Tensor, routed: Routed,
     tile: Tile | None = None,
 ) -> Tensor:  # fmt: skip
-    """gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by pair, weighted. pieces
-    [E, ...]: as of `pieces.in_pieces`."""
+    """Compute one half of the experts. gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place ->
+    [pairs, H] by pair, weighted. pieces [E, ...]: from `pieces.in_pieces`."""
     first, num_pairs = half == "gate_up", routed.order.shape[0]
     out_features, in_features = shape.matrix(half)
     x = gather(x, routed.order, routed.chosen.weights.shape[1]) if first else x.contiguous()
@@ -66,7 +66,7 @@ def experts_coded(
 
 
 def choose(codes: WeightFormat, pairs_per_expert: float, groups: int, *, gated: bool) -> Tile:
-    """The quickest instance for so many pairs on average: most experts' are one tile."""
+    """Return the fastest instance for this mean number of pairs: most experts fit into one tile."""
     most = next((rows for rows in _SHAPES if pairs_per_expert * 1.5 <= rows), max(_SHAPES))
     wgs, blocks = _SHAPES[most]
     return lie.tile_of(codes, most, wgs, blocks, groups == lie.FINEST, groups, gated, spare_bytes=_MAX_EXPERTS * 4)
@@ -82,7 +82,7 @@ _SHAPES = {
 
 
 def tiles(codes: WeightFormat, groups: int, *, gated: bool) -> list[Tile]:
-    """All that `choose` may say."""
+    """Return all instances that `choose` can return."""
     return [choose(codes, rows / 1.5, groups, gated=gated) for rows in _SHAPES]
 
 
@@ -90,7 +90,7 @@ def tiles(codes: WeightFormat, groups: int, *, gated: bool) -> list[Tile]:
 def compile_ahead(
     codes: WeightFormat, groups: int, dtype: torch.dtype, device: torch.device, *, clamped: bool = False
 ) -> None:
-    """Begin to compile what any number of pairs may need, once."""
+    """Start compiling the instances for any number of pairs, once."""
     kernels = {False: _KERNEL, True: _CLAMPED if clamped else _KERNEL}  # by whether there are gates
     names = [tile.name(kernels[gated]) for gated in (False, True) for tile in tiles(codes, groups, gated=gated)]
     program().compile_ahead(names, dtype, device)
@@ -98,7 +98,7 @@ def compile_ahead(
 
 @functools.cache
 def program() -> Program:
-    """Made with the first weight: no start without such weights is to compile it."""
+    """Return the program. It is created with the first coded expert, so that other starts do not compile it."""
     written = [(codes, groups) for codes in (FP8, W4, W8, *_DECODED) for groups in lie.group_counts(codes)]
     known = [tile for each in written for gated in (False, True) for tile in tiles(*each, gated=gated)]
     products = warpgroups.products((tile.rows for tile in known), out_of_registers=True)

@@ -1,6 +1,6 @@
-"""Mixture of experts by oneloop_native: each chosen expert is two packed linear layers on the rows that chose it.
+"""Mixture of experts by oneloop_native: a chosen expert is two packed linear layers, applied to the tokens that chose it.
 
-A token's parts are added in the order of their experts' numbers, so its result does not depend on the tokens beside it."""
+A token's parts are added in the order of expert indices, so its result does not depend on other tokens."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class NativeExpertWeights(ExpertWeights):
         return activation.gated(gate_up, kind) if self.shape.gated else activation.activate(gate_up, kind)
 
     def _each(self, half: Half, spans: list[_Span], x: Tensor, tokens: Tensor, beside: Beside | None) -> Tensor:
-        """x [pairs, in] of `tokens` [pairs], each span of it times its expert's matrix."""
+        """Multiply each span of x [pairs, in] by its expert's matrix. `tokens` [pairs]: token of each pair."""
         out = torch.empty(len(x), self.shape.matrix(half)[0])
         for expert, start, end in spans:
             self._packed[half, expert].matmul_into(x[start:end], out[start:end])

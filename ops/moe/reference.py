@@ -1,4 +1,4 @@
-"""Mixture of experts in plain torch, any float dtype, any device: it says what routing and mixing mean."""
+"""Mixture of experts in plain torch, any float dtype, any device: the definition of routing and mixing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ops.stored import Stored, only_dense
 
 
 def route(logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """logits [T, E] -> the chosen experts [T, top_k] int64 and their weights [T, top_k], in float32 at least.
+    """Choose experts by logits [T, E]: return ids [T, top_k] int64 and weights [T, top_k], in float32 at least.
 
-    e_score_correction_bias [E]: added to the scores where they choose."""
+    e_score_correction_bias [E] is added to the scores for the choice only."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     if routing.score == "sparsemixer":
         return _sparsemixer(wide, routing)
@@ -69,8 +69,8 @@ def clamped_swiglu(gate_up: Tensor, activation: ClampedActivation) -> Tensor:
 
 
 def sorted_here(ids: Tensor, shape: ExpertShape) -> tuple[Tensor, list[int]]:
-    """Chosen experts [T, top_k] of those that the router has -> where those of `shape` stand in the flattened ids, by expert, then
-    ascending; and how many each has, up to the last that has any."""
+    """Return the indices of chosen experts [T, top_k] in the flattened ids, sorted by expert, then ascending, for the
+    experts of `shape` only; and the number of tokens of each expert, up to the last one chosen."""
     flat = ids.flatten() - shape.first
     if shape.are_all:
         return flat.argsort(stable=True), flat.bincount().tolist()
@@ -80,7 +80,7 @@ def sorted_here(ids: Tensor, shape: ExpertShape) -> tuple[Tensor, list[int]]:
 
 
 def by_expert(ids: Tensor, shape: ExpertShape) -> Iterator[tuple[int, Tensor]]:
-    """Chosen experts [T, top_k] by expert: each that was chosen, ascending, and where it stands in the flattened ids, ascending."""
+    """Yield each chosen expert, ascending, and its indices in the flattened ids [T, top_k], ascending."""
     order, counts = sorted_here(ids, shape)
     for expert, places in enumerate(order.split(counts)):
         if len(places):
@@ -88,8 +88,8 @@ def by_expert(ids: Tensor, shape: ExpertShape) -> Iterator[tuple[int, Tensor]]:
 
 
 class StackedExpertWeights(ExpertWeights):
-    """gate_up [E, 2 * I, H], or [E, I, H] without gates, and down [E, H, I] in one tensor each, with biases [E, 2 * I] or [E, I],
-    and [E, H], or none."""
+    """Experts in stacked tensors: gate_up [E, 2 * I, H], or [E, I, H] without gates, and down [E, H, I]; optional biases [E,
+    2 * I] or [E, I], and [E, H]."""
 
     def __init__(self, shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape

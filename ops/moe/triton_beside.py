@@ -65,7 +65,7 @@ def _shrink(
 
 
 def shrunk(shares: ExpertShares, x: Tensor, routed: Routed, *, by_token: bool) -> Added:
-    """x [T, in] `by_token`, else [pairs, in] by place, contiguous and of the adapters' type."""
+    """Shrink x: [T, in] if `by_token`, else [pairs, in] by place; contiguous and of the adapters' dtype."""
     num_slots, num_parts, rank, size = shares.a.shape
     num_pairs, num_experts = routed.order.shape[0], routed.starts.shape[0] - 1
     h = torch.empty(num_pairs, num_parts, rank, dtype=torch.float32, device=x.device)

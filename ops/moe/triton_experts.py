@@ -1,4 +1,4 @@
-"""Mixture of experts in Triton: which kernels, and how large, for how many tokens."""
+"""Mixture of experts in Triton: choice of kernels and tile sizes by the number of tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ops.tuning.numbers import ExpertTiles, ProductTiles
 
 
 class GroupedExpertWeights(ExpertWeights):
-    """Two grouped products behind a routing, whatever weights are written in. `written`: what else kernels are compiled for."""
+    """Experts computed by two grouped products, for any weight format. `written`: further facts of compiled kernels."""
 
     written: object = None
     _tiles: tuple[ExpertTiles, ...]
@@ -26,8 +26,8 @@ class GroupedExpertWeights(ExpertWeights):
     def product(
         self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles, added: triton_grouped.Added | None
     ) -> Tensor:
-        """gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by pair, weighted.
-        `added`: only where `takes_adapters`."""
+        """Compute one half. gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H]
+        by pair, weighted. `added`: only if `takes_adapters`."""
 
     def mix(
         self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
@@ -49,7 +49,7 @@ class GroupedExpertWeights(ExpertWeights):
         self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
         beside: Beside | None,
     ) -> None:  # fmt: skip
-        """Run every kernel that any number of tokens will need, once a shape: none is left to be compiled in a capture."""
+        """Run every kernel that any number of tokens will need, once per shape, so that a capture compiles none."""
         key = (
             self.shape,
             self.written,
@@ -104,7 +104,7 @@ def mix(
     experts: GroupedExpertWeights, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None,
     plus: Tensor | None, choice: ExpertTiles, beside: Beside | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute `ops.moe`, of one token at least, by the chosen kernels."""
+    """Compute `ops.moe` for at least one token by the chosen kernels."""
     x, logits, plus = x.contiguous(), logits.contiguous(), None if plus is None else plus.contiguous()
     routed, shape = route(logits, routing, e_score_correction_bias), experts.shape
     if not shape.are_all:  # of the others' pairs nothing is computed, and nothing is read

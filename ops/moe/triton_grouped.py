@@ -277,7 +277,8 @@ def _add_parts(
 
 
 def add_parts(parts: Tensor, chosen: Tensor, shape: ExpertShape, plus: Tensor | None) -> Tensor:
-    """parts [T * top_k, H] and plus [T, H] contiguous -> [T, H]: of the experts `chosen` [T, top_k] int32 those of `shape`."""
+    """Sum each token's parts [T * top_k, H] of experts in `shape`, plus [T, H] -> [T, H]. `chosen` [T, top_k] int32: the
+    experts."""
     (num_tokens, top_k), hidden = chosen.shape, parts.shape[1]
     out = torch.empty((num_tokens, hidden), dtype=parts.dtype, device=parts.device)
     lanes = min(1024, triton.next_power_of_2(hidden))
@@ -305,7 +306,8 @@ def product(
     shape: ExpertShape, half: Half, codes: Codes, bias: Tensor | None, x: Tensor, routed: Routed, tiles: ProductTiles,
     added: Added | None = None,
 ) -> Tensor:  # fmt: skip
-    """gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by pair, weighted."""
+    """Compute a half. gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by
+    pair, weighted."""
     first, num_pairs, columns = half == "gate_up", routed.order.shape[0], _max_columns(codes, tiles)
     out_features = shape.intermediate_size if first else shape.hidden_size
     out = torch.empty((num_pairs, out_features), dtype=x.dtype, device=x.device)
@@ -331,7 +333,7 @@ def product(
 
 
 def _max_columns(codes: Codes, tiles: ProductTiles) -> int:
-    """Tiles are those of 16-bit weights; codes on their way to numbers take registers and shared memory beside theirs."""
+    """Return the columns of a tile: fewer for codes, whose conversion needs registers and shared memory too."""
     most = tiles.columns if codes.kind == PLAIN else 64 if codes.kind in DECODED else 128
     return min(tiles.columns, most)
 

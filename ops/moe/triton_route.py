@@ -25,15 +25,15 @@ _MAX_LANES = 1 << 13  # tokens times experts that one program looks at together
 
 
 class Chosen(NamedTuple):
-    """The experts of each token, [T, top_k] int32, and their weights, [T, top_k] float32."""
+    """Chosen experts of each token, [T, top_k] int32, and their weights, [T, top_k] float32."""
 
     experts: Tensor
     weights: Tensor
 
 
 class Routed(NamedTuple):
-    """T tokens, E experts. Pair p is rank p % top_k of token p // top_k: order [T * top_k] int32 are the pairs by expert, those
-    of expert e at starts[e] to starts[e + 1]; starts [E + 1] int32."""
+    """Routing of T tokens to E experts. Pair p is rank p % top_k of token p // top_k. order [T * top_k] int32: pairs sorted
+    by expert; those of expert e are at starts[e] to starts[e + 1]. starts [E + 1] int32."""
 
     chosen: Chosen
     order: Tensor
@@ -191,7 +191,7 @@ def _sort(
 
 
 def route(logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None = None) -> Routed:
-    """logits [T, E] contiguous, T at least 1; e_score_correction_bias [E] or None."""
+    """Route by logits [T, E] contiguous, T at least 1; e_score_correction_bias [E] or None."""
     num_tokens, num_experts = logits.shape
     top_k, device = routing.top_k, logits.device
     lanes = _lanes(num_experts, routing)
@@ -242,7 +242,7 @@ def _gather(
 
 
 def gather(x: Tensor, order: Tensor, top_k: int) -> Tensor:
-    """x [T, H] and the pairs by place [T * top_k] int32 (`triton_route.Routed`) -> the row of each pair's token [T * top_k, H]."""
+    """Gather the row of each pair's token from x [T, H], by order [T * top_k] int32 (`Routed`) -> [T * top_k, H]."""
     num_pairs, width = order.shape[0], x.shape[1]
     out = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
     lanes = min(2048, triton.next_power_of_2(width))

@@ -1,7 +1,7 @@
-"""ExpertWeights: the feed-forward experts of one layer, in whatever form their kernel wants to read; filled one by one at load.
+"""ExpertWeights: the feed-forward experts of one layer in their kernel's own form, filled one by one at load.
 
-Expert e computes down_e(activation(gate_e(x)) * up_e(x)), gate and up as one matrix, gates first; one without a gate computes
-down_e(activation(up_e(x)))."""
+Expert e computes down_e(activation(gate_e(x)) * up_e(x)), gate and up as one matrix, gates first; one without a gate
+computes down_e(activation(up_e(x)))."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GroupScore = Literal["best", "top-2 sum"]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Each token takes the `top_k` experts of highest choice: the score of their logit plus, where there is one, a
-    correction bias that only choosing sees (Wang et al. 2024). An expert's weight is its score, divided by the sum of the
-    chosen ones (at least `min_sum`) if `renormalize`, times `scale`.
+    """Choice of experts by a router. A token takes the `top_k` experts with the largest score, plus a correction bias if there
+    is one, which affects the choice only (Wang et al. 2024). An expert's weight is its score, divided by the sum of the chosen
+    ones (at least `min_sum`) if `renormalize`, times `scale`.
 
-    With `num_groups` > 1 the experts stand in as many equal groups, and only those of the `top_groups` best groups can be
-    chosen; a group is judged by its best choice or the sum of its two best (DeepSeek-V2 and V3, 2024).
+    With `num_groups` > 1 experts are in groups of equal size, and only the `top_groups` best groups can be chosen. A group is
+    ranked by its best score or the sum of its two best (DeepSeek-V2 and V3, 2024).
 
     "sparsemixer" (Liu et al. 2023) takes the largest logits one by one; a weight is its softmax among the logits not yet
     taken and within 2 `jitter` of it, relatively. None of the other rules apply to it."""
@@ -103,7 +103,8 @@ class Beside(Protocol):
         ...
 
     def add(self, half: Half, expert: int, x: Tensor, tokens: Tensor, out: Tensor) -> None:
-        """out [n, out features] += of x [n, in features], rows of the step's tokens [n] int64, ascending."""
+        """Add adapters' products of x [n, in features] to out [n, out features]; rows are the step's tokens [n] int64,
+        ascending."""
         ...
 
 
@@ -131,4 +132,4 @@ class ExpertWeights(ABC):
         self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
         beside: Beside | None = None,
     ) -> Tensor:  # fmt: skip
-        """See `ops.moe`. `beside`: where something is added to experts."""
+        """See `ops.moe`. `beside`: adapters of the experts, or None."""

@@ -1,4 +1,4 @@
-"""Norms of a token's features: RMS norm and layer norm, with the residual added before or not, and the gated one."""
+"""Norms of a token's features: RMS norm, layer norm (both optionally after adding the residual), and gated RMS norm."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _gated_rms_norm = backends.on_gpus("gated_rms_norm", "ops.norm.triton_gated:gate
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., H] / sqrt(mean(x^2) + eps) * weight [H], same shape (Zhang and Sennrich 2019)."""
+    """Return x [..., H] / sqrt(mean(x^2) + eps) * weight [H], same shape (Zhang and Sennrich 2019)."""
     return _rms_norm.runs[x.device, x.dtype](x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual [T, H] += x [T, H] in place; returns rms_norm(residual), [T, H]."""
+    """Add x [T, H] to residual [T, H] in place; return rms_norm(residual), [T, H]."""
     return _add_rms_norm.runs[x.device, x.dtype](x, residual, weight, eps)
 
 
@@ -54,16 +54,16 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """residual [T, H] += x [T, H] in place; returns layer_norm(residual), [T, H]."""
+    """Add x [T, H] to residual [T, H] in place; return layer_norm(residual), [T, H]."""
     return _add_layer_norm.runs[x.device, x.dtype](x, residual, weight, bias, eps)
 
 
 def layer_norm_of_sum(x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """layer_norm(x + y), [T, H]; nobody wants the sum, and y may be overwritten."""
+    """Return layer_norm(x + y), [T, H]. The sum is not returned, and y may be overwritten."""
     return _layer_norm_of_sum.runs[x.device, x.dtype](x, y, weight, bias, eps)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int, gate_first: bool) -> Tensor:
-    """RMS norm of each `group_size` neighbours of x [T, I], times weight [I]; x is multiplied by silu(gate [T, I]) before
-    (`gate_first`) or after. Rows of the gate may be strided."""
+    """Return the RMS norm of each `group_size` neighbours of x [T, I], times weight [I]. silu(gate [T, I]) multiplies x
+    before (`gate_first`) or after. Rows of the gate may be strided."""
     return _gated_rms_norm.runs[x.device, x.dtype](x, gate, weight, eps, group_size, gate_first)

@@ -1,6 +1,6 @@
-"""Between the qkv projection and attention, in one pass: norms of q and k heads, rotary embedding, cache writes.
+"""Norms of q and k heads, rotary embedding and KV cache writes in one Triton pass, between the qkv projection and attention.
 
-Memory-bound, so each head is read once and written once: where there is a cache, attention reads k and v there. A normed head
+Memory-bound, so each head is read once and written once: if there is a cache, attention reads k and v there. A normed head
 is rounded to the model's dtype before it is rotated, as the separate ops would round it."""
 
 from __future__ import annotations
@@ -127,12 +127,11 @@ def norm_rope_store(
     slot_mapping: Tensor | None = None,
     kv_scales: tuple[float, float] = UNSCALED,
 ) -> None:
-    """qkv [T, (num_heads + 2 * num_kv_heads) * head_size], rows contiguous: q and k are normed by `norms` (the weights
-    [head_size] of q and of k) where given, then rotated, in place; but where there are caches k and v go there, and are left here
-    as they were.
+    """Norm q and k of qkv [T, (num_heads + 2 * num_kv_heads) * head_size] by `norms` (weights [head_size] of q and of k), if
+    given, and rotate them in place. With caches, k and v are written there and unchanged in qkv. Rows of qkv are contiguous.
 
     positions [T] int64; cos_sin [max_pos, D_rot] float32 as in `ops.rope`, halves (not interleaved), D_rot 0 for no
-    rotation; caches [num_blocks, num_kv_heads, block_size, head_size], of any type that `ops.store_kv` knows, and `kv_scales` as
+    rotation; caches [num_blocks, num_kv_heads, block_size, head_size], of any dtype of `ops.store_kv`, and `kv_scales` as
     there; slot_mapping [T] int64, -1 stores nothing."""
     num_tokens = qkv.shape[0]
     if not num_tokens:

@@ -1,4 +1,4 @@
-"""One token id out of a row of logits, as the tables of what each row wants say."""
+"""Sampling of one token id per row of logits, by per-row parameters in tables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def sample(
     logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables,
     drafts: Drafts | None = None, masks: Masks | None = None,
 ) -> Tensor:  # fmt: skip
-    """One id per row of logits [L, V], [L] int64, as `tables` ask for row sample_rows[l] (int32; -1: none) at index
-    sample_positions[l] (int64); -1 where a row's logits are unusable. Writes last_ids[row] and the rows' counts. Without
-    `drafts` no row comes twice; `masks` stand for the tables' own."""
+    """Sample one id per row of logits [L, V], as [L] int64. `tables` has the parameters of row sample_rows[l] (int32; -1:
+    none); sample_positions[l] (int64) is the token's index. Unusable logits give -1. Writes last_ids[row] and the rows'
+    counts. Rows are distinct unless there are `drafts`; `masks` replace the tables' masks."""
     run = _sample.runs[logits.device, logits.dtype]
     return run(logits, sample_rows, sample_positions, last_ids, tables, drafts, masks)

@@ -1,4 +1,4 @@
-"""Sampling by oneloop_native where a row asks for nothing but its largest logit; the reference serves all others."""
+"""Sampling by oneloop_native for rows that take the largest logit; the reference computes all others."""
 
 from __future__ import annotations
 

@@ -28,17 +28,17 @@ def mix(x: int) -> int:
 
 
 def noise_keys(seed_low: int, seed_high: int, position: int) -> tuple[int, int]:
-    """Two words for the hash of one draw, out of its 64-bit seed's halves and its position modulo 2^32."""
+    """Return two hash words for one draw, from the halves of its 64-bit seed and its position modulo 2^32."""
     seed_low, seed_high = seed_low & _MASK, seed_high & _MASK
     place = mix((position + GOLDEN) & _MASK)
     return mix(mix(place ^ seed_low) ^ seed_high), mix(mix((place + OTHER_KEY & _MASK) ^ seed_high) ^ seed_low)
 
 
 def gumbel(ids: Tensor | int, keys: tuple[int, int]) -> Tensor:
-    """Noise of token ids [N] int32, or of all ids below `ids` where it is a number: [N] float32, -2.9 to 22.2.
+    """Return the noise of token ids [N] int32, or of all ids below an int `ids`: [N] float32, -2.9 to 22.2.
 
-    E = -log(1 - v) is exponential for uniform v, and -log(E) Gumbel. v has 31 bits and is read as small near 0, where
-    the large noise is made that lets rare tokens win: one of probability 1e-8 still has its share."""
+    E = -log(1 - v) is exponential for uniform v, and -log(E) Gumbel. v has 31 bits and full precision near 0, which gives
+    the large noise by which rare tokens win: one of probability 1e-8 is still drawn in proportion."""
     x = (_spread(ids) if isinstance(ids, int) else ids * _signed(GOLDEN)) + _signed(keys[0])
     shifted = torch.empty_like(x)
     _xor_shift(x, 16, shifted)

@@ -1,6 +1,6 @@
-"""Sampling in plain torch, a row of logits at a time where a row asks for more than its largest logit. Any float dtype.
+"""Sampling in plain torch: row by row, except for rows that take their largest logit. Any float dtype.
 
-It reads the tables on the host, so on a CUDA device it waits for every row: the yardstick there, and the way on a CPU."""
+It reads the tables on the host, so on a CUDA device it waits for every row: the baseline there, the implementation on a CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def draw(
     logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, tables: SamplingTables, guesses: Tensor | None,
     masks: Masks | None,
 ) -> Tensor:  # fmt: skip
-    """The ids, with what a row gains counted; NOT_FINITE where that ends before, in rows that ask for more than the largest."""
+    """Return the sampled ids and update the rows' counts; a row's ids after its first mismatching draft may be NOT_FINITE."""
     rows = sample_rows.tolist()
     row_index = sample_rows.long()
     flags = tables.records[row_index, t.FLAGS].tolist()
@@ -66,7 +66,7 @@ def note(ids: Tensor, sample_rows: Tensor, last_ids: Tensor) -> None:
 
 
 def accept(ids: Tensor, sample_rows: Tensor, last_ids: Tensor, drafts: Drafts) -> None:
-    """The last id that each row gained is its next input; and the guesses behind it were computed for nothing."""
+    """Store each row's last accepted id as its next input, and subtract rejected drafts from `drafts.num_computed`."""
     drawn, rows, behind = ids.tolist(), sample_rows.tolist(), drafts.ids.tolist()
     for first, (row, guess) in enumerate(zip(rows, behind, strict=True)):
         if row < 0 or guess >= 0:
@@ -88,7 +88,7 @@ class _Record:
 
 
 def _sample_one(logits: Tensor, row: int, position: int, tables: SamplingTables, mask: Tensor) -> int:
-    """The id sampled from logits [V], NOT_FINITE where they are unusable."""
+    """Return the id sampled from logits [V], NOT_FINITE if they are unusable."""
     words = tables.records[row]
     record = _Record(words.tolist(), words.view(torch.float32).tolist())
     flags = record.words[t.FLAGS]
@@ -105,7 +105,7 @@ def _sample_one(logits: Tensor, row: int, position: int, tables: SamplingTables,
 
 
 def adjust(scores: Tensor, record: _Record, position: int, row: int, tables: SamplingTables, mask: Tensor) -> None:
-    """Penalties, bias, bans and mask, in this order, on scores [V] float32 in place."""
+    """Apply penalties, bias, bans and mask, in this order, to scores [V] float32 in place."""
     flags = record.words[t.FLAGS]
     if flags & t.PENALIZED:
         packed = tables.counts[row]
@@ -143,7 +143,7 @@ def _draw(scores: Tensor, record: _Record, position: int, largest: float) -> int
 
 
 def threshold(scores: Tensor, record: _Record, largest: float) -> float:
-    """The logit from which on a token is kept by min-p, top-k and top-p, each on what the last one left; all of equals."""
+    """Return the smallest logit kept by min-p, top-k and top-p, each applied to the tokens left by the last; ties are kept."""
     inverse_temperature = record.floats[t.INVERSE_TEMPERATURE]
     lowest = float(scores.new_tensor(largest) + record.floats[t.MIN_P_MARGIN])  # rounded like a logit
     top_k, top_p = record.words[t.TOP_K], record.floats[t.TOP_P]

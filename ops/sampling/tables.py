@@ -42,12 +42,12 @@ NOT_FINITE = -1  # in place of an id
 
 @dataclass(frozen=True, slots=True)
 class SamplingTables:
-    """All indexed by row first.
+    """Sampling parameters, indexed by row first.
 
-    records [R, RECORD] int32. counts [R, V] int16: occurrences in the output, and bit 15 for tokens of the prompt.
-    bias_ids [R, B] int32, ascending, with bias_values [R, B] float32. ban_ids [R, N] int32, ascending. masks [R, V / 32 up]
-    int32: bit t % 32 of word t // 32 says that token t may be drawn. Only the first NUM_BIASES and NUM_BANS entries of a row
-    are meant, its counts only where it is PENALIZED, its mask only where it is MASKED."""
+    records [R, RECORD] int32. counts [R, V] int16: occurrences in the output, and bit 15 for tokens of the prompt. bias_ids
+    [R, B] int32, ascending, with bias_values [R, B] float32. ban_ids [R, N] int32, ascending. masks [R, V / 32 up] int32:
+    bit t % 32 of word t // 32 allows token t. Only the first NUM_BIASES and NUM_BANS entries of a row are valid, its counts
+    only if it is PENALIZED, its mask only if it is MASKED."""
 
     records: Tensor
     counts: Tensor
@@ -60,7 +60,7 @@ class SamplingTables:
     def empty(
         cls, num_rows: int, vocab_size: int, max_biases: int, max_bans: int, device: torch.device
     ) -> SamplingTables:
-        """Every row greedy."""
+        """Allocate tables in which every row is greedy."""
         return cls(
             records=torch.zeros((num_rows, RECORD), dtype=torch.int32, device=device),
             counts=torch.zeros((num_rows, vocab_size), dtype=torch.int16, device=device),
@@ -78,21 +78,21 @@ class SamplingTables:
 
 
 class Drafts(NamedTuple):
-    """Guesses among the logits rows. ids [L] int64: the guess behind which each was computed, or below zero where it is its row's
-    first; the logits rows of one row stand side by side, in order. num_computed [R], integers: loses the guesses that were
-    computed for nothing.
+    """Draft tokens of the logits rows. ids [L] int64: the draft token after which each logits row was computed, negative for
+    the first of a sequence; its logits rows are adjacent and in order. num_computed [R], integers: rejected draft tokens are
+    subtracted.
 
-    Each draws as if the guesses before it had been drawn. What a row gains is its draws up to the first that is not the guess
-    behind it, or behind which nothing is asked for: these are counted, and the last of them is its last id. An id behind them
-    means nothing."""
+    Each logits row samples as if the draft tokens before it were accepted. A sequence accepts samples up to the first that
+    differs from the next draft token, or has none; these are counted, and the last one becomes its last id. Samples after it
+    are meaningless."""
 
     ids: Tensor
     num_computed: Tensor
 
 
 class Masks(NamedTuple):
-    """Masks of one step, in place of the tables': rows [L] int32, which of words [M, V / 32 up] int32 is each logits row's. It is
-    read only of rows that are MASKED."""
+    """Masks of one step, used instead of the tables': rows [L] int32, the index into words [M, V / 32 up] int32 for each
+    logits row. Read only for rows that are MASKED."""
 
     rows: Tensor
     words: Tensor

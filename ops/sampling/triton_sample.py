@@ -450,6 +450,6 @@ def sample(
 
 
 def choose_tile(num_rows: int, vocab_size: int, by: SamplingTuning) -> int:
-    """Tiles as large as leaves the device busy; a batch of one spreads over more than a hundred programs."""
+    """Return the largest tile that occupies the device; a batch of one is spread over more than a hundred programs."""
     *larger, smallest = by.tiles
     return next((tile for tile in larger if num_rows * triton.cdiv(vocab_size, tile) >= by.min_programs), smallest)

@@ -1,5 +1,5 @@
-"""Search for a threshold among a row's logits, in Triton: bisection over the ordered bits of floats, of as many logits as registers
-hold, or of those of listed groups."""
+"""Search for a threshold among a row's logits, in Triton: bisection over the ordered bits of floats, of logits in registers
+or in listed groups."""
 
 from __future__ import annotations
 

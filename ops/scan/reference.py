@@ -1,8 +1,7 @@
 """State space scans in plain torch: Mamba-2's, in chunks by matrix products, and Mamba's, token by token.
 
-Mamba-2: state space duality (Dao and Gu 2024). Mamba: selective scan (Gu and Dao 2023), whose every state dim forgets at a rate
-of its own, so that no product of matrices computes it. Any float dtype, any device; math in float32 at least. They read the
-step on the host."""
+Mamba-2: state space duality (Dao and Gu 2024). Mamba: selective scan (Gu and Dao 2023); every state dim has its own decay,
+which rules out matrix products. Any float dtype, any device; math in float32 at least. They read the step on the host."""
 
 from __future__ import annotations
 
@@ -37,8 +36,8 @@ class ScanHeads:
 
 
 def decays(decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """decay [..., n], logarithms of each token's factor -> between [..., n, n], the product of the factors behind token j up to
-    i, 0 above the diagonal; until [..., n], up to each; left [..., n], behind each. In the dtype of decay.
+    """Return products of decay factors, in the dtype of decay [..., n], which contains their logarithms: between [..., n, n],
+    of tokens j + 1 to i, 0 above the diagonal; until [..., n], of tokens up to i; left [..., n], of tokens after i.
 
     Sums are float64: a difference of two sums is small where both are large, and their rounding would be the error of its
     exponential (sums of 100 in float32: 4e-6 of each factor)."""
@@ -54,10 +53,10 @@ def walk(
     states: Tensor, state_indices: Tensor, meta: AttentionMeta,
     single: Callable[[Tensor, Tensor], Tensor], span: Callable[[slice, Tensor], Tensor],
 ) -> None:  # fmt: skip
-    """Advance states [num_states, ...] at state_indices [R] int64 (-1: none) in place by what the requests of the step bring.
+    """Advance states [num_states, ...] at state_indices [R] int64 (-1: none) in place by the requests of the step.
 
-    `single`: tokens [n] int64 and the n states before them -> those behind them. `span`: the tokens of one request and the state
-    before them -> the one behind them. It reads the step on the host."""
+    `single`: tokens [n] int64 and their n states -> the next states. `span`: the tokens of one request and its state -> the
+    next state. It reads the step on the host."""
     starts, seq_lens = meta.query_start_loc.tolist(), meta.seq_lens.tolist()
     ones: list[tuple[int, int, bool]] = []
     for request, state_index in enumerate(state_indices.tolist()):
@@ -117,7 +116,8 @@ def state_space_scan(
 
 
 def _chunk(dx: Tensor, b: Tensor, c: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """dx [G, R, n, P]; b, c [G, 1, n, N]; decay [G, R, n], logarithms; state [G, R, P, N] -> mixed [G, R, n, P], the next state."""
+    """Process one chunk; return its results [G, R, n, P] and the next state. dx [G, R, n, P]; b, c [G, 1, n, N]; decay [G,
+    R, n], logarithms; state [G, R, P, N]."""
     between, until, left = decays(decay)
     inside = (c @ b.transpose(-1, -2) * between) @ dx
     inherited = c @ state.transpose(-1, -2) * until.unsqueeze(-1)

@@ -32,16 +32,16 @@ def softplus(x):
 
 
 def precision(x: Tensor) -> str:
-    """Precision of products of matrices made of `x`: float32 numbers by three products each, which lose next to nothing."""
+    """Return the `input_precision` of tl.dot: for float32 three products each, which lose almost no precision."""
     return EXACT if x.dtype == torch.float32 else "tf32"
 
 
 def chunk_size(x: Tensor) -> int:
-    """Tokens multiplied at once."""
+    """Return the number of tokens of a chunk."""
     by = tuning.of(x.device).recurrent
     return by.float32_chunk if x.dtype == torch.float32 else by.chunk
 
 
 def lanes(size: int) -> int:
-    """Lanes for a side of `size` of a matrix that is multiplied: a power of two, at least 16."""
+    """Return the lanes for a matrix dimension of `size` in tl.dot: a power of two, at least 16."""
     return max(16, triton.next_power_of_2(size))

@@ -1,5 +1,5 @@
-"""Mamba-2's scan in Triton: requests of one token read, change and write their states once; longer ones go through their tokens
-in chunks that are matrix products, with the state kept in registers from the first to the last (Dao and Gu 2024)."""
+"""Mamba-2's scan in Triton. Requests of one token read, update and write their state once. Longer ones process their tokens
+in chunks of matrix products and keep the state in registers from the first chunk to the last (Dao and Gu 2024)."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _chunks(
 def state_space_scan(
     xbc: Tensor, dt: Tensor, heads: ScanHeads, states: Tensor, state_indices: Tensor, meta: AttentionMeta
 ) -> Tensor:
-    """See `ops.state_space_scan`. Tokens of no request get anything."""
+    """See `ops.state_space_scan`. Results of padding tokens are undefined."""
     out = torch.empty((xbc.shape[0], heads.inner_size), dtype=xbc.dtype, device=xbc.device)
     if not xbc.shape[0]:
         return out

@@ -1,4 +1,4 @@
-"""Mamba's scan in Triton: the states of a few channels stay in registers while a program goes through its request."""
+"""Mamba's scan in Triton: a program keeps the states of a few channels in registers over all tokens of its request."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def selective_scan(
     x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, state_indices: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
-    """See `ops.selective_scan`. Tokens of no request get anything."""
+    """See `ops.selective_scan`. Results of padding tokens are undefined."""
     (num_tokens, channels), state_size = x.shape, a.shape[1]
     out = torch.empty((num_tokens, channels), dtype=x.dtype, device=x.device)
     if num_tokens:

@@ -1,4 +1,4 @@
-"""Segments: neighbouring rows of a tensor that belong together, such as the tokens of one text."""
+"""Reductions over segments: adjacent rows of a tensor, such as the tokens of one text."""
 
 from __future__ import annotations
 
@@ -18,5 +18,6 @@ _segment_mean = backends.on_gpus("segment_mean", "ops.segment.triton_segment:seg
 
 
 def segment_mean(x: Tensor, starts: Tensor) -> Tensor:
-    """x [T, H] -> the mean of rows starts[r] to starts[r + 1], [R, H] float32. starts [R + 1] int64, rising, to T at most."""
+    """Return the means of rows starts[r] to starts[r + 1] of x [T, H], [R, H] float32. starts [R + 1] int64, ascending, to
+    T."""
     return _segment_mean.runs[x.device, x.dtype](x, starts)

@@ -1,6 +1,6 @@
-"""The numbers of the device at hand, by which kernels and tiles are chosen: measured, in a file for each device, not in code.
+"""Measured numbers by which kernels and tiles are chosen: one file per device, not in code.
 
-`of(device)` reads the file once; after that it is a look-up. A device that no file is for gets default.json's, and a log line."""
+`of(device)` reads the file once and caches it. A device without a file gets default.json's numbers, and a log line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTERPRETED = 4  # multiprocessors of what is none: few, so that Triton's inter
 
 @functools.cache
 def of(device: torch.device) -> Tuning:
-    """The tuning of a CUDA device, by its name and number of multiprocessors; default.json's for any other kind of device."""
+    """Return the tuning of a CUDA device, by its name and number of multiprocessors; default.json's for other devices."""
     from ops.tuning.files import DEFAULT, read  # their types take as long to make as all else of ops
 
     if device.type != "cuda":
@@ -30,7 +30,7 @@ def of(device: torch.device) -> Tuning:
 
 
 def for_device(name: str, multiprocessors: int) -> Tuning:
-    """The tuning for a device whose driver calls it `name` ("NVIDIA H200"); default.json's, logged, where no file is for it."""
+    """Return the tuning for a driver's device `name` ("NVIDIA H200"); without a file default.json's, with a log line."""
     from ops.tuning.files import DEFAULT, all_files, read
 
     for file in all_files():

@@ -46,7 +46,7 @@ def all_files() -> tuple[TuningFile, ...]:
 
 @cache
 def read(name: str) -> TuningFile:
-    """Return the file of this name in the folder. Raises ValueError, which names file and entry, where it is not as it must be."""
+    """Return the file of this name in the folder. Raises ValueError naming file and entry if it is invalid."""
     return parse(name, _content(name))
 
 

@@ -13,11 +13,11 @@ Count = Annotated[int, Meta(gt=0)]
 
 
 class Numbers(Struct, frozen=True, forbid_unknown_fields=True):
-    """Numbers that a file has all of, and no others."""
+    """Group of numbers; a file must contain exactly its fields."""
 
 
 class PaddedProduct(Numbers, frozen=True):
-    """Numbers of rows for which cuBLAS takes longer, with a weight [out_features, in_features], than for `as_rows`."""
+    """Numbers of rows that cuBLAS multiplies by a weight [out_features, in_features] more slowly than `as_rows`."""
 
     out_features: Count
     in_features: Count
@@ -68,7 +68,7 @@ class CodedTuning(Numbers, frozen=True):
 
 
 class DecodeBlock(Numbers, frozen=True):
-    """A block of decode.cu: its warps, and how many such blocks the registers of a multiprocessor must hold."""
+    """Block of decode.cu: its warps, and how many such blocks must fit into the registers of a multiprocessor."""
 
     warps: Count
     num_blocks: Count
@@ -93,7 +93,7 @@ class DecodeTuning(Numbers, frozen=True):
 
 
 class QueryTiles(Numbers, frozen=True):
-    """A program over queries of prompts (triton_paged.py): `rows` queries (times heads, if a group is packed), `keys` at a time."""
+    """Program over prompt queries (triton_paged.py): `rows` queries (times heads if packed), `keys` at a time."""
 
     rows: Count
     keys: Count
@@ -103,7 +103,7 @@ class QueryTiles(Numbers, frozen=True):
 
 
 class KeySplits(Numbers, frozen=True):
-    """A program over the keys of one query (triton_paged.py): `keys` at a time, at least `min_keys` of them to a split."""
+    """Program over the keys of one query (triton_paged.py): `keys` at a time, at least `min_keys` per split."""
 
     keys: Count
     warps: Count
@@ -121,9 +121,9 @@ class PagedTuning(Numbers, frozen=True):
 
 
 class WithinStepTuning(Numbers, frozen=True):
-    """Attention of rows that see all of their own step (triton_packed.py), 16-bit, where tiles fill the device; the rest is tiled
-    as paged attention is. `full`: by lanes of a head; those of 64 by 8,192 tokens in texts of 512, and 12 heads: 50 us, while 128
-    keys and 8 warps took 61."""
+    """Attention within a step under a full mask (triton_packed.py), 16-bit, if tiles fill the device; other cases use paged
+    attention's tiles. `full`: by lanes of a head. With 64 lanes, 8,192 tokens in texts of 512 and 12 heads: 50 us, instead
+    of 61 with 128 keys and 8 warps."""
 
     full: dict[int, QueryTiles]
     biased: (
@@ -132,7 +132,7 @@ class WithinStepTuning(Numbers, frozen=True):
 
 
 class LatentTiles(Numbers, frozen=True):
-    """A program of latent attention: `rows` queries times heads, `keys` at a time, at least `min_keys` of them to a split."""
+    """Program of latent attention: `rows` queries times heads, `keys` at a time, at least `min_keys` per split."""
 
     rows: Count
     keys: Count
@@ -151,7 +151,7 @@ class LatentTuning(Numbers, frozen=True):
 
 
 class AttentionTuning(Numbers, frozen=True):
-    """Numbers of all kernels of attention over the paged cache.
+    """Numbers of all attention kernels over the paged cache.
 
     min_prefill_queries: queries of a row from which prefill.cu, with tiles of 128 queries of one head, is faster than the
     Triton kernel, whose smaller tiles can hold all heads of a group. Measured by tests/benches/ops/prefill.py."""
@@ -168,7 +168,7 @@ class AttentionTuning(Numbers, frozen=True):
 
 
 class ProductTiles(Numbers, frozen=True):
-    """One program of a grouped matrix product: `rows` pairs of token and expert by `columns`, in steps of `depth` along the sum."""
+    """Program of a grouped matrix product: `rows` pairs of token and expert by `columns`, in steps of `depth` along the sum."""
 
     rows: Count
     columns: Count
@@ -178,7 +178,7 @@ class ProductTiles(Numbers, frozen=True):
 
 
 class ExpertTiles(Numbers, frozen=True):
-    """The products of a step that brings an expert up to `max_pairs` pairs on average (None: any number)."""
+    """Tiles of both products for steps with up to `max_pairs` pairs per expert on average (None: any number)."""
 
     max_pairs: Annotated[float, Meta(gt=0)] | None
     gate_up: ProductTiles
@@ -186,7 +186,7 @@ class ExpertTiles(Numbers, frozen=True):
 
 
 class ExpertTuning(Numbers, frozen=True):
-    """Mixture of experts in Triton; `max_pairs` rise, the last is None. Measured by tests/benches/ops/moe.py."""
+    """Mixture of experts in Triton, by ascending `max_pairs`, the last None. Measured by tests/benches/ops/moe.py."""
 
     half: tuple[ExpertTiles, ...]  # 16-bit weights
     float32: tuple[ExpertTiles, ...]
@@ -223,7 +223,7 @@ class RecurrentTuning(Numbers, frozen=True):
 
 
 class Groups(Numbers, frozen=True):
-    """All numbers that are in a file."""
+    """Number groups of a tuning file."""
 
     linear: LinearTuning
     coded: CodedTuning
@@ -234,6 +234,6 @@ class Groups(Numbers, frozen=True):
 
 
 class Tuning(Groups, frozen=True):
-    """All numbers of one device; the number of `multiprocessors` is read from it."""
+    """Numbers of one device, including its number of `multiprocessors`."""
 
     multiprocessors: Count
