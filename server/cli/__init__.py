@@ -1,1 +1,1 @@
-"""Commands beside `serve`: chat and complete at a terminal, files of requests, doctor, quantize."""
+"""Commands other than `serve`: chat and complete at a terminal, files of requests, doctor, quantize."""

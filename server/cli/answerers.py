@@ -1,5 +1,5 @@
-"""Sources of answers at a terminal: an OpenAI endpoint, or a model in this process (`local_model.py`, whose imports take seconds).
-Both yield pieces of text as they come."""
+"""Sources of answers at a terminal: an OpenAI endpoint, or a model in this process (`local_model.py`, whose imports take
+seconds). Both stream pieces of text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONNECT_LIMIT_S = 10.0  # to an endpoint; an answer may take as long as it takes
 
 
 class AnswerFailed(Exception):
-    """Error: there is no answer, or it broke off. The message is for the person at the terminal."""
+    """Error: an answer failed or broke off. The message is for the person at the terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,19 @@ class Answerer(Protocol):
     def name(self) -> str: ...
 
     def chat(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
-        """Raises AnswerFailed, at once or in the middle."""
+        """Yield the answer to a conversation in pieces. Raises AnswerFailed, also after the first piece."""
         ...
 
     def complete(self, prompt: str, fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
-        """Raises AnswerFailed, at once or in the middle."""
+        """Yield the continuation of a text in pieces. Raises AnswerFailed, also after the first piece."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Endpoint:
-    """An OpenAI-compatible server: http://, https://, or unix:PATH. `model` None: the first that it lists. Lives on one event
-    loop."""
+    """Client of an OpenAI-compatible server: http://, https://, or unix:PATH. `model` None: the first model that it lists.
+    Bound to one event loop."""
 
     def __init__(
         self, url: str, model: str | None, api_key: str | None, transport: httpx.AsyncBaseTransport | None = None
@@ -65,7 +65,7 @@ class Endpoint:
         self._stream_options: dict[str, bool] | None = None  # None: the models have not been listed yet
 
     async def find_model(self) -> None:
-        """List the models, for a name and for how tokens are counted. Raises AnswerFailed where no name is known."""
+        """List the models, to find a name and how tokens are counted. Raises AnswerFailed if no name is found."""
         if self._stream_options is not None:
             return
         self._stream_options = {"include_usage": True}

@@ -1,6 +1,6 @@
-"""Arguments of `oneloop chat` and `oneloop complete`, and who shall answer.
+"""Arguments of `oneloop chat` and `oneloop complete`, and the choice of the source of answers.
 
-What is not theirs is an option of the engine, read as `oneloop serve` reads it."""
+Other arguments are engine options, parsed as for `oneloop serve`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DESCRIPTIONS = {
 @dataclass(frozen=True, slots=True)
 class Arguments:
     """Arguments of a chat. `url` None: a model in this process, by `config`. `fields`: of every request, by OpenAI's names.
-    `attached`: files that go with the first question."""
+    `attached`: files sent with the first question."""
 
     prompt: str
     system: str
@@ -55,7 +55,7 @@ class Arguments:
 
 
 def arguments_or_exit_code(command: str, argv: Sequence[str], check: Callable[[ServerConfig], None]) -> Arguments | int:
-    """Return the arguments of this process, or the exit code 2 for options that cannot be honoured, after printing why."""
+    """Return the arguments of this process. For invalid options, print the reason and return the exit code 2."""
     try:
         arguments = read_arguments(command, argv, os.environ)
         if arguments.config is not None:
@@ -138,7 +138,7 @@ def _attached(paths: Sequence[str]) -> list[Part]:
 
 
 def serving(config: ServerConfig, model: str, key: str | None) -> str | None:
-    """Return the URL of the server at the address of `config` if it serves `model`; None where there is none."""
+    """Return the URL of the server at the address of `config` if it serves `model`, else None."""
     import http.client
 
     from server.cli.health import ask
@@ -172,7 +172,7 @@ def read_value(name: str, text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def answering(runner: asyncio.Runner, arguments: Arguments) -> Iterator[Answerer | None]:
-    """Yield the source of answers, or None after reporting that there is none."""
+    """Yield the source of answers, or None after reporting an error."""
     from server.cli.answerers import AnswerFailed, Endpoint
 
     answerer: Answerer
@@ -194,7 +194,7 @@ def answering(runner: asyncio.Runner, arguments: Arguments) -> Iterator[Answerer
 
 
 def _local(config: ServerConfig) -> Answerer:
-    """Load the model into this process. Raises ValueError where it cannot be."""
+    """Load the model into this process. Raises ValueError if it cannot be loaded."""
     from server.cli.local_model import LocalModel
     from server.llm.llm import LLM
     from server.models.lifecycle import LoadError

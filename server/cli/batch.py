@@ -78,12 +78,12 @@ The exit code is 0 only if every line was answered.
 
 
 class BatchError(Exception):
-    """The batch cannot begin or go on, and the message says why."""
+    """Error: the batch cannot start or continue. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Arguments of a batch. None is standard input or output."""
+    """Arguments of a batch. `source`, `target`: files, None for standard input or output."""
 
     source: Path | None
     target: Path | None
@@ -92,7 +92,7 @@ class Job:
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> Job:
-        """Raises ConfigError."""
+        """Parse the command's arguments. Raises ConfigError."""
         parser = CommandParser(
             prog="oneloop batch", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
         )
@@ -115,8 +115,8 @@ class Job:
 
 
 def main(argv: Sequence[str], load: Load | None = None) -> int:
-    """The exit code: 0 if every line was answered, 1 if not, 2 for options that cannot be honoured. `load`: in place of
-    `server.process.load`, which is imported once options and files are known to be good."""
+    """Return the exit code: 0 if every line was answered, 1 if not, 2 for invalid options. `load`: instead of
+    `server.process.load`, which is imported only after options and files are validated."""
     if "--help" in argv or "-h" in argv:
         print(HELP, end="")
         return 0
@@ -150,7 +150,7 @@ def _loader() -> Load:
 
 @contextlib.contextmanager
 def _input(path: Path | None) -> Iterator[BinaryIO]:
-    """A file that can be read twice."""
+    """Yield the input as a file that can be read twice."""
     if path is not None:
         with path.open("rb") as file:
             yield file
@@ -170,8 +170,8 @@ def _output(path: Path | None) -> Iterator[BinaryIO]:
 
 
 def keep_answers(path: Path) -> set[bytes]:
-    """Leaves of an earlier output what was answered with 200: digests of those custom_ids. Failures will be tried again, and
-    a line that was cut off is no answer."""
+    """Remove failed and incomplete lines from an earlier output, so that they are tried again. Return the digests of the
+    remaining custom_ids, which have status 200."""
     finished: set[bytes] = set()
     partial = path.with_name(path.name + ".resume")
     with path.open("rb") as old, partial.open("wb") as new:
@@ -246,7 +246,7 @@ async def _answer_all(
 
 
 class Batch:
-    """Lines to answers, a bounded number at a time. `target` gets whole lines only."""
+    """Executor of batch lines, a bounded number at a time. `target` receives complete lines only."""
 
     def __init__(
         self, apps: Mapping[str, ASGIApp], loaded: LoadedModel, progress: Progress, target: BinaryIO, limit_bytes: int
@@ -259,7 +259,7 @@ class Batch:
         self._num_skipped = 0
 
     async def answer(self, lines: Iterator[tuple[int, bytes | None]], done: set[bytes]) -> None:
-        """Raises BatchError when the engine is dead, OSError where the target cannot be written."""
+        """Answer the lines not in `done`. Raises BatchError if the engine is dead, OSError if writing the target fails."""
         from server.http.watch import gather_or_cancel
 
         rows = self._engine.model.max_num_seqs

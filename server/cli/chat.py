@@ -1,7 +1,7 @@
 """Commands `oneloop run`, `chat` and `complete`: a model at the terminal, in this process or at an OpenAI endpoint.
 
-On a terminal a conversation, with commands that begin with a slash; from a pipe one question and its answer, and only the
-answer on standard output. Ctrl-C stops an answer and keeps its text."""
+On a terminal they hold a conversation, with slash commands. From a pipe they read one question, and only the answer goes to
+standard output. Ctrl-C stops an answer and keeps its text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ To write several lines, begin and end with \"\"\", or end each line with a backs
 
 
 class Session:
-    """One person, one answerer. `read` gives a line for a prompt, and raises EOFError behind the last; `clock`: seconds."""
+    """Conversation of one person with an answerer. `read`: returns a line, raises EOFError at the end; `clock`: seconds."""
 
     def __init__(
         self, answerer: Answerer, chat: Chat, out: TextIO, read: Callable[[str], str], *, styled: bool,
@@ -186,13 +186,13 @@ class Session:
 
 
 def main(argv: Sequence[str], check: Callable[[ServerConfig], None]) -> int:
-    """The exit code: 0 at the end, 1 where there is no answer, 2 for options that cannot be honoured. `check`: raises ConfigError
-    for options of a model in this process that cannot be honoured."""
+    """Return the exit code: 0 at the end, 1 if an answer fails, 2 for invalid options. `check`: raises ConfigError for
+    invalid options of a model in this process."""
     return _chat("chat", argv, check)
 
 
 def run(argv: Sequence[str], check: Callable[[ServerConfig], None]) -> int:
-    """Chat with a model by name; the exit code and `check` as of `main`."""
+    """Chat with a model by name. Exit code and `check` as for `main`."""
     return _chat("run", argv, check)
 
 
@@ -220,7 +220,7 @@ def _chat(command: str, argv: Sequence[str], check: Callable[[ServerConfig], Non
 
 
 def complete(argv: Sequence[str], check: Callable[[ServerConfig], None]) -> int:
-    """Continue a text; the exit code and `check` as of `main`."""
+    """Continue a text. Exit code and `check` as for `main`."""
     arguments = arguments_or_exit_code("complete", argv, check)
     if isinstance(arguments, int):
         return arguments
@@ -234,7 +234,7 @@ def complete(argv: Sequence[str], check: Callable[[ServerConfig], None]) -> int:
 
 
 def answer_once(runner: asyncio.Runner, ask: Callable[[str], AsyncGenerator[Piece, None]], arguments: Arguments) -> int:
-    """The answer, and nothing else, on standard output."""
+    """Print only the answer to standard output, and return the exit code."""
     question = arguments.prompt or sys.stdin.read()
     shown = Shown(sys.stdout, styled=is_styled(sys.stdout, os.environ))
     try:
@@ -250,7 +250,7 @@ def answer_once(runner: asyncio.Runner, ask: Callable[[str], AsyncGenerator[Piec
 
 @contextlib.contextmanager
 def _history() -> Iterator[None]:
-    """Arrow keys go through earlier questions, where Python has readline."""
+    """Let arrow keys recall earlier questions, if Python has readline."""
     with contextlib.suppress(ImportError):
         import readline
 

@@ -1,6 +1,6 @@
 """Command `oneloop completion bash|zsh|fish`: a script that completes commands, options and their values.
 
-Generated from the table of options. For sub-commands' own options it has the names only."""
+Generated from the option definitions. For options of sub-commands it completes names only."""
 
 from __future__ import annotations
 
@@ -166,6 +166,6 @@ def _fish(known: Sequence[Flag]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A description without what shells read otherwise; its first sentence is enough."""
+    """Return the first clause of a description, without characters that are special to shells."""
     first = text.partition(";")[0].partition(" (default")[0]
     return "".join(char for char in first if char not in "'[]\\:$`\"")

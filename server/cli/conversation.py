@@ -1,4 +1,4 @@
-"""Chat: the state of a conversation at a terminal, its messages and the fields that are sent with them. Knows no terminal."""
+"""Chat: the messages and request fields of a conversation at a terminal. Independent of the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Content = str | Sequence[Part]  # of a question: text, or parts by OpenAI's name
 
 @dataclass(slots=True)
 class Chat:
-    """State of a conversation. `attached`: files that go with the next question."""
+    """State of a conversation. `attached`: files sent with the next question."""
 
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Chat:
         self.messages = [{"role": "system", "content": text}, *said] if text else said
 
     def question(self, text: str) -> Content:
-        """Return a question with the attached files, which are no longer attached."""
+        """Return a question with the attached files, and detach them."""
         parts, self.attached = self.attached, []
         return [*parts, {"type": "text", "text": text}] if parts else text
 
@@ -40,7 +40,7 @@ class Chat:
         self.attached = []
 
     def take_back(self) -> Content | None:
-        """Remove the last question and its answer, and return the question; None where there is none."""
+        """Remove the last question and its answer. Return the question, or None if there is none."""
         while self.messages and self.messages[-1]["role"] != "system":
             message = self.messages.pop()
             if message["role"] == "user":
@@ -49,7 +49,7 @@ class Chat:
         return None
 
     def load(self, text: str) -> None:
-        """Take the messages of a saved conversation. Raises ValueError for what is none."""
+        """Load the messages of a saved conversation. Raises ValueError for other JSON."""
         given = json.loads(text)
         messages = given.get("messages") if isinstance(given, dict) else given
         if not isinstance(messages, list) or not all(

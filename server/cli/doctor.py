@@ -15,7 +15,7 @@ Found = Mapping[str, Any]
 
 
 def show(argv: Sequence[str], usage: str, find: Callable[[], Found], text: Callable[[Found], str]) -> tuple[int, Found]:
-    """The exit code, 0 or 2 for options there are not, and what was found; nothing where nothing was asked."""
+    """Print the findings. Return the exit code, 2 for unknown options, and the findings, {} if none were made."""
     if set(argv) & {"-h", "--help"}:
         print(usage, end="")
         return 0, {}
@@ -38,7 +38,7 @@ MARKS = {"good": "ok  ", "note": "note", "missing": "MISS"}
 
 
 def main(argv: Sequence[str], findings: Callable[[], Found]) -> int:
-    """The exit code: 0, 1 where something is missing that serving would be better with, 2 for options there are not."""
+    """Return the exit code: 0, 1 if a useful dependency is missing, 2 for unknown options."""
     rest = [word for word in argv if word != "--verbose"]
     code, found = show(rest, USAGE, findings, partial(report, is_verbose=len(rest) < len(argv)))
     return code or int(any(finding["state"] == "missing" for finding in found.get("findings", ())))

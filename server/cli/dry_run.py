@@ -16,7 +16,7 @@ BYTES = "_bytes"
 
 
 def main(config: ServerConfig, plan: Callable[[ServerConfig, Report], Mapping[str, Any]]) -> int:
-    """The exit code: 0, or 1 where the model could not be served so. `plan`: `server.process.plan.dry_run`."""
+    """Print the plan for `config`. Return 0, or 1 if it cannot be served. `plan`: `server.process.plan.dry_run`."""
     display = StartupDisplay(sys.stderr)
     try:
         found = plan(config, display.report)
@@ -32,7 +32,7 @@ def main(config: ServerConfig, plan: Callable[[ServerConfig, Report], Mapping[st
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """A line a value; lists by line, and what is None left out."""
+    """Return a table with a line per value, and a line per item of a list. None values are left out."""
     lines = []
     for name, value in found.items():
         title = name.removesuffix(BYTES).replace("_", " ")

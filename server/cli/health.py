@@ -33,7 +33,7 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server listens everywher
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code."""
+    """Check the server and return the exit code."""
     if {"-h", "--help"} & {*argv}:
         print(USAGE, end="")
         return 0
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def ask(config: ServerConfig, path: str, key: str | None = None, limit_s: float = LIMIT_S) -> tuple[int, bytes]:
-    """Return status and body of `path`. Raises OSError, HTTPException."""
+    """Request `path` from the server of `config`. Return status and body. Raises OSError, HTTPException."""
     connection = http.client.HTTPConnection("localhost", timeout=limit_s)
     if config.uds is not None:
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -81,8 +81,8 @@ def ask(config: ServerConfig, path: str, key: str | None = None, limit_s: float 
 
 
 def _secured(config: ServerConfig) -> ssl.SSLContext:
-    """Return a TLS context that accepts any name, since the server is on this machine, and that shows the server's own
-    certificate."""
+    """Return a TLS context that accepts any host name, since the server is on this machine, and sends the server's own
+    certificate as the client's."""
     import ssl
 
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

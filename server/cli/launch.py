@@ -47,8 +47,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client: its program, the command that installs it, and what it needs to use a served model. `prompt_tokens`: about what its
-    own instructions and tools take of the context."""
+    """A client: its program, the command that installs it, and its settings for a served model. `prompt_tokens`: approximate
+    size of its own instructions and tools."""
 
     program: str
     install: str
@@ -57,7 +57,7 @@ class Client:
 
 
 def _codex(served: Served) -> Launch:
-    """https://github.com/openai/codex, config.md: a provider that speaks the Responses API."""
+    """Configure a provider with the Responses API. See https://github.com/openai/codex, config.md."""
     settings = {
         "model_provider": "oneloop",
         "model_providers.oneloop.name": "oneloop",
@@ -72,7 +72,7 @@ def _codex(served: Served) -> Launch:
 
 
 def _claude(served: Served) -> Launch:
-    """https://docs.anthropic.com/en/docs/claude-code/settings: a gateway that speaks the Messages API."""
+    """Configure a gateway with the Messages API. See https://docs.anthropic.com/en/docs/claude-code/settings."""
     environment = {
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_AUTH_TOKEN": served.key,
@@ -86,7 +86,7 @@ def _claude(served: Served) -> Launch:
 
 
 def _opencode(served: Served) -> Launch:
-    """https://opencode.ai/docs/config: an OpenAI-compatible provider, in a configuration by variable."""
+    """Configure an OpenAI-compatible provider by environment variable. See https://opencode.ai/docs/config."""
     model: dict[str, Any] = {"name": served.model}
     if served.max_model_len is not None:
         model["limit"] = {"context": served.max_model_len, "output": served.max_model_len // ANSWER_SHARE}
@@ -102,13 +102,13 @@ def _opencode(served: Served) -> Launch:
 
 
 def _aider(served: Served) -> Launch:
-    """https://aider.chat/docs/llms/openai-compat.html."""
+    """Configure an OpenAI-compatible server. See https://aider.chat/docs/llms/openai-compat.html."""
     environment = {"OPENAI_API_BASE": f"{served.url}/v1", "OPENAI_API_KEY": served.key}
     return Launch(["--model", f"openai/{served.model}", "--no-show-model-warnings"], environment)
 
 
 def _openwebui(served: Served) -> Launch:
-    """https://docs.openwebui.com/getting-started/env-configuration."""
+    """Configure an OpenAI endpoint. See https://docs.openwebui.com/getting-started/env-configuration."""
     environment = {
         "OPENAI_API_BASE_URL": f"{served.url}/v1",
         "OPENAI_API_KEY": served.key,
@@ -128,7 +128,7 @@ CLIENTS: Mapping[str, Client] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code, where the client does not replace this process. Raises ConfigError."""
+    """Replace this process by the client, or return an exit code. Raises ConfigError."""
     cut = [*argv].index("--") if "--" in argv else len(argv)
     parser = CommandParser(
         prog="oneloop launch", usage=f"oneloop launch {'|'.join(CLIENTS)} [options] [-- arguments of the client]",
@@ -167,14 +167,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def by_hand(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the lines of a shell that start a client with this configuration."""
+    """Return the shell commands that start a client with this configuration."""
     return "\n".join(
         [*(f"export {name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(words)]
     )
 
 
 def _served(url: str | None, model: str | None, key: str | None, environment: Mapping[str, str]) -> Served:
-    """Ask the server for its models. Raises ConfigError where it does not answer, or has no such model."""
+    """List the server's models, and return the one to use. Raises ConfigError if it does not respond, or lacks `model`."""
     import httpx
 
     key = key or next((environment[name] for name in KEY_VARIABLES if environment.get(name)), None)
@@ -198,7 +198,7 @@ def _served(url: str | None, model: str | None, key: str | None, environment: Ma
 
 
 def _base(url: str | None, environment: Mapping[str, str]) -> str:
-    """Return the URL of the server, without /v1: of the only one that runs here where none is named."""
+    """Return the URL of the server, without /v1; if `url` is None, that of the only server running here."""
     if url is None:
         servers = running()
         config = config_of(

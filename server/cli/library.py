@@ -1,6 +1,6 @@
 """Commands `oneloop pull`, `list`, `show` and `rm`: models on this disk, by name.
 
-The composition root passes in what they do to the disk."""
+The composition root provides the operations on the disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
 
 
 def pull(argv: Sequence[str], library: Library) -> int:
-    """Download models and check their hashes; the exit code. Raises ConfigError."""
+    """Download models and check their hashes. Return the exit code. Raises ConfigError."""
     parser = _parser(
         "pull", "NAME… [--revision REVISION]", "Download models, continue interrupted downloads, and check hashes."
     )
@@ -53,7 +53,7 @@ def _pull(name: str, revision: str | None, library: Library) -> int:
 
 
 def list_kept(argv: Sequence[str], library: Library) -> int:
-    """List the models on this disk; the exit code. Raises ConfigError."""
+    """List the models on this disk. Return the exit code. Raises ConfigError."""
     parser = _parser("list", "[--json]", "List the models on this disk.")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given, models = parser.read(argv), library.kept()
@@ -70,7 +70,7 @@ def list_kept(argv: Sequence[str], library: Library) -> int:
 
 
 def ago(seconds: float) -> str:
-    """Return a duration until now in the largest whole unit."""
+    """Return `seconds` as text, in the largest whole unit."""
     for unit_s, unit in ((DAY_S, "day"), (HOUR_S, "hour"), (MINUTE_S, "minute")):
         if seconds >= unit_s:
             number = int(seconds // unit_s)
@@ -79,7 +79,7 @@ def ago(seconds: float) -> str:
 
 
 def show(argv: Sequence[str], library: Library) -> int:
-    """Describe a model; the exit code. Raises ConfigError."""
+    """Describe a model. Return the exit code. Raises ConfigError."""
     parser = _parser(
         "show", "NAME [--json]", "Show what is known of a model: size, licence, formats, and its files on this disk."
     )
@@ -110,7 +110,7 @@ def show(argv: Sequence[str], library: Library) -> int:
 
 
 def remove(argv: Sequence[str], library: Library, read: Callable[[str], str] = input) -> int:
-    """Delete models from this disk, after a question; the exit code. Raises ConfigError."""
+    """Delete models from this disk after confirmation. Return the exit code. Raises ConfigError."""
     parser = _parser("rm", "NAME… [--yes]", "Delete models from this disk.")
     parser.add_argument("names", nargs="+", metavar="NAME")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")

@@ -1,4 +1,4 @@
-"""LocalModel: answers of a model in this process, for the commands at a terminal."""
+"""LocalModel: answers of a model in this process, for terminal commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.llm.prepare import SamplingParams
 
 
 class LocalModel:
-    """An Answerer."""
+    """Answerer that runs an `LLM` in this process."""
 
     def __init__(self, llm: LLM, name: str) -> None:
         self._llm = llm

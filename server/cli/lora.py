@@ -14,9 +14,9 @@ Inspect = Callable[[str, str | None, int], Mapping[str, Any]]
 
 
 def main(argv: Sequence[str], inspect: Inspect) -> int:
-    """The exit code: 0, 1 where the adapter cannot be served or read.
+    """Return the exit code: 0, or 1 if the adapter cannot be read or served.
 
-    Raises ConfigError for options there are not. `inspect` raises ValueError."""
+    Raises ConfigError for unknown options. `inspect` raises ValueError."""
     args = _parser().parse_args(argv)
     try:
         found = inspect(args.folder, args.model, args.max_lora_rank)

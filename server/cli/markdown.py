@@ -1,7 +1,7 @@
-"""Markdown: an answer on its way to a terminal, with its marks replaced by the terminal's styles as it streams.
+"""Markdown in a terminal: replaces Markdown syntax by terminal styles while an answer streams.
 
-A codec of feed and flush: nothing that was written is drawn again. Headings, bold, italic, code, fences, bullets and quotes are
-styled; whatever else Markdown has is shown as the model wrote it."""
+A codec with feed and flush, which never redraws written text. Headings, bold, italic, code, fences, bullets and quotes are
+styled; other Markdown is shown as is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Markdown:
         self._inline: list[str] = []  # marks that are open
 
     def feed(self, text: str) -> str:
-        """Return what can be written of `text` and what came before it."""
+        """Return the styled text that is complete with `text`."""
         self._pending += text
         written = []
         while self._pending:
@@ -33,7 +33,7 @@ class Markdown:
         return "".join(written)
 
     def flush(self) -> str:
-        """Return the rest, at the end of the answer."""
+        """Return the rest of the text at the end of the answer."""
         rest, self._pending = self._pending, ""
         if rest.strip() == _FENCE and self._begins_line:
             rest = ""
@@ -41,7 +41,7 @@ class Markdown:
         return rest + (RESET if styled else "")
 
     def _line_start(self) -> str | None:
-        """Take the mark that a line begins with; None where it may still become one."""
+        """Consume the mark at the start of a line; None if more text may still make it one."""
         pending = self._pending
         line, newline, rest = pending.partition("\n")
         if line.lstrip().startswith(_FENCE):
@@ -67,7 +67,7 @@ class Markdown:
         return self._block + shown
 
     def _next(self) -> str | None:
-        """Take text up to the next mark, or a mark; None where more is needed to know."""
+        """Consume text up to the next mark, or a mark; None if more text is needed."""
         pending = self._pending
         char = pending[0]
         if char == "\n":

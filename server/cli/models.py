@@ -24,7 +24,7 @@ TASKS = {
 
 
 def main(argv: Sequence[str], models: Callable[[], Found], fits: Callable[[], Found]) -> int:
-    """The exit code: 0, 2 for options there are not. `fits`: measures this machine, which takes a second or two."""
+    """Return the exit code: 0, or 2 for unknown options. `fits`: measures this machine, which takes a second or two."""
     rest = [word for word in argv if word not in ("--fit", "--verbose")]
     if "--fit" in argv:
         return show(rest, USAGE, fits, fit_report)[0]

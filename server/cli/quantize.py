@@ -32,7 +32,7 @@ class Job:
     max_tokens: int
 
     def pieces(self, tokenizer: Tokenizer, max_model_len: int) -> list[list[int]]:
-        """Token ids of the text, up to `max_tokens` in all."""
+        """Return the token ids of the calibration text in pieces, `max_tokens` in all."""
         if self.text is None:
             return []
         ids = tokenizer.encode(self.text)[: self.max_tokens]
@@ -44,9 +44,9 @@ Run = Callable[[Job, StartupDisplay], Mapping[str, Any]]
 
 
 def main(argv: Sequence[str], run: Run) -> int:
-    """The exit code: 0, 1 where the model cannot be read or the folder not be written.
+    """Return the exit code: 0, or 1 if the model cannot be read or the folder cannot be written.
 
-    Raises ConfigError for options that there are not. `run` raises ValueError."""
+    Raises ConfigError for unknown options. `run` raises ValueError."""
     args = _parser().parse_args(argv)
     text = None
     if args.calibrate is not None:

@@ -22,7 +22,7 @@ DRAIN_LIMIT_S = 60.0  # twice the default of --drain-timeout
 
 
 def ps(argv: Sequence[str]) -> int:
-    """List the running servers; the exit code. Raises ConfigError."""
+    """List the running servers. Return the exit code. Raises ConfigError."""
     parser = CommandParser(
         prog="oneloop ps", usage="oneloop ps [--json]", allow_abbrev=False, argument_default=argparse.SUPPRESS,
         description="List the servers of this user on this machine, and the models that they have loaded.",
@@ -45,7 +45,7 @@ def ps(argv: Sequence[str]) -> int:
 
 
 def loaded(url: str, environment: Mapping[str, str]) -> list[str] | None:
-    """Return the names of the loaded models of the server at `url`; None where it does not answer, or not to this user's key."""
+    """Return the names of the loaded models of the server at `url`; None if it does not respond or rejects the key."""
     import httpx
 
     key = next((environment[name] for name in KEY_VARIABLES if environment.get(name)), None)
@@ -62,7 +62,7 @@ def loaded(url: str, environment: Mapping[str, str]) -> list[str] | None:
 
 
 def stop(argv: Sequence[str]) -> int:
-    """Stop servers in order, as Ctrl-C does; the exit code. Raises ConfigError."""
+    """Stop servers gracefully, as Ctrl-C does. Return the exit code. Raises ConfigError."""
     parser = CommandParser(
         prog="oneloop stop", usage="oneloop stop MODEL|PORT|PID|URL… | --all", allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -82,7 +82,7 @@ def stop(argv: Sequence[str]) -> int:
 
 
 def chosen(servers: Sequence[RunningServer], names: Sequence[str], *, everyone: bool) -> Sequence[RunningServer]:
-    """Return the servers that the names mean. Raises ConfigError for a name that none or several have."""
+    """Return the servers with these names. Raises ConfigError for an unknown or ambiguous name."""
     if not servers:
         raise ConfigError("stop: no server of this user runs here")
     if everyone:

@@ -1,4 +1,4 @@
-"""Shown: an answer on its way to a terminal, and its figures. Reasoning is folded into one line, Markdown is rendered."""
+"""Shown: display of a streamed answer at a terminal. Reasoning is folded to one line, Markdown is rendered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLEARED = "\r\x1b[K"  # back to the beginning of the line, which is empty then
 
 
 class Shown:
-    """Text that has come of an answer. `styled`: the terminal takes escape sequences. `unfolded`: reasoning is shown as it comes.
+    """Display of one answer. `styled`: the terminal supports escape sequences. `unfolded`: reasoning is shown as it arrives.
     `clock`: seconds."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Shown:
         self.num_tokens = 0
 
     async def show(self, answer: AsyncGenerator[Piece, None]) -> None:
-        """Write the pieces as they come. Raises as `answer` does; what was held back is written then, too."""
+        """Write the pieces as they arrive. Raises as `answer` does, after writing text that was held back."""
         try:
             async with contextlib.aclosing(answer) as pieces:
                 async for piece in pieces:

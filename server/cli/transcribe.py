@@ -1,7 +1,7 @@
-"""transcribe: files of audio to text or subtitles: `oneloop transcribe talk.mp3 --format srt`.
+"""transcribe: converts audio files to text or subtitles: `oneloop transcribe talk.mp3 --format srt`.
 
-One file's transcript goes to standard output. Those of several files, or of folders, go beside the files, or to --output-dir.
-Several files are transcribed at a time; one that cannot be read fails alone. Heavy imports wait for good options."""
+One file's transcript goes to standard output. Those of several files, or of folders, are written next to the files, or to
+--output-dir. Several files are transcribed at a time; an unreadable file fails alone. Heavy imports follow option checks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ The exit code is 0 only if every file was transcribed.
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Files, and what is wanted of them. `folder` None: see `HELP`."""
+    """Arguments of a transcription. `folder` None: see `HELP`."""
 
     files: Sequence[Path]
     format: str
@@ -60,7 +60,7 @@ class Job:
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> Job:
-        """Raises ConfigError."""
+        """Parse the command's arguments. Raises ConfigError."""
         parser = CommandParser(
             prog="oneloop transcribe", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
         )
@@ -94,7 +94,7 @@ class Job:
         ((self.folder or file.parent) / (file.name + suffix)).write_text(text, encoding="utf-8")
 
     def shown(self, output: TranscriptionOutput) -> str:
-        """Return a transcript in the wanted format."""
+        """Return a transcript in the requested format."""
         if self.format == "json":
             from msgspec.json import encode, format
 
@@ -121,7 +121,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return the exit code: 0 if every file was transcribed, 1 if not, 2 for options that cannot be honoured."""
+    """Return the exit code: 0 if every file was transcribed, 1 if not, 2 for invalid options."""
     if "--help" in argv or "-h" in argv:
         print(HELP, end="")
         return 0
@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(job: Job, llm: LLM) -> int:
-    """Transcribe the files of `job`; the exit code. Raises ValueError for a model or option that fits no file."""
+    """Transcribe the files of `job`. Return the exit code. Raises ValueError for an unsuitable model or option."""
     found = llm.transcribe(
         job.files,
         language=job.language,

@@ -1,6 +1,6 @@
 """Option: a field of ServerConfig, with its type, bounds and help.
 
-Values that are out of range or no choice are refused by the name that the user gave, so a typing error never becomes a default."""
+Errors for invalid values name the option as the user wrote it, so a typing error never becomes a default."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def variable_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field of ServerConfig with its type. `name`: the option's name; `field`: the field's."""
+    """A field of ServerConfig with its type. `name`: the option's name; `field`: the field's name."""
 
     name: str
     field: str
@@ -35,7 +35,7 @@ class Option:
     metadata: Mapping[str, Any]
 
     def read(self, value: Any, source: str) -> Any:
-        """Return `value`, text or what YAML made of it, as the field's type. `source` is its name in errors. Raises ConfigError."""
+        """Convert `value`, text or a YAML value, to the field's type. `source`: its name in errors. Raises ConfigError."""
         if self.kind is tuple:
             items = value if isinstance(value, (list, tuple)) else [value]
             if self.metadata["secret"] and not items:
@@ -102,7 +102,7 @@ class Option:
         return f"{self.metadata['text']} [{variable_of(self.name)}{default}]".replace("%", "%%")
 
     def brief(self) -> str:
-        """Return the help in a few words: without variable and default."""
+        """Return the first part of the help, without variable and default."""
         return str(self.metadata["text"]).partition(";")[0].partition(" (default")[0].replace("%", "%%")
 
     def metavar(self) -> str | None:
@@ -169,7 +169,7 @@ _TAKES = {"FILE": "file", "PATH": "file", "MODEL": "file", "FOLDER": "folder"}
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a hint with the known word that is close to `word`, or "". A common `prefix`, such as "--", does not count."""
+    """Return a hint with the known word that is close to `word`, or "". A common `prefix`, such as "--", is ignored."""
     without = {each.removeprefix(prefix): each for each in known}
     close = difflib.get_close_matches(word.removeprefix(prefix), without, n=1, cutoff=0.75)
     return f" (did you mean {without[close[0]]}?)" if close else ""

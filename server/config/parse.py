@@ -1,7 +1,7 @@
-"""Makes a ServerConfig of flags, `ONELOOP_*` variables and the `--config` file, or of a program's keywords.
+"""Creates a ServerConfig from flags, `ONELOOP_*` variables and the `--config` file, or from a program's keywords.
 
-Precedence: flag, environment, file, default. Unknown names are refused. Standard library only (yaml when a file is named):
-`--help` answers before anything heavy is imported."""
+Precedence: flag, environment, file, default. Unknown names are rejected. Only the standard library is imported (yaml if
+there is a file), so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
 
 
 def config_of(given: Mapping[str, Any], environ: Mapping[str, str]) -> ServerConfig:
-    """Return the configuration of flags that were read (`given`: text by option name), of `environ` and of the file they name.
+    """Return the configuration of parsed flags (`given`: text by option name), of `environ` and of the file they name.
 
     Raises ConfigError."""
     options = options_by_name()
@@ -108,8 +108,8 @@ def keyword_options() -> dict[str, Option]:
 
 
 def from_keywords(values: Mapping[str, Any], options: Mapping[str, Option] | None = None) -> ServerConfig:
-    """Return the configuration of a program's keywords: those of `options`, None for the default, and vLLM's, as far as they change
-    nothing. Environment and file are not read. Raises ConfigError."""
+    """Return the configuration of a program's keywords: those of `options`, None for the default, and vLLM keywords without
+    effect here. Environment and file are not read. Raises ConfigError."""
     options = options or keyword_options()
     own: dict[str, Any] = {}
     for given, value in values.items():

@@ -1,6 +1,6 @@
 """ServerConfig: the options of a server, checked together.
 
-Errors name the option as the command line has it, and never contain a key. Files and folders are only checked for existence."""
+Errors name the option as on the command line, and never contain a key. Files and folders are only checked for existence."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ EXCLUSIVE = (
 
 
 class ServerConfig(ServerOptions):
-    """Options of a server, which fit together. Raises ConfigError if they do not.
+    """Options of a server, checked together. Raises ConfigError if they contradict each other.
 
-    It is no dataclass of its own: that would cost `--help` 5 ms again."""
+    It is not a dataclass itself, which would add 5 ms to `--help`."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ class ServerConfig(ServerOptions):
 
 
 def contradiction(options: ServerConfig) -> str | None:
-    """Return an error message for options that do not fit together, or None. Raise ConfigError if keys cannot be read."""
+    """Return an error message for contradictory options, or None. Raises ConfigError if keys cannot be read."""
     seqs, tokens = options.max_num_seqs, options.max_num_batched_tokens
     for one, other in EXCLUSIVE:
         if getattr(options, one) is not None and getattr(options, other) is not None:

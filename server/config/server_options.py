@@ -18,7 +18,7 @@ GROUPS = (MODEL, ENGINE, MEDIA, HTTP, _LOG)  # in the order of --help
 
 
 class ConfigError(Exception):
-    """An option that cannot be honoured. The message names it as the user wrote it."""
+    """Error: an invalid or unsupported option. The message names it as the user wrote it."""
 
 
 def flag_of(name: str) -> str:
@@ -28,7 +28,7 @@ def flag_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions(EngineOptions):
-    """Options as given: None and "auto" are resolved by their users."""
+    """Options as given: their users resolve None and "auto"."""
 
     models: tuple[str, ...] = option(
         ("smollm2-135m-instruct",),
@@ -289,7 +289,7 @@ class ServerOptions(EngineOptions):
     config: str | None = option(None, "YAML file with any of these options", group=_LOG, metavar="FILE")
 
     def __post_init__(self) -> None:
-        """Check nothing: `ServerConfig` checks which options go together."""
+        """Check nothing: `ServerConfig` checks contradictions."""
 
     @property
     def listen_port(self) -> int:
@@ -297,12 +297,12 @@ class ServerOptions(EngineOptions):
 
     @property
     def model(self) -> str:
-        """The first model, which is loaded at the start."""
+        """First model, which is loaded at the start."""
         return self.models[0]
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Names of the first model for clients; answers carry the first name."""
+        """Names of the first model for clients; responses use the first name."""
         if len(self.models) > 1:
             return self.names_by_model[:1]
         return tuple(dict.fromkeys(self._own_names)) or (self.model,)
@@ -313,16 +313,16 @@ class ServerOptions(EngineOptions):
 
     @property
     def names_by_model(self) -> tuple[str, ...]:
-        """The name of each of several models."""
+        """Name of each model, if there are several."""
         return self._own_names or self.models
 
     @property
     def takes_any_name(self) -> bool:
-        """Return whether requests for names that no model has are for the first model."""
+        """Return whether the first model serves requests that name an unknown model."""
         return ANY_NAME in self.served_model_name
 
     def of_one_model(self, what: str) -> Self:
-        """Return these options. Raise ConfigError for several models: `what` needs one."""
+        """Return these options. Raises ConfigError for several models. `what`: the feature, for the error."""
         if len(self.models) > 1:
             raise ConfigError(f"{what} is answered by one model: give one --model")
         return self

@@ -1,7 +1,7 @@
-"""Keywords of vLLM's LLM that are no options here, so that programs written for it run.
+"""Keywords of vLLM's LLM that are not options here, so that programs written for vLLM run.
 
-What changes nothing is taken; what has no effect here is taken with one warning; what asks for something that is not done is
-refused with the reason. Any other name is unknown."""
+A keyword that changes nothing is accepted. One without effect here is accepted with a warning. A value that requests an
+unsupported feature is rejected with the reason. Any other name is unknown."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ _told: set[str] = set()
 
 
 def is_taken(name: str, value: Any) -> bool:
-    """Return whether `name` is a keyword of vLLM that may be given. Logs a warning, once, for one that has no effect.
+    """Return whether `name` is an accepted vLLM keyword. Logs a warning, once, for a keyword without effect.
 
-    Raises ConfigError if `value` asks for something that is not done."""
+    Raises ConfigError if `value` requests an unsupported feature."""
     if name in DEFAULTS:
         allowed, why = DEFAULTS[name]
         if value is not None and value not in allowed:

@@ -1,1 +1,1 @@
-"""Programs' interface: `LLM`, the engine without a server."""
+"""Python interface: `LLM`, the engine without a server."""

@@ -48,10 +48,10 @@ def _options() -> dict[str, Option]:
 
 
 class Application:
-    """ASGI application over a model, which is loaded when the application starts. `llm`: the same engine for your own code.
+    """ASGI application with a model, which is loaded when the application starts. `llm`: the same engine for your own code.
 
-    Mounted into another application it needs that one's start and end: `Starlette(…, lifespan=app.lifespan)`, or
-    `async with app.lifespan():` in your own lifespan. By itself its server's lifespan does."""
+    Mounted into another application, it needs that application's lifespan: `Starlette(…, lifespan=app.lifespan)`, or `async
+    with app.lifespan():` in your own lifespan. On its own it uses the ASGI server's lifespan."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.llm = AsyncLLM.of(config)
@@ -61,8 +61,8 @@ class Application:
 
     @asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
-        """Load the model; on leaving, wait for requests up to `drain_timeout`, then close. `app`: whose lifespan it is. Raises
-        LoadError."""
+        """Load the model; on exit, wait for requests up to `drain_timeout`, then close. `app`: the outer application,
+        unused. Raises LoadError."""
         async with self.llm:
             core = await self.llm.core()
             self._app = create_app(core.service)

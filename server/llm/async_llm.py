@@ -1,4 +1,4 @@
-"""AsyncLLM: the engine and the text side in the caller's own event loop, with the names of vLLM's."""
+"""AsyncLLM: engine, tokenizer and templates on the caller's own event loop, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from server.llm.tokenizer import as_transformers
 
 
 class AsyncLLM:
-    """Model on the caller's own event loop: no thread and no process is between a token and who waits for it. Keywords as `LLM`.
+    """Model on the caller's own event loop: tokens reach the caller without another thread or process. Keywords as `LLM`.
 
-    The first call loads the model, or `async with AsyncLLM(…) as llm:` does, which also closes it. Everything happens on that
-    loop, from any of its tasks. Raises ValueError for an unknown or unsupported option, and whichever call comes first
-    LoadError if the model cannot be served."""
+    The first call loads the model, or `async with AsyncLLM(…) as llm:` does, which also closes it. Every call must be made
+    on that loop, from any task. Raises ValueError for an unknown or unsupported option. The first call raises LoadError if
+    the model cannot be served."""
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         self._prepare(program_config(model, options))
@@ -39,7 +39,7 @@ class AsyncLLM:
     def from_engine_args(
         cls, engine_args: EngineArgs, start_engine_loop: bool = True, usage_context: object = None
     ) -> Self:
-        """Create it with the options of `engine_args`. The others are vLLM's and have no effect: the first call loads."""
+        """Create it with the options of `engine_args`. The others, as in vLLM, have no effect: the first call loads."""
         return cls(**engine_args.given())
 
     @classmethod
@@ -73,10 +73,10 @@ class AsyncLLM:
         *,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue one prompt. Each output has the whole answer so far, or what `sampling_params.output_kind` says. Leaving the
-        iteration, or cancelling its task, takes the request back; `abort` ends it with the finish reason "abort".
+        """Continue one prompt. Each output has the whole answer so far, unless `sampling_params.output_kind` says otherwise.
+        Leaving the iteration, or cancelling its task, aborts the request; `abort` ends it with the finish reason "abort".
 
-        Raises ValueError: for what is wrong in itself here, for what does not fit the model at the first step."""
+        Raises ValueError: here for invalid arguments, at the first step for a request that does not fit the model."""
         params = sampling_params or SamplingParams()
         return self._outputs(prepare.of_prompt(prompt, params, lora_request), params, request_id)
 
@@ -90,7 +90,7 @@ class AsyncLLM:
         chat_template: str | None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer one conversation; `options` as `LLM.chat` has them. Otherwise as `generate`."""
+        """Answer one conversation. `options`: as in `LLM.chat`. Otherwise as `generate`."""
         prepare.check_chat_options(options)
         params = sampling_params or SamplingParams()
         ask = prepare.of_conversation(messages, params, options, lora_request, chat_template)
@@ -112,9 +112,9 @@ class AsyncLLM:
         *,
         pooling_task: PoolingTask | None = None,
     ) -> AsyncGenerator[pooling.PoolingRequestOutput, None]:
-        """Pool one prompt to an array, the only output. `pooling_task` None: that of the parameters, or the model's default.
+        """Pool one prompt, and yield its array once. `pooling_task` None: that of the parameters, or the model's default.
 
-        Raises ValueError as `generate`, and where the model is not served to be pooled."""
+        Raises ValueError as `generate`, and if the model is not served for pooling."""
         _, ask = pooling.ask_to_pool([prompt], pooling_params, pooling_task)
         core = await self.core()
         (result,) = await core.pooler.pooled(ask, pooling_task or "embed", lambda result: None)
@@ -122,17 +122,17 @@ class AsyncLLM:
         yield output if request_id is None else replace(output, request_id=request_id)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End the requests with these ids; those of others are not known, and nothing happens."""
+        """End the requests with these ids. Unknown ids are ignored."""
         core = await self.core()
         for id in (request_id,) if isinstance(request_id, str) else request_id:
             core.abort(id)
 
     async def get_tokenizer(self) -> Any:
-        """The model's tokenizer as transformers' PreTrainedTokenizerFast, with its chat template; each call makes one."""
+        """Return a new copy of the model's tokenizer as transformers' PreTrainedTokenizerFast, with its chat template."""
         return as_transformers((await self.core()).tokenizer)
 
     async def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling of the model's authors, to be changed and passed on."""
+        """Return the model's default sampling parameters, as a copy to change and pass on."""
         return (await self.core()).default_params
 
     async def get_metrics(self) -> list[Metric]:
@@ -150,19 +150,19 @@ class AsyncLLM:
         return await (await self.core()).reset_prefix_cache()
 
     async def sleep(self, level: int = 1) -> None:
-        """Give the memory of weights and KV cache back, as `LLM.sleep`."""
+        """Release the memory of weights and KV cache, as `LLM.sleep`."""
         await (await self.core()).sleep(level)
 
     async def wake_up(self) -> None:
-        """Load what `sleep` gave back. Raises SleepError where that cannot be done any more."""
+        """Reload what `sleep` released. Raises SleepError if that is no longer possible."""
         await (await self.core()).wake_up()
 
     async def is_sleeping(self) -> bool:
         return bool((await self.core()).loaded.engines.health().sleep_level)
 
     def shutdown(self) -> asyncio.Task[None] | None:
-        """Close. Requests at work end with a RuntimeError. The task that is returned is done when the memory is free; None: there
-        is nothing to close, or the loop has ended. Closing again does nothing."""
+        """Close. Requests in flight end with a RuntimeError. The returned task ends when the memory is free; None if there
+        is nothing to close or the loop has ended. Closing again does nothing."""
         self._cancel.set()  # ends a download
         if self._closing is None and self._loading is not None and not self._loading.get_loop().is_closed():
             self._closing = self._loading.get_loop().create_task(_close(self._loading), name="close")

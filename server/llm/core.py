@@ -1,7 +1,7 @@
-"""Core: a loaded model with what programs ask of it, on the event loop that owns the engine.
+"""Core: a loaded model with the operations of programs, on the event loop that owns the engine.
 
-`LLM` has one on a background thread, `AsyncLLM` and `asgi` have one on the caller's own loop. However many prompts are given, a
-bounded number of sequences is with the engine at a time: its rows, and some ahead."""
+`LLM` runs a Core on a background thread, `AsyncLLM` and `asgi` on the caller's own loop. Whatever the number of prompts,
+only a bounded number of sequences is in the engine at a time: its rows, and some more."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TEMPLATE_CHARS = 100_000  # to compile a chat template takes as long as to token
 
 
 class _Window:
-    """Limit of sequences in the engine, in order. A request that needs more than `limit` goes alone."""
+    """Limit of sequences in the engine, first come, first served. A request that needs more than `limit` runs alone."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -76,7 +76,7 @@ class _Window:
 
 
 class Core:
-    """Model with what programs ask of it. Everything here happens on the loop that it was loaded on."""
+    """Model with the operations of programs. All methods run on the event loop that loaded it."""
 
     def __init__(self, config: ServerConfig, loaded: LoadedModel) -> None:
         self.lifecycle = Lifecycle()
@@ -103,7 +103,7 @@ class Core:
     async def outputs(
         self, ask: Prepared, kind: RequestOutputKind, id: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the answer as `kind` says. Raises as `increments`."""
+        """Yield the outputs of a request, of the given `kind`. Raises as `increments`."""
         wholes = [CompletionOutput(index) for index in range(ask.request.n)]
         async with contextlib.aclosing(self.increments(ask, id)) as increments:
             async for output in increments:
@@ -116,10 +116,10 @@ class Core:
                     yield dataclasses.replace(output, outputs=[whole.copy() for whole in wholes])
 
     async def increments(self, ask: Prepared, id: str | None = None) -> AsyncGenerator[RequestOutput, None]:
-        """Yield what is new in the answer to the request `id`.
+        """Yield the new parts of the answer to the request `id`.
 
-        Raises ValueError where the request does not fit the model or has the id of another one at work, RuntimeError where the
-        engine fails or is closed."""
+        Raises ValueError if the request does not fit the model or its id is in use, RuntimeError if the engine fails or is
+        closed."""
         id = id or uuid.uuid4().hex
         call = Call(id=id, offload=self.service.offload)
         async with self._named(id), self._window.room_for(ask.request.num_candidates):
@@ -185,7 +185,7 @@ class Core:
         return template, ChatFormat.choose(source, template, tokenizer, **parsers)
 
     async def answers(self, asks: Sequence[Prepared], progress: Progress) -> list[RequestOutput]:
-        """Return the outputs in the order of `asks`. The first failure ends the others."""
+        """Return the outputs in the order of `asks`. The first failure cancels the others."""
         found: list[RequestOutput | None] = [None] * len(asks)
         todo = iter(enumerate(asks))
 
@@ -204,7 +204,7 @@ class Core:
 
     @contextlib.asynccontextmanager
     async def _named(self, id: str) -> AsyncIterator[None]:
-        """Keep `id` for one request. Raises ValueError where another one has it."""
+        """Reserve `id` for one request while the block runs. Raises ValueError if it is in use."""
         if id in self._at_work:
             raise ValueError(f"request_id {id!r}: another request with this id is at work")
         self._at_work[id] = False
@@ -214,7 +214,7 @@ class Core:
             del self._at_work[id]
 
     def abort(self, id: str) -> None:
-        """End the request `id`, if it is at work; its last output has the finish reason "abort"."""
+        """End the request `id`, if it is in flight; its last output has the finish reason "abort"."""
         if id in self._at_work:
             self._at_work[id] = True
             self.loaded.engine.abort({id})
@@ -224,7 +224,7 @@ class Core:
 
     @property
     def default_params(self) -> SamplingParams:
-        """The sampling of the model's authors."""
+        """Default sampling parameters of the model."""
         defaults = self.loaded.defaults
         return SamplingParams(**{name: getattr(defaults, name) for name in AdvisedFields.__struct_fields__})
 
@@ -243,13 +243,13 @@ class Core:
         await self.loaded.engine.wake_up()
 
     async def close(self) -> None:
-        """End what is at work, and free model and cache."""
+        """End requests in flight, and free model and cache."""
         self.service.offload.close()
         await self.loaded.engines.close()
 
 
 def _aborted(id: str, ask: Prepared, prompt_ids: Sequence[int]) -> RequestOutput:
-    """The output of a request that was aborted before the engine had it."""
+    """Return the output of a request that was aborted before it entered the engine."""
     reason = FinishReason.ABORT.value
     choices = [CompletionOutput(index, finish_reason=reason) for index in range(ask.request.n)]
     return RequestOutput(id, ask.text, list(prompt_ids), choices, finished=True)

@@ -1,4 +1,4 @@
-"""EngineArgs: the options of an LLM as an object or from a command line, as vLLM's programs have them."""
+"""EngineArgs: the options of an LLM as an object or from a command line, as in vLLM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Fields: Any = dataclasses.make_dataclass("_Fields", [(name, Any, None) for name
 
 
 def program_config(model: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> ServerConfig:
-    """Return the configuration of a program's keywords. Raises ValueError."""
+    """Return the configuration for keywords of `LLM`. Raises ValueError."""
     path = None if model is None else os.fspath(model)
     try:
         return unbounded(from_keywords({"enable_mm_embeds": True, **options, "model": path}))
@@ -52,7 +52,7 @@ class EngineArgs(_Fields):  # type: ignore[misc]  # a dataclass, for `dataclasse
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add the flags of these options to `parser`, and return it. Their values are None where they are not given."""
+        """Add the flags of these options to `parser`, and return it. Their default is None."""
         parser.add_argument("--model", help="folder in Hugging Face format, .gguf file, hub id or built-in name")
         options = keyword_options()
         add_options(parser, options, shown=options)
@@ -63,7 +63,7 @@ class EngineArgs(_Fields):  # type: ignore[misc]  # a dataclass, for `dataclasse
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """Create them from parsed arguments; others are left out."""
+        """Create them from parsed arguments, ignoring other arguments."""
         return cls(**{name: value for name, value in vars(args).items() if name in _NAMES})
 
 
@@ -71,7 +71,7 @@ AsyncEngineArgs = EngineArgs
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """Argument parser that takes `--max_model_len` for `--max-model-len`."""
+    """Argument parser that also accepts underscores in flags: `--max_model_len`."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

@@ -40,8 +40,8 @@ from server.models.speech import Task
 
 
 class LLM:
-    """Model for programs: `LLM("Qwen/Qwen3-0.6B", max_model_len=4096)` loads it and is ready when it returns. `model` as
-    `--model` takes it; `options` are those of `oneloop serve` for model, engine and media, with underscores.
+    """Model for programs: `LLM("Qwen/Qwen3-0.6B", max_model_len=4096)` loads it and is ready when it returns. `model`: as for
+    `--model`; `options`: the model, engine and media options of `oneloop serve`, with underscores.
 
     Every method may be called from any thread. `with LLM() as llm:`, `close()` or dropping the last reference frees the memory.
     A program that ends without closing ends cleanly. Ctrl-C cancels the call and leaves the LLM usable.
@@ -82,10 +82,10 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Continues each prompt: text, token ids, or vLLM's dict of either (`prompt`, `prompt_token_ids`). The answers are in the
-        prompts' order. `lora_request`: with which adapter, all or each.
+        """Continue each prompt: text, token ids, or vLLM's dict of either (`prompt`, `prompt_token_ids`). Outputs are in the
+        order of the prompts. `lora_request`: adapter of all prompts, or one for each.
 
-        Raises ValueError, naming the prompt and the field, and then nothing is answered."""
+        Raises ValueError, naming the prompt and the field; then no prompt is answered."""
         return self._answers("prompt", several(prompts), prepare.of_prompt, sampling_params, lora_request, use_tqdm)
 
     def chat(
@@ -97,8 +97,8 @@ class LLM:
         chat_template: str | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answers one conversation or several: lists of {"role": …, "content": …}. `chat_template`: text of a template in place of
-        the model's. `options`: CHAT_FIELDS, as the HTTP API has them (`tools` …). Otherwise as `generate`."""
+        """Answer one conversation or several: lists of {"role": …, "content": …}. `chat_template`: template text instead of
+        the model's. `options`: CHAT_FIELDS, as in the HTTP API (`tools` …). Otherwise as `generate`."""
         prepare.check_chat_options(options)
         make = partial(prepare.of_conversation, options=options, chat_template=chat_template)
         return self._answers("messages", prepare.conversations(messages), make, sampling_params, lora_request, use_tqdm)
@@ -106,11 +106,11 @@ class LLM:
     def agenerate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: LoRARequest | None = None
     ) -> AsyncIterator[RequestOutput]:
-        """Increments of the answer to one prompt, as they settle, on the caller's running loop. For several prompts,
-        several calls: they run together. Leaving the iteration takes the request back; where that has to happen at once,
-        leave through `contextlib.aclosing`.
+        """Yield increments of the answer to one prompt, on the caller's running loop. For several prompts, make several calls,
+        which run together. Leaving the iteration aborts the request; to abort it immediately, leave through
+        `contextlib.aclosing`.
 
-        Raises ValueError: for what is wrong in itself here, for what does not fit the model at the first step."""
+        Raises ValueError: here for invalid arguments, at the first step for a request that does not fit the model."""
         params = sampling_params or SamplingParams()
         return self._iterate(prepare.of_prompt(prompt, params, lora_request), params)
 
@@ -121,7 +121,7 @@ class LLM:
         lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """Increments of the answer to one conversation. See `agenerate`."""
+        """Yield increments of the answer to one conversation. See `agenerate`."""
         prepare.check_chat_options(options)
         params = sampling_params or SamplingParams()
         return self._iterate(prepare.of_conversation(messages, params, options, lora_request), params)
@@ -129,7 +129,7 @@ class LLM:
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
     ) -> list[BeamSearchOutput]:
-        """The `params.beam_width` most likely continuations of each prompt, best first, as vLLM's `beam_search`.
+        """Return the `params.beam_width` most likely continuations of each prompt, best first, as vLLM's `beam_search`.
 
         Raises ValueError as `generate`."""
         answers = self.generate(prompts, SamplingParams(**params.fields), use_tqdm)
@@ -137,11 +137,11 @@ class LLM:
         return [beams_of(answer, lambda ids: decode(ids, skip_special_tokens=True)) for answer in answers]
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer as transformers' PreTrainedTokenizerFast, with its chat template; each call makes one."""
+        """Return a new copy of the model's tokenizer as transformers' PreTrainedTokenizerFast, with its chat template."""
         return as_transformers(self._open_core().tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling of the model's authors, to be changed and passed on."""
+        """Return the model's default sampling parameters, as a copy to change and pass on."""
         return self._open_core().default_params
 
     def get_metrics(self) -> list[Metric]:
@@ -153,14 +153,14 @@ class LLM:
         return self._background.run(self._open_core().reset_prefix_cache())
 
     def sleep(self, level: int = 1) -> None:
-        """Give the memory of weights and KV cache back, once nothing is left to do; the next prompts, or `wake_up`, load them
-        again. Level 1 leaves the weights' files in the system's memory, as far as it has room, 2 does not.
+        """Release the memory of weights and KV cache once all requests have ended; the next prompts, or `wake_up`, reload them.
+        Level 1 keeps the weight files in the system's page cache as far as possible, level 2 does not.
 
         Raises ValueError for another level."""
         self._background.run(self._open_core().sleep(level))
 
     def wake_up(self) -> None:
-        """Load what `sleep` gave back. Raises SleepError where that cannot be done any more."""
+        """Reload what `sleep` released. Raises SleepError if that is no longer possible."""
         self._background.run(self._open_core().wake_up())
 
     def transcribe(
@@ -176,12 +176,12 @@ class LLM:
         return_exceptions: bool = False,
         use_tqdm: bool | None = True,
     ) -> list[Transcribed]:
-        """Write down the speech of audio: a path, bytes of a file, samples, samples with their rate, or a list of these.
+        """Transcribe speech: a path, bytes of a file, samples, samples with their rate, or a list of these.
 
         `language`: a code, None to detect it. `task`: "transcribe", or "translate" into English. `timestamps`: segments are
         sentences with their times. Otherwise as /v1/audio/transcriptions.
 
-        Raises ValueError, naming the audio; with `return_exceptions` it stands in the place of that transcript."""
+        Raises ValueError, naming the audio; with `return_exceptions` the error is returned in place of that transcript."""
         given = list(audio) if isinstance(audio, list | tuple) and not is_samples(audio) else [audio]
         request = TranscribeRequest(
             task=task,
@@ -203,7 +203,7 @@ class LLM:
         use_tqdm: bool = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
     ) -> list[pooling.EmbeddingRequestOutput]:
-        """The vector of each prompt, in order. Raises ValueError as `generate`, and where the model is not served to embed."""
+        """Return the vector of each prompt, in order. Raises ValueError as `generate`, and for a model that cannot embed."""
         return [pooling.embedding_output(each) for each in self._pool(prompts, pooling_params, "embed", use_tqdm)]
 
     def classify(
@@ -238,8 +238,8 @@ class LLM:
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
     ) -> list[pooling.ScoringRequestOutput]:
-        """Return how well texts match: pairs of equal numbers, or one text with all of the second argument. Raises
-        ValueError as `embed`."""
+        """Return similarity scores of texts: of pairs, or of one text with each text of `data_2`. Raises ValueError as
+        `embed`."""
         num, compare = pooling.ask_to_score(data_1, data_2, pooling_params)
         scores, sides = self._compare(num, compare, use_tqdm)
         return [pooling.scoring_output(score, pair) for score, pair in zip(scores, sides, strict=True)]
@@ -253,7 +253,7 @@ class LLM:
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
     ) -> list[pooling.RerankOutput]:
-        """The documents, best first. Raises ValueError as `embed`."""
+        """Return the documents with their scores, best first."""
         scores, _ = self._compare(len(documents), pooling.ask_to_rerank(query, documents, pooling_params), use_tqdm)
         found = ranked(scores, None, top_n)
         return [pooling.RerankOutput(each.index, documents[each.index], each.relevance_score) for each in found]
@@ -309,7 +309,7 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        """Answer what `make` makes of each of `given` with its params and its adapter. `field`: names them in errors."""
+        """Return the outputs of the requests that `make` makes of `given`, params and adapters. `field`: for errors."""
         params, adapters = prepare.one_each(sampling_params, len(given)), each_lora(lora_request, len(given))
         asks = []
         for number, (each, its_params, adapter) in enumerate(zip(given, params, adapters, strict=True)):
@@ -352,7 +352,7 @@ _NOT_HERE: Mapping[str, str] = {
 
 
 def _give_memory_back() -> None:
-    """Collect reference cycles now, then return free pages of malloc to the system, which would keep some for each thread."""
+    """Collect reference cycles, then return free malloc pages to the system, which otherwise keeps some for each thread."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)

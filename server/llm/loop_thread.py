@@ -69,7 +69,7 @@ class LoopThread:
             future.cancel()
 
     def close(self) -> None:
-        """Cancels what still runs and ends the thread. May be called from any thread, and again."""
+        """Cancel running work and end the thread. May be called from any thread, and repeatedly."""
         with contextlib.suppress(RuntimeError):  # closed before
             self._loop.call_soon_threadsafe(self._stopping.set)
         if not self.is_here():
@@ -95,7 +95,7 @@ class LoopThread:
 
 
 async def _cancelled_are_done() -> None:
-    """Cancelled tasks go through their `finally`s, which may await."""
+    """Wait until cancelled tasks have run their `finally` blocks, which may await."""
     cancelled = [task for task in asyncio.all_tasks() if task.cancelling()]
     if cancelled:
         await asyncio.wait(cancelled)

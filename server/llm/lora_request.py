@@ -1,4 +1,4 @@
-"""LoRARequest: with which adapter an LLM answers, as vLLM's programs say it."""
+"""LoRARequest: the adapter of a request to an LLM, as in vLLM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LoRARequest:
 
 
 def each_lora(given: LoRARequest | Sequence[LoRARequest | None] | None, num: int) -> list[LoRARequest | None]:
-    """One for all, or one for each of `num` prompts. Raises ValueError."""
+    """Return the adapter of each of `num` prompts, from one for all or a list. Raises ValueError."""
     if given is None or isinstance(given, LoRARequest):
         return [given] * num
     if len(given) != num:
@@ -39,14 +39,14 @@ def each_lora(given: LoRARequest | Sequence[LoRARequest | None] | None, num: int
 
 
 class LoraNames:
-    """An engine's adapters as programs name them: loaded when they are asked for first, one by one."""
+    """Adapters of an engine by their names in programs; each is loaded on first use, one at a time."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._loading = asyncio.Lock()
 
     async def model(self, call: Call, asked: LoRARequest | None) -> LoadedModel:
-        """The model with that adapter. Raises ValueError where there is none, ApiError as `lookup.named` does."""
+        """Return the model with the adapter of `asked`. Raises ValueError if there is none, ApiError as `lookup.named` does."""
         if asked is None:
             return self._loaded
         adapters, path = self._loaded.engine.adapters, os.fspath(asked.lora_path)

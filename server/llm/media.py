@@ -27,7 +27,7 @@ _SHOWN: Final = "data:,"  # stands in the wire's form of a message for what it h
 
 
 def beside_prompt(data: Mapping[str, Any]) -> list[MediaPart]:
-    """The parts of `multi_modal_data`. Raises ValueError."""
+    """Return the parts of `multi_modal_data`. Raises ValueError."""
     found: list[MediaPart] = []
     for name, value in data.items():
         if name not in MODALITIES:
@@ -44,12 +44,12 @@ def beside_prompt(data: Mapping[str, Any]) -> list[MediaPart]:
 
 
 def prompt_embeds(value: Any) -> str:
-    """Base64 of a file, as /v1/completions takes it. Raises ValueError."""
+    """Return embeddings as a base64 file, as in /v1/completions. Raises ValueError."""
     return _base64(stored({"prompt_embeds": value}, "prompt_embeds"))
 
 
 def _embeds(value: Any, name: str) -> Mapping[str, Any] | None:
-    """Arrays by name, where `value` is what an encoder made elsewhere."""
+    """Return arrays by name if `value` contains precomputed encoder outputs, else None."""
     if isinstance(value, Mapping) and name in value:
         return cast("Mapping[str, Any]", value)
     is_tensor = hasattr(value, "is_floating_point") and value.is_floating_point() and value.ndim in (2, 3)
@@ -61,7 +61,7 @@ def _base64(data: bytes) -> str:
 
 
 def source_of(value: Any, where: str) -> Url | Given:
-    """Raises ValueError for a file that cannot be read."""
+    """Return the source of a media value; a path is read. Raises ValueError if a file cannot be read."""
     if isinstance(value, str) and value.startswith(_SCHEMES):
         return Url(value)
     if not isinstance(value, str | os.PathLike):
@@ -73,17 +73,17 @@ def source_of(value: Any, where: str) -> Url | Given:
 
 
 class Objects:
-    """Python objects of messages that are not JSON, while the wire decoder reads them."""
+    """Store of Python media objects, which are not JSON, while the wire decoder reads the messages."""
 
     def __init__(self) -> None:
         self._sources: dict[str, tuple[Modality, Url | Given, str]] = {}
 
     def taken(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The messages with parts that the wire knows in place of objects. Raises ValueError."""
+        """Return the messages with wire parts in place of objects. Raises ValueError."""
         return [self._message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """Into what the wire made of them."""
+        """Put the objects back into the decoded messages."""
         for message in messages:
             if isinstance(message.content, list):
                 message.content = [

@@ -12,7 +12,7 @@ from server.http.metrics import PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Metric at a moment. `name`: as /metrics has it, but without the `_total` of counters."""
+    """Metric at one moment. `name`: as in /metrics, but without the `_total` of counters."""
 
     name: str
     labels: Mapping[str, str]
@@ -30,14 +30,14 @@ class Gauge(Metric):
 
 @dataclass(frozen=True, slots=True)
 class Vector(Metric):
-    """Several numbers of one kind; for programs that look for it: the engine has none."""
+    """Metric of several numbers. For compatibility with vLLM: the engine has none."""
 
     values: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram(Metric):
-    """Distribution. `buckets`: for each upper bound ("+Inf" the last) how many values are at most as large."""
+    """Distribution. `buckets`: number of values up to each upper bound, the last of which is "+Inf"."""
 
     count: int
     sum: float

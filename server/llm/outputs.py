@@ -1,4 +1,4 @@
-"""Outputs of `LLM`, with vLLM's names: a RequestOutput with its CompletionOutputs, whole or in increments, and beams."""
+"""Outputs of `LLM`, with vLLM's names: a RequestOutput with its CompletionOutputs, complete or in increments, and beams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.text.events import Malformed, Reasoning, Text
 
 
 class RequestOutputKind(Enum):
-    """Kind of the outputs of an iteration: all of the answer so far, only what is new, or only the whole answer, once."""
+    """Kind of the outputs of an iteration: the whole answer so far, only the new part, or only the complete answer."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -63,7 +63,7 @@ class CompletionOutput:
         self.finish_reason, self.stop_reason = more.finish_reason, more.stop_reason
 
     def copy(self) -> CompletionOutput:
-        """Return what it is now, which `add` does not change."""
+        """Return a copy that later `add` calls do not change."""
         return dataclasses.replace(self, tool_calls=[*self.tool_calls], token_ids=[*self.token_ids])
 
 
@@ -84,7 +84,7 @@ class RequestOutput:
 
 
 def increment(generation: Generation, output: Output, transcript: Transcript) -> CompletionOutput:
-    """The choice's part in `output`. `transcript`: of the choice so far; grows."""
+    """Return the new part of a choice in `output`. `transcript`: of the choice so far; it is extended."""
     choice = generation.choices[output.index]
     before = choice.num_tokens
     events = choice.events(output)
@@ -143,7 +143,7 @@ class BeamSearchParams:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields of `SamplingParams`; `logprobs` for the sum that ranks beams."""
+        """Fields of `SamplingParams` for the beams, with `logprobs` for the sum that ranks them."""
         return {
             "use_beam_search": True,
             "n": self.beam_width,

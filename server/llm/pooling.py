@@ -1,6 +1,6 @@
-"""Pooling for programs: prompts to vectors, classes and scores, with vLLM's names of parameters and outputs.
+"""Pooling for programs: converts prompts to vectors, classes and scores, with vLLM's names of parameters and outputs.
 
-Parameters are those of the pooling routes: the same wire types validate them, and the same run computes them."""
+Parameters are those of the pooling routes: the same wire types validate them, and the same code computes them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ PLAIN = PoolingParams()  # of whoever says nothing, checked once
 
 
 def _checked(params: PoolingParams, names: Sequence[str], method: str) -> dict[str, Any]:
-    """The fields of `params`. Raises ValueError for one that `method` does not read."""
+    """Return the fields of `params`. Raises ValueError for a field that `method` does not use."""
     for name in params.fields:
         if name not in names:
             raise ValueError(f"{name} means nothing to {method}")
@@ -155,7 +155,7 @@ def ask_to_rerank(query: str, documents: Sequence[str], params: PoolingParams | 
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
-    """Output of pooling. `data`: float32, in the task's shape."""
+    """Output of pooling. `data`: float32 array, whose shape depends on the task."""
 
     data: Floats
 
@@ -208,7 +208,7 @@ class ClassificationRequestOutput(_RequestOutput):
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequestOutput:
-    """Output of scoring. `prompt_token_ids`: of the pair as a cross-encoder reads it, or of one text followed by the other."""
+    """Output of scoring. `prompt_token_ids`: of the pair in a cross-encoder's prompt, or of both texts in sequence."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -228,7 +228,7 @@ class RerankOutput:
 
 
 class Pooler:
-    """Pools for an LLM, on its loop. An answer of any size is the program's own affair."""
+    """Pooling for an LLM, on its event loop, without limits of the answer's size."""
 
     def __init__(self, service: Service, loaded: LoadedModel) -> None:
         self._service = service
@@ -251,7 +251,7 @@ class Pooler:
     async def compared(
         self, compare: Compare, note: Callable[[Pooled], object]
     ) -> tuple[list[float], list[tuple[Pooled, ...]]]:
-        """The scores, and what each was made of. Raises as `pooled` does."""
+        """Return the scores, and the pooled results of each. Raises as `pooled` does."""
         made: list[Comparison] = []
 
         def ask(served: ServedPooling) -> list[PoolingRequest]:

@@ -52,11 +52,10 @@ _VLLM_FIELDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 
 class SamplingParams:
-    """Parameters of sampling: the fields of the HTTP API, with the same names and limits. They can be read and set, too.
+    """Parameters of sampling: the fields of the HTTP API, with the same names and limits. They can be read and set.
 
-    Defaults are those of the model's authors; `max_tokens` is 16 for `generate`, and the rest of the context for `chat` or if it is
-    set to None. `output_kind`: what an iteration yields; None: as the method says.
-    Raises ValueError naming the field."""
+    Defaults are the model's; `max_tokens` is 16 for `generate`, and the rest of the context for `chat` or if set to None.
+    `output_kind`: kind of the outputs of an iteration; None: the method's default. Raises ValueError naming the field."""
 
     __slots__ = ("fields", "fills_context", "output_kind")
     __signature__ = inspect.Signature(
@@ -85,7 +84,7 @@ class SamplingParams:
         return {**({"max_tokens": None} if self.fills_context else {}), **self.fields}
 
     def __getattr__(self, name: str) -> Any:
-        """A field as it was given; of the others `n` is 1, and None means the model's default."""
+        """Return a field as given. If it was not given, return 1 for `n`, else None, which means the model's default."""
         if name not in SAMPLING_FIELDS:
             raise AttributeError(f"SamplingParams has no field {name!r}{did_you_mean(name, SAMPLING_FIELDS)}")
         return self.fields.get(name, 1 if name == "n" else None)
@@ -97,7 +96,7 @@ class SamplingParams:
             self._set({**self._given, name: value}, self.output_kind)
 
     def clone(self) -> SamplingParams:
-        """Return a copy that can be changed by itself."""
+        """Return an independent copy."""
         return copy.deepcopy(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -119,7 +118,7 @@ def _sampling_params(fields: Mapping[str, Any], output_kind: RequestOutputKind |
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Return whether a vLLM field has the value that is the behaviour here. Raises ValueError for any other value."""
+    """Return whether a vLLM field has the only value supported here. Raises ValueError for any other value."""
     if name not in _VLLM_FIELDS:
         return False
     allowed, why = _VLLM_FIELDS[name]
@@ -135,7 +134,7 @@ def check_chat_options(options: Mapping[str, Any]) -> None:
 
 
 def _check_finite(name: str, value: Any) -> None:
-    """JSON, in which the rules are written, has no word for these."""
+    """Raise ValueError for infinity or NaN, which JSON, and so the wire types, cannot express."""
     for number in value.values() if isinstance(value, Mapping) else (value,):
         if isinstance(number, float) and not abs(number) < float("inf"):
             raise ValueError(f"Invalid {name!r}: {number} is not a finite number")
@@ -143,7 +142,7 @@ def _check_finite(name: str, value: Any) -> None:
 
 @contextlib.contextmanager
 def naming(param: str, number: int, total: int) -> Iterator[None]:
-    """Add to errors of the block which of `total` prompts they are about."""
+    """Add to errors of the block the number of the prompt, out of `total`."""
     try:
         yield
     except ValueError as error:
@@ -152,8 +151,8 @@ def naming(param: str, number: int, total: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One prompt or conversation, checked. `text`: the prompt as given, where it was text. `lora`: with which adapter, if any.
-    `chat_template`: in place of the model's own."""
+    """Checked prompt or conversation. `text`: the prompt, if it was given as text. `lora`: its adapter, if any.
+    `chat_template`: template instead of the model's own."""
 
     request: GenerateRequest
     text: str | None

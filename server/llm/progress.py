@@ -1,4 +1,4 @@
-"""Progress: how far a pile of requests has come, as a bar with tokens per second. tqdm, in a terminal or a notebook."""
+"""Progress of many requests, as a tqdm bar with tokens per second, in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Progress:
         self.num_failed = 0
 
     def done(self, num_tokens: int, *, failed: bool = False) -> None:
-        """One more request has ended, with `num_tokens` generated."""
+        """Count the end of a request, with `num_tokens` generated."""
         self.num_done += 1
         self.num_failed += failed
         self.num_tokens += num_tokens

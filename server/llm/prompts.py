@@ -1,6 +1,6 @@
-"""Prompts as programs give them, text, token ids or vLLM's dicts of either, and refusals, where a client would get a 4xx.
+"""Prompts of programs: text, token ids or vLLM's dicts of either. Invalid prompts raise ValueError where a client gets a 4xx.
 
-There is one set of rules, the wire types'."""
+Validation is done only by the wire types."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ _UNREAD = {
 
 @dataclass(frozen=True, slots=True)
 class PlainPrompt:
-    """Prompt of a program. `given`: as the API takes it. `text`: the text, if it was text. `media`: items for its
-    placeholders, and how they are processed. `embeds`: embeddings instead of a prompt."""
+    """Prompt of a program. `given`: in the API's form. `text`: the text, if it was text. `media`: items for its
+    placeholders, and their processing options. `embeds`: embeddings instead of a prompt."""
 
     given: str | list[list[int]]
     text: str | None
@@ -106,7 +106,7 @@ def plain(prompt: Prompt) -> PlainPrompt:
 
 
 def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many, as a list of them."""
+    """Return one prompt or many as a list."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     found: list[Any] = list(prompts)

@@ -1,4 +1,4 @@
-"""Audio as programs give it to a speech model, and its transcripts."""
+"""Audio inputs of programs for a speech model, and its transcripts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Audio = str | os.PathLike[str] | bytes | Any  # a path, a file's bytes, samples,
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionOutput:
-    """Transcript of one file. `duration`: seconds. `segments`: with times of their own only if timestamps were wanted."""
+    """Transcript of one file. `duration`: seconds. `segments`: with exact times only if timestamps were requested."""
 
     text: str
     language: str | None
@@ -67,10 +67,10 @@ class Transcriber:
     async def outputs(
         self, audios: Sequence[Audio], request: TranscribeRequest, progress: Progress, *, return_exceptions: bool
     ) -> list[Transcribed]:
-        """Return the transcripts in the order of `audios`. The first failure ends the others, unless `return_exceptions`: then
-        ValueErrors stand in the places of their transcripts.
+        """Return the transcripts in the order of `audios`. The first failure cancels the others, unless `return_exceptions`:
+        then ValueErrors are returned in place of their transcripts.
 
-        Raises ValueError for audio that cannot be read or what the model cannot do, RuntimeError where the engine fails."""
+        Raises ValueError for audio that cannot be read or unsupported options, RuntimeError if the engine fails."""
         found: list[Transcribed | None] = [None] * len(audios)
         todo = iter(enumerate(audios))
 

@@ -1,4 +1,4 @@
-"""The model's tokenizer as the transformers package has it, for programs that were written for it."""
+"""The model's tokenizer as a transformers object, for programs that use transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def as_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """A copy: what is done to it changes nothing here."""
+    """Return a copy of `tokenizer` as a transformers tokenizer; changes to it have no effect here."""
     from transformers import PreTrainedTokenizerFast  # half a second that only those pay who want it
 
     make: Callable[..., PreTrainedTokenizerFast] = PreTrainedTokenizerFast  # not typed

@@ -1,4 +1,4 @@
-"""Decode: the bytes of a file, or what a program gave, as what a processor reads."""
+"""Decode: converts the bytes of a file, or a program's value, to the input of a processor."""
 
 from __future__ import annotations
 

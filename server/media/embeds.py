@@ -25,7 +25,7 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 
 def read_embeds(data: bytes, where: str) -> dict[str, Array]:
-    """The vectors [N, W] float32, below EMBEDS, and a grid [1, 3] int64 below its name. Raises InvalidMedia."""
+    """Read the vectors [N, W] float32, under EMBEDS, and a grid [1, 3] int64 under its name. Raises InvalidMedia."""
     tensors = dict(_tensors(data, where))
     vectors = {name: each for name, each in tensors.items() if name not in _GRIDS}
     if len(vectors) != 1:
@@ -45,14 +45,14 @@ def read_embeds(data: bytes, where: str) -> dict[str, Array]:
 
 
 def prompt_item(data: bytes, where: str) -> MediaItem:
-    """A whole prompt of embeddings, as the engine takes it. Raises InvalidMedia."""
+    """Read a whole prompt of embeddings as an item for the engine. Raises InvalidMedia."""
     vectors = read_embeds(data, where)[EMBEDS]
     positions = np.arange(len(vectors), dtype=np.int32)
     return MediaItem(EMBEDS, sha256(b"prompt:" + data).digest(), positions, {EMBEDS: vectors})
 
 
 def stored(arrays: Mapping[str, Any], where: str) -> bytes:
-    """Arrays and tensors of a program, as such a file: vectors [N, W], or [1, N, W], and grids. Raises ValueError."""
+    """Write a program's arrays and tensors as such a file: vectors [N, W] or [1, N, W], and grids. Raises ValueError."""
     head: dict[str, Any] = {}
     body = b""
     for name, value in arrays.items():
@@ -76,7 +76,7 @@ def _array(value: Any, name: str, where: str) -> Array:
 
 
 def _tensors(data: bytes, where: str) -> Iterator[tuple[str, Array]]:
-    """Raises InvalidMedia."""
+    """Yield the tensors of a safetensors file, by name. Raises InvalidMedia."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(_MAX_HEAD_BYTES, len(data) - 8):
         raise InvalidMedia(_NO_FILE, where)

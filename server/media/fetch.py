@@ -94,7 +94,7 @@ Resolver = Callable[[str, int], Awaitable[list[str]]]
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of `host`, as this machine's resolver has them."""
+    """Return the addresses of `host` from this machine's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(each[4][0]) for each in found]
 
@@ -119,7 +119,7 @@ class Fetcher:
         self._resolver = resolver
 
     async def fetch(self, url: str, where: str) -> bytes:
-        """Raises InvalidMedia."""
+        """Download the file at `url`. `where`: its field for errors. Raises InvalidMedia."""
         if not self._hosts:
             raise InvalidMedia(
                 "this server fetches nothing: send the data itself, or start it with --allowed-media-domains", where
@@ -155,7 +155,7 @@ class Fetcher:
         raise InvalidMedia(f"it was redirected more than {MAX_REDIRECTS} times", where)
 
     async def _pinned(self, url: str, where: str) -> httpx.Request:
-        """The request for `url`, to an address that was checked, by the name that the URL has."""
+        """Return the request for `url`, sent to a checked address, with the URL's host name."""
         import httpx
 
         parts, port = _split(url, where)
@@ -207,7 +207,7 @@ def too_large(max_bytes: int, where: str) -> InvalidMedia:
 
 
 def _split(url: str, where: str) -> tuple[SplitResult, int]:
-    """The parts of a URL, and its port. Raises InvalidMedia."""
+    """Split a URL into its parts and port. Raises InvalidMedia."""
     if len(url) > MAX_URL_CHARS:
         raise InvalidMedia(f"the URL has more than {MAX_URL_CHARS} characters", where)
     try:

@@ -30,7 +30,7 @@ _PIECE_BYTES: Final = 4096  # of a file, unpacked without leave for other thread
 
 
 def read_image(data: bytes, where: str, *, max_pixels: int, background: Sequence[int] = WHITE) -> Image:
-    """Raises InvalidMedia."""
+    """Decode an image file to RGB. Raises InvalidMedia."""
     with _pillow(where) as pillow:
         picture = pillow.Image.open(BytesIO(data), formats=FORMATS)
         check_size(picture.size, max_pixels, where)
@@ -68,7 +68,7 @@ def rgb(picture: Image, where: str, background: Sequence[int] = WHITE) -> Image:
 
 
 class _pillow:
-    """Pillow; what it raises inside becomes InvalidMedia, whatever a broken file makes of it."""
+    """Context that imports Pillow, and converts any error raised by a broken file to InvalidMedia."""
 
     def __init__(self, where: str) -> None:
         self._where = where

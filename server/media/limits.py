@@ -1,4 +1,4 @@
-"""MediaLimits: what of a request's media is looked at, fetched and decoded, at most; and how it is decoded."""
+"""MediaLimits: limits of the media of a request, and decoder options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODALITIES: Final[Sequence[Modality]] = ("image", "audio", "video")
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
     """Limits of media in a prompt. `max_items`: of each modality. `max_bytes`: of a stored file. `max_pixels`: of an image
-    or frame. `max_seconds`: of audio or video. `max_frames`: of a video that the model sees."""
+    or frame. `max_seconds`: of audio or video. `max_frames`: of the frames that the model receives from a video."""
 
     max_items: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(MODALITIES, 16))
     max_bytes: int = 64 * 1024**2
@@ -63,7 +63,7 @@ def check_processor_kwargs(given: Mapping[str, Any]) -> None:
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """A JSON object. Raises ValueError."""
+    """Parse a JSON object. Raises ValueError."""
     try:
         found = json.loads(text)
     except ValueError:

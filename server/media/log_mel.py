@@ -1,6 +1,6 @@
 """Log-mel spectrograms as Whisper reads them (Radford et al. 2022), equal to those of transformers' WhisperFeatureExtractor.
 
-numpy alone: a window of 30 s takes a fraction of what the extractor takes, and importing it takes seconds."""
+Uses only numpy: a 30 s window takes a fraction of the extractor's time, and the extractor's import takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MediaOptions: what the server's options say of media, read; and the reader that they come to for a model."""
+"""MediaOptions: parsed media options of the server, and the reader that they create for a model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """MediaPart: an image, audio or video part of a request, with the source of its bytes and its field name for errors.
 
-APIs make it of their wire types. Its data is not fetched or decoded yet."""
+Each API converts its wire types to it. Its data is not fetched or decoded yet."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MIME: Final = re.compile(r"data:([a-z]+)/([a-z0-9.+-]+)[;,]", re.IGNORECASE)
 
 
 class Url(Struct, frozen=True):
-    """data:, http:, https: or file:."""
+    """URL of a file: data:, http:, https: or file:."""
 
     url: str
 
 
 class Base64(Struct, frozen=True):
-    """The bytes of a file, as text."""
+    """Bytes of a file, base64-encoded."""
 
     text: str
 
@@ -34,8 +34,8 @@ class Given(Struct, frozen=True):
 
 
 class MediaPart(Struct, frozen=True):
-    """Media part of a request. `where`: its field, by the client's own path. `kind`: the client's name of it ("image_url").
-    `is_embeds`: it is the encoder's output (`embeds.py`)."""
+    """Media part of a request. `where`: path of its field in the request. `kind`: the client's name for it ("image_url").
+    `is_embeds`: it contains encoder outputs (`embeds.py`)."""
 
     modality: Modality
     source: Url | Base64 | Given
@@ -45,7 +45,7 @@ class MediaPart(Struct, frozen=True):
 
 
 def file_part(url: str, where: str, kind: str) -> MediaPart:
-    """The part of a file that says what it is by itself: a data URL. Raises InvalidMedia for what no model here reads."""
+    """Return the part of a data URL, whose MIME type gives the modality. Raises InvalidMedia for unsupported types."""
     found = _MIME.match(url)
     if found is None:
         raise InvalidMedia("a file has to be a data URL with its type, such as data:image/png;base64,…", where)

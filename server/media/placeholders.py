@@ -1,4 +1,4 @@
-"""Placeholders of media in a prompt: one in the text of the template, and one per encoder output in the ids.
+"""Placeholders of media in a prompt: one per item in the template's text, and one per encoder output in the token ids.
 
 A run of placeholders is tokenised as one and repeated afterwards, since an image may have thousands and a special token is
 encoded the same everywhere."""
@@ -21,13 +21,13 @@ _NAMES: Final = {"image": "images", "audio": "audio items", "video": "videos"}
 
 
 class PlaceholderError(ValueError):
-    """A prompt that has not one placeholder for each of what was given."""
+    """Error: the placeholders in a prompt do not match its media items."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Text of one item in a prompt: in `text`, a run of a token that takes encoder outputs is one such token; `runs` are the
-    lengths, and `heard` the runs of a video's audio."""
+    """Text of one item in a prompt. In `text`, each run of encoder-output tokens is a single token; `runs` are the lengths
+    of the runs, and `heard` the indices of the runs for a video's audio."""
 
     text: str
     runs: tuple[int, ...]
@@ -72,7 +72,7 @@ class ReadMedia:
 
     @property
     def takers(self) -> list[Modality]:
-        """Modality whose outputs each run takes."""
+        """Modality of the encoder outputs of each run."""
         return [
             "audio" if index in self.expansion.heard else self.modality for index in range(len(self.expansion.runs))
         ]
@@ -85,8 +85,8 @@ class ReadMedia:
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
     """Media of one prompt, in the order given. `tokens`: the placeholder of each modality in a rendered template;
-    `output_ids`: the tokens that take encoder outputs. `layout`: formats a text without template for the model, if its
-    processor does that. `tells_apart`: the model encodes audio differently next to images."""
+    `output_ids`: the tokens replaced by encoder outputs. `layout`: formats a prompt without a template, if the model has
+    such a format. `tells_apart`: the model encodes audio differently next to images."""
 
     read: Sequence[ReadMedia]
     tokens: Mapping[Modality, str]
@@ -115,9 +115,9 @@ class PromptMedia:
         return "".join(pieces), ordered
 
     def placed(self, ids: Sequence[int], ordered: Sequence[ReadMedia]) -> tuple[list[int], tuple[MediaItem, ...]]:
-        """The ids of a text that `written` gave, runs in their full length, and the items at their places.
+        """Return the ids of a text from `written` with runs at full length, and the items at their positions.
 
-        Raises PlaceholderError where tokens that take an encoder's outputs stand there and belong to no item."""
+        Raises PlaceholderError if the text has encoder-output tokens that belong to no item."""
         found = np.asarray(ids, dtype=np.int64)
         takers = [self.output_ids[taker] for each in ordered for taker in each.takers]
         places = np.flatnonzero(np.isin(found, list(self.output_ids.values())))
@@ -131,7 +131,7 @@ class PromptMedia:
 
 
 def _placed(read: ReadMedia, starts: Iterator[int]) -> Iterator[MediaItem]:
-    """Return the item, followed by the audio of a video, which begins later."""
+    """Yield the item with its positions and, for a video with audio, its audio as a second item."""
     seen: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
     heard: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
     for index, length in enumerate(read.expansion.runs):

@@ -44,8 +44,8 @@ _OF_TEXT: Final = frozenset(
 
 
 class Training(NamedTuple):
-    """Facts of how models were trained, which neither their processor nor their config says. `images_first`: the images of a text
-    without a template stand before all of it. `tells_apart`: audio is encoded differently next to images."""
+    """Training details missing from processors and configs. `images_first`: in a prompt without a template, all images
+    precede the text. `tells_apart`: audio is encoded differently next to images."""
 
     images_first: bool = False
     tells_apart: bool = False
@@ -63,12 +63,12 @@ class ProcessorError(Exception):
 
 
 class Refused(ValueError):
-    """A processor does not take this one, for a reason its client can read."""
+    """Error: the processor rejects an item. The message is for the client."""
 
 
 class Processor:
-    """Processor of transformers. `modalities`: what it reads. `tokens`: by modality, the placeholder that a chat template
-    writes for each item; `output_ids`: the tokens that take encoder outputs. `fingerprint`: of its files."""
+    """Wrapper of a transformers processor. `modalities`: its inputs. `tokens`: by modality, the placeholder that a chat
+    template writes for each item; `output_ids`: the tokens replaced by encoder outputs. `fingerprint`: digest of its files."""
 
     def __init__(self, processor: Any, config: Mapping[str, Any], fingerprint: bytes = b"") -> None:
         """Wrap `processor`, of transformers, for a model with `config`. Raises ProcessorError."""
@@ -112,16 +112,16 @@ class Processor:
 
     @property
     def layout(self) -> Callable[[str], str] | None:
-        """See `PromptMedia.layout`."""
+        """Format of a prompt without a template; see `PromptMedia.layout`."""
         return self._images_first if self._training.images_first else None
 
     @property
     def tells_apart(self) -> bool:
-        """See `PromptMedia.tells_apart`."""
+        """True if audio is encoded differently next to images; see `PromptMedia.tells_apart`."""
         return self._training.tells_apart
 
     def _images_first(self, text: str) -> str:
-        """Return the text as PaliGemma was trained: the prompt begins after the last image and ends with a line break."""
+        """Return the prompt in PaliGemma's training format: BOS after the last image, and a line break at the end."""
         head, token, asked = text.rpartition(self.tokens["image"])
         return f"{head}{token}{self._processor.tokenizer.bos_token}{asked}\n"
 
@@ -185,7 +185,7 @@ class Processor:
 
 
 def _array(tensor: Any) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    """A tensor, or a list of one for each tile."""
+    """Convert a tensor, or a list with one tensor per tile, to an array."""
     if isinstance(tensor, Sequence):
         tensor = [_array(each) for each in tensor]
         return np.stack(tensor) if len({each.shape for each in tensor}) == 1 else np.asarray(tensor)
@@ -195,7 +195,7 @@ def _array(tensor: Any) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
 
 
 def _class_name(folder: Path) -> str | None:
-    """The processor's class, as the files of a model name it."""
+    """Return the processor class named in the model's files."""
     for name in (*_FILES, "tokenizer_config.json"):
         path = folder / name
         if path.is_file():
@@ -206,7 +206,7 @@ def _class_name(folder: Path) -> str | None:
 
 
 def _loaded(kind: Any, folder: Path) -> Any:
-    """The processor; without its videos, where what these need is not installed."""
+    """Load the processor; without its video part if torchvision is not installed."""
     import transformers
     from transformers.utils.import_utils import is_torchvision_available
 
@@ -226,7 +226,7 @@ def _loaded(kind: Any, folder: Path) -> Any:
 
 
 def _without_videos(kind: Any) -> Any:
-    """The class, for which a part may be missing."""
+    """Return a subclass of the processor class that allows missing parts."""
 
     def check(self: Any, name: str, part: Any) -> Any:
         return None if part is None else kind.check_argument_for_proper_class(self, name, part)

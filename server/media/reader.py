@@ -1,8 +1,8 @@
 """MediaReader: converts media parts of a request to placeholders in its prompt and inputs of the model's encoder.
 
 Remote data is awaited. Everything else runs on threads, in pieces, so that requests alternate and cancelled work stops.
-Sizes are checked before decompression. Results are cached within a limit, because conversations send their images again with
-every turn."""
+Sizes are checked before decompression. Results are cached within a limit, because each turn of a conversation sends its
+images again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NoMedia:
     async def read(
         self, parts: Sequence[MediaPart], processor_kwargs: Mapping[str, Any] | None = None, tenant: str | None = None
     ) -> NoReturn:
-        """Raises TextOnly or MediaNotInstalled."""
+        """Raise TextOnly or MediaNotInstalled."""
         part = parts[0]
         if self._why is not None:
             raise MediaNotInstalled(self._why, part.where)
@@ -144,7 +144,7 @@ class MediaReader:
     def _work(
         self, part: MediaPart, data: bytes | None, options: Mapping[str, Any], tenant: str | None
     ) -> Pieces[ReadMedia]:
-        """One item, on a thread. Raises InvalidMedia or TooManyRequests."""
+        """Read one item, on a thread. Raises InvalidMedia or TooManyRequests."""
         self._held.check()
         processor, source = self.processor, part.source
         value: Any
@@ -183,7 +183,7 @@ class MediaReader:
         return read
 
     def _expansion(self, part: MediaPart, num_outputs: int) -> Expansion:
-        """Raises InvalidMedia where a model wants text among an item's outputs, which only its processor knows."""
+        """Return the prompt text of given embeddings. Raises InvalidMedia if the model puts text between the outputs."""
         around = self._around.get(part.modality)
         if around is None or len(around.runs) != 1:
             raise InvalidMedia(f"{part.kind} are not for this model: there is text among the tokens of one", part.where)
@@ -213,7 +213,7 @@ class _Held:
         self._lock = threading.RLock()  # what is given up may be given up at any moment, in here too
 
     def check(self) -> None:
-        """Raises TooManyRequests."""
+        """Raise TooManyRequests if the limit is exceeded."""
         if self._num_bytes > self._max_bytes:
             raise TooManyRequests(
                 "The server is busy: requests hold all the memory for images, audio and video",

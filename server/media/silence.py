@@ -1,4 +1,4 @@
-"""Cuts of long audio at its quietest places, by the energy of short frames. No model."""
+"""Splitting of long audio at its quietest places, by the energy of short frames, without a model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SMOOTH_FRAMES: Final = 15  # 0.3 s: a pause between words, not the closure of a 
 
 
 def cuts(samples: NDArray[np.float32], rate: int, max_s: float, search_s: float) -> list[tuple[int, int]]:
-    """Return spans of `samples` [N], as sample indices, that follow one another, at most `max_s` seconds long. Each ends at the
-    quietest place of the last `search_s` seconds that it may have."""
+    """Return consecutive spans of `samples` [N], as sample indices, each at most `max_s` seconds long. Each ends at the
+    quietest place within the last `search_s` seconds of its maximum length."""
     size = int(rate * FRAME_S)
     longest, search = int(max_s / FRAME_S) * size, int(search_s / FRAME_S)
     spans: list[tuple[int, int]] = []

@@ -31,7 +31,7 @@ _SIGNATURES: Final[tuple[tuple[bytes, int, str], ...]] = (
 
 
 def demuxer_of(data: bytes) -> str | None:
-    """The demuxer for a file that begins like this."""
+    """Return the name of the demuxer for the file's signature."""
     for signature, start, name in _SIGNATURES:
         if data[start : start + len(signature)] == signature:
             return name
@@ -42,7 +42,7 @@ def demuxer_of(data: bytes) -> str | None:
 
 @contextmanager
 def opened(data: bytes, where: str) -> Iterator[InputContainer]:
-    """A file, whose head was read. What FFmpeg raises inside becomes InvalidMedia. Raises InvalidMedia or MediaNotInstalled."""
+    """Open a file whose signature was read. FFmpeg errors become InvalidMedia. Raises InvalidMedia or MediaNotInstalled."""
     try:
         import av
     except ImportError:
@@ -92,7 +92,7 @@ def read_sound(data: bytes, where: str, *, rate: int, max_seconds: float) -> Pie
 
 
 def has_sound(data: bytes, where: str) -> bool:
-    """Raises InvalidMedia."""
+    """Return whether a file has an audio stream. Raises InvalidMedia."""
     with opened(data, where) as container:
         return bool(container.streams.audio)
 
@@ -130,13 +130,13 @@ def _mixed(frame: AudioFrame) -> Samples:
 
 
 def check_codec(stream: Any, where: str) -> None:
-    """Raises InvalidMedia for a stream that nothing here decodes, of which little else can be asked."""
+    """Raise InvalidMedia for a stream without a decoder; most of its other attributes are then unusable."""
     if stream.codec_context is None:
         raise InvalidMedia("what is in it was made by a codec that is not read here", where)
 
 
 def check_seconds(seconds: float | None, max_seconds: float, where: str) -> None:
-    """Raises InvalidMedia."""
+    """Raise InvalidMedia if `seconds` exceeds the limit."""
     if seconds is not None and seconds > max_seconds:
         raise too_long(max_seconds, where)
 

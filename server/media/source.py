@@ -1,4 +1,4 @@
-"""Sources: the bytes of a part's file, wherever they are: in the request, on a host, in a folder of this machine."""
+"""Sources of a media part's bytes: the request itself, a remote host, or a folder of this machine."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Sources:
         return not isinstance(part.source, Base64 | Given) and _scheme(part.source.url) in ("http", "https")
 
     async def fetch(self, part: MediaPart) -> bytes:
-        """The bytes of one that is remote. Raises InvalidMedia."""
+        """Return the bytes of a remote part. Raises InvalidMedia."""
         assert not isinstance(part.source, Base64 | Given), "it is remote"
         return await self._fetcher.fetch(part.source.url, part.where)
 
     def read(self, part: MediaPart) -> bytes:
-        """The bytes of one that is not; takes a millisecond a megabyte. Raises InvalidMedia."""
+        """Return the bytes of a part that is not remote, in about 1 ms per MB. Raises InvalidMedia."""
         source, where = part.source, part.where
         if isinstance(source, Given):
             value = bytes(source.value)
@@ -99,7 +99,7 @@ class Sources:
 
 
 def base64_bytes(text: str, where: str, max_bytes: int) -> bytes:
-    """Raises InvalidMedia."""
+    """Decode base64 text of at most `max_bytes`. Raises InvalidMedia."""
     max_chars = 4 * (max_bytes // 3 + 1)
     if "\n" in text or " " in text:  # lines, as mail has them
         text = _without_space(text, max_chars)

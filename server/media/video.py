@@ -1,7 +1,7 @@
 """Videos: frames sampled evenly over the whole video, as arrays, with their times.
 
-Size and length are checked in the header, and so is every sampled frame. Frames between are decoded, since later frames
-depend on them, and dropped."""
+Size and length are checked in the header, and the size again for every sampled frame. Frames in between are decoded, since
+later frames depend on them, and dropped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Video(NamedTuple):
 
     @property
     def shown_fps(self) -> float:
-        """Frames that are shown of a second."""
+        """Number of sampled frames per second of video."""
         return self.wanted_fps or len(self.indices) * self.fps / self.num_frames
 
     @property
@@ -50,7 +50,7 @@ class Video(NamedTuple):
 
 
 def read_video(data: bytes, where: str, limits: MediaLimits, io_kwargs: Mapping[str, Any]) -> Pieces[Video]:
-    """Decode a video. `io_kwargs`: `num_frames` to show, or `fps`. Raises InvalidMedia."""
+    """Decode a video. `io_kwargs`: `num_frames`, the frames to sample, or `fps`. Raises InvalidMedia."""
     num_frames, fps = yield from _measured(data, where, limits.max_pixels, limits.max_seconds)
     wanted = chosen(num_frames, fps, limits.max_frames, io_kwargs)
     found: list[Frames] = []
@@ -99,7 +99,7 @@ def _measured(data: bytes, where: str, max_pixels: int, max_seconds: float) -> P
 
 
 def chosen(num_frames: int, fps: float, max_frames: int, io_kwargs: Mapping[str, Any]) -> list[int]:
-    """Return the frames to show: the first, the last, and evenly between."""
+    """Return the indices of the frames to sample: the first, the last, and evenly between."""
     wanted = io_kwargs.get("num_frames", NUM_FRAMES)
     if "fps" in io_kwargs:
         at_rate = _at_rate(num_frames, fps, io_kwargs["fps"])

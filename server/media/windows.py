@@ -1,4 +1,4 @@
-"""Audio of a request as windows of log-mel features, made on threads. A window begins at any frame and is padded with zeros."""
+"""Windows of log-mel features of a request's audio, made on threads. A window begins at any frame and is padded with zeros."""
 
 from __future__ import annotations
 

@@ -75,8 +75,7 @@ class InfillFormat:
         extra: Sequence[tuple[str, str]] = (),
         middle: str = "",
     ) -> list[int]:
-        """Return the prompt for text after `prefix` and before `suffix`. `extra`: other files (name, text). `middle`: its
-        start."""
+        """Return the prompt between `prefix` and `suffix`. `extra`: other files (name, text). `middle`: start of the answer."""
         before, after = [self.prefix, *prefix], [self.suffix, *self._suffix_ids(encode, suffix)]
         found = self._extra_ids(encode, extra)
         found += [*after, *before] if self.suffix_first else [*before, *after]

@@ -1,1 +1,1 @@
-"""The process: options become a model, an application and a port; signals and the drain, and what a person at the terminal sees."""
+"""Server process: options become a model, an application and a port. Also signals, the drain, and terminal output."""

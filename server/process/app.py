@@ -1,6 +1,6 @@
-"""create_app: the routes table, inside the layer that surrounds every request.
+"""create_app: the route table, inside the middleware around every request.
 
-A Router, not a Starlette: that class adds two layers for errors, which `RequestMiddleware` handles as well, and each of them would
+A Router instead of a Starlette: that class adds two error layers, which `RequestMiddleware` already covers, and each would
 wrap every message of every stream."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger("oneloop.http")
 
 
 class Endpoint:
-    """A handler as an ASGI application: what it returns sends itself, straight to the server's `send`."""
+    """Handler as an ASGI application. The handler's return value sends itself directly to the server's `send`."""
 
     def __init__(self, route: Route, service: Service) -> None:
         self._route = route
@@ -52,7 +52,7 @@ class Endpoint:
 
 
 def allowed_hosts(config: ServerConfig) -> Collection[str]:
-    """Return the allowed hosts: those of the options, or else by the address; any over a Unix socket, which no browser reaches."""
+    """Return the allowed hosts: from options, or by the address; any over a Unix socket, which browsers cannot reach."""
     if config.uds is not None:
         return ("*",)
     if config.allowed_host or is_loopback(config.host):
@@ -75,7 +75,7 @@ def line_apps(service: Service) -> dict[str, ASGIApp]:
 
 
 def start_batches(service: Service, folder: BatchFolder) -> BatchRunner:
-    """Resume the batches of `folder` and take others. Needs the running loop."""
+    """Resume the batches of `folder` and accept new ones. Needs the running loop."""
     config = service.config
     runner = BatchRunner(
         folder,
@@ -91,7 +91,7 @@ def start_batches(service: Service, folder: BatchFolder) -> BatchRunner:
 
 
 def create_app(service: Service) -> ASGIApp:
-    """The routes, and what surrounds them (`guarded`). What is not asked for is not there."""
+    """Return the routes with their middleware (`guarded`). Routes of disabled features are left out."""
     config = service.config
     paths = [PathRoute(each.path, Endpoint(each, service), methods=[each.method]) for each in ROUTES]
     lifecycle = service.lifecycle
@@ -109,7 +109,7 @@ def create_app(service: Service) -> ASGIApp:
 
 def guarded(app: ASGIApp, config: ServerConfig, stats: HttpStats, secret: bytes | None = None) -> ASGIApp:
     """Wrap `app` in the layers of every request, from the outside in: CORS headers, errors and log, hosts, preflights, keys.
-    `secret`: by which callers mean the same to another process that has it."""
+    `secret`: key of caller digests, shared by processes that must identify callers alike."""
     keys = Keys(config.user_keys(), config.admin_api_key, secret)
     is_private = config.uds is not None or is_loopback(config.host)
     if keys or not is_private:

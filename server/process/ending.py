@@ -31,7 +31,7 @@ SAME_SIGNAL_S = 0.2  # nobody is so quick
 
 
 def leave_at_once(code: int, why: str) -> None:
-    """End the process now, whatever its threads are doing, and its children with it."""
+    """Kill child processes and exit immediately, without waiting for threads. `why`: for the log."""
     for child in _children():
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
@@ -43,7 +43,7 @@ def leave_at_once(code: int, why: str) -> None:
 
 
 def leave_within(limit_s: float, code: int) -> None:
-    """Exit the process after a time unless it has ended by then, without waiting for threads."""
+    """Exit the process after `limit_s`, without waiting for threads, unless it has ended by then."""
     _timer(limit_s, lambda: os._exit(code))
 
 
@@ -72,8 +72,8 @@ class SignalWatch:
     """Thread that ends the process after a signal if the event loop does not: `limit_s` after the first signal, and
     OBEY_LIMIT_S after the second.
 
-    Python writes the number of each signal to one file descriptor at once, whatever the main thread does. Usually that is
-    the loop's, which gets it from here. Enter it on the main thread, while the loop runs and has its handlers."""
+    Python writes the number of each signal to one file descriptor at once, even if the main thread is busy. Usually the loop
+    owns it; here this thread forwards signals to the loop. Enter on the main thread, after the loop has set its handlers."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Prepare the watch. `clock`: seconds, to recognise repeated signals."""

@@ -66,10 +66,10 @@ def listen_at(path: Path) -> Iterator[socket.socket]:
 
 
 def passed(environ: MutableMapping[str, str]) -> socket.socket | None:
-    """The socket that systemd opened for this process, or `systemd-socket-activate`, by sd_listen_fds(3); None where there is none.
-    What said so is taken out of `environ`: it holds for no child.
+    """Return the socket that systemd or `systemd-socket-activate` opened for this process, by sd_listen_fds(3), or None. Its
+    variables are removed from `environ`, since they are invalid in child processes.
 
-    Raises OSError where it is not one listening stream socket."""
+    Raises OSError unless it is one listening stream socket."""
     names = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
     pid, number, _ = (environ.pop(name, "") for name in names)
     if pid != str(os.getpid()) or number in ("", "0"):
@@ -87,7 +87,7 @@ def passed(environ: MutableMapping[str, str]) -> socket.socket | None:
 
 
 def tell_manager(state: str, environ: MutableMapping[str, str]) -> None:
-    """Send `READY=1` or `STOPPING=1` to the service manager by sd_notify(3), if it asked for that."""
+    """Send `READY=1` or `STOPPING=1` to the service manager by sd_notify(3), if it set NOTIFY_SOCKET."""
     name = environ.get("NOTIFY_SOCKET", "")
     if name[:1] not in ("/", "@"):
         return
@@ -98,7 +98,7 @@ def tell_manager(state: str, environ: MutableMapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """One process at a time, of those that do so here."""
+    """Lock `folder`, so that only one process at a time runs the block."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -122,7 +122,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """Return the TLS context of connections, None where they are not secured. Raises ConfigError for unusable files."""
+    """Return the TLS context of connections, or None without a certificate. Raises ConfigError for unusable files."""
     if config.ssl_certfile is None:
         return None
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -142,7 +142,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
 
 
 def _no_password() -> str:
-    """Refuse an encrypted key, for which OpenSSL would otherwise ask at the terminal."""
+    """Reject an encrypted key, for which OpenSSL would otherwise prompt at the terminal."""
     raise ValueError("the private key is encrypted, which is not supported; decrypt it first")
 
 

@@ -1,7 +1,7 @@
 """load: from a ServerConfig to a LoadedModel: files, tokenizer, chat format, grammars, engine.
 
-With `plan`, the only place where the server meets the engine and the model's files; everywhere else it knows `runtime.api` alone.
-The heavy parts of `runtime` are imported on a thread, while the port is open already."""
+Only this module and `plan` use the engine and the model's files; the rest of the server uses `runtime.api` alone. The heavy
+parts of `runtime` are imported on a thread, when the port is already open."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ _FOR_ALL_MODELS = (
 async def load(
     config: ServerConfig, report: Report, cancel: Event, *, stages: Callable[[], Launcher] | None = None
 ) -> LoadedModel:
-    """The first model, and those that are served beside it, if any: these first, since the other one takes what memory is
-    left. `cancel`, once set, ends a download. `stages`: what begins the processes of a model's other stages, where each
-    has one of its own.
+    """Load the first model and any models beside it. Those beside are loaded first, since the first model takes the remaining
+    memory. `cancel`: once set, ends a download. `stages`: starts the processes of pipeline stages, if each stage has its own
+    process.
 
     Raises LoadError."""
     native.warn_if_missing()
@@ -100,7 +100,7 @@ def _shared_device() -> SharedDevice:
 
 
 def _check_names(configs: Sequence[ServerConfig]) -> None:
-    """Raise LoadError for a model name that nothing can have, which its first request would meet otherwise."""
+    """Raise LoadError for an invalid model name, before its first request would fail."""
     from runtime.weights.names import check_name
     from runtime.weights.rules import WeightsError
 
@@ -115,7 +115,7 @@ def _in_turns(
     config: ServerConfig, source: ModelSource, loaded: LoadedModel, others: Sequence[ServerConfig], cancel: Event,
     device: Callable[[], SharedDevice],
 ) -> LoadedModel:  # fmt: skip
-    """Return `loaded`, which `source` has loaded, as one of several models that are swapped in for requests."""
+    """Return `loaded`, loaded by `source`, as one of several models that are swapped in for requests."""
     sources = [source]
     sources += [ModelSource(other, _phases_logged(other.served_names[0]), cancel, device) for other in others]
     names = [config.served_names[0], *(other.served_names[0] for other in others)]
@@ -156,7 +156,7 @@ def _kept_names() -> list[str]:
 
 
 def _phases_logged(name: str) -> Report:
-    """Return a report that logs phases, for a model that is loaded while others serve, without a display."""
+    """Return a report that logs loading phases, for a model that is loaded while others serve."""
     last = ""
 
     def report(progress: LoadProgress) -> None:
@@ -169,7 +169,7 @@ def _phases_logged(name: str) -> Report:
 
 
 def embedding_config(config: ServerConfig, model: str) -> ServerConfig:
-    """Return the part of `config` for a model that is pooled beside another."""
+    """Return the part of `config` for a pooling model beside another."""
     kept = {name: getattr(config, name) for name in _FOR_ALL_MODELS}
     drawn: Literal["auto", "dummy"] = "dummy" if config.load_format == "dummy" else "auto"
     return ServerConfig(models=(model,), runner="pooling", load_format=drawn, **kept)
@@ -185,7 +185,7 @@ def speech_config(config: ServerConfig, model: str) -> ServerConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepared:
-    """The parts of a model that take no memory of the device."""
+    """Parts of a model that need no device memory."""
 
     files: ModelFiles
     draft: ModelFiles | None
@@ -195,8 +195,8 @@ class Prepared:
 
 
 class ModelSource:
-    """A `swaps.Source`: a model's files. `beside`: it is pooled while another one's answers are read. `place`: among several, if it
-    has one. `stages`: as `load` has it."""
+    """A `swaps.Source`: loader of one model. `beside`: a pooling or speech model beside another. `place`: its entry among
+    swapped models, if any. `stages`: as for `load`."""
 
     def __init__(
         self, config: ServerConfig, report: Report, cancel: Event, device: Callable[[], SharedDevice], *, beside: bool = False,
@@ -227,7 +227,7 @@ class ModelSource:
 
 
 async def _prepare(config: ServerConfig, report: Report, cancel: Event) -> Prepared:
-    """Raises LoadError."""
+    """Load files, tokenizer and templates. Raises LoadError."""
     from runtime.weights.fetch import resolve
     from runtime.weights.rules import WeightsError
 
@@ -250,7 +250,7 @@ async def _load_one(
     config: ServerConfig, report: Report, prepared: Prepared, device: SharedDevice, *, beside: bool,
     stages: Callable[[], Launcher] | None,
 ) -> LoadedModel:  # fmt: skip
-    """Raises LoadError."""
+    """Load one model with its engine. Raises LoadError."""
     from runtime.config import EngineConfig, PlanError
     from runtime.parallel.messages import ModelName
     from runtime.parallel.processes import StageProcesses
@@ -338,7 +338,7 @@ async def _load_adapters(config: ServerConfig, engine: EngineClient) -> dict[str
 
 
 async def _warm(grammars: Grammars, imported: asyncio.Event) -> None:
-    """Both hold the interpreter for some tenths of a second: importing the engine, and this. Reading the weights does not."""
+    """Warm up grammars once the engine is imported: both hold the GIL for some tenths of a second, unlike reading weights."""
     await imported.wait()
     await asyncio.to_thread(grammars.warm)
 
@@ -358,7 +358,7 @@ def _noting_weights(report: Report, imported: asyncio.Event) -> Report:
 def served_speech(
     config: ServerConfig, files: ModelFiles, model: ModelInfo, tokenizer: Tokenizer
 ) -> ServedSpeech | None:
-    """Return how the model's audio is transcribed; None for a model of another kind. Raises SpeechFormatError."""
+    """Return the transcription settings of a speech model, else None. Raises SpeechFormatError."""
     if model.speech is None:
         return None
     folder = files.tokenizer_path
@@ -370,9 +370,9 @@ def served_speech(
 def served_pooling(
     config: ServerConfig, files: ModelFiles, model: ModelInfo, tokenizer: Tokenizer, template: ChatTemplate
 ) -> ServedPooling | None:
-    """Return how the model's prompts are pooled; None where it generates.
+    """Return the pooling settings, or None for a model that generates.
 
-    Raises ValueError where it cannot do what the options say."""
+    Raises ValueError if the model does not support the options."""
     if served_runner(config.runner, model, embeds=files.modules is not None) == "generate":
         if config.convert in ("embed", "classify") or config.pooler_config is not None:
             raise ValueError("--convert and --pooler-config are for models that are pooled: add --runner pooling")
@@ -403,10 +403,10 @@ async def compute_stage(join: Join) -> None:
 def load_text(
     config: ServerConfig, files: ModelFiles, fetch: partial[ModelFiles], report: Report
 ) -> tuple[Tokenizer, ChatTemplate, ChatFormat]:
-    """Load the tokenizer (--tokenizer's or the model's), the chat template (--chat-template's or the tokenizer's) and the format of
-    answers.
+    """Load the tokenizer (--tokenizer's or the model's), the chat template (--chat-template's or the tokenizer's) and the chat
+    format.
 
-    Raises WeightsError, TokenizerError, PromptError, or LoadError for a parser there is not."""
+    Raises WeightsError, TokenizerError, PromptError, or LoadError for an unknown parser."""
     chosen = config.tokenizer
     if chosen is not None and Path(chosen).is_dir():
         tokenizer = Tokenizer.from_folder(chosen)

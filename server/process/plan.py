@@ -1,6 +1,6 @@
-"""Plans: what can be known of a model before its weights are read, from its configuration and the options.
+"""Plans: facts about a model before its weights are read, from its configuration and the options.
 
-With `load`, the only place where the server meets the engine and a model's files."""
+Only this module and `load` use the engine and a model's files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("oneloop.load")
 
 
 def import_engine() -> None:
-    """Import the engine on a thread, so that importing its names later costs the event loop nothing."""
+    """Import the engine, on a thread, so that later imports do not block the event loop."""
     from runtime.preload import preload_torch
 
     preload_torch()
@@ -36,8 +36,8 @@ def import_engine() -> None:
 
 
 def check_sizes(config: ServerConfig) -> None:
-    """Check the requested sizes against the config of a local model, without torch. Models that are not here, or not our own, are
-    left to `load`.
+    """Check the requested sizes against the config of a local model, without torch. Models that are not on disk, or not
+    implemented here, are left to `load`.
 
     Raises ValueError."""
     from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
@@ -92,7 +92,7 @@ def outline(config: ServerConfig, cancel: Event) -> Outline | None:
 
 
 def pooler_config(config: ServerConfig, model: ModelInfo | ModelOutline) -> PoolerConfig:
-    """--pooler-config, with the answers of a reranker that --chat-template names. Raises ValueError."""
+    """Return --pooler-config, with the answer tokens of a known reranker in --chat-template. Raises ValueError."""
     chosen = PoolerConfig.read(config.pooler_config)
     known = KNOWN_RERANKERS.get(config.chat_template or "")
     if known is not None and model.generates and chosen.classifier_from_token is None:
@@ -101,7 +101,7 @@ def pooler_config(config: ServerConfig, model: ModelInfo | ModelOutline) -> Pool
 
 
 def draft_files(config: ServerConfig, fetch: Callable[..., ModelFiles]) -> ModelFiles | None:
-    """Fetch the files of the draft model; None where the options name none. Raises WeightsError."""
+    """Fetch the files of the draft model, or return None without one. Raises WeightsError."""
     speculation = config.speculation
     if speculation is None or speculation.model is None:
         return None
@@ -109,8 +109,8 @@ def draft_files(config: ServerConfig, fetch: Callable[..., ModelFiles]) -> Model
 
 
 def dry_run(config: ServerConfig, report: Report) -> dict[str, Any]:
-    """Plan what the options come to for this model on this machine, ready for JSON, without loading weights. Of a model on the hub
-    only configuration and tokenizer are downloaded, of a built-in one the whole file.
+    """Return the resolved options for this model on this machine, as JSON data, without loading weights. From the hub, only
+    configuration and tokenizer are downloaded; a built-in model's file is downloaded whole.
 
     Raises LoadError."""
     from runtime.config import EngineConfig, PlanError

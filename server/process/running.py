@@ -39,7 +39,7 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def announced(server: RunningServer) -> Iterator[None]:
-    """List `server` while the block runs. A folder that cannot be written to is only logged: serving goes on."""
+    """List `server` while the block runs. If the folder cannot be written, only a warning is logged."""
     with contextlib.ExitStack() as stack:
         try:
             folder().mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def announced(server: RunningServer) -> Iterator[None]:
 
 
 def running() -> list[RunningServer]:
-    """Return the servers that run, oldest first."""
+    """Return the running servers, oldest first."""
     found = []
     for path in folder().glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError), path.open() as file:
@@ -70,7 +70,7 @@ def running() -> list[RunningServer]:
 
 
 def end(server: RunningServer, limit_s: float) -> bool:
-    """Send SIGTERM, on which a server drains; whether it has ended within `limit_s` seconds."""
+    """Send SIGTERM, on which a server drains. Return whether it ended within `limit_s` seconds."""
     try:
         process = os.pidfd_open(server.pid)
     except ProcessLookupError:

@@ -62,7 +62,7 @@ CANCEL_LIMIT_S = 0.5  # for a download to notice that it is not wanted any more,
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without a clock: it sleeps until `stop`."""
+    """uvicorn server without periodic wake-ups: it sleeps until `stop`."""
 
     def __init__(self, config: uvicorn.Config, clients: Clients) -> None:
         super().__init__(config)
@@ -77,16 +77,16 @@ class HttpServer(uvicorn.Server):
         yield
 
     def stop(self, limit_s: float) -> None:
-        """Close idle connections and the socket; answers on their way have `limit_s` to leave."""
+        """Close idle connections and the socket. Responses in flight have `limit_s` to finish."""
         self.config.timeout_graceful_shutdown = max(1, round(limit_s))
         self.should_exit = True
         self._stopping.set()
 
 
 def http_server(service: Service, max_connections: int | None = None) -> HttpServer:
-    """Make the HTTP server. `max_connections`: where the system allows fewer than the options ask for.
+    """Make the HTTP server. `max_connections`: the system's limit, if lower than the options'.
 
-    Raises ConfigError for a certificate that cannot be used."""
+    Raises ConfigError for an unusable certificate."""
     secured = tls_context(service.config)
     clients = Clients(service.config, max_connections)
     service.http_stats.sources.append(clients.metrics)
@@ -108,7 +108,7 @@ def http_server(service: Service, max_connections: int | None = None) -> HttpSer
 
 
 def tracing_of(config: ServerConfig) -> Tracing | None:
-    """Raises ConfigError where traces are asked for and cannot be made."""
+    """Return the tracing of --otlp-traces-endpoint, or None. Raises ConfigError if it cannot be set up."""
     if config.otlp_traces_endpoint is None:
         return None
     from server.http.tracing import Tracing  # packages that nobody else needs
@@ -144,8 +144,8 @@ class Process:
             self._lifecycle.when_loaded(self._trace)
 
     async def run(self) -> int:
-        """The exit code; where something hangs it returns all the same, and leaves it behind. Installs signal handlers on the
-        running loop, which is the main thread's."""
+        """Run the server and return the exit code. It returns even if a part hangs. Installs signal handlers on the running
+        loop, which must be the main thread's."""
         limit_arenas()
         switch_quickly()
         stopping = self._lifecycle.stopping
@@ -210,7 +210,7 @@ class Process:
             death.cancel()
 
     def end(self, code: int) -> None:
-        """End the process with `code` after `run`, whatever still runs on other threads."""
+        """End the process with `code` after `run`, regardless of other threads."""
         if code in (EXIT_CANNOT_SERVE, EXIT_STUCK):
             leave_at_once(code, self._last_words)
         leave_within(EXIT_LIMIT_S, code)
@@ -218,7 +218,7 @@ class Process:
     # --- loading --------------------------------------------------------------------------------------------------
 
     async def _load_model(self) -> bool:
-        """Load the model. Return whether there is something to serve."""
+        """Load the model. Return whether it can be served."""
         try:
             with without_collections():
                 loaded = await self._load(self._config, self._report, self._cancel)
@@ -260,7 +260,7 @@ class Process:
     # --- ending ---------------------------------------------------------------------------------------------------
 
     def _handle_signals(self, stopping: asyncio.Event) -> None:
-        """The first one sets `stopping`; the second one ends the process."""
+        """Handle signals: the first sets `stopping`, the second ends the process."""
         signals = SignalCount(self._clock)
 
         def handle(number: int) -> None:
@@ -298,7 +298,7 @@ class Process:
 
 
 async def _end_http(server: HttpServer, serving: asyncio.Task[None], limit_s: float) -> None:
-    """Answers on their way have `limit_s` to leave; what uvicorn does then is not waited for much longer."""
+    """Stop the HTTP server: responses in flight have `limit_s` to finish, and closing has CLOSE_LIMIT_S more."""
     server.stop(limit_s)
     await asyncio.wait({serving}, timeout=limit_s + CLOSE_LIMIT_S)
 

@@ -1,7 +1,7 @@
 """Terminal output while the server starts: progress, and a summary at the end.
 
-On a terminal a bar per phase that counts something, and a line for one that does not; into a file or a pipe a line per phase; where
-the log is for programs, a line of the log. Standard library, and tqdm where there is a bar."""
+A terminal shows a progress bar per counted phase and a line per other phase. A file or pipe gets a line per phase, a log for
+programs a log record. Standard library, and tqdm for bars."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ POOLING_APIS = "/v1/embeddings  /v2/embed  /pooling  /classify  /score  /rerank 
 
 
 class StartupDisplay:
-    """Progress of loading. `report` may be called from any thread, `finish` once. `began_s`: when, by `time.monotonic()`, what
-    comes before the first phase began; all of the time belongs to some phase. `log`: takes each line, in place of `out`."""
+    """Progress of loading. `report` may be called from any thread, `finish` once. `began_s`: when the phase "start" began,
+    by `time.monotonic()`; None: no such phase. `log`: receives each line instead of `out`."""
 
     def __init__(self, out: TextIO, began_s: float | None = None, log: Callable[[str], None] | None = None) -> None:
         self._out = out
@@ -47,7 +47,7 @@ class StartupDisplay:
                 self._draw(progress)
 
     def finish(self) -> dict[str, float]:
-        """Seconds spent in each phase."""
+        """End the last phase, and return the seconds of each phase."""
         with self._lock:
             self._end_phase()
             return self._seconds
@@ -74,7 +74,7 @@ class StartupDisplay:
 
 
 def summary(loaded: LoadedModel, url: str, seconds: dict[str, float], total_s: float) -> str:
-    """Return what a person reads when the server is ready, in at most a dozen lines."""
+    """Return the summary shown when the server is ready, at most a dozen lines."""
     model = loaded.engine.model
     phases = ", ".join(f"{phase} {duration:.1f}" for phase, duration in seconds.items() if duration >= 0.05)
     kept = f" of {model.kv_cache_note}" if model.kv_cache_note else ""
@@ -107,7 +107,7 @@ def summary(loaded: LoadedModel, url: str, seconds: dict[str, float], total_s: f
 
 
 def _source(loaded: LoadedModel) -> str:
-    """The file format that says in how many bits weights came; their own dtype is not what they are computed in."""
+    """Return the GGUF quantisation of the weights, or "": their dtype in the engine does not show it."""
     return "" if loaded.gguf_quantization is None else f" from a GGUF file of type {loaded.gguf_quantization}"
 
 
@@ -123,12 +123,12 @@ def _beside(loaded: LoadedModel) -> str:
 
 
 def _others(loaded: LoadedModel) -> str:
-    """Return the models with which it is swapped."""
+    """Return a line about the other models that are swapped in and out."""
     return f"{', '.join(each.name for each in loaded.others)}: loaded when requests name them"
 
 
 def url_of(address: Any, *, secured: bool = False) -> str:
-    """Return the URL of `address`, as a socket names its own."""
+    """Return the URL of `address`, as returned by a socket."""
     if isinstance(address, str):
         return f"unix:{address}"
     host, port = address[0], address[1]
