@@ -1,5 +1,5 @@
-// Program at the border: ops are checked when they are recorded, a step's inputs when it runs. The program holds whatever
-// Python object its ops point into.
+// Python bindings of Program: ops are checked when they are recorded, a step's inputs when it runs. The program owns the Python
+// objects whose memory its ops use.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -56,7 +56,7 @@ public:
             {x, out});
     }
 
-    // out += what the adapters of a step add to a layer of x.
+    // out += the adapters' product of x for a layer.
     void lora(nb::object slots_, int x, int out) {
         const LoraSlots* slots = nb::cast<const LoraSlots*>(slots_);
         const int64_t k = slots->k(), n = slots->n();
@@ -146,7 +146,7 @@ public:
             {qkv, out});
     }
 
-    // `attend` within the step's own rows, without a cache: each query sees those before it and behind it.
+    // `attend` within the step's own rows, without a cache: each query attends to keys before and after it.
     void attend_packed(int qkv, int out, const AttendShape& s, nb::object cos_sin_, nb::object q_norm, nb::object k_norm, float eps,
                        nb::object sinks_) {
         const int64_t d = s.head_size, row = check_attend(qkv, out, s);
@@ -210,7 +210,7 @@ public:
     void finish(std::vector<int> external) { program_.finish(std::move(external)); }
 
     // external: a [tokens, width] float32 tensor for each external register; tables: (slots, query_starts, context_lens,
-    // block_tables) of each block table; those that no op uses are not looked at. adapters: [tokens] int32, or None.
+    // block_tables) of each block table; unused tables are not read. adapters: [tokens] int32, or None.
     void run(nb::list external_, nb::handle positions_, nb::list tables_, nb::handle adapters_) {
         if (!finished()) throw nb::value_error("the program is not finished");
         const Tensor positions(positions_, "positions");
@@ -258,7 +258,7 @@ private:
                 tables.data<int32_t>(), lens.size(0),           tables.stride(0)};
     }
 
-    // The width of a row of qkv, if all fits.
+    // Returns the width of a row of qkv, if all arguments match.
     int64_t check_attend(int qkv, int out, const AttendShape& s) const {
         const int64_t d = s.head_size;
         if (d < 8 || d % 8) throw nb::value_error("head_size is not a multiple of 8");
@@ -306,7 +306,7 @@ private:
     }
 
     Program program_;
-    // What comes behind a linear layer; `slots` is null where no adapters do.
+    // A linear layer's output and its adapters, which it prefetches; `slots` is null without adapters.
     struct Added {
         explicit Added(int to) : out(to) {}
         int out;

@@ -1,7 +1,7 @@
-// The Python module oneloop_native: for each op, check every shape, then let go of the GIL and run.
+// The Python module oneloop_native: each op checks every shape, releases the GIL and runs.
 //
-// Outputs are made by the caller and passed in. After the checks here no kernel can touch memory outside its tensors,
-// whatever the numbers in them. Wrong shapes raise ValueError, wrong element types or devices TypeError.
+// The caller allocates outputs and passes them in. After the checks no kernel can access memory outside its tensors, whatever
+// numbers they contain. Wrong shapes raise ValueError, wrong element types or devices TypeError.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -112,7 +112,7 @@ void packed_rows(const Linear& packed, nb::handle ids_, nb::handle out_) {
     packed.rows(ids.data<int64_t>(), ids.size(0), out.data<float>());
 }
 
-// Rows [outer, inner, h] of a tensor with one to three dimensions, strided in all but the last, and where they are written.
+// Rows [outer, inner, h] of a tensor with one to three dimensions, strided in all but the last, and their output.
 struct Rows {
     int64_t outer, inner, h, stride_outer, stride_inner;
 };
@@ -291,7 +291,7 @@ void bind_activate(nb::handle x_, const std::string& activation, nb::handle out_
     activate(kind, x.data<float>(), x.stride(0), x.size(0), x.size(1), out.data<float>());
 }
 
-// Lines whose row needs nothing more: their largest logit. The others are returned.
+// Samples rows that need only their largest logit; returns the other rows.
 std::vector<int64_t> bind_sample_largest(nb::handle logits_, nb::handle rows_, nb::handle records_, nb::handle last_ids_,
                                          nb::handle ids_) {
     const Tensor logits(logits_, "logits"), rows(rows_, "sample_rows"), records(records_, "records"),

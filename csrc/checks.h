@@ -1,4 +1,4 @@
-// Checks that several bindings share: what they let through cannot lead a kernel outside its tensors.
+// Checks shared by bindings: arguments that pass cannot lead a kernel outside its tensors.
 #pragma once
 
 #include <string>
@@ -18,17 +18,17 @@ void check_range(const Tensor& ids, int64_t lowest, int64_t bound) {
                      ")");
 }
 
-// [h] float32; the optional one may be None, and is null then.
+// [h] float32; an optional one may be None, and becomes null.
 const float* check_vector(const Tensor& vector, int64_t h);
 const float* check_optional(nanobind::handle vector, const char* name, int64_t h);
 
-// Both [blocks, kv_heads, block_size, line], all of it the same, float32, bfloat16 or int8; -1 for any number of heads.
+// Both [blocks, kv_heads, block_size, line], of equal shape and type: float32, bfloat16 or int8; -1 for any number of heads.
 PagedCache check_caches(const Tensor& k, const Tensor& v, int64_t kv_heads, int64_t head_size);
 
-// query_starts rises from 0 to `tokens`; every row's queries fit its context and its context the blocks it names.
+// query_starts is ascending, up to `tokens`; every row's queries fit its context, and its context the blocks of its table.
 void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, int64_t tokens, int64_t num_blocks,
                 int64_t block_size);
-// Rows of a step by the first token of each and the end: how many there are.
+// Returns the number of rows of a step, given by the first token of each and the end.
 int64_t check_packed_rows(const Tensor& starts, int64_t tokens);
 
 Activation activation_called(const std::string& name);

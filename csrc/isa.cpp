@@ -22,7 +22,7 @@ struct Isa {
 struct ArmProducts {
     bool dot, mixed;
 };
-// What Linux says in bits 20 of AT_HWCAP (asimddp) and 13 of AT_HWCAP2 (i8mm), and macOS by name; elsewhere neither is used.
+// Linux reports bit 20 of AT_HWCAP (asimddp) and bit 13 of AT_HWCAP2 (i8mm), macOS names; elsewhere neither is used.
 ArmProducts arm_products() {
 #if defined(__linux__)
     return {(getauxval(AT_HWCAP) >> 20 & 1) != 0, (getauxval(AT_HWCAP2) >> 13 & 1) != 0};
@@ -45,7 +45,7 @@ std::vector<const Isa*> runnable() {
     static constexpr Isa avx512vnni{"avx512vnni", &kernels_avx512, &quants_avx512vnni},
         avx512{"avx512", &kernels_avx512, &quants_avx512};
     static constexpr Isa avxvnni{"avxvnni", &kernels_avx2, &quants_avxvnni}, avx2{"avx2", &kernels_avx2, &quants_avx2};
-    // These also ask whether the operating system saves the wide registers.
+    // These also check that the operating system saves the wide registers.
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

@@ -1,4 +1,4 @@
-// Which instruction set's kernels run: the widest this processor has, unless told otherwise.
+// Choice of the kernels' instruction set: the processor's widest, unless one is selected.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace oneloop {
 const Kernels& kernels();
 const QuantKernels& quant_kernels();
 const char* isa();
-// Names of the sets this processor can run, widest first.
+// Names of the instruction sets that this processor supports, widest first.
 std::vector<std::string> available_isas();
 // Throws std::invalid_argument for a name not among available_isas(). Packed weights serve every set.
 void set_isa(const std::string& name);

@@ -1,4 +1,4 @@
-// Aligned memory for the kernels: scratch that a thread keeps, and weights in pages as large as the system gives.
+// Aligned memory for the kernels: per-thread scratch, and weights in the largest available pages.
 #pragma once
 
 #include <cstddef>
@@ -33,10 +33,10 @@ private:
 // bandwidth, since the hardware prefetcher stops at a page's end. Throws std::bad_alloc.
 Memory allocate(size_t bytes);
 
-// The same for what lives as long as a model: small ones lie side by side, so that they too fill huge pages.
+// Memory that lives as long as a model: small blocks are adjacent, so that they too fill huge pages.
 Memory allocate_weight(size_t bytes);
 
-// At least so many bytes, 64-byte aligned, contents undefined, valid until this thread asks again with the same `slot`.
+// At least this many bytes, 64-byte aligned, contents undefined, valid until this thread's next call with the same `slot`.
 enum class Slot { kRows, kAttention, kStates, kPanel, kLoraRows, kLoraShrunk, kLoraSums, kCount };
 void* scratch(Slot slot, size_t bytes);
 

@@ -43,7 +43,7 @@ const char* name_of(Type type) {
     }
 }
 
-// The exchange functions of a Python type, or null where it publishes none. Asked under the GIL only.
+// Exchange functions of a Python type, or null if it publishes none. Requires the GIL.
 const DlExchangeApi* exchange_api(PyTypeObject* type) {
     static PyTypeObject* last_type = nullptr;  // kept alive by the reference taken below
     static const DlExchangeApi* last_api = nullptr;

@@ -1,9 +1,8 @@
-// Tensors at the border: what a Python tensor looks like to a kernel, and every check that keeps memory safe.
+// Tensors of Python calls: a kernel's view of a Python tensor, and every check that keeps memory safe.
 //
-// torch (2.10 and later) publishes a C function that fills a DLTensor from its tensor object without a Python call or a
-// capsule: 50 ns, where __dlpack__ and nb::ndarray take 2.8 us, which three hundred calls a step would feel. Anything
-// else that speaks DLPack comes in through __dlpack__. The layouts below are DLPack 1.x's stable ABI, so one build
-// serves every torch.
+// torch (2.10 and later) publishes a C function that fills a DLTensor from its tensor object without a Python call or a capsule.
+// It takes 50 ns; __dlpack__ and nb::ndarray take 2.8 us, too slow for three hundred calls a step. Other libraries are read by
+// __dlpack__. The layouts below are DLPack 1.x's stable ABI, so one build serves every torch.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -43,9 +43,9 @@ void wait_until(std::atomic<uint32_t>& word, Done done) {
     }
 }
 
-// `state_` is (job number << 8 | helpers inside the job). A job is open while its number is odd. A helper enters by
-// adding one to an open state, so the caller, having closed the job, waits only for helpers that did enter: one that
-// wakes late finds the door shut. The job's fields change only while it is closed and empty.
+// `state_` is (job number << 8 | helpers inside the job). A job is open while its number is odd. A helper enters by adding one to
+// an open state. The caller closes the job and then waits only for helpers that entered; a helper that wakes late cannot enter.
+// The job's fields change only while it is closed and empty.
 class Pool {
 public:
     void resize(int n) {
@@ -82,7 +82,7 @@ public:
         stop_helpers();
     }
 
-    // In a forked child only the forking thread lives on: forget the helpers, and a call that another thread was in.
+    // A forked child has the forking thread only: forget the helpers, and a call that another thread was running.
     void after_fork() {
         for (auto& helper : helpers_) new (&helper) std::thread();
         helpers_.clear();
@@ -129,8 +129,8 @@ private:
         }
     }
 
-    // A thread's own share first: neighbouring tasks read neighbouring memory, which the hardware fetches ahead. Then what
-    // is left of the others'.
+    // A thread runs its own share first: neighbouring tasks read neighbouring memory, which the hardware prefetches. Then it
+    // takes tasks of other shares.
     void work(int own) {
         for (int turn = 0; turn < size(); turn++) {
             Share& share = shares_[(own + turn) % size()];

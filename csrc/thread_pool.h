@@ -1,8 +1,7 @@
 // The threads that share one kernel call. The calling thread is one of them.
 //
-// Tasks are handed out one by one, so a thread that the system takes away delays only the task it holds. Helpers stay
-// awake for a few tens of microseconds after a call, because the next layer's call comes that soon; then they sleep
-// and cost nothing. Knows no kernel.
+// Tasks are handed out one by one, so a thread that the system suspends delays only its current task. Helpers spin for a few tens
+// of microseconds after a call, because the next layer's call comes that soon; then they sleep. Independent of kernels.
 #pragma once
 
 #include <cstdint>

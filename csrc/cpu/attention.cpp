@@ -1,5 +1,5 @@
-// Cutting a step's attention into tasks: (row, tile of queries, kv head), and for few queries over a long context also
-// into segments of keys. Segments are merged in position order either way, so the cut does not show in the result.
+// Division of a step's attention into tasks: (row, tile of queries, kv head), and for few queries over a long context also
+// segments of keys. Segments are merged in position order in any case, so the division does not change the result.
 #include <algorithm>
 #include <vector>
 
@@ -28,7 +28,7 @@ AttentionState state_at(float* floats, int64_t rows) {
 
 int64_t state_floats(int64_t rows, int64_t head_size) { return round_up(rows, 16) * (2 + round_up(head_size, 16)); }
 
-// The parts of one row of the step, longest first within it; returns the floats of state they need.
+// Tasks of one row of the step, longest first; returns the floats of state that they need.
 int64_t cut_row(AttentionTask whole, int64_t kv_heads, const AttentionArgs& args, int64_t states, std::vector<Part>& parts) {
     const int64_t per_tile = std::max<int64_t>(1, kTileRows / args.group), first = whole.query, count = whole.num_queries;
     const int64_t first_position = whole.position, length = whole.key_end;
@@ -87,7 +87,7 @@ void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, 
     if (work < kSerialWork) {
         for (int64_t i = 0; i < count; i++) attend(i, i + 1 < count ? &parts[i + 1].task : nullptr);
     } else {
-        // Neighbours go to one thread where there are plenty: it fetches the next one's keys while it is still busy.
+        // With plenty of tasks, neighbours go to one thread, which prefetches the next task's keys during the current one.
         const int64_t step = std::clamp<int64_t>(count / (num_threads() * 8), 1, 8);
         parallel_for((count + step - 1) / step, [&](int64_t i) {
             const int64_t end = std::min(count, (i + 1) * step);
@@ -106,7 +106,7 @@ void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, 
 
 void packed_attention(Heads q, Heads k, Heads v, int64_t rows, const int32_t* starts, const PackedScores& scores, int64_t d,
                       float* out, int64_t stride_t, int64_t stride_h) {
-    // To the kernel each row's keys are one block of a cache, which begins at the row's first token.
+    // For the kernel each row's keys are one block of a cache, which begins at the row's first token.
     constexpr int64_t kWholeRow = int64_t{1} << 40;
     thread_local std::vector<int32_t> lens;
     lens.resize(rows);

@@ -1,4 +1,4 @@
-// The ops as the border calls them: whole tensors, checked already, spread over the thread pool.
+// Ops as the bindings call them: on whole, checked tensors, spread over the thread pool.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace oneloop {
 
-// Memory that will be read soon, piece behind piece. To ask for it while something else is multiplied costs next to nothing.
+// Memory that will be read soon, as consecutive pieces. Prefetching it during a multiplication costs almost nothing.
 struct Upcoming {
     struct Piece {
         const char* at;
@@ -19,20 +19,20 @@ struct Upcoming {
     };
     std::vector<Piece> pieces;
 
-    // Asks for share `i` of `count` equal ones. On any thread.
+    // Prefetches share `i` of `count` equal ones. On any thread.
     void fetch(int64_t i, int64_t count) const;
 };
 
-// A linear layer, whatever its weight [N, K] is kept as.
+// Linear layer with a weight [N, K] in any format.
 class Linear {
 public:
     virtual ~Linear() = default;
 
-    // out [m, n] = x [m, k] @ weight.T + bias; row strides given, columns contiguous. `then`, or null: what is read after it, which
-    // a kernel that waits less for memory than it computes asks for meanwhile.
+    // out [m, n] = x [m, k] @ weight.T + bias; row strides given, columns contiguous. `then`, or null: memory that is read
+    // afterwards. A compute-bound kernel prefetches it.
     virtual void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out,
                         const Upcoming* then = nullptr) const = 0;
-    // out [count, k] contiguous = rows of the weight; ids in [0, n).
+    // out [count, k] contiguous = rows `ids` of the weight; ids in [0, n).
     virtual void rows(const int64_t* ids, int64_t count, float* out) const = 0;
 
     virtual int64_t n() const = 0;
@@ -40,7 +40,7 @@ public:
     virtual int64_t nbytes() const = 0;
 };
 
-// A weight [N, K] in panels of kPanel neighbouring output columns, zeros past N; bias likewise. The only copy of it.
+// Weight [N, K] in panels of kPanel neighbouring output columns, padded with zeros; bias likewise. The only copy of it.
 class PanelLinear : public Linear {
 public:
     int64_t n() const final { return n_; }
@@ -49,14 +49,14 @@ public:
     int64_t panels() const { return panels_; }
 
 protected:
-    // Room for panels of `panel_bytes`, and a copy of bias [n] contiguous or null.
+    // Allocates panels of `panel_bytes`, and copies bias [n], contiguous or null.
     PanelLinear(int64_t n, int64_t k, int64_t panel_bytes, const float* bias);
 
     int64_t n_, k_, panels_, nbytes_;
     Memory weight_, bias_;
 };
 
-// Panels [K][kPanel] of any element type: the sums are float32, of int8 without scales.
+// Panels [K][kPanel] of any element type; sums are float32, and int8 has no scales.
 class PackedLinear final : public PanelLinear {
 public:
     // weight [n, k] of `element` with strides; bias [n] contiguous or null.
@@ -66,7 +66,7 @@ public:
                 const Upcoming* then = nullptr) const override;
     void rows(const int64_t* ids, int64_t count, float* out) const override;
 
-    // All of it, for whoever calls the kernel himself: rows packed already, out [rows, n].
+    // The whole weight, for callers of the kernel itself: rows packed already, out [rows, n].
     LinearArgs args(PackedRows rows, float* out, int64_t stride_out) const;
 
 private:
@@ -80,8 +80,8 @@ class QuantLinear final : public PanelLinear {
 public:
     // rows: n rows of the file's blocks, `row_bytes` apart; bias [n] contiguous or null.
     QuantLinear(QuantType type, const uint8_t* rows, int64_t row_bytes, int64_t n, int64_t k, const float* bias);
-    // weight [n, k] of `element` with strides, rounded to Q8_0. Throws std::invalid_argument for what has no place there: NaNs,
-    // infinities, numbers over 127 * 65504.
+    // weight [n, k] of `element` with strides, rounded to Q8_0. Throws std::invalid_argument for NaNs, infinities and numbers
+    // over 127 * 65504.
     QuantLinear(const void* weight, Element element, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, const float* bias);
 
     void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out,
@@ -115,10 +115,10 @@ private:
     int64_t blocks_;
 };
 
-// Layers with the same inputs, their outputs side by side.
+// Layers with the same inputs, with adjacent outputs.
 class StackedLinear final : public Linear {
 public:
-    // Throws std::invalid_argument where there are none, or their inputs differ.
+    // Throws std::invalid_argument if there are none, or their inputs differ.
     explicit StackedLinear(std::vector<std::shared_ptr<Linear>> parts);
 
     void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out,
@@ -139,7 +139,7 @@ void rms_norm(const float* x, int64_t outer, int64_t inner, int64_t stride_outer
               const float* weight, float eps, float* y);
 void add_rms_norm(const float* x, int64_t stride_x, float* residual, int64_t stride_residual, int64_t rows, int64_t h,
                   const float* weight, float eps, float* y);
-// The same, less the mean; weight and bias may be null.
+// Layer norm: the same after subtracting the mean; weight and bias may be null.
 void layer_norm(const float* x, int64_t outer, int64_t inner, int64_t stride_outer, int64_t stride_inner, int64_t h,
                 const float* weight, const float* bias, float eps, float* y);
 void add_layer_norm(const float* x, int64_t stride_x, float* residual, int64_t stride_residual, int64_t rows, int64_t h,
@@ -191,14 +191,14 @@ void largest(const float* x, int64_t stride, int64_t rows, int64_t n, const uint
 void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, const int32_t* starts, const int32_t* lens,
                      const int32_t* tables, int64_t stride_table, float* out, int64_t stride_t, int64_t stride_h);
 
-// What becomes of q . k; `window`: keys up to a query, itself the last, and as many from it on, kNoWindow for all.
+// Changes of scores q . k; `window`: number of keys before and including the query, and from the query on; kNoWindow: no limit.
 struct PackedScores {
     float scale;
     int64_t window;
     float softcap;       // 0 for none
     const float* sinks;  // [Hq], or null
 };
-// q [T, Hq, d] over k and v [T, Hkv, d] of its own row [starts[r], starts[r + 1]), those before it and behind it, to out [T, Hq, d].
+// Attention of q [T, Hq, d] to all k and v [T, Hkv, d] of its own row [starts[r], starts[r + 1]), into out [T, Hq, d].
 void packed_attention(Heads q, Heads k, Heads v, int64_t rows, const int32_t* starts, const PackedScores& scores, int64_t d,
                       float* out, int64_t stride_t, int64_t stride_h);
 // RMS norms of q's and k's heads and their rotation, in place, for each token.

@@ -1,4 +1,4 @@
-// Element types of weights, one number at a time.
+// Element types of weights, and conversion of single numbers.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// The ops that go row by row, and from which size on they are shared among threads.
+// Row-wise ops, and the sizes from which threads share them.
 #include <cstring>
 
 #include "../isa.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kTaskElements = 1 << 13;  // some three microseconds of one core: less is not worth sharing
 
-// row(i) for every row, in tasks of about kTaskElements.
+// Calls row(i) for every row, in tasks of about kTaskElements.
 template <typename Row>
 void for_rows(int64_t rows, int64_t elements_per_row, Row&& row) {
     const int64_t step = elements_per_row > 0 ? (kTaskElements + elements_per_row - 1) / elements_per_row : rows + 1;

@@ -8,7 +8,7 @@ namespace oneloop {
 
 static inline float float_of(uint16_t half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, rest = half & 0x7fff;
-    // A half's bits in a float's place are 2^112 too small, subnormal ones too; infinities and NaNs need all exponent bits.
+    // A half's bits in a float are 2^112 too small, also subnormal ones; infinities and NaNs need all exponent bits.
     uint32_t bits = rest << 13;
     float x;
     std::memcpy(&x, &bits, sizeof x);
@@ -20,7 +20,7 @@ static inline float float_of(uint16_t half) {
     return x;
 }
 
-// To nearest, ties to even, for x from 0 to 65504.
+// Rounds to nearest, ties to even, for x from 0 to 65504.
 static inline uint16_t half_of(float x) {
     uint32_t bits;
     if (x < 6.103515625e-05f) {  // 2^-14: below it halves are multiples of 2^-24, as floats of [0.5, 1) are

@@ -1,4 +1,4 @@
-// As many lanes of four bytes as Vec has floats, by the compiler's own vectors. Included by ints_*.h only, after a vec_*.h.
+// Integer vectors of 4-byte lanes, as many as Vec has floats. Included by ints_*.h only, after a vec_*.h.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Ints {
 
     static Ints zero() { return {Lanes{}}; }
     static Ints broadcast(int32_t x) { return {Lanes{} + x}; }
-    // Four bytes in every lane, kept in a register: AVX-512 could fold the load into each use.
+    // Four bytes in every lane, kept in a register: AVX-512 might fold the load into each use.
     static Ints broadcast_from(const uint8_t* p) {
         Ints x = broadcast(four_bytes(p));
 #if defined(__AVX512F__)
@@ -52,7 +52,7 @@ struct Bytes {
     friend Bytes operator&(Bytes a, Bytes b) { return {a.v & b.v}; }
     friend Bytes operator|(Bytes a, Bytes b) { return {a.v | b.v}; }
     friend Bytes operator^(Bytes a, Bytes b) { return {a.v ^ b.v}; }
-    // To the left, or to the right below zero; bits cross the borders of bytes.
+    // Shifts left, or right if negative; bits cross byte borders.
     template <int kBits>
     Bytes shifted() const {
         if constexpr (kBits > 0) return {(Lanes)((Pairs)v << kBits)};

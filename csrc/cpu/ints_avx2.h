@@ -21,7 +21,7 @@ struct Shorts {
     __m256i v;
 
     static Shorts zero() { return {_mm256_setzero_si256()}; }
-    // sum + the products of neighbours; no sum may leave 16 bits.
+    // sum + the products of neighbours; sums must fit into 16 bits.
     static Shorts dot(Shorts sum, Bytes weights, const uint8_t* four) {
         sum.v = _mm256_add_epi16(sum.v, _mm256_maddubs_epi16((__m256i)weights.v, (__m256i)Ints::broadcast(four_bytes(four)).v));
         asm("" : "+x"(sum.v));  // else gcc keeps all products, in memory, to add them up as a tree
@@ -46,7 +46,7 @@ inline Vec load_uint8(const uint8_t* p) {
 inline Vec load_int8(const uint8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
-// Whole numbers of at most 127 as signed bytes; a NaN is any byte.
+// Converts integers of at most 127 to signed bytes; a NaN becomes any byte.
 inline void store_int8(Vec x, uint8_t* p) {
     const __m256i whole = _mm256_cvtps_epi32(x.v);
     const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));

@@ -21,7 +21,7 @@ struct Shorts {
     __m512i v;
 
     static Shorts zero() { return {_mm512_setzero_si512()}; }
-    // sum + the products of neighbours; no sum may leave 16 bits.
+    // sum + the products of neighbours; sums must fit into 16 bits.
     static Shorts dot(Shorts sum, Bytes weights, const uint8_t* four) {
         sum.v = _mm512_add_epi16(sum.v, _mm512_maddubs_epi16((__m512i)weights.v, (__m512i)Ints::broadcast(four_bytes(four)).v));
         asm("" : "+v"(sum.v));  // else gcc keeps all products, in memory, to add them up as a tree
@@ -46,7 +46,7 @@ inline Vec load_uint8(const uint8_t* p) {
 inline Vec load_int8(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
-// Whole numbers of at most 127 as signed bytes; a NaN is any byte.
+// Converts integers of at most 127 to signed bytes; a NaN becomes any byte.
 inline void store_int8(Vec x, uint8_t* p) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x.v)));
 }

@@ -48,7 +48,7 @@ inline Vec load_uint8(const uint8_t* p) {
     return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))))};
 }
 inline Vec load_int8(const uint8_t* p) { return Vec::load_int8(reinterpret_cast<const int8_t*>(p)); }
-// Whole numbers of at most 127 as signed bytes; a NaN is any byte.
+// Converts integers of at most 127 to signed bytes; a NaN becomes any byte.
 inline void store_int8(Vec x, uint8_t* p) {
     const int16x4_t shorts = vqmovn_s32(vcvtq_s32_f32(x.v));
     const uint32_t four = vget_lane_u32(vreinterpret_u32_s8(vqmovn_s16(vcombine_s16(shorts, shorts))), 0);

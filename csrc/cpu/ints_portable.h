@@ -57,7 +57,7 @@ inline Vec load_int8(const uint8_t* p) {
     std::memcpy(x, p, sizeof x);
     return {Vec::Lanes{float(x[0]), float(x[1]), float(x[2]), float(x[3])}};
 }
-// Whole numbers of at most 127 as signed bytes; a NaN is any byte.
+// Converts integers of at most 127 to signed bytes; a NaN becomes any byte.
 inline void store_int8(Vec x, uint8_t* p) {
     for (int i = 0; i < Vec::kWidth; i++) {
         const float f = x.v[i] > -128.0f ? x.v[i] : -128.0f;

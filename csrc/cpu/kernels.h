@@ -1,8 +1,8 @@
-// The kernels of one instruction set, as a table of plain functions on raw pointers.
+// Kernels of one instruction set, as a table of plain functions on raw pointers.
 //
-// Every function here is serial and works on a range of its output, so one driver (linear.cpp, attention.cpp,
-// elementwise.cpp) can spread it over threads. A range never changes what an output element is: each is computed by one
-// fixed chain of operations, whatever the range, the tile or the thread. Shapes were checked at the border.
+// Every function is serial and computes a range of its output, so that a driver (linear.cpp, attention.cpp, elementwise.cpp) can
+// spread it over threads. An output element is one fixed chain of operations, whatever the range, the tile or the thread. Shapes
+// were checked by the bindings.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ constexpr int kSegment = 512;  // keys of one softmax state; states are merged i
 
 enum class Element { kFloat32, kBFloat16, kFloat16, kInt8 };  // of int8 somebody else has the scales
 
-// What a paged cache holds. A line of it is one head's key or value of one token: head_size numbers. Of int8, a float32 follows
-// that each is times (a scale per token and head): the line is kScaleBytes longer.
+// Element type of a paged cache. A line is one head's key or value of one token: head_size numbers. An int8 line is kScaleBytes
+// longer: its float32 scale (one per token and head) follows.
 enum class CacheType { kFloat32, kBFloat16, kInt8 };
 
 constexpr int64_t kScaleBytes = 4;
@@ -38,9 +38,9 @@ struct PackedRows {
     int64_t num_tiles;
 };
 
-// out [rows, N] (row stride ld_out) = x [rows, K] @ w.T + bias for the columns of panels [panel_begin, panel_end).
-// w is [panels][K][kPanel] of `element`, with zeros in the columns past N; bias is padded likewise, or null. What is narrower
-// than float32 becomes float32 on its way into a register, so that the sums are those of a weight stored in float32.
+// out [rows, N] (row stride ld_out) = x [rows, K] @ w.T + bias for the columns of panels [panel_begin, panel_end). w is
+// [panels][K][kPanel] of `element`, padded with zeros; bias is padded likewise, or null. Narrower elements are converted to
+// float32 in registers, so sums equal those of a float32 weight.
 struct LinearArgs {
     PackedRows rows;
     const void* w;
@@ -57,7 +57,7 @@ struct OneRow {
     float* out;
 };
 
-// One row of a step: its queries against its paged context. Strides count elements.
+// One row of a step: its queries and its paged context. Strides count elements.
 struct AttentionArgs {
     const float* q;                    // [T, Hq, D]
     int64_t q_stride_t, q_stride_h;
@@ -76,18 +76,18 @@ struct AttentionArgs {
 
 constexpr int64_t kNoWindow = int64_t{1} << 40;
 
-// Queries [query, query + num_queries) of the step, all heads of kv_head's group; the first stands at `position`.
-// They read keys [key_begin, key_end); key_begin is a multiple of kSegment.
+// Queries [query, query + num_queries) of the step, with all heads of kv_head's group; the first is at `position`. They read keys
+// [key_begin, key_end); key_begin is a multiple of kSegment.
 struct AttentionTask {
     const int32_t* block_table;
     int64_t query, num_queries, position, kv_head, key_begin, key_end;
 };
 
-// Up to where no query of a task that begins at `position` sees anything.
+// Number of first keys that no query of a task beginning at `position` attends to.
 static inline int64_t hidden_before(int64_t position, int64_t window) { return position < window ? 0 : position + 1 - window; }
 
-// Softmax state of `rows` = num_queries * group rows, query-major: values [rows, padded head size] not yet divided by
-// `sum` [rows]; `max` [rows] is what the exponents were taken against.
+// Softmax state of `rows` = num_queries * group rows, query-major: values [rows, padded head size] not yet divided by `sum`
+// [rows]; `max` [rows] was subtracted in the exponents.
 struct AttentionState {
     float* values;
     float* max;
@@ -100,9 +100,9 @@ struct Kernels {
     int max_tile_rows;      // rows of x that one pass over a weight panel serves
 
     void (*linear)(const LinearArgs&);
-    // Each by itself, the same bits as `linear` gives; several go on at a time, since a chain alone waits for itself.
+    // Single rows, with the same bits as `linear`. Several are interleaved, since one chain alone waits for its own latency.
     void (*one_rows)(const OneRow* rows, int64_t count, Element element, int64_t k);
-    // out [n] += x [k] times the panels, whose sums are the same bits that `linear` gives for one row.
+    // out [n] += x [k] times the panels; the products have the same bits as those of `linear` for one row.
     void (*add_one_row)(const float* x, const void* panels, Element element, int64_t k, float* out, int64_t n);
     // to [k][rows] = x [rows, k] with `stride`: a tile of PackedRows.
     void (*pack_tile)(const float* x, int64_t stride, int64_t rows, int64_t k, float* to);
@@ -110,23 +110,23 @@ struct Kernels {
     void (*rms_norm)(const float* x, float* residual, const float* weight, float eps, float* y, int64_t h);
     // y [h] = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, `residual` as above; weight and bias may be null.
     void (*layer_norm)(const float* x, float* residual, const float* weight, const float* bias, float eps, float* y, int64_t h);
-    // Turns one head in place by cos [half] and sin [half].
+    // Rotates one head in place by cos [half] and sin [half].
     void (*rope)(float* head, const float* cos_sin, int64_t half, bool interleaved);
-    // y [n] = activation(x), times `up` unless that is null.
+    // y [n] = activation(x), times `up` unless it is null.
     void (*activate)(Activation activation, const float* x, const float* up, float* y, int64_t n);
     void (*to_bfloat16)(const float* x, uint16_t* y, int64_t n);
-    // line = x / scale rounded to nearest even, then scale = max |x| / 127: an int8 cache's line. Where that is zero so are the
-    // numbers; where x has a NaN or an infinity scale is NaN, so that whoever reads the line sees it.
+    // line = x / scale rounded to nearest even, then scale = max |x| / 127: an int8 cache's line. For a scale of zero the numbers
+    // are zero. If x has a NaN or an infinity, scale is NaN, which propagates to readers.
     void (*to_int8)(const float* x, int8_t* line, int64_t n);
-    // Fills `state` for the task; `scratch` has attention_scratch_floats() floats, 64-byte aligned. `next`, or null, is what
-    // this thread will do after it: its first keys are fetched early.
+    // Fills `state` for the task; `scratch` has attention_scratch_floats() floats, 64-byte aligned. `next`, or null, is this
+    // thread's next task, whose first keys are prefetched.
     void (*attention)(const AttentionArgs&, const AttentionTask&, const AttentionTask* next, AttentionState state, float* scratch);
     // into = into + part, both states of `rows` rows.
     void (*merge)(AttentionState into, AttentionState part, int64_t rows, int64_t padded_head);
     // out [rows of the task] = values / sum, written as [T, Hq, D] with the given strides.
     void (*finish)(AttentionState state, const AttentionArgs&, const AttentionTask&, float* out, int64_t stride_t,
                    int64_t stride_h);
-    // Index of the first of the largest of x [n]; -1 where that is infinite, or where there is a NaN.
+    // Index of the first maximum of x [n]; -1 if it is infinite, or x has a NaN.
     int64_t (*largest)(const float* x, int64_t n);
 };
 

@@ -1,4 +1,4 @@
-// Packed weights, and which rows and panels a thread multiplies when.
+// Packed weights, and the division of rows and panels among threads.
 #include <algorithm>
 
 #include "../isa.h"
@@ -19,7 +19,7 @@ struct Tiles {
     int64_t count;
 };
 
-// As few tiles as `most` rows each allow, of sizes that differ by one at most.
+// Fewest tiles of at most `most` rows, with sizes that differ by at most one.
 void cut(int64_t m, int64_t most, Tiles& tiles) {
     tiles.count = (m + most - 1) / most;
     for (int64_t t = 0; t <= tiles.count; t++) tiles.starts[t] = m * t / tiles.count;
@@ -104,8 +104,8 @@ void PackedLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, floa
     }
     const LinearArgs args = this->args({rows, tiles.starts, tiles.count}, out, stride_out);
     if (m * n_ * k_ < kSerialWork) return set.linear(args);
-    // Few panels are dealt out in pairs, so that no thread is left waiting for a long last task; many in fours, which
-    // kernels for few rows like best.
+    // Few panels are assigned in pairs, so that no thread waits for a long last task; many in fours, the fastest for kernels of
+    // few rows.
     const int64_t step = panels_ >= 32 * num_threads() ? 4 : 2;
     parallel_for((panels_ + step - 1) / step, [&](int64_t i) {
         LinearArgs mine = args;

@@ -1,4 +1,4 @@
-// Neighbouring tokens of one adapter are multiplied together, in tiles; tiles, and columns of what they add, are shared out.
+// Neighbouring tokens of one adapter are multiplied together, in tiles; threads share tiles and output columns.
 #include "lora.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr int kElements = 4;
 constexpr int64_t kFewRows = 32, kCacheBytes = 512 << 10;  // of what is asked for early
 constexpr int64_t kSerialWork = 1 << 15;  // multiply-adds that are not worth waking another thread for
 
-// Rows [row, row + rows) of a step, all of one adapter; what they shrink to begins at `h`.
+// Rows [row, row + rows) of a step, all of one adapter; their shrunk rows begin at `h`.
 struct Tile {
     const LoraShare* share;
     int64_t row, rows;
@@ -31,7 +31,7 @@ struct Chunk {
     int64_t panel_begin, panel_end;
 };
 
-// x [rows, k] as a kernel reads one tile: a single row is its own packed form.
+// x [rows, k] in the kernel's form of one tile: a single row is its own packed form.
 const float* packed(const float* x, int64_t stride_x, int64_t rows, int64_t k) {
     if (rows == 1) return x;
     float* to = scratch<float>(Slot::kLoraRows, rows * k);
@@ -46,7 +46,7 @@ void shrink(const Tile& tile, const float* x, int64_t stride_x) {
     kernels().linear(matrix.args({rows, starts, 1}, tile.h, tile.share->width()));
 }
 
-// Chains of tiles of one row: of whichever adapters, so many at a time as a thread has.
+// Interleaved chains of single-row tiles, of any adapters, as many at a time as a thread has.
 void shrink(const std::vector<OneRow>& chains, Element element, int64_t k, bool serial) {
     const int64_t count = static_cast<int64_t>(chains.size());
     const int64_t together = serial ? count : std::clamp<int64_t>((count + num_threads() - 1) / num_threads(), 1, kTogether);

@@ -1,4 +1,4 @@
-// Low-rank adapters beside a linear layer: for each token the two small products of its own adapter, added to what the layer gave.
+// Low-rank adapters of a linear layer: each token's two small products by its own adapter, added to the layer's output.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace oneloop {
 
-// What one adapter does to one layer of `n` outputs and `k` inputs: h = x @ shrink.T, and for each part
-// out[start ...] += scale * h[offset ...] @ expand.T.
+// Change of one adapter to one layer of `n` outputs and `k` inputs: h = x @ shrink.T, and for each part out[start ...] += scale *
+// h[offset ...] @ expand.T.
 class LoraShare {
 public:
     struct Part {
@@ -19,16 +19,16 @@ public:
         float scale;
     };
 
-    // rank_scales: what each rank is times beside its part's scale, for numbers that have theirs apart; empty for ones.
-    // Throws std::invalid_argument where the parts do not fit the layer or what shrinks, or scales the ranks.
+    // rank_scales: factor of each rank in addition to its part's scale; empty for ones. Throws std::invalid_argument if the parts
+    // do not fit the layer or shrink, or the scales do not fit the ranks.
     LoraShare(std::shared_ptr<PackedLinear> shrink, std::vector<Part> parts, int64_t n, std::vector<float> rank_scales = {});
 
     const PackedLinear& shrink() const { return *shrink_; }
     const std::vector<Part>& parts() const { return parts_; }
     int64_t n() const { return n_; }
-    // What a row shrinks to takes so many floats, of which the first are the ranks.
+    // Floats of a shrunk row, the first of which are the ranks.
     int64_t width() const { return shrink_->panels() * kPanel; }
-    // In place: each rank of h [rows, width] times its scales.
+    // Multiplies each rank of h [rows, width] by its scale, in place.
     void scale(float* h, int64_t rows) const;
 
 private:
@@ -38,17 +38,17 @@ private:
     std::vector<float> scales_;
 };
 
-// The shares of one layer that steps may ask for, by slot.
+// Adapter shares of one layer, by slot.
 class LoraSlots {
 public:
     LoraSlots(int64_t n, int64_t k, int64_t num_slots);
 
-    // Not while a step is computed. Null: there is none. Throws std::invalid_argument for another shape, or no such slot.
+    // Must not run during a step. Null removes the share. Throws std::invalid_argument for another shape, or an unknown slot.
     void put(int64_t slot, std::shared_ptr<LoraShare> share);
-    // out [m, n] += what the share in slots[i] adds for row i of x [m, k]; nothing where that is -1 or the slot has none.
+    // out [m, n] += the product of row i of x [m, k] by the share in slots[i]; nothing if that is -1 or the slot is empty.
     void add(const float* x, int64_t m, int64_t stride_x, const int32_t* slots, float* out, int64_t stride_out) const;
 
-    // What `add` will read for so many rows; nothing where they are many, or the shares more than a cache holds.
+    // Memory that `add` will read for this many rows; empty for many rows, or if the shares exceed a cache.
     Upcoming upcoming(int64_t m, const int32_t* slots) const;
 
     int64_t n() const { return n_; }

@@ -11,7 +11,7 @@ constexpr int64_t kLine = 16;  // floats
 
 int64_t whole_lines(int64_t floats) { return (floats + kLine - 1) / kLine * kLine; }
 
-// Floats of all registers `widths` for so many tokens, each from a new line on.
+// Floats of registers `widths` for this many tokens, each aligned to a cache line.
 int64_t floats_of(const std::vector<int64_t>& widths, int64_t tokens) {
     constexpr int64_t kMost = INT64_MAX / sizeof(float) - kLine;
     int64_t total = 0;
@@ -57,7 +57,7 @@ void Program::finish(std::vector<int> external) {
     for (size_t i = 0; i < ops_.size(); i++) {
         for (int reg : ops_[i].used) {
             if (outside[reg] || slot_of_[reg] >= 0) continue;
-            // The narrowest that is wide enough; else the widest grows.
+            // The narrowest free place that is wide enough; otherwise the widest grows.
             auto fit = std::min_element(idle.begin(), idle.end(), [&](int a, int b) {
                 const bool small_a = slots_[a] < widths_[reg], small_b = slots_[b] < widths_[reg];
                 if (small_a != small_b) return small_b;

@@ -1,8 +1,8 @@
-// A stretch of a forward pass as a list of ops, recorded once and run by one call: between its ops nobody takes a lock,
-// allocates or sleeps, and the helpers of the thread pool stay awake.
+// Part of a forward pass as a list of ops, recorded once and run by one call: between ops nothing locks, allocates or sleeps, and
+// the thread pool's helpers stay awake.
 //
-// Ops read and write registers, each [tokens, width] floats. Those that hold nothing any more lend their place to later
-// ones. What differs from step to step comes in with the call. Knows no Python; shapes were checked when it was recorded.
+// Ops read and write registers, each [tokens, width] floats; unused registers give their memory to later ones. Data that differs
+// from step to step is passed to the call. Independent of Python; shapes were checked during recording.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace oneloop {
 
-// A step's tokens as one block table shows them: where they are stored, and what each line of queries reads.
+// Tokens of a step for one block table: where they are stored, and the context of each row of queries.
 struct StepTable {
     const int64_t* slots;
     const int32_t *starts, *lens, *tables;
@@ -31,7 +31,7 @@ struct StepInputs {
 
 class Program {
 public:
-    // What an op sees of the call it runs in.
+    // Data of the current call for its ops.
     class Frame {
     public:
         const StepInputs& inputs;
@@ -46,17 +46,17 @@ public:
 
     int add_register(int64_t width);
     int64_t width(int reg) const { return widths_.at(reg); }  // throws std::out_of_range
-    // `used`: every register it reads or writes; what it writes must not be what it reads, unless it works in place.
+    // `used`: every register that the op reads or writes; outputs must differ from inputs, unless it works in place.
     void add(Op op, std::vector<int> used);
     int64_t size() const { return static_cast<int64_t>(ops_.size()); }
     void truncate(int64_t size);
-    // No op comes after. `external`: registers that every call brings memory for, in this order. Where it throws, nothing is changed.
+    // Ends the recording. `external`: registers for which every call passes memory, in order. If it throws, nothing changes.
     void finish(std::vector<int> external);
     bool finished() const { return finished_; }
     const std::vector<int>& external() const { return external_; }
 
-    // One call at a time; a second one waits. Throws std::invalid_argument unless finished, and where registers for so many tokens
-    // have more floats than can be counted.
+    // One call at a time; a second one waits. Throws std::invalid_argument unless finished, or if the registers for this many
+    // tokens overflow the counter.
     void run(const StepInputs& inputs, const std::vector<float*>& external);
 
 private:

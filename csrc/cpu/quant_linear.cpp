@@ -1,4 +1,4 @@
-// Quantised weights, and which rows and panels a thread multiplies when.
+// Quantised weights, and the division of rows and panels among threads.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -19,7 +19,7 @@ constexpr int64_t kRowBytes = 768 << 10;  // rounded rows worked on at once: the
 constexpr int64_t kSerialWork = 1 << 16;  // multiply-adds that are not worth waking another thread for
 constexpr int64_t kTaskBytes = 24 << 10;  // of weights, where rows are few: less is not worth a thread's turn
 
-// A row as blocks of Q8_0, zeros past k. False for what cannot be rounded so.
+// Rounds a row to blocks of Q8_0, padded with zeros. False if a number cannot be represented.
 bool round_weights(const void* weight, Element element, int64_t first, int64_t stride, int64_t k, int64_t blocks, uint8_t* to) {
     for (int64_t block = 0; block < blocks; block++, to += stored_block(QuantType::kQ8_0).bytes) {
         float value[kBlock] = {}, largest = 0.0f;

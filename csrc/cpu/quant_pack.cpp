@@ -25,7 +25,7 @@ uint32_t load32(const uint8_t* p) {
 }
 void store32(uint8_t* p, uint32_t x) { std::memcpy(p, &x, sizeof x); }
 
-// Blocks of the file taken apart: layouts as in ggml's block_q4_0 and its kin.
+// Decoders of file blocks: layouts as in ggml's block_q4_0 and its kin.
 struct Decoded {
     uint8_t quants[kSuperBlock][kBlock];  // without sign: offset included
     uint16_t scale, minimum;              // half floats: of the block, or of the super-block
@@ -89,7 +89,7 @@ void decode_q6(const uint8_t* p, Decoded& to) {
         for (int i = 0; i < 2; i++) to.sub_scales[b][i] = scales[2 * b + i];
 }
 
-// MXFP4: a power of two, then places in a table, whose numbers are halves of whole ones. False for a scale that no half float is.
+// MXFP4: a power-of-two scale, then table indices; table numbers are halves of integers. False if the scale is no float16.
 bool decode_mxfp4(const uint8_t* p, Decoded& to) {
     const float scale = std::ldexp(1.0f, p[0] - 128);
     if (scale > 32768.0f) return false;
@@ -111,7 +111,7 @@ bool decode(QuantType type, const uint8_t* p, Decoded& to) {
     return true;
 }
 
-// One column of a block of quants, as the head of quants.h describes it: groups of kGroup bytes stay side by side.
+// One column of a block of quants, laid out as in quants.h: groups of kGroup bytes are contiguous.
 void place_quants(int bits, const uint8_t* q, int64_t column, uint8_t* to) {
     static_assert(kGroup == 4);
     constexpr uint32_t kEach = 0x01010101;  // times a number below 256: that in each byte

@@ -1,4 +1,4 @@
-// GGUF's blocks into panels, once at load, and single rows back out of them.
+// Conversion of GGUF's blocks to panels, once at load, and of single rows back.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace oneloop {
 
-// Weights in one block of the file, and its bytes.
+// Weights in one block of the file, and its size in bytes.
 struct StoredBlock {
     int64_t weights, bytes;
 };

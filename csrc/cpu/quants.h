@@ -1,4 +1,4 @@
-// Quantised weights as the kernels read them, and the table of those kernels.
+// Layout of quantised weights for the kernels, and the table of those kernels.
 //
 // A weight [N, K] is cut into panels of kPanel output columns and these into blocks of kBlock inputs. A weight is
 // d * q + m or d * (q - offset): q a whole number of a few bits, d (and m) shared by one column of a block. Activations
@@ -27,7 +27,7 @@ constexpr int kGroup = 4;        // neighbouring inputs whose products one lane 
 #define ONELOOP_TYPE_ID(name, id, ...) k##name = id,
 enum class QuantType { ONELOOP_BLOCK_TYPES(ONELOOP_TYPE_ID) };
 
-// Without linkage: a shared symbol could be kept from a file compiled for wider processors.
+// Internal linkage: a shared symbol could be taken from a file compiled for wider processors.
 namespace {
 
 struct QuantLayout {
@@ -56,7 +56,7 @@ constexpr QuantLayout layout_of(QuantType type) {
 
 }  // namespace
 
-// What a row's block carries beside its kBlock signed bytes.
+// Scale data of a row's block, stored with its kBlock signed bytes.
 struct RowBlock {
     float scale;       // an activation is scale * byte
     float sum;         // of the block's activations as rounded
@@ -88,7 +88,7 @@ struct ShortArgs;  // shorts.h
 struct QuantKernels {
     int max_tile_rows;
     void (*linear)(const QuantArgs&);
-    // Rounds row x [k] into its place in a tile of `tile_rows` rows, of which it is number `row`.
+    // Rounds row x [k] into row `row` of a tile of `tile_rows` rows.
     void (*round_row)(const float* x, int64_t k, QuantType type, int64_t tile_rows, int64_t row, uint8_t* tile);
     // The same for numbers of sixteen bits.
     int short_tile_rows;

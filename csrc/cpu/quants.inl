@@ -1,5 +1,5 @@
-// The kernels for quantised weights, written once over Vec (vec_*.h), Bytes and Ints (ints_*.h), and compiled once per
-// instruction set. What kernels.inl says about symbols and tables holds here too.
+// Kernels for quantised weights, written once over Vec (vec_*.h), Bytes and Ints (ints_*.h), and compiled once per instruction
+// set. The rules of kernels.inl on symbols and tables apply.
 
 #include "quants.h"
 #include "shorts.h"
@@ -29,8 +29,8 @@ constexpr int kGroupBytes = kPanel * kGroup;
 
 // ---- sums of products -----------------------------------------------------------------------------------------------
 
-// One row's products with W columns, exact. `add` takes four inputs of each column; after each group `settle` moves what
-// might not fit any longer.
+// One row's products with W columns, exact. `add` takes four inputs of each column; after each group `settle` moves sums that
+// might overflow.
 #if defined(ONELOOP_DOT)
 template <int kBits>
 struct Sums {
@@ -43,7 +43,7 @@ struct Sums {
     Ints total() const { return sum; }
 };
 #else
-// In 16 bits fit 8 products of neighbours with four bits, 4 with five, 2 with six.
+// 16 bits hold 8 products of neighbours with four bits, 4 with five, 2 with six.
 template <int kBits>
 struct Sums {
     Shorts part;
@@ -60,7 +60,7 @@ struct Sums {
     }
     Ints total() const { return sum; }
 };
-// Eight bits are taken as two times four.
+// Eight bits are computed as two times four.
 template <>
 struct Sums<8> {
     Sums<4> low, high;
@@ -87,7 +87,7 @@ struct Scales {
     Vec m;
 };
 
-// A panel in memory. Its blocks are read W columns at a time, beginning at column `from`.
+// Panel in memory. Its blocks are read W columns at a time, beginning at column `from`.
 template <QuantLayout kOfType>
 struct Stored {
     static constexpr QuantLayout kLayout = kOfType;
@@ -140,8 +140,7 @@ struct Stored {
     }
 };
 
-// The same taken apart, so that many tiles of rows need not do it again: bytes [blocks][groups][kPanel][kGroup], then floats
-// [blocks][2][kPanel].
+// Unpacked panel, reused by many tiles of rows: bytes [blocks][groups][kPanel][kGroup], then floats [blocks][2][kPanel].
 template <int kBits, bool kMinimum, int kHalves>
 struct Unpacked {
     static constexpr QuantLayout kLayout = {kBits, kMinimum, false, kHalves};
@@ -262,8 +261,8 @@ void quant_tile(const uint8_t* panel, int64_t blocks, const uint8_t* tile, const
 
 using QuantTile = void (*)(const uint8_t*, int64_t, const uint8_t*, const float*, float*, int64_t);
 
-// Rows of a tile: their sums and results share the registers. Up to kDirectRows rows the weights are read as they are
-// stored, above that unpacked first: then there are several tiles, and even ones (rounded_rows.h) are half full at least.
+// Rows of a tile: sums and results share the registers. Up to kDirectRows rows read the weights packed; more rows unpack them
+// first: then there are several tiles, each at least half full (rounded_rows.h).
 constexpr int kQuantRows = W == kPanel ? 12 : W == 8 ? 5 : Vec::kRegisters == 32 ? 8 : 4;
 constexpr int kDirectRows = kQuantRows, kLeastUnpacked = (kQuantRows + 1) / 2;
 
@@ -289,7 +288,7 @@ void quant_linear_of(const QuantArgs& args) {
     static const TilesOf<kLayout> tiles;
     const int64_t panel_bytes = kLayout.panel_bytes(args.blocks);
     const int64_t num_rows = args.rows.row_start[args.rows.num_tiles];
-    // Bytes are nearly unpacked as they are: to do so costs more than a few tiles gain by it.
+    // 8-bit weights are almost unpacked already: unpacking costs more than a few tiles gain.
     constexpr int64_t kDirectTiles = kLayout.bits == 8 ? 4 : 1;
     const bool direct = num_rows <= kDirectTiles * kDirectRows && args.rows.num_tiles <= kDirectTiles;
     float ragged[kQuantRows * kPanel];

@@ -1,4 +1,4 @@
-// Rows of x, rounded into tiles as kernels over weights of few bits take them.
+// Rounding of x's rows into tiles for kernels over quantised weights.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Weights of sixteen bits, and which rows and panels a thread multiplies when.
+// 16-bit weights, and the division of rows and panels among threads.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -19,7 +19,7 @@ constexpr int64_t kRowBytes = 768 << 10;  // rounded rows worked on at once: the
 constexpr int64_t kSerialWork = 1 << 15;  // multiply-adds that are not worth waking another thread for
 constexpr int64_t kStep = 2;              // panels of a task: as many as a kernel takes at once
 
-// Block `block` of column `column` into its place in a panel; false where it has a NaN or an infinity.
+// Writes block `block` of column `column` into a panel; false if it contains a NaN or an infinity.
 bool round_block(const float (&value)[kBlock], int64_t column, uint8_t* to) {
     float largest = 0.0f;
     for (float x : value) {

@@ -29,7 +29,7 @@ struct Vec {
     }
     static Vec load_float16(const uint16_t* p) { return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))}; }
     static Vec load_int8(const int8_t* p) {
-        // Four bytes, not the eight that a register of bytes has: the next ones may be nobody's.
+        // Loads four bytes, not a whole register of eight: the next ones may be outside the allocation.
         uint32_t four;
         __builtin_memcpy(&four, p, sizeof four);
         return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four)))))};
@@ -81,7 +81,7 @@ struct Vec {
     }
     // a where x <= limit, else b.
     static Vec select_le(Vec x, Vec limit, Vec a, Vec b) { return {vbslq_f32(vcleq_f32(x.v, limit.v), a.v, b.v)}; }
-    // Lanes in the order of the other sets, so that the bits are theirs.
+    // Same lane order as the other instruction sets, so that results have the same bits.
     float sum() const {
         const float32x2_t pairs = vadd_f32(vget_low_f32(v), vget_high_f32(v));
         return vget_lane_f32(pairs, 0) + vget_lane_f32(pairs, 1);

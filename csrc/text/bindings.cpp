@@ -1,6 +1,6 @@
-// The Python module oneloop_text: ids of many streams to bytes on their connections, in one call.
+// The Python module oneloop_text: converts token ids of many streams to bytes on their connections in one call.
 //
-// Everything here holds the GIL, and nothing takes longer than a turn of the event loop may.
+// All functions hold the GIL and take less time than an event-loop iteration may.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
@@ -15,7 +15,7 @@ using namespace nb::literals;
 namespace oneloop {
 namespace {
 
-// One request's answer: its ids become an event each time, between `before` and `after`, as a chunk of HTTP/1.1.
+// Writer of one request's answer: each call sends its ids as one event, between `before` and `after`, as a chunk of HTTP/1.1.
 class TokenWriter {
 public:
     TokenWriter(nb::object detokenizer, nb::bytes before, nb::bytes after, nb::object connection)
@@ -25,7 +25,7 @@ public:
           before_(before.c_str(), before.size()),
           after_(after.c_str(), after.size()) {}
 
-    // False, and nothing has happened, where it is closed or would have to wait.
+    // Returns false without writing if the connection is closed or would block.
     bool write(PyObject* ids, std::string& body) {
         if (!is_open) return false;
         const nb::object send = connection_.attr("chunk_writer");
@@ -90,7 +90,7 @@ private:
     std::string before_, after_;
 };
 
-// Each of `work`: a writer, its ids, and what the caller knows them by.
+// Items of `work`: a writer, its ids, and the caller's key.
 nb::list write_all(nb::list work) {
     nb::list failed;
     std::string body;

@@ -79,7 +79,7 @@ const BytePieces::Piece& BytePieces::piece(int64_t id) {
     return pieces_[places_[id]];
 }
 
-// The piece that is all of the text, if it is one.
+// The piece that equals the whole text, if there is one.
 const BytePieces::Piece* ByteDetokenizer::whole(PyObject* ids) {
     if (PySequence_Fast_GET_SIZE(ids) != 1 || !pending_.empty()) return nullptr;
     const BytePieces::Piece& piece = pieces_->piece(id_at(ids, 0));

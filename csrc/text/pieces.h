@@ -1,4 +1,4 @@
-// What tokens of a byte-level tokenizer stand for, and one request's way from ids to text.
+// Text of a byte-level tokenizer's tokens, and incremental detokenisation of one request.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,11 +11,11 @@
 
 namespace oneloop {
 
-// Appends `text`, which is UTF-8, as it stands between the quotes of a JSON string; as orjson writes it.
+// Appends UTF-8 `text` escaped as the content of a JSON string, as orjson writes it.
 void append_json(std::string& out, const char* text, size_t size);
 void append_json(std::string& out, nanobind::handle text);  // a str
 
-// Learned as tokens are met; shared by all requests. Needs the GIL, as everything here.
+// Cache of token texts, filled on demand and shared by all requests. Needs the GIL, like all of this file.
 class BytePieces {
 public:
     struct Piece {
@@ -24,7 +24,7 @@ public:
         nanobind::object text;  // the same as str; none for one that is not
     };
 
-    // bytes_of(id) -> bytes: b"" for what gives no text.
+    // bytes_of(id) -> bytes: b"" for tokens without text.
     explicit BytePieces(nanobind::object bytes_of) : bytes_of_(std::move(bytes_of)) {}
 
     // Valid until the next call.
@@ -39,7 +39,7 @@ private:
     Piece other_;  // with an id that no tokenizer has
 };
 
-// server.text.detokenize's Detokenizer for such tokens. Ids are a list, or any other sequence.
+// Detokenizer of server.text.detokenize for byte-level tokens. Ids are a list, or any other sequence.
 class ByteDetokenizer {
 public:
     explicit ByteDetokenizer(std::shared_ptr<BytePieces> pieces) : pieces_(std::move(pieces)) {}
@@ -47,7 +47,7 @@ public:
     nanobind::object feed(nanobind::handle ids);
     nanobind::object flush();
 
-    // What feed() gives, as it stands in JSON.
+    // Result of feed(), escaped for JSON.
     void append(PyObject* ids, std::string& json);
 
 private:

@@ -1,10 +1,10 @@
-// Paged attention of one query a line, with all that stands between the qkv projection and it: per-head norms, rotary
-// embedding, the new key and value into the cache. Up to 8 query heads share a kv head.
+// Paged attention of rows with one query, from the qkv projection on: per-head norms, rotary embedding, KV cache write,
+// attention. Up to 8 query heads share a KV head.
 //
-// A warp takes whole blocks of 16 keys, one at a time or two, straight from memory into the registers of the matrix instruction,
-// the next ones' keys under way: scores^T = K q^T has the keys as its rows, out^T = V^T p^T the head's dims. A lane's load is
-// eight dims of one key; which dims meet in one instruction is free, as long as q agrees. Warps, then the blocks of a cluster
-// (`split`), join by the running maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2023, Flash-Decoding).
+// A warp processes whole blocks of 16 keys, one or two at a time. It loads them from memory straight into the matrix
+// instruction's registers while the next ones are in flight. scores^T = K q^T has keys as rows, out^T = V^T p^T the head's dims.
+// A lane loads eight dims of one key. Warps, then the blocks of a cluster (`split`), merge by running maximum and sum (Milakov
+// and Gimelshein 2018; Dao et al. 2023, Flash-Decoding).
 //
 // A cache of eight bits (E4M3) becomes float16 on its way into the matrix instruction, which holds all of its numbers exactly,
 // and so do queries and weights there. Its scales are in `scale_log2` and `out_scale`; `per_k`, `per_v` are what is written times.
@@ -16,7 +16,7 @@ constexpr int QUERIES = 8;
 typedef unsigned char u8;
 typedef signed char s8;
 
-// What a cache of such numbers has in common with the matrix instruction.
+// Common interface of the cache's number formats and the matrix instruction.
 template <typename NUMBER>
 struct Cached;
 
@@ -186,14 +186,14 @@ struct Cached<s8> : Widening<Cached<s8>> {
   }
 };
 
-// 2^x as the device's own instruction has it: 0 where that is below the smallest normal number.
+// 2^x by the device's instruction: 0 for results below the smallest normal number.
 __device__ __forceinline__ float exp2_of(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Out of shared memory each time: what is volatile is not kept in registers, of which there are none left.
+// Reads shared memory each time: volatile data is not kept in registers, of which none are free.
 __device__ __forceinline__ Vec load_again(u32 address) {
   Vec v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -274,7 +274,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
   const int stride = active * WARPS, first = split * WARPS + warp;
   const int* table = tables + long(rows ? max(rows[line], 0) : line) * table_stride;
   auto block_at = [&](int index) { return table[index] * kv_heads + kv_head; };  // in blocks of one head
-  // Of blocks beyond the last nothing is fetched: what stands there has no weight.
+  // Blocks beyond the last are not fetched: their weights are zero.
   Eight k[AT_ONCE][UNITS][2] = {}, v[AT_ONCE][HALVES][4] = {};
   int here[AT_ONCE] = {};
   const NUMBER* k_lane = k_cache + g * ROW + (KEYS_BY_TWO ? t * 16 : In::template first<4>(t));
@@ -318,12 +318,12 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
             else v[n][h][i] = Eight{};
           }
       };
-      // What was never written may be NaN, and a weight of zero would not silence it.
+      // Uninitialised values may be NaN, and a weight of zero would not remove it.
       if (left >= KEYS) fetch_all(true);
       else if (left > 0) fetch_all(false);
     }
   };
-  // The last block gets its last key from this very kernel; all before it is there already, if earlier steps wrote it.
+  // This kernel itself writes the last block's last key; earlier steps wrote all keys before it.
   bool early = fused && !idle && first < num_blocks - 1;
 #pragma unroll
   for (int n = 1; n < AT_ONCE; n++) early = early && first + n * stride != num_blocks - 1;

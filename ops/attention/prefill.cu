@@ -1,18 +1,17 @@
-// Attention of many queries a row over the paged cache: scores and mixing on Hopper's matrix units, keys and values brought by its
-// copy engine, page by page, into tiles as large as if they lay side by side (Dao 2023, FlashAttention-2; Shah et al. 2024,
-// FlashAttention-3).
+// Attention of rows with many queries over the paged cache, on Hopper's tensor cores. TMA copies keys and values page by page
+// into contiguous tiles (Dao 2023, FlashAttention-2; Shah et al. 2024, FlashAttention-3).
 //
-// A block takes one tile of ROWS queries of one head after another, from a list that it makes itself out of the step's lengths on the
-// device; whoever is free takes the next, the longest tiles of a request first. One warp copies. Two groups of four warps compute, each
-// 64 queries: the scores of a tile of keys are under way while the tile before is mixed, and one group's softmax runs beside the
-// other's products. Keys are walked from the last to the first, so that what must be masked comes first.
+// A block computes tiles of ROWS queries of one head from a list that it builds on the device from the step's lengths; idle
+// blocks take the next tile, a request's longest tiles first. One warp copies; two warpgroups compute 64 queries each. A tile's
+// scores are computed while the previous tile is mixed, and one group's softmax overlaps with the other's products. Keys are
+// processed from last to first, so masked ones come first.
 //
 // A cache of eight bits (E4M3) is copied as it lies, in halves of a tile, into SLOTS; warps beside the one that copies widen it
 // to float16, which holds all of its numbers exactly, into the tiles that the matrix units read. Queries become float16 too, and so do
 // weights: what both lose is less than bfloat16 loses of them. Its scales are in `scale_log2` and `out_scale`.
 //
-// What long prompts see of such a cache may have been widened before (triton_widened.py): then a request's pages lie side by side
-// from `first_pages` on, and are this kernel's as if the cache were in 16 bits; those of requests below 0 are read in codes.
+// For long prompts triton_widened.py may have widened such a cache before: pages of a request are then contiguous from
+// `first_pages` on, and read like a 16-bit cache. Requests with negative `first_pages` are read in codes.
 
 #define UNSEEN (-__int_as_float(0x7f800000))  // the score of a key that is not seen: minus infinity
 constexpr int PAGE = 16, ROWS = 128, CONSUMERS = 256, MAX_REQUESTS = 2048;
@@ -39,7 +38,7 @@ __device__ __forceinline__ void copy_heads(void* to, const TensorMap* map, u64* 
       "l"(map), "r"(address_of(barrier)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
-// The groups' turns at the matrix units: barriers 1 and 2. Both groups: barrier 3.
+// Warpgroups alternate on the tensor cores: barriers 1 and 2. Both groups: barrier 3.
 __device__ __forceinline__ void await_turn(int group) { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(CONSUMERS) : "memory"); }
 __device__ __forceinline__ void pass_turn(int group) { asm volatile("bar.arrive %0, %1;" ::"r"(2 - group), "n"(CONSUMERS) : "memory"); }
 __device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 3, %0;" ::"n"(CONSUMERS) : "memory"); }
@@ -48,7 +47,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return x;
 }
 
-// What generic stores wrote becomes visible to the matrix units and the copy engine.
+// Makes generic stores visible to the tensor cores and TMA.
 __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ u32 pack_float16(float low, float high) {
@@ -156,7 +155,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
     barriers_are_made();
   }
   wait_for_previous();
-  // The list: which requests are ours, and how many tiles each has.
+  // Builds the list: requests of this kernel, and their numbers of tiles.
   for (int base = 0, before = 0; base < num_requests; base += THREADS) {
     const int request = base + threadIdx.x;
     int count = 0;
@@ -411,7 +410,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
     if (lane == 0) arrive(k_empty + tile % STAGES);
     soften(work.end - 1);
     pack_weights();
-    // Of the last page only what belongs to the sequence: the rest was never written and may be NaN, which no weight of zero silences.
+    // Only the sequence's part of the last page: the rest is uninitialised; a NaN times a weight of zero stays NaN.
     if (!CODED && work.keys % PAGE) {
       wait_for(v_full + tile % STAGES, tile / STAGES & 1);
       const int from = work.keys % KEYS, count = (PAGE - work.keys % PAGE) * (LANES / 8);

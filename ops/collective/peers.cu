@@ -1,12 +1,12 @@
-// Sums and concatenations over the ranks of a model, each on a device of its own, through peers' memory.
+// Sums and concatenations over the ranks of a model, each on its own device, through peer memory.
 //
-// Every rank calls the same kernels in the same order. A call has a number, kept on the device, so that captured graphs have it
-// too; its parity says which half of every buffer the call takes. A rank that is in call n + 1 has been told by all others that they
-// are in it, so they have ended call n: what n - 1 left may be overwritten. Sums are taken in float32 in the order of the ranks and
-// rounded once: the same bits on every rank.
+// Every rank calls the same kernels in the same order. A call's number is stored on the device, so captured graphs can use it;
+// its parity selects half of every buffer. A rank in call n + 1 has flags from all others that they are in it, so they have ended
+// call n, and buffers of call n - 1 may be overwritten. Sums are computed in float32 in rank order and rounded once: the same
+// bits on every rank.
 //
-// Small tensors are pushed in lines of 16 bytes, two words each beside the call's number: whoever finds the number has the words
-// (NCCL's LL protocol, Jeaugey 2019). Larger ones are copied beside a flag for each block, and read by the others.
+// Small tensors are pushed in lines of 16 bytes, two words each with the call's number; a reader that finds the number has the
+// words (NCCL's LL protocol, Jeaugey 2019). Larger ones are copied, with a flag for each block, and read by the peers.
 
 constexpr int MAX_RANKS = 8;
 constexpr u64 PATIENCE_NS = 120000000000ull;  // a peer that compiles takes long; one that has failed never comes
@@ -55,7 +55,7 @@ struct Sum {
   __device__ __forceinline__ u32 word() const { return WIDE ? __float_as_uint(low_) : pack(low_, high_); }
 };
 
-// The last block to end a call counts it.
+// The last block of a call increments the counter.
 __device__ __forceinline__ void end_call(u32* calls, u32 call) {
   __syncthreads();
   if (threadIdx.x == 0 && atomicAdd(calls + 1, 1u) == gridDim.x - 1) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void end_call(u32* calls, u32 call) {
   }
 }
 
-// The two words of a line once both carry the mark of this call; not a number, for all to see, where a peer never wrote it.
+// Returns the two words of a line once both carry this call's mark; NaN if a peer never wrote it.
 __device__ __forceinline__ void await_line(const Vec* line, u32 mark, u64 began, u32& first, u32& second) {
   Vec v = peek(line);
   while (v.word[1] != mark || v.word[3] != mark) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ void sum_lines(const u32* x, u32* out, int num_words,
   end_call(calls, call);
 }
 
-// Copies this block's vectors to where peers read them, tells them, and waits for theirs. False where a peer never came.
+// Copies this block's vectors to its exchange buffer, sets the flags, and waits for the peers' flags. False on a timeout.
 __device__ __forceinline__ bool exchange(const Vec* x, int begin, int end, Memory memory, u32 call, int rank, int ranks, int capacity) {
   Vec* own = reinterpret_cast<Vec*>(memory.blocks[rank]) + (long long)(call & 1) * capacity;
   for (int i = begin + threadIdx.x; i < end; i += blockDim.x) own[i] = x[i];
@@ -156,7 +156,7 @@ __device__ __forceinline__ void sum_blocks(const Vec* x, Vec* out, int num_vecto
   end_call(calls, call);
 }
 
-// x [rows, width] -> out [rows, ranks * width], widths in vectors: each rank's columns in the order of the ranks.
+// x [rows, width] -> out [rows, ranks * width], widths in vectors: columns in rank order.
 __device__ __forceinline__ void concat_blocks(const Vec* x, Vec* out, int num_vectors, int per_block, int width, Memory memory, u32* calls,
                                               int rank, int ranks, int capacity) {
   let_next_start();
@@ -176,7 +176,7 @@ __device__ __forceinline__ void concat_blocks(const Vec* x, Vec* out, int num_ve
   end_call(calls, call);
 }
 
-// The sum of a value over the threads of a block, the same on each.
+// Returns the sum of a value over a block's threads, to each thread.
 __device__ __forceinline__ float over_block(float value) {
   __shared__ float of_warp[32];
 #pragma unroll

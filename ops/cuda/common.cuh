@@ -54,7 +54,7 @@ __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a
 __device__ __forceinline__ Vec load(const u16* from) { return *reinterpret_cast<const Vec*>(from); }
 __device__ __forceinline__ void store(u16* to, const Vec& v) { *reinterpret_cast<Vec*>(to) = v; }
 
-// Read once by one multiprocessor: kept out of its first-level cache.
+// Loads data that one multiprocessor reads once, bypassing L1.
 __device__ __forceinline__ Vec load_streamed(const u16* from) {
   Vec v;
   asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -63,8 +63,8 @@ __device__ __forceinline__ Vec load_streamed(const u16* from) {
   return v;
 }
 
-// Copies into shared memory that go on while the thread computes. Here each lane reads back only what it asked for itself, so
-// shared memory is a queue as deep as one likes, without barriers, and costs no registers.
+// Asynchronous copies to shared memory. Each lane reads back only its own data, so shared memory is a queue of any depth, without
+// barriers or registers.
 __device__ __forceinline__ void copy_async(Vec* to, const u16* from) {
   const u32 address = u32(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
@@ -73,15 +73,15 @@ __device__ __forceinline__ void end_of_batch() { asm volatile("cp.async.commit_g
 template <int LEFT>  // batches that may still be under way
 __device__ __forceinline__ void wait_for_batches() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
-// Bytes that a later kernel reads, on their way into the second-level cache while memory has nothing else to do: piece by piece in
-// turn among `count` threads of all blocks, of which this is number `index`. A multiple of 16 bytes at a multiple of 16.
+// Prefetches bytes of a later kernel into L2 while memory is idle, divided among `count` threads of all blocks; this is thread
+// `index`. Size and address are multiples of 16.
 __device__ __forceinline__ void bring_ahead(const unsigned char* from, int num_bytes, int index, int count) {
   constexpr int PIECE = 4096;
   for (int at = index * PIECE; at < num_bytes; at += count * PIECE)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + at), "r"(min(PIECE, num_bytes - at)) : "memory");
 }
 
-// The blocks of a cluster: barrier, and shared memory of the block `rank`.
+// Clusters of blocks: barrier, and shared memory of the block `rank`.
 __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
@@ -93,8 +93,8 @@ __device__ __forceinline__ float load_remote(const float* from, int rank) {
   return value;
 }
 
-// Every kernel here lets the next one start at once, and waits itself before it touches what an earlier one wrote or reads.
-// Whoever skips the wait would let its successors run ahead of its predecessors.
+// Every kernel lets the next one start at once, and waits before it accesses memory that an earlier one writes or reads. Without
+// the wait, its successors would overtake its predecessors.
 __device__ __forceinline__ void let_next_start() {
   asm volatile("griddepcontrol.launch_dependents;");
 }

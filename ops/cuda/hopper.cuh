@@ -1,5 +1,5 @@
-// What only Hopper has: barriers in shared memory that count bytes, copies of whole tiles by a tensor map, and matrix
-// instructions that read their tiles where those copies put them (128-byte rows, swizzled in groups of eight).
+// Hopper's own features: barriers in shared memory that count bytes, copies of whole tiles by a tensor map, and matrix
+// instructions that read tiles as these copies lay them out (128-byte rows, swizzled in groups of eight).
 
 struct alignas(64) TensorMap {  // made by the host (program.py)
   u64 words[16];
@@ -12,7 +12,7 @@ __device__ __forceinline__ void make_barrier(u64* barrier, int arrivals) {
 }
 __device__ __forceinline__ void barriers_are_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// One arrival, and so many bytes to come.
+// Arrives once, and expects this many bytes.
 __device__ __forceinline__ void expect_bytes(u64* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address_of(barrier)), "r"(bytes) : "memory");
 }
@@ -41,7 +41,7 @@ __device__ __forceinline__ void copy_tile(void* to, const TensorMap* map, u64* b
                "l"(map), "r"(address_of(barrier)), "r"(c0), "r"(c1)
                : "memory");
 }
-// Bytes that lie side by side, a multiple of 16 at a multiple of 16.
+// Copies contiguous bytes; size and address are multiples of 16.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes, u64* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address_of(to)),
                "l"(from), "r"(bytes), "r"(address_of(barrier))
@@ -57,14 +57,14 @@ __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_grou
 template <int LEFT>  // groups of products that may still be under way
 __device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
 
-// No read of sums moves up to before the wait for them.
+// Keeps the compiler from moving reads of sums above the wait.
 template <int COUNT>
 __device__ __forceinline__ void settle(float (&sums)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// Registers pass from the warpgroup that copies to those that multiply, each of which then has REGISTERS; 0: nothing does.
+// Moves registers from the copying warpgroup to the multiplying ones, which then have REGISTERS each; 0: unchanged.
 template <int REGISTERS>
 __device__ __forceinline__ void give_registers() {
   if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -74,7 +74,7 @@ __device__ __forceinline__ void take_registers() {
   if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// A barrier of the cluster's blocks that publishes nothing but that its threads came so far.
+// Barrier of a cluster's blocks without memory ordering: only the arrival of its threads counts.
 __device__ __forceinline__ void meet_cluster() {
   asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait;" ::: "memory");
 }

@@ -1,4 +1,4 @@
-// Where the bits of codes lie in numbers of 16 bits.
+// Conversion of codes to 16-bit floats: positions of their bits.
 
 // E4M3: an exponent of four bits lands in the last ones of a wider one, so that the number is too small by the difference of the
 // biases. A code that stands atop its 16 bits, with copies of its sign above, is shifted and masked.

@@ -1,11 +1,10 @@
 // out [M, N] = x weight^T for few rows M: one stream of the weight at the speed of memory.
 //
-// A warp owns 16 rows of the weight (a slab) and a share of K. A lane's 16 bytes are eight values of one weight row, taken as
-// the columns of two matrix instructions; x is read in the same order, so no value ever changes lanes. Several batches of
-// weights are always under way, the first ones before the kernel that computes x has ended. The warps' shares of K are added
-// in shared memory.
+// A warp owns 16 rows of the weight (a slab) and a share of K. A lane's 16 bytes are eight values of one weight row, used as the
+// columns of two matrix instructions; x is read in the same order, so no value changes lanes. Several batches of weights are in
+// flight at any time, the first ones before the kernel that computes x ends. The warps' shares of K are added in shared memory.
 //
-// Where its own bytes have come, each block brings its share of those that are read next (`ahead`) into the second-level cache.
+// After its own loads, each block prefetches its share of the bytes read next (`ahead`) into L2.
 //
 // GATED: weight holds gate and up, a slab is 8 rows of each, out [M, N / 2] is silu(gate) * up.
 
@@ -80,7 +79,7 @@ __device__ __forceinline__ void few_rows(const u16* x, const u16* weight, const 
       for (int u = 0; u < UNITS; u++)
 #pragma unroll
         for (int j = 0; j < TILES; j++) {
-          // Rows beyond the last repeat it, and so do units beyond this warp's share: their products are never used.
+          // Rows beyond the last repeat it, as do units beyond this warp's share: their products are unused.
           const int row = min(j * 8 + g, M - 1), unit = min(first_unit + batch * UNITS + u, units - 1);
           values[u][j] = load(x + long(row) * K + unit * 32 + t * 8);
         }

@@ -1,8 +1,8 @@
-// How a tile of sums leaves the registers of the warpgroups that multiplied it: the weight comes as pairs of eight rows, n and
-// n + 8, or gate and up (GATED: out [M, N / 2] is silu(gate) * up, or what CLAMPED rows make of both), and a thread's sums 4 j to
-// 4 j + 3 are row n of columns 8 j + 2 t and + 1, and then those of the row's partner.
+// Output of a tile of sums from the registers of the multiplying warpgroups. The weight comes as pairs of eight rows, n and n +
+// 8, or gate and up (GATED: out [M, N / 2] is silu(gate) * up, or the activation of ClampedRows). A thread's sums 4 j to 4 j + 3
+// are row n of columns 8 j + 2 t and + 1, and then those of the row's partner.
 
-// Where the sums of x's rows go: so many rows, one behind the other.
+// Output rows of x's sums: this many rows, contiguous.
 struct Rows {
   static constexpr bool CLAMPED = false;
   int count;

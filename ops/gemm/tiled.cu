@@ -1,10 +1,10 @@
-// out [M, N] = x weight^T for M up to ROWS: the weight once, at the speed of memory, beside matrix instructions.
+// out [M, N] = x weight^T for M up to ROWS: reads the weight once, at memory speed, and multiplies on tensor cores.
 //
-// A block computes 128 rows of the weight by all rows of x, over a share of K. One thread keeps STAGES tiles of 64 columns under
-// way, the first of the weight before the kernel that computes x has ended; two warpgroups multiply. The `splits` blocks of a
-// cluster share K, and at the end each adds up its part of the tile, always in the same order.
+// A block computes 128 rows of the weight by all rows of x, over a share of K. One thread keeps STAGES tiles of 64 columns in
+// flight, the weight's first ones before the kernel that computes x ends; two warpgroups multiply. The `splits` blocks of a
+// cluster share K; at the end each adds up its part of the tile, always in the same order.
 //
-// RANK: of what adapters add, whose own warp gathers it meanwhile (low_rank.cuh); 0: nothing is added.
+// RANK: rank of the adapters to add, gathered meanwhile by a warp of its own (low_rank.cuh); 0: none.
 //
 // The weight comes as pairs of eight rows (tile_end.cuh), n and n + 8, or gate and up, so that a thread holds both.
 

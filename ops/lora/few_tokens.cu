@@ -1,4 +1,4 @@
-// What adapters add for a few tokens: out += scale (x A^T) B^T, by two kernels whose time is that of reading A and B once.
+// Adapters of a few tokens: out += scale (x A^T) B^T, by two kernels whose time is that of reading A and B once.
 //
 // A tile is up to 16 tokens of one adapter (triton_index.py). Each matrix instruction takes a whole tile, and its operands lie in
 // memory as lanes read them, 8 or 16 bytes at a time, so that no value ever changes lanes. A and B are asked for before the
@@ -15,8 +15,8 @@ struct Tile {
   bool is_there;
 };
 
-// Of `used[which]` tiles. A block without one may end at once, but the first waits: else the next kernel would take what came
-// before for done.
+// For `used[which]` tiles. A block without a tile may end at once, except the first, which waits: otherwise the next kernel would
+// consider the predecessors finished.
 __device__ __forceinline__ Tile tile_of(const int* tiles, int num_tiles, const int* used, int which) {
   const int number = blockIdx.y;
   Tile tile = {tiles[number], tiles[num_tiles + number], tiles[2 * num_tiles + number], number < used[which]};

@@ -1,4 +1,4 @@
-// A grouped product of experts in codes (../gemm/pieces.cuh): pairs of token and expert stand sorted by expert, and x has a row of each.
+// Grouped product of coded experts (../gemm/pieces.cuh) over pairs of token and expert sorted by expert; x has a row per pair.
 //
 // FIRST: out [pairs, N / 2] is silu(gate) * up, or CLAMPED what ClampedRows make of both, by place. Else out [pairs, N] by pair, times its share. Blocks stay while there are
 // tiles, of ROWS pairs of an expert by WGS * 64 rows of its matrix: the thread that copies is ahead of those that multiply, in the

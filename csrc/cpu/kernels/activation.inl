@@ -1,4 +1,4 @@
-// Activations, alone or times another vector.
+// Activations, plain or times another vector.
 
 // x / (1 + e^-z): x times the logistic function of z.
 inline Vec times_sigmoid(Vec x, Vec z) { return x / (Vec::broadcast(1.0f) + exp(Vec::zero() - z)); }

@@ -1,8 +1,8 @@
 // Attention of a task's queries over their paged context.
 //
-// Online softmax (Milakov and Gimelshein 2018; tiled as in FlashAttention, Dao et al. 2022) over kKeyTile keys at a
-// time. Rows of a task are its (query, head of the group) pairs; what a row does depends on its own keys only: a masked
-// key adds an exact zero, so it does not matter which queries share a tile or where a chunk began.
+// Online softmax (Milakov and Gimelshein 2018; tiled as in FlashAttention, Dao et al. 2022) over kKeyTile keys at a time. Rows of
+// a task are its (query, head of the group) pairs. A row's result depends on its own keys only: a masked key adds an exact zero,
+// so neither the tiling of queries nor the chunking matters.
 
 // scores [MR][kKeyTile] = queries [head_size][MR] . keys
 template <int MR>
@@ -93,8 +93,8 @@ void value_tile(const float* weights, const float* decay, const float* const* ro
     for (; column < used; column += W) value_columns<MR, 1>(weights, decay, rows, column, count, coming, values, padded);
 }
 
-// One row of scores becomes weights in place, against the larger of its old maximum and this tile's. Keys [hidden, visible)
-// of the tile count.
+// Turns one row of scores into weights in place, relative to the larger of its old maximum and this tile's. Keys [hidden,
+// visible) of the tile count.
 inline void softmax_row(float* scores, int64_t hidden, int64_t visible, float* max, float* decay, float* sums) {
     Vec s[kKeyVecs];
     Vec top = Vec::broadcast(kLowest);
@@ -118,7 +118,7 @@ inline void softmax_row(float* scores, int64_t hidden, int64_t visible, float* m
     const float tile_max = top.largest(), earlier = *max;
     const float now = tile_max > earlier ? tile_max : earlier;
     *max = now;
-    // Seldom taken after the first tiles. Multiplying by exactly 1 would give the same bits, so this only saves time.
+    // Rarely taken after the first tiles. Multiplying by exactly 1 would give the same bits, so this only saves time.
     Vec total = Vec::load(sums);
     *decay = 1.0f;
     if (now != earlier) {
@@ -136,8 +136,8 @@ inline void softmax_row(float* scores, int64_t hidden, int64_t visible, float* m
     total.store(sums);
 }
 
-// Rows are in the order of their positions, so the last row of the tile sees the latest keys and the first one the
-// earliest; what none of them sees is left out. It would add exact zeros, or whatever stands in memory nobody wrote.
+// Rows are in position order, so the last row of the tile attends to the latest keys and the first row to the earliest. Keys
+// masked for all rows are skipped: they would add exact zeros, or uninitialised memory.
 template <int MR>
 void attend_rows(const AttentionArgs& args, const AttentionTask& task, int64_t tile, const Places& places, Fetcher& coming,
                  const Scratch& s, AttentionState state, int64_t padded) {
@@ -176,7 +176,7 @@ struct AttendTiles {
     AttendTiles() { AttendTable<kScoreRows>::fill(table); }
 };
 
-// Keys [begin, end) of one segment, into a fresh state. `after`, if any, is the tile that will be wanted next.
+// Keys [begin, end) of one segment, into a fresh state. `after`, if any, is the tile needed next.
 void attend_segment(const AttentionArgs& args, const AttentionTask& task, int64_t begin, int64_t end, const Places& after,
                     const Scratch& s, AttentionState state) {
     static const AttendTiles tiles;
@@ -241,7 +241,7 @@ void finish(AttentionState state, const AttentionArgs& args, const AttentionTask
     for (int64_t row = 0; row < task.num_queries * args.group; row++) {
         const int64_t query = task.query + row / args.group, head = task.kv_head * args.group + row % args.group;
         Vec sum = Vec::broadcast(state.sum[row]);
-        // A sink far above every score makes this infinite, and the shares of all keys zero: what it should.
+        // A sink far above every score makes this infinite, and the weights of all keys zero, as intended.
         if (args.sinks) sum = sum + exp(Vec::broadcast(args.sinks[head] - state.max[row]));
         const Vec share = Vec::broadcast(1.0f) / sum;
         float* to = out + query * stride_t + head * stride_h;

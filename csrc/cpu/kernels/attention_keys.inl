@@ -1,4 +1,4 @@
-// Attention's keys and values: where a tile of them lies in the paged cache, and how it comes into float32 rows.
+// Keys and values of attention: their place in the paged cache, and their conversion to float32 rows.
 
 constexpr int kKeyVecs = kKeyTile / W;
 constexpr int kScoreVecs = W == kPanel ? 4 : W == 8 ? 2 : 2;   // columns of a score or value tile, in registers
@@ -38,13 +38,13 @@ void gather_queries(const AttentionArgs& args, const AttentionTask& task, int64_
     }
 }
 
-// Where each key of a tile and its value begin, in elements from the start of their cache.
+// Offset of each key of a tile and of its value, in elements from the start of their cache.
 struct Places {
     int64_t first, count;
     int64_t key[kKeyTile], value[kKeyTile];
 };
 
-// The tile from position `first` on, cut at `end`. Counts along instead of dividing for each key.
+// The tile from position `first` on, cut at `end`. Counts positions instead of dividing for each key.
 void locate(const AttentionArgs& args, const AttentionTask& task, int64_t first, int64_t end, Places& places) {
     places.first = first;
     places.count = first < end ? smaller(kKeyTile, end - first) : 0;
@@ -58,12 +58,12 @@ void locate(const AttentionArgs& args, const AttentionTask& task, int64_t first,
             places.value[i] = value + inside * args.v_stride_s;
         }
     }
-    // The last tile is filled up with its last key; a mask takes the copies out again.
+    // The last tile is padded with its last key; a mask removes the copies.
     for (int64_t i = places.count; places.count > 0 && i < kKeyTile; i++) places.key[i] = places.key[places.count - 1];
 }
 
-// The lines of a coming tile, asked for a few at a time between the multiplications of the present one: asked for all at
-// once they would only queue up, and everything else behind them.
+// Lines of the next tile, prefetched a few at a time between the multiplications of the current one. Prefetching all at once
+// would fill the queue and delay other loads.
 struct Fetcher {
     const char* rows[2 * kKeyTile];
     int64_t row = 0, num_rows = 0, byte = 0, row_bytes = 0;
@@ -126,7 +126,7 @@ void gather_keys(const AttentionArgs& args, const Places& places, Fetcher& comin
     }
 }
 
-// Where the value of each key lies as float32: in the cache itself where it can be read as it is, else in a copy.
+// Address of each key's value as float32: in the cache itself if it is float32, else in a copy.
 template <typename Type>
 void gather_values(const AttentionArgs& args, const Places& places, const Scratch& s) {
     const auto* cache = static_cast<const typename Type::Element*>(args.v_cache);

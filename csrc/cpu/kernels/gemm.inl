@@ -1,6 +1,6 @@
 // Linear layers over packed panels of 16 output columns: float32, bfloat16 or float16 weights.
 
-// W rows by W columns at a time: turned in registers, and put down a column after the other.
+// W rows by W columns at a time: transposed in registers, and stored column by column.
 void pack_tile(const float* x, int64_t stride, int64_t rows, int64_t k, float* to) {
     alignas(64) float turned[W * W];
     for (int64_t row = 0; row < rows; row += W) {
@@ -16,9 +16,9 @@ void pack_tile(const float* x, int64_t stride, int64_t rows, int64_t k, float* t
     }
 }
 
-// c [MR, NP panels] (+)= a [kc][MR] . b, one fused chain per element in the order of k. Without `resume` the chain
-// starts at zero, with it at c: cutting K into pieces does not change the sum. Bias, if any, is added after the chain. Meanwhile
-// what lies at `coming` of each panel is asked for, `step` bytes more with each k.
+// c [MR, NP panels] (+)= a [kc][MR] . b, one fused chain per element in the order of k. The chain starts at zero, with `resume`
+// at c: splitting K does not change the sum. Bias, if any, is added after the chain. Meanwhile memory at `coming` of each panel
+// is prefetched, `step` bytes more with each k.
 template <class Type, int MR, int NP>
 void linear_tile(const float* a, const void* weights, int64_t panel_stride, int64_t kc, float* c, int64_t ldc, bool resume,
                  const float* bias, const char* coming, int64_t step) {
@@ -70,9 +70,8 @@ struct TileTable<Type, NP, 0> {
     static void fill(LinearTile*) {}
 };
 
-// The registers hold MR * NV sums, NV pieces of the weight and one of x. Rows beside each other share what is loaded of the
-// weight; panels beside each other keep more of it on its way from memory. So many rows take two panels (or one, where
-// registers are few), and few rows four.
+// Registers hold MR * NV sums, NV vectors of the weight and one of x. Rows share loaded weights; more panels keep more loads in
+// flight. Many rows take two panels (or one, with few registers), and few rows four.
 constexpr int kTileRows = W == kPanel ? 14 : W == 8 ? 6 : Vec::kRegisters == 32 ? 6 : 2;
 constexpr int kFourPanelRows = W == kPanel ? 7 : W == 8 ? 1 : 0;
 constexpr int kTwoPanelRows = W == kPanel ? 14 : W == 8 ? 2 : 0;
@@ -87,10 +86,10 @@ struct LinearTiles {
     }
 };
 
-// K at once when a panel meets several tiles of rows. Few tiles: the pieces are small, so that fetching the next piece of
-// the weight overlaps with multiplying this one. Many tiles: large, since memory is not what they wait for.
+// Depth of K per pass when a panel meets several tiles of rows. Few tiles: small, so that prefetching the next part of the weight
+// overlaps with multiplying this one. Many tiles: large, since they are compute-bound.
 constexpr int64_t kFewTiles = 8, kFewTilesDepth = 64, kManyTilesDepth = 384;
-// Bytes ahead, so that a line has come from memory before its turn, also across a page border, where the hardware prefetcher stops.
+// Prefetch distance in bytes: lines arrive in time, also across a page border, where the hardware prefetcher stops.
 constexpr int64_t kAhead = 2048;
 
 // All tiles of rows against `num` panels from `panel` on, writing to c (column 0 = the first column of `panel`).
@@ -107,7 +106,7 @@ void linear_panels(const LinearArgs& args, int64_t panel, int num, float* c, int
     for (int64_t k = 0; k < args.k; k += depth) {
         const int64_t kc = smaller(depth, args.k - k);
         const char* now = reinterpret_cast<const char*>(w + k * kPanel);
-        // Few tiles fetch the next piece between them, evenly: the first alone would wait for it.
+        // Few tiles share the prefetch of the next part evenly: the first one alone would wait for it.
         const bool shared = pieces > 1 && args.rows.num_tiles <= kFewTiles;
         const int64_t step = shared ? kLine / args.rows.num_tiles : kLine;
         const char* coming = !shared           ? now + kAhead
@@ -163,7 +162,7 @@ void linear(const LinearArgs& args) {
     }
 }
 
-// NUM chains side by side, each of which is `linear_tile`'s of one row and one panel.
+// NUM interleaved chains, each equal to `linear_tile`'s of one row and one panel.
 template <class Type, int NUM>
 void one_rows_together(const OneRow* rows, int64_t k) {
     using Stored = typename Type::Element;
@@ -211,7 +210,7 @@ void one_rows(const OneRow* rows, int64_t count, Element element, int64_t k) {
     }
 }
 
-// NUM panels beside each other, whose last may have fewer than kPanel columns in `out`.
+// NUM adjacent panels, the last of which may have fewer than kPanel columns in `out`.
 template <class Type, int NUM>
 void add_panels(const float* x, const typename Type::Element* b, int64_t k, float* out, int64_t n) {
     Vec acc[NUM][kVecsPerPanel];

@@ -1,4 +1,4 @@
-// A key or value on its way into the cache: narrowed to bfloat16 or int8.
+// Conversion of a key or value to bfloat16 or int8 for the cache.
 
 void to_bfloat16(const float* x, uint16_t* y, int64_t n) {
     for (int64_t i = 0; i < n; i += W) {

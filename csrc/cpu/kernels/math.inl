@@ -1,4 +1,4 @@
-// What all kernels use: counts of lanes, exponentials, and element types that become float32 in a register.
+// Common parts of all kernels: lane counts, exponentials, and conversion of element types to float32 in registers.
 
 constexpr int W = Vec::kWidth;
 constexpr int kVecsPerPanel = kPanel / W;

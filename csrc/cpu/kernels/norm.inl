@@ -20,7 +20,7 @@ void rms_norm(const float* x, float* residual, const float* weight, float eps, f
     }
 }
 
-// In two passes: a variance from a difference of squares would lose what the mean has in common with every element.
+// Two passes: a variance from a difference of squares would lose precision if the mean is large.
 void layer_norm(const float* x, float* residual, const float* weight, const float* bias, float eps, float* y, int64_t h) {
     Vec sums[4] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()};
     for (int64_t i = 0, lane = 0; i < h; i += W, lane = (lane + 1) % 4) {

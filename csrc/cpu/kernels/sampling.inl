@@ -1,6 +1,6 @@
-// The largest of a row of logits.
+// Index of a row's largest logit.
 
-// A stretch at a time, so that only one is searched again.
+// By stretches, so that only one of them is searched again.
 int64_t largest(const float* x, int64_t n) {
     constexpr int64_t kStretch = 1024;
     const Vec one = Vec::broadcast(1.0f), nothing = Vec::broadcast(-__builtin_inff());
