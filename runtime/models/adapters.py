@@ -38,8 +38,8 @@ class AdapterRoom(NamedTuple):
 
 
 def adaptable(spec: DecoderSpec) -> list[Linear]:
-    """The layers that may have adapters: every one that is computed for all tokens of a step. Not what `vocabulary_linears` and
-    `expert_linears` give."""
+    """Return the linear layers that may have adapters: all that run on every token of a step. Vocabulary and experts are
+    separate."""
     found: dict[str, Linear] = {}
     for name, block in spec.blocks():
         found |= {linear.name: linear for linear in block.linears(name, spec.hidden_size)}
@@ -88,7 +88,7 @@ class ModelAdapters:
     def around(
         cls, weights: Weights, spec: DecoderSpec, room: AdapterRoom, *, dtype: str, device: str
     ) -> tuple[Weights, ModelAdapters]:
-        """Weights whose layers have that room, and what keeps it. Of a shard, before what ranks give is put together."""
+        """Return weights with adapter slots, and the slots' manager. For a shard, call it before `put_together`."""
         make = _Maker(room, dtype, device)
         linears, tensors, experts = dict(weights.linears), dict(weights.tensors), dict(weights.experts)
         on_host = torch.device(device).type == "cpu"
@@ -112,7 +112,7 @@ class ModelAdapters:
         return weights._replace(linears=linears, tensors=tensors, experts=experts), adapters
 
     def prepared(self, parts: Mapping[str, Sequence[ops.LoraPart]]) -> ops.PreparedLora:
-        """An adapter as `keep` takes it, given what it does to each layer of the whole model. On any thread."""
+        """Convert an adapter, given by layer of the whole model, for `keep`. Thread-safe."""
         own = {name: [*self._own_parts(name, some)] for name, some in parts.items() if name in self._names}
         return self._layers.prepared({name: some for name, some in own.items() if some})
 
@@ -128,7 +128,7 @@ class ModelAdapters:
         self._kept[key] = adapter
 
     def drop(self, key: int) -> None:
-        """The contrary; slots that have taken it keep it."""
+        """Forget the adapter `key`. Slots that already contain it are unchanged."""
         if (adapter := self._kept.pop(key, None)) is not None:
             self._layers.release(adapter)
 
@@ -145,7 +145,7 @@ class ModelAdapters:
 
 
 class _Maker:
-    """Puts room around weights; `slots`: of all layers so far, by the names by which adapters know them."""
+    """Builder of layers with adapter slots. `slots`: all slots built so far, by the layer names that adapters use."""
 
     def __init__(self, room: AdapterRoom, dtype: str, device: str) -> None:
         self.changed: Counter[str] = Counter()  # see `ops.LoraLayers`

@@ -43,7 +43,7 @@ class Hidden(NamedTuple):
     adapters: Tensor | None = None
 
     def of(self, tokens: Tensor | slice) -> Hidden:
-        """A copy of those of `tokens` [S] int64, or a view of a slice; without aux and adapters."""
+        """Return the hidden states of `tokens` [S] int64 as a copy, or of a slice as a view, without aux and adapters."""
         if isinstance(tokens, slice) and tokens == slice(0, len(self.residual)):
             return Hidden(self.x, self.residual)
         return Hidden(None if self.x is None else self.x[tokens], self.residual[tokens])
@@ -104,7 +104,7 @@ class Decoder:
         )
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Decoder:
-        """The same for these caches alone: a native CPU step of its layers is as few calls as `ops.Tracer` allows."""
+        """Return the decoder bound to `kv_caches`, its layers traced into few CPU calls; itself if tracing is unsupported."""
         if not ops.can_trace(torch.device(self.device), getattr(torch, self.dtype)):
             return self
         return Decoder(

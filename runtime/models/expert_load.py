@@ -27,7 +27,7 @@ class ExpertLoad:
             table.zero_()  # of what was computed to warm up
 
     def awake(self, other: ExpertLoad) -> None:
-        """The model has been built again, with tables of its own."""
+        """Continue counting with the tables of a rebuilt model, `other`."""
         self._before, self._tables = dict(self._read()), other._tables
 
     def by_layer(self) -> dict[str, list[int]]:
@@ -66,7 +66,7 @@ class ExpertLoad:
 
 
 def _layer(name: str) -> str:
-    """The number in names such as model.layers.3.mlp.experts."""
+    """Return the layer number in a name such as model.layers.3.mlp.experts; without a number, the name itself."""
     found = _NUMBER.search(name)
     return name if found is None else found[1]
 

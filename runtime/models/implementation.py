@@ -34,8 +34,8 @@ log = logging.getLogger("oneloop.start")
 
 
 def describe(config: Mapping[str, Any], wanted: str = "auto", modules: SentenceModules | None = None) -> ModelSpec:
-    """The model of a Hugging Face config, by "native", "transformers" or "auto", which prefers our own. `modules`: what
-    sentence-transformers has behind it.
+    """Return the spec of a Hugging Face config. `wanted`: "native", "transformers" or "auto", which prefers native. `modules`:
+    sentence-transformers modules after the model.
 
     Raises UnsupportedModel."""
     architecture = architecture_of(config)
@@ -76,9 +76,9 @@ def load(
     max_model_len: int, device: str, weights: WeightPolicy, adapters: AdapterRoom | None = None, peers: Peers | None = None,
     stage: StageIO | None = None, counts_experts: bool = False,
 ) -> Model:  # fmt: skip
-    """The model that `describe` has described, as `models.load.load_model` loads one.
+    """Load a model described by `describe`. Arguments as of `models.load.load_model`.
 
-    Raises WeightsError where config and weights do not fit each other, UnsupportedModel where they ask for too much."""
+    Raises WeightsError if config and weights do not match, UnsupportedModel if they require unsupported features."""
     if isinstance(spec, DecoderSpec):
         if (original := _longrope_switch(spec)) is not None and max_model_len > original:
             log.warning(

@@ -96,7 +96,7 @@ def opened(
 
 
 def read_weights(spec: DecoderSpec, reader: ParameterReader, *, dtype: str, device: str, progress: Report) -> Weights:
-    """All of them, prepared for the kernels of the device."""
+    """Read all parameters of `spec` and prepare them for the kernels of the device."""
     activations = DTYPES[dtype]
     linear_names = {f"{linear.name}.weight": linear.name for linear in spec.linears()}
     # Rows of the table can be read out of any form; a draft head may have none of its own.

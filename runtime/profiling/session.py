@@ -80,9 +80,9 @@ class Profiling:
         self._profile: _Profile | None = None  # the last, until its file is asked for
 
     async def start(self, path: Path, delay_steps: int, num_steps: int | None) -> None:
-        """Record into `path` from now, or when `delay_steps` have settled, and until `num_steps` more have, if that is a number.
+        """Record a profile into `path`, after `delay_steps` settled steps. It ends after `num_steps` more; None: by `stop`.
 
-        Raises ProfileError where one is recorded already, or this one cannot be."""
+        Raises ProfileError if a profile is already being recorded, or if this one cannot start."""
         if self._profile is not None and self._profile.task is not None and not self._profile.task.done():
             raise ProfileError("a profile is being recorded already; end it first")
         self._profile = profile = _Profile(path, delay_steps, num_steps)
@@ -95,9 +95,9 @@ class Profiling:
                 await self.stop()
 
     async def stop(self) -> Path:
-        """End the profile, if it has not ended by itself since it was asked for; where it was written.
+        """End the profile, unless it has already ended by itself, and return the path of its trace.
 
-        Raises ProfileError where there is none, or it could not be written."""
+        Raises ProfileError if there is no profile, or if its trace could not be written."""
         profile = self._profile
         if profile is None or profile.task is None:
             raise ProfileError("no profile is being recorded")
@@ -111,7 +111,7 @@ class Profiling:
         return profile.path
 
     def settled(self) -> None:
-        """A step has."""
+        """Count a settled step for the current profile, if any."""
         if self._profile is not None:
             self._profile.settled()
 

@@ -19,7 +19,7 @@ MAX_DEPTH = 128
 
 
 class Call(NamedTuple):
-    """A call that was on the stack from one look to another, ns by `time.time_ns`. `depth`: of how many others it is a part."""
+    """Call observed on the stack; times as of `time.time_ns`. `depth`: number of its enclosing calls."""
 
     name: str
     began_ns: int
@@ -56,7 +56,7 @@ class StackSampler:
             del frame  # it would keep what its function works with
 
     def _stack(self, frame: FrameType | None) -> tuple[str, ...]:
-        """The outermost call first."""
+        """Return the names of the stack's calls, the outermost call first."""
         found: list[str] = []
         while frame is not None and len(found) < MAX_DEPTH:
             code = frame.f_code

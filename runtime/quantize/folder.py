@@ -21,8 +21,8 @@ SHARD_BYTES = 4 << 30
 
 
 class ModelFolder:
-    """Inside its block tensors and files are added; what an exception leaves is taken away. Raises WeightsError where something is
-    there already."""
+    """Context manager that writes a model folder. If its block raises, the unfinished folder is removed. Raises WeightsError
+    if the path already exists and is not an empty folder."""
 
     def __init__(self, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):

@@ -21,7 +21,7 @@ from runtime.runner.warmup import prompts
 
 
 class WatchedLinear(ops.LinearWeight):
-    """A matrix that adds up its inputs' squares while it is asked to: `gram` [K, K] float32, None while it is not."""
+    """Linear layer for calibration. `gram` [K, K] float32: the sum of x^T x over its inputs x inside `watching`, else None."""
 
     def __init__(self, weight: ops.LinearWeight) -> None:
         self.out_features, self.in_features, self.nbytes = weight.out_features, weight.in_features, weight.nbytes
@@ -41,14 +41,14 @@ class WatchedLinear(ops.LinearWeight):
 
 
 def watched(weights: Weights, names: Iterable[str]) -> tuple[Weights, dict[str, WatchedLinear]]:
-    """The same weights, of which those of these linear layers can be watched, and these."""
+    """Return the weights with the named linear layers replaced by `WatchedLinear`, and these layers by name."""
     found = {name: WatchedLinear(weights.linears[name]) for name in names}
     return weights._replace(linears={**weights.linears, **found}), found
 
 
 @contextmanager
 def watching(linears: Mapping[str, WatchedLinear]) -> Iterator[None]:
-    """Inside, they add up; behind, their sums are gone."""
+    """Accumulate `gram` of the layers inside the block, and drop it at the end."""
     for linear in linears.values():
         linear.gram = torch.zeros(linear.in_features, linear.in_features)
     try:

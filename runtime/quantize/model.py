@@ -174,8 +174,7 @@ def _model_dtype(config: Mapping[str, Any]) -> str:
 def _numbers(
     source: TensorSource, targets: Mapping[str, Target], dtype: str, report: Report
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every stored tensor, in the order of layers: those of targets in float32, others as they are stored, or as `dtype` where they
-    are quantised."""
+    """Yield every stored tensor by layer: targets in float32, other quantised tensors in `dtype`, plain tensors unchanged."""
     names = sorted(source.shapes, key=_in_order)
     storage = {name: "float32" if name in targets else _FLOATS.get(source.types[name], dtype) for name in names}
     shapes = {name: source.shapes[name] or (1,) for name in names}
@@ -185,7 +184,7 @@ def _numbers(
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:
-    """Layer 10 behind layer 9."""
+    """Return a sort key that compares the numbers in a name as integers: layer 9 before layer 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 
 
@@ -200,7 +199,7 @@ def _stored_bytes(source: TensorSource, name: str) -> int:
 
 
 def _beside(folder: Path) -> Iterator[Path]:
-    """Everything that is about text."""
+    """Yield the tokenizer's and other text files of a model's folder."""
     for pattern in _BESIDE:
         for file in sorted(folder.glob(pattern)):
             if file.name not in ("config.json", "generation_config.json") and ".index." not in file.name:
@@ -211,7 +210,7 @@ def _calibrated(
     files: ModelFiles, spec: DecoderSpec, scheme: Scheme, targets: Mapping[str, Target], texts: Sequence[Sequence[int]],
     dtype: torch.dtype, report: Report, gram_bytes: int,
 ) -> dict[str, tuple[Tensor, Tensor]]:  # fmt: skip
-    """Codes and scales of those that read a text, by name."""
+    """Return codes and scales, by name, of the matrices that are calibrated on `texts`."""
     if not texts:
         return {}
     policy = WeightPolicy("float32")
@@ -238,7 +237,7 @@ def _calibrated(
 
 
 def _some_layers(linears: Mapping[str, WatchedLinear], gram_bytes: int) -> Iterator[dict[str, WatchedLinear]]:
-    """Linear layers whose sums fit, whole layers of the model together where they do."""
+    """Yield batches of linear layers by the size of their `gram`. Each layer of the model is in one batch."""
     layers: dict[str, dict[str, WatchedLinear]] = {}
     for name, linear in linears.items():
         found = re.match(r"(.*?\.\d+)\.", name)

@@ -50,7 +50,7 @@ class Scheme(ABC):
         """Return compressed-tensors' description of the weights of a group of layers."""
 
     def rounded(self, weight: Tensor, scales: Tensor) -> Tensor:
-        """codes of all columns, [N, K]."""
+        """Return the codes [N, K] of a whole weight [N, K]."""
         return self.codes(weight / spread(scales, weight.shape[1]))
 
 

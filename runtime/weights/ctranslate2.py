@@ -224,7 +224,7 @@ class CTranslate2Checkpoint:
         return self._file.read(scale, first, first + count)
 
     def _named(self) -> Iterator[tuple[str, _Rows]]:
-        """Yield what variables hold, by the names of transformers; attributes and scales are none of it."""
+        """Yield the transformers name of each weight, and its rows of a variable; without attributes and scales."""
         for key, variable in self._file.variables.items():
             owner, _, last = key.rpartition("/")
             if last not in _ROLES or not variable.shape:
@@ -251,7 +251,7 @@ def _type(rows: _Rows) -> str:
 
 
 def _names(owner: str) -> tuple[str, ...]:
-    """Return the names of what `owner`, a variable's name without its last part, has one below the other."""
+    """Return the transformers names of the layers whose rows a variable stacks. `owner`: its path without the last part."""
     if owner in _BESIDE_LAYERS:
         return (_BESIDE_LAYERS[owner],)
     part, _, below = owner.partition("/layer_")

@@ -31,7 +31,7 @@ _SLICE = 1 << 18
 
 
 def empty(shape: Shape, dtype: str) -> Array:
-    """Raises WeightsError for a dtype that weights cannot have."""
+    """Return an uninitialised array. Raises WeightsError for a dtype that weights cannot have."""
     if dtype not in ARRAY_TYPES:
         raise WeightsError(f"weights cannot be loaded as {dtype}, only as {', '.join(ARRAY_TYPES)}")
     return np.empty(shape, ARRAY_TYPES[dtype])

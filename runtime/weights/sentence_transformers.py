@@ -58,7 +58,7 @@ class SentenceModules:
 
 
 def files_of_modules(folder: Path) -> list[str]:
-    """Patterns of what modules below `folder` may have there."""
+    """Return glob patterns of the files that the modules in subfolders of `folder` may have."""
     names = (name for name, _ in _listed(folder) if name)
     return [f"{name}/{pattern}" for name in names for pattern in ("*.json", "*.txt", "*.safetensors")]
 
@@ -137,7 +137,7 @@ def _pooling(folder: Path, config: Mapping[str, Any]) -> Literal["cls", "mean", 
 
 
 def _label_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids of the tokens for no, where it counts, and for yes."""
+    """Return the id of the token "no", if the config has one, and of the token "yes". Raises WeightsError."""
     if config.get("module_input_name", "causal_logits") != "causal_logits":
         raise WeightsError(f"{folder}: module_input_name {config['module_input_name']!r} is not supported")
     ids = tuple(id for id in (config.get("false_token_id"), config.get("true_token_id")) if id is not None)
@@ -147,7 +147,7 @@ def _label_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]
 
 
 def _activation(folder: Path) -> Literal["softmax", "sigmoid", "none"] | None:
-    """Raises WeightsError for one that is not known."""
+    """Return the cross-encoder's activation, None if unspecified. Raises WeightsError if it is unknown."""
     path = folder / _PACKAGE
     written = _read(path).get("activation_fn") if path.exists() else None
     if written is None:

@@ -232,7 +232,7 @@ class TensorStream:
                 yield pool.submit(self._read_cut, shard, first + start, part)
 
     def _read_cut(self, shard: Shard, first: int, out: Array) -> None:
-        """Whole rows into a buffer, and what is wanted of them on."""
+        """Read whole rows into a buffer, and copy the shard's part of them into `out`."""
         buffer = np.empty((len(out), *shard.whole[1:]) if shard.index is None else (1, *shard.whole), out.dtype)
         self._checkpoint.read_rows(shard.name, first, buffer)
         taken = slice(None) if shard.taken is None else slice(*shard.taken)
@@ -256,7 +256,7 @@ class TensorStream:
         return self._checkpoint.columns(shard.name, arrays, shard.columns)
 
     def _stored_bytes(self, shard: Shard) -> int:
-        """Bytes that are read of it: whole rows."""
+        """Return the number of stored bytes that reading the shard takes. Rows are read whole."""
         whole = self._checkpoint.stored_bytes(shard.name)
         whole = whole if shard.index is None else whole // shard.shape[0]
         return whole if shard.taken is None else whole * shard.rows[0] // shard.whole[0]

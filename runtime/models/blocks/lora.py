@@ -78,7 +78,7 @@ class LoraLinear(ops.LinearWeight):
 
 
 class LoraEmbedding(ops.LinearWeight):
-    """An embedding with room for adapters; as a head, which it may be, too, it is what it was."""
+    """Embedding with adapter slots. If it is also the head, the slots do not affect its logits."""
 
     def __init__(
         self, weight: ops.LinearWeight, slots: ops.LoraSlots, adapters: ops.TokenAdapters | None = None

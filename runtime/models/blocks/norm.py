@@ -92,7 +92,7 @@ class NoNormBlock(_ForAll):
 
 
 class SummedRMSNormBlock(RMSNormBlock):
-    """Is given parts of a sum to add: the sum is taken on the way."""
+    """RMSNorm block of a shard. Its `add` first sums x over all ranks, in the same kernel."""
 
     def __init__(self, weight: Tensor, eps: float, peers: Peers) -> None:
         super().__init__(weight, eps)
@@ -109,7 +109,7 @@ class SummedRMSNormBlock(RMSNormBlock):
 
 
 class SummedNormBlock(_ForAll):
-    """The same for other norms."""
+    """Norm block of a shard that first sums x over all ranks, for norms other than RMSNorm."""
 
     def __init__(self, norm: NormBlock, peers: Peers) -> None:
         self._norm, self._peers = norm, peers

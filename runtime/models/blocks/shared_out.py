@@ -14,7 +14,7 @@ from runtime.parallel.group import Peers
 
 
 def put_together(spec: DecoderSpec, weights: Weights, peers: Peers) -> Weights:
-    """Weights of `spec`, made by `sharded`, with which blocks compute what they would with those of the whole."""
+    """Return a shard's weights with collectives added, so that blocks compute the whole model's results."""
     tensors, linears = dict(weights.tensors), dict(weights.linears)
     deferred = deferred_sums(spec)
     for name in reduced_linears(spec):

@@ -65,7 +65,7 @@ class LayerStack:
         return StackOutput(x, tuple(aux))
 
     def traced(self, kv_caches: Sequence[LayerKV], hidden_size: int) -> LayerStack:
-        """The same for these caches alone."""
+        """Return this stack bound to `kv_caches`, with consecutive traceable layers joined into one traced part."""
         parts: list[tuple[int, Part]] = []
         tracer: ops.Tracer | None = None
         first = 0  # of those in `tracer`
@@ -93,7 +93,7 @@ class LayerStack:
 
 
 def _sum(x: Tensor | None, residual: Tensor) -> Tensor:
-    """A tensor of its own: the residual goes on."""
+    """Return residual + x as a new tensor, because the residual is changed in place later."""
     return residual.clone() if x is None else residual + x
 
 

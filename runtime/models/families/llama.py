@@ -11,7 +11,7 @@ from runtime.models.spec.norm import RMSNorm
 
 
 def llama(config: HfConfig, architecture: str = "LlamaForCausalLM", *, tied: bool = False) -> DecoderSpec:
-    """Also what the families that differ in details begin with."""
+    """Return the spec of a Llama model. Other families modify it."""
     num_heads, num_kv_heads, head_size = heads(config)
     bias = config.flag("attention_bias", False)
     attention = Attention(num_heads, num_kv_heads, head_size, rope(config, head_size), qkv_bias=bias, output_bias=bias)

@@ -59,7 +59,7 @@ def llama4_text(config: HfConfig) -> DecoderSpec:
 
 
 def _chunk(config: HfConfig, max_model_len: int) -> int | None:
-    """Tokens of a chunk, None where a context is but one."""
+    """Return the number of tokens of an attention chunk, or None if one chunk holds the longest context."""
     if config.get("attention_chunk_size") is None or (size := config.count("attention_chunk_size")) >= max_model_len:
         return None
     if size % BLOCK_SIZE:
@@ -96,7 +96,7 @@ def _rotated(config: HfConfig) -> list[bool]:
 
 
 def _sparse(config: HfConfig) -> frozenset[int]:
-    """Layers with experts."""
+    """Return the indices of layers with experts."""
     listed, step = config.get("moe_layers"), config.count("interleave_moe_layer_step", 1)
     if listed is None:
         return frozenset(range(step - 1, num_layers(config), step))

@@ -24,7 +24,7 @@ def qwen2(config: HfConfig) -> DecoderSpec:
 
 
 def with_attention(spec: DecoderSpec, attention: Attention, config: HfConfig) -> DecoderSpec:
-    """All layers attend alike, but for the windows that some of them look through."""
+    """Return `spec` with this attention in all layers, with sliding windows in the layers that the config names."""
     first = (
         config.count_or_zero("max_window_layers", 28) if config.flag("use_sliding_window", False) else len(spec.layers)
     )
@@ -63,7 +63,7 @@ def _windowed(config: HfConfig) -> bool:
 
 
 def shared_expert_moe(config: HfConfig, intermediate_size: int, shared_size: int) -> MoE:
-    """Sizes: of an expert and of the shared one, unless the config says otherwise."""
+    """Return a MoE with a gated shared expert. Sizes: defaults of an expert's and the shared expert's width."""
     shared = GatedMLP(config.count("shared_expert_intermediate_size", shared_size), name="mlp.shared_expert")
     return replace(_moe(config, intermediate_size), shared=shared, shared_gate=True)
 

@@ -26,7 +26,7 @@ def stablelm(config: HfConfig) -> DecoderSpec:
 
 
 def _by_head(kind: str, count: int) -> Rule:
-    """Each head's norm is stored on its own."""
+    """Return the rule that merges a norm stored per head into one parameter."""
     return merge(" ".join(f"{kind}_layernorm.norms.{head}" for head in range(count)), into=f"{kind}_norm")
 
 

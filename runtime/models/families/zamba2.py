@@ -56,7 +56,7 @@ def _types(config: HfConfig) -> list[str]:
 
 
 def _attention(config: HfConfig) -> Attention:
-    """Over twice the hidden size."""
+    """Return the attention, which is twice as wide as the hidden size."""
     num_heads, width = config.count("num_attention_heads"), 2 * config.count("hidden_size")
     if width % num_heads:
         raise UnsupportedModel(

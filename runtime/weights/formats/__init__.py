@@ -42,7 +42,7 @@ def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
 
 
 def refusal(config: Mapping[str, Any]) -> str | None:
-    """Why weights so quantised are not read, None where they are, or not quantised."""
+    """Return the reason why the config's quantised weights cannot be read; None if they can, or if they are not quantised."""
     section, method = config.get("quantization_config"), quant_method(config)
     if method is None:
         return None

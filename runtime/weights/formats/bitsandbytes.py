@@ -32,7 +32,7 @@ _PARTS = {"scales": ".absmax", "nested": ".nested_absmax", "map": ".nested_quant
 
 @dataclass(frozen=True, slots=True)
 class Int8Written(Coded):
-    """A scale a row."""
+    """Int8 weight of bitsandbytes, with one scale per row."""
 
     def rows(self, role: str, span: Span) -> Span | None:
         return span

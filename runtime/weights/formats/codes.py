@@ -36,7 +36,7 @@ _WORTH = _e4m3()
 
 
 def kept_as(codes: str, num_columns: int, groups: int) -> str:
-    """The name of the format: of groups that no kernel takes it says so."""
+    """Return the name of a weight's format. If no kernel supports its group size, the name contains that size."""
     group, rest = divmod(num_columns, groups)
     if codes in TABLES or codes in (Q4, Q8):
         whole = group >= _MIN_DECODED and (group % _WIDTH == 0 or _WIDTH % group == 0)
@@ -68,14 +68,14 @@ def nibbles(raw: Bytes) -> Bytes:
 
 
 def paired(codes: Bytes) -> Bytes:
-    """The way back."""
+    """Pack codes [rows, columns] two to a byte, the first in the lower half: the inverse of `nibbles`."""
     pairs: Bytes = np.left_shift(codes[:, 1::2], 4, dtype=np.uint8)
     pairs |= codes[:, 0::2]
     return pairs
 
 
 def in_groups(g_idx: npt.NDArray[np.int32], groups: int) -> npt.NDArray[np.int32] | None:
-    """The group of each column -> an order in which they stand group behind group; None where they do. Raises WeightsError."""
+    """Return the order [columns] that sorts columns by group; None if sorted. Raises WeightsError for unequal groups."""
     if not np.array_equal(np.bincount(g_idx, minlength=groups), np.full(groups, len(g_idx) // groups)):
         raise WeightsError("columns are in groups of several sizes")
     order = np.argsort(g_idx, kind="stable").astype(np.int32)
@@ -147,7 +147,7 @@ class TransposedCodes(Coded):
 
 
 def worth(codes: str, weight: Bytes) -> Floats:
-    """Bytes -> what the codes are worth without scale and zero, [rows, columns]."""
+    """Return the values [rows, columns] float32 of a weight's codes, before scales and zero points are applied."""
     if codes == FP8:
         return _WORTH[weight]
     if codes in TABLES:

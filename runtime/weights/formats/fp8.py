@@ -95,7 +95,7 @@ def mxfp8(stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
 
 
 def fine_grained(section: Mapping[str, Any]) -> Fp8:
-    """Raises UnreadScheme."""
+    """Return the scheme of a fine-grained FP8 config. Raises UnreadScheme if its format is not E4M3."""
     if section.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise UnreadScheme(f"in {section['fmt']}")
     return Fp8(section)

@@ -74,7 +74,7 @@ def _found(
 # NVIDIA's modelopt, by its algorithms FP8, FP8_PER_CHANNEL_PER_TOKEN (fp8.py) and NVFP4 (nvfp4.py), whose
 # activations stay in 16 bits here.
 def modelopt(section: Mapping[str, Any]) -> Scheme:
-    """Raises UnreadScheme."""
+    """Return the scheme of a modelopt config, NVFP4 or FP8. Raises UnreadScheme for other algorithms."""
     algorithm = section.get("quant_algo", "FP8")
     if algorithm == "NVFP4":
         return Nvfp4()
