@@ -1,5 +1,5 @@
-// out [M, N] = x weight^T for few rows M, as few_rows.cu computes it, of a weight in codes and scales: codes become 16-bit floats in
-// registers, up to a factor or an offset that sums in float32 make good when they meet the scales.
+// out [M, N] = x weight^T for few rows M, as few_rows.cu, with a weight in codes and scales. Codes become 16-bit floats in
+// registers, up to a factor or offset that is corrected in the float32 sums when scales are applied.
 //
 // A unit is 64 bytes of each of a warp's 16 rows, 16 of a lane, which are taken as parts of eight codes, each beside 16 bytes of x.
 // SEGMENTS: of a unit, each with a scale of its own, 0 where a row has one scale, which is applied behind the last unit. Scales are in
@@ -9,7 +9,7 @@
 struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
   static constexpr int COLUMNS = 64, PARTS = 2, UNITS = 4;
   static constexpr bool OFFSET = false;
-  // What numbers are too small by (codes.cuh) a scale makes good by half, and the rest the sum.
+  // A scale corrects half of the factor by which numbers are too small (codes.cuh), the sum the rest.
 #ifdef FLOAT16
   static constexpr float OF_SCALE = 1.f, OF_SUM = 256.f;
 #else
@@ -86,7 +86,7 @@ struct W4 {  // in pieces: a part is the 32 columns of a word of each lane, whic
   static __device__ __forceinline__ const u32* scale_of(const unsigned char* unit, const u32*, int row, int segment, int, int) {
     return reinterpret_cast<const u32*>(unit + 32 * 64 - row % 32 * 60 + segment % SEGMENTS * 128);  // from row 64 r to scale 4 r
   }
-  // A scale without its last 8 bits, in which the zero point is.
+  // A float32 scale without its last 8 bits, which contain the zero point.
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word & 0xffffff00); }
   static __device__ __forceinline__ float offset(u32 word) { return __uint_as_float((word & 15) << WIDE_SHIFT | WIDE_BASE); }
   static __device__ __forceinline__ u32 two(u32 word) {

@@ -1,5 +1,5 @@
-// What adapters add to a tile of sums before it leaves the registers: h B^T, where h = scale x A^T is of another kernel
-// (lora/few_tokens.cu) and each of the rows of x has the B of its own slot. One warp gathers h meanwhile; those that multiply add.
+// Adds adapters to a tile of sums in registers: h B^T, where another kernel computes h = scale x A^T (lora/few_tokens.cu). Each
+// row of x uses the B of its own slot. One warp gathers h meanwhile; the multiplying warps add.
 //
 // h [pieces, M as sorted, PARTS * RANK] float32, whose pieces are added up here; b [N, RANK] and scale [PARTS] of each slot, `stride`
 // times 16 bytes apart (of scale: 4); order [M]: the rows as sorted; slots [M]: of each row, -1 for none; tiles [num_tiles]: slots in
@@ -27,13 +27,13 @@ struct Gathered {
 
   __device__ __forceinline__ void make() { make_barrier(&is_there, 1); }
 
-  // Where the slot's B begins for one half of the tile's pairs, which are rows n and n + 8, or gate and up.
+  // Start of the slot's B for one half of the tile's pairs, which are rows n and n + 8, or gate and up.
   static __device__ __forceinline__ const u16* matrix(const LowRank& low, int slot, int tile, int N, int half) {
     const int first = HALVES == 2 ? half * (N / 2) + tile * 64 : tile * 128 + half * 8;
     return low.b + long(slot) * low.stride * 8 + long(first) * RANK;
   }
 
-  // By one whole warp, once `is_there` is made.
+  // Called by one whole warp, after `is_there` is initialised.
   __device__ __forceinline__ void gather(const LowRank& low, int tile, int M, int N) {
     const int lane = threadIdx.x % 32, quad = lane % 4, at = lane / 4;
     const int part = HALVES == 2 ? 0 : low.parts[tile], num_tiles = *low.used;
@@ -47,7 +47,7 @@ struct Gathered {
     }
     if (lane == 0) num_distinct = count;
     __syncwarp();
-    // What the others will ask for is on its way meanwhile: of each slot 128 rows of B.
+    // Prefetches 128 rows of B of each slot for the other warps.
     for (int i = 0; i < count; i++)
       for (int line = lane; line < 2 * RANK; line += 32)
         fetch_line(reinterpret_cast<const char*>(matrix(low, distinct[i], tile, N, HALVES == 2 ? line / RANK : 0)) +

@@ -1,9 +1,9 @@
-// Products of a weight in codes of four bits (integers, E2M1, or places in a table), of fp8 or of signed bytes: codes become 16-bit floats in the registers out of which matrix instructions
-// take them, exactly. Scales meet sums of a group in float32, so that nothing is rounded; or, SCALED, they meet the numbers, rounded to
-// 16 bits, so that no sum is waited for: with many rows of x that is what takes the time.
+// Products of a weight in codes: 4-bit (integers, E2M1 or table indices), fp8 or int8. Codes become exact 16-bit floats in the
+// registers that matrix instructions read. Scales multiply a group's float32 sums without rounding. If SCALED, they multiply the
+// numbers, rounded to 16 bits, so that no sum is waited for: faster with many rows of x.
 //
-// A piece of the weight (pieces.py) is 32 rows by 128 columns: a lane finds the codes that it needs of a row in 16 bytes, or twice 16,
-// and behind them are GROUPS scales of each row.
+// A piece of the weight (pieces.py) is 32 rows by 128 columns: a lane's codes of a row are 16 or 32 bytes; GROUPS scales of each
+// row follow them.
 
 constexpr int CHUNK = 128, PIECE_ROWS = 32;
 
@@ -15,8 +15,8 @@ struct Products {  // sums (+)= weight[64, 16] x[ROWS, 16]^T, the weight in regi
 __device__ __forceinline__ Vec load_vec(const unsigned char* shared) { return *reinterpret_cast<const Vec*>(shared); }
 __device__ __forceinline__ u32 load_word(const unsigned char* shared) { return *reinterpret_cast<const u32*>(shared); }
 
-// How codes of a chunk become numbers: VECS of 16 bytes of a row in a lane, and what a word says of scale and zero point. Assembly is
-// volatile so that it stays where it is, beside products under way.
+// Conversion of a chunk's codes to numbers: VECS of 16 bytes of a row per lane, and words of scale and zero point. Assembly is
+// volatile so that it is not moved away from concurrent products.
 #ifdef FLOAT16
 #define PRODUCT "mul.rn.f16x2"
 #else
@@ -26,7 +26,7 @@ __device__ __forceinline__ u32 load_word(const unsigned char* shared) { return *
 struct W4Codes {
   static constexpr int VECS = 1;
   static constexpr bool BY_TABLE = false;
-  // A float32 without its last 8 bits, in which the zero point is.
+  // A float32 scale without its last 8 bits, which contain the zero point.
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word & 0xffffff00); }
   // Of 16 columns, the `step`th of a chunk, two of the first eight or of the others.
   static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32 scale) {

@@ -1,8 +1,8 @@
-// out [M, N] = x weight^T of codes E4M3 on both sides, as tiled.cu computes it: tiles out of shared memory, any number of rows.
+// out [M, N] = x weight^T with E4M3 codes of both, as tiled.cu: tiles in shared memory, any number of rows.
 //
-// A block computes WGS * 64 rows of the weight by ROWS rows of x, over a share of K, in chunks of 128 columns. GROUPED: each chunk
-// has scales of its own, of every row on either side, which its sums meet in float32; they come beside the codes. Else a row has one
-// scale, which the sums meet at the end. The weight comes in pairs of eight rows (tile_end.cuh).
+// A block computes WGS * 64 rows of the weight by ROWS rows of x, over a share of K, in chunks of 128 columns. GROUPED: each
+// chunk has scales of every row of both, copied with the codes and applied to its float32 sums. Otherwise a row has one scale,
+// applied at the end. The weight comes in pairs of eight rows (tile_end.cuh).
 
 constexpr int CHUNK = 128;
 

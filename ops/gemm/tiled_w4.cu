@@ -1,9 +1,9 @@
-// out [M, N] = x weight^T of a weight in four bits (pieces.cuh), for any number of rows.
+// out [M, N] = x weight^T of a weight in pieces (pieces.cuh), for any number of rows.
 //
-// A block computes WGS * 64 rows of the weight by ROWS rows of x, over a share of K. One thread keeps STAGES chunks of 128 columns
-// under way, those of the weight before the kernel that computes x has ended; WGS warpgroups multiply. The `splits` blocks of a
-// cluster share K, those of the same rows of the weight lie beside each other. REGISTERS: of a thread that multiplies, where those
-// of the others are needed.
+// A block computes WGS * 64 rows of the weight by ROWS rows of x, over a share of K. One thread keeps STAGES chunks of 128
+// columns in flight, the weight's before the kernel that computes x ends; WGS warpgroups multiply. The `splits` blocks of a
+// cluster share K; blocks of the same weight rows are adjacent. REGISTERS: registers of a multiplying thread, if others must give
+// some away.
 
 template <class CODES, int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool GATED, int REGISTERS>
 __device__ __forceinline__ void tiled_w4(const unsigned char* weight, const TensorMap* x_map, const u16* bias, u16* out, int M,

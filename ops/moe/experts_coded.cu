@@ -1,8 +1,8 @@
 // Grouped product of coded experts (../gemm/pieces.cuh) over pairs of token and expert sorted by expert; x has a row per pair.
 //
-// FIRST: out [pairs, N / 2] is silu(gate) * up, or CLAMPED what ClampedRows make of both, by place. Else out [pairs, N] by pair, times its share. Blocks stay while there are
-// tiles, of ROWS pairs of an expert by WGS * 64 rows of its matrix: the thread that copies is ahead of those that multiply, in the
-// next tile, too. Which tiles there are only the device knows.
+// FIRST: out [pairs, N / 2], by place, is silu(gate) * up, or if CLAMPED the activation of ClampedRows. Otherwise out [pairs, N],
+// by pair, is multiplied by the expert's weight. Blocks are persistent; a tile is ROWS pairs of an expert by WGS * 64 rows of its
+// matrix. The copying thread runs ahead, also into the next tile. Only the device can count the tiles.
 
 constexpr int MAX_EXPERTS = 512;
 
