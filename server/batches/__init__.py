@@ -1,1 +1,1 @@
-"""Files of requests in OpenAI's batch format: their lines, and files and batches that a server keeps on disk."""
+"""Requests in OpenAI's batch format: the lines of a file, and files and batches that a server keeps on disk."""

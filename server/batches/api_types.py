@@ -64,7 +64,7 @@ BATCH: Wire[CreateBatch] = Wire(CreateBatch, {})
 
 
 def expires_after(fields: Mapping[str, str]) -> ExpiresAfter | None:
-    """Return a form's fields `expires_after[…]`. Raises InvalidRequest."""
+    """Return the expiry in a form's fields `expires_after[…]`, or None. Raises InvalidRequest."""
     given = {name[len(_EXPIRY) + 1 : -1]: value for name, value in fields.items() if is_expiry(name)}
     if not given:
         return None
@@ -82,8 +82,8 @@ _EXPIRY = "expires_after"
 
 
 class FileUpload(Struct):
-    """A form: `file` is the content, with its name; in a form the last one is `expires_after[anchor]` and
-    `expires_after[seconds]`."""
+    """Form of a file upload. `file`: content with its name. `expires_after`: in the form, two fields `expires_after[anchor]`
+    and `expires_after[seconds]`."""
 
     file: str
     purpose: Literal["batch"]
@@ -197,7 +197,7 @@ P = TypeVar("P", bound=Page)
 
 
 def page(kind: type[P], found: Sequence[_Listed], *, after: str | None, limit: int) -> P:
-    """Return the `limit` objects that follow `after`. Raises InvalidRequest where that is none of them."""
+    """Return the `limit` objects after the id `after`. Raises InvalidRequest if `after` is not in `found`."""
     start = 0
     if after is not None:
         places = [place for place, each in enumerate(found) if each.id == after]

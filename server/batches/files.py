@@ -37,7 +37,7 @@ class Shares:
         self.hint = ", with a share for each key" if len(self._owners) > 1 else ""  # behind a limit in messages
 
     def has_room(self, limit: int, used: Counter[str | None], owner: str | None, num: int) -> bool:
-        """Return whether `owner` may have `num` more. `used`: how much of `limit` each key has."""
+        """Return whether `owner` may use `num` more. `used`: amount of `limit` that each key uses."""
         total, share = used.total() + num, max(1, limit // (2 * max(1, len(self._owners))))
         unused_by_others = sum(max(0, share - used[key]) for key in self._owners if key != owner)
         within_share = owner in self._owners and used[owner] + num <= share
@@ -81,7 +81,7 @@ def new_id(kind: str) -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """The file has `content` or what it had before, whatever happens in between."""
+    """Write a file atomically: after a crash it has either `content` or its previous content."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         file.write(content)
@@ -137,7 +137,7 @@ class FileStore:
         return self._folder / f"{id}.data"
 
     def find(self, id: str, owner: Owner) -> StoredFile:
-        """Raises BatchObjectNotFound."""
+        """Return a file. Raises BatchObjectNotFound."""
         file = self._files.get(id)
         if file is None or not owner.owns(file.owner) or self._is_over(file):
             raise BatchObjectNotFound("File", id)
@@ -147,12 +147,12 @@ class FileStore:
         return id in self._files
 
     def owned(self, owner: Owner) -> list[StoredFile]:
-        """The newest first."""
+        """Return the files of `owner`, newest first."""
         found = [file for file in self._files.values() if owner.owns(file.owner) and not self._is_over(file)]
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
 
     def check_room(self, owner: str | None, num_bytes: int, num_files: int = 1) -> None:
-        """Raises StorageFull unless `owner` may have so much more."""
+        """Raise StorageFull unless `owner` may store this much more."""
         used_files = Counter(file.owner for file in self._files.values())
         if num_files and not self._shares.has_room(self._max_files, used_files, owner, num_files):
             raise StorageFull(
@@ -171,11 +171,11 @@ class FileStore:
         self.account(owner, num_bytes)
 
     def account(self, owner: str | None, num_bytes: int) -> None:
-        """Count bytes that lie outside the store; less than 0: that are gone."""
+        """Add bytes stored outside the store to the owner's use; negative `num_bytes`: bytes that were deleted."""
         self._reserved[owner] += num_bytes
 
     async def add(self, content: BinaryIO, file: StoredFile) -> StoredFile:
-        """Copies `content`. Raises StorageFull."""
+        """Store a copy of `content`. Raises StorageFull."""
         self.check_room(file.owner, file.bytes)
         self.account(file.owner, file.bytes)
         try:
@@ -186,13 +186,13 @@ class FileStore:
         return file
 
     async def take(self, path: Path, file: StoredFile) -> StoredFile:
-        """Moves the file at `path` in here; it is within the limits, since it was reserved."""
+        """Move the file at `path` into the store, without a limit check: its bytes were reserved."""
         await asyncio.to_thread(self._move, path, file)
         self._files[file.id] = file
         return file
 
     async def delete(self, id: str, owner: Owner) -> None:
-        """Raises BatchObjectNotFound."""
+        """Delete a file of `owner`. Raises BatchObjectNotFound."""
         self.find(id, owner)
         await self.remove(id)
 
@@ -204,7 +204,7 @@ class FileStore:
         return {file.id for file in self._files.values() if self._is_over(file)}
 
     def until_next_expiry(self) -> float | None:
-        """Seconds; None where nothing that is there will expire."""
+        """Return the seconds until the next file expires; None if none will."""
         times = [file.expires_at for file in self._files.values() if file.expires_at is not None]
         left = [at - now for at in times if at > (now := self.clock())]
         return min(left, default=None)
@@ -244,7 +244,7 @@ class FileExpiry:
         self._changed = asyncio.Event()
 
     def look_again(self) -> None:
-        """A file has come that will expire, or a batch has ended."""
+        """Check again: a file that will expire was added, or a batch has ended."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -260,7 +260,7 @@ class FileExpiry:
                 await asyncio.wait_for(self._changed.wait(), wait_s)
 
     async def _delete_expired(self) -> float | None:
-        """Seconds until the next file expires; None where none will."""
+        """Delete expired files. Return the seconds until the next expiry; None if none is due."""
         for id in self._files.expired() - self._in_use():
             await self._files.remove(id)
             logger.info("%s has expired and is deleted", id)

@@ -1,4 +1,4 @@
-"""BatchFolder: the folder of --batch-dir, with its files, its batches and what stands for keys in it. One process at a time."""
+"""BatchFolder: the folder of --batch-dir, with its files, batches and key digests. Used by one process at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECRET_BYTES = 32
 
 
 class BatchFolder:
-    """Raises ConfigError for a folder that cannot be used, or is used by another process."""
+    """Folder of --batch-dir, open and locked. Raises ConfigError if it is unusable, or locked by another process."""
 
     def __init__(
         self, path: Path, *, max_files: int, max_bytes: int, keys: Sequence[str], admin_key: str | None
@@ -54,17 +54,17 @@ class BatchFolder:
         )
 
     def close(self) -> None:
-        """Another process may use it."""
+        """Release the lock, so that another process may use the folder."""
         self._lock.close()
 
 
 def _owners(keys: Keys) -> list[str]:
-    """Return the owners (`StoredFile.owner`) that requests with `keys` have."""
+    """Return the owners (`StoredFile.owner`) of requests with `keys`."""
     return [digest.hex() for digest in keys.users] + [ADMINISTRATOR] * keys.has_admin
 
 
 def _secret(path: Path) -> bytes:
-    """Return the key of key digests, created once, so that files keep their owner after a restart."""
+    """Return the secret for key digests. It is created once, so that files keep their owner after a restart."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -1,7 +1,7 @@
-"""Lines of a batch: read, answered as an HTTP request would be, only without a socket, and written as records.
+"""Lines of a batch: parsed, answered like an HTTP request but without a socket, and written as records.
 
-Each goes to the endpoint it names, so its answer and its refusals are the server's own; what is wrong with one disturbs no other.
-Heavy imports wait until there is a line."""
+Each line goes to the endpoint it names, so answers and errors are the server's own, and an invalid line fails alone. Heavy
+imports wait for the first line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LINE_EXTRA_BYTES = 64 * 1024  # of a line around its body
 
 
 class RepeatedId(ValueError):
-    """Two lines have the same custom_id."""
+    """Error: two lines have the same custom_id."""
 
     def __init__(self, number: int, custom_id: str) -> None:
         super().__init__(f"line {number}: custom_id {clip(custom_id)!r} is there twice; nothing was started")
@@ -38,7 +38,7 @@ class RepeatedId(ValueError):
 
 
 def lines_of(file: BinaryIO, limit_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Number and content of every line that is not blank, from the beginning; None for one that is too long to read."""
+    """Yield number and content of every line that is not blank. The content is None for a line that is too long."""
     file.seek(0)
     number = 0
     while line := file.readline(limit_bytes + 1):
@@ -52,7 +52,7 @@ def lines_of(file: BinaryIO, limit_bytes: int) -> Iterator[tuple[int, bytes | No
 
 
 def digest(custom_id: str) -> bytes:
-    """A digest in place of the id, which may be long, where millions are remembered."""
+    """Return a short digest of an id, to remember millions of long ids."""
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -91,7 +91,7 @@ class LineRequest:
 
 
 def read_line(line: bytes | None, limit_bytes: int) -> LineRequest:
-    """Raises ApiError: nothing but this line is at fault."""
+    """Parse a line. Raises ApiError for an invalid line."""
     import msgspec
 
     if line is None:
@@ -118,7 +118,7 @@ def read_line(line: bytes | None, limit_bytes: int) -> LineRequest:
 
 @dataclass(slots=True)
 class LineAnswer:
-    """Answer of the endpoint. Status 0: cancelled."""
+    """Response of the endpoint. Status 0: cancelled."""
 
     status: int = 0
     request_id: str = ""
@@ -128,9 +128,9 @@ class LineAnswer:
 async def call(
     app: ASGIApp, request: LineRequest, gone: asyncio.Event | None = None, make_call: Callable[[], Call] | None = None
 ) -> LineAnswer:
-    """Return the answer of `app` to a client that waits for its end, or until `gone` is set.
+    """Return the response of `app`, which sees a client that waits for the end, or until `gone` is set.
 
-    Raises CancelledError where there is none."""
+    Raises CancelledError if there is no response."""
     answer = LineAnswer()
     unread = [request.body]
 
@@ -164,7 +164,7 @@ async def call(
 
 
 class LineCalls:
-    """Calls the endpoints for lines. A line of many sequences may find the queue full, and then waits for another to end."""
+    """Calls of endpoints for lines. A line that finds the queue full waits until another line ends."""
 
     def __init__(self, apps: Mapping[str, ASGIApp]) -> None:
         """Create calls. `apps`: endpoints by URL."""
@@ -175,7 +175,7 @@ class LineCalls:
     async def answer(
         self, request: LineRequest, gone: asyncio.Event | None = None, make_call: Callable[[], Call] | None = None
     ) -> LineAnswer:
-        """429 only where there is no other line to wait for. Otherwise as `call`."""
+        """Return the response. Status 429 is retried as long as another line is in flight. Otherwise as `call`."""
         while True:
             self._num_active += 1
             try:
@@ -207,7 +207,7 @@ def record_of(custom_id: str | None, answer: LineAnswer) -> bytes:
 
 
 def error_record_of(custom_id: str | None, number: int, error: ApiError) -> bytes:
-    """The record of a line that never became a request."""
+    """Return the record of a line that is not a valid request."""
     complaint = {
         "code": error.code or "invalid_line",
         "message": f"line {number}: {error.message}",

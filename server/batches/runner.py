@@ -56,8 +56,8 @@ class _Line(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Run of a batch. `gone`: it is cancelled. `failure`: why it cannot go on. `is_left`: another process continues it.
-    `is_over`: its window has passed."""
+    """Run of a batch. `gone`: it is cancelled. `failure`: why it cannot continue. `is_left`: another process continues it.
+    `is_over`: its completion window has passed."""
 
     task: asyncio.Task[None] | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,13 +103,13 @@ class BatchRunner:
         self._places: asyncio.Semaphore | None = None  # for lines at work, once the engine says how many
 
     def resume(self) -> None:
-        """Goes on with what an earlier process left. Needs the running loop."""
+        """Continue the batches of an earlier process. Needs the running loop."""
         self._expiring = asyncio.create_task(self.expiry.run(), name="file expiry")
         for batch in self._store.unfinished():
             self._begin(batch.id)
 
     async def submit(self, batch: StoredBatch) -> StoredBatch:
-        """Raises TooManyRequests."""
+        """Store a batch and start it. Raises TooManyRequests."""
         unfinished = Counter(each.owner for each in self._store.unfinished())
         if not self._shares.has_room(MAX_UNFINISHED, unfinished, batch.owner, 1):
             raise TooManyRequests(
@@ -124,7 +124,7 @@ class BatchRunner:
         return batch
 
     async def cancel(self, id: str) -> StoredBatch:
-        """Cancel a batch. Finished answers stay. Raises InvalidRequest for a batch that has ended, or is about to."""
+        """Cancel a batch. Finished answers are kept. Raises InvalidRequest for a batch that has ended or is ending."""
         batch = self._store.now(id)
         if batch.status in ("validating", "in_progress"):
             batch = await self._becomes(id, "cancelling")
@@ -134,7 +134,7 @@ class BatchRunner:
         return batch
 
     def expire(self, id: str) -> None:
-        """The time of a batch is over: what is not answered will not be, and is recorded so."""
+        """End a batch whose completion window has passed: its unanswered lines are recorded as expired."""
         run = self._runs.get(id)
         if run is not None and self._store.now(id).status in ("validating", "in_progress"):
             run.is_over = True
@@ -147,7 +147,7 @@ class BatchRunner:
             run.gone.set()
 
     async def close(self) -> None:
-        """Do `leave`, and return when all work has stopped."""
+        """Call `leave`, and return when all work has stopped."""
         self.leave()
         if self._expiring is not None:
             self._expiring.cancel()
@@ -220,7 +220,7 @@ class BatchRunner:
             return count_lines(file, self._limit_bytes)
 
     async def _end(self, id: str, run: _Run) -> None:
-        """The records become files, and the batch is over."""
+        """Convert the records to files, and end the batch."""
         batch = self._store.now(id)
         last = "cancelled" if batch.status == "cancelling" else "expired" if batch.is_over else "completed"
         if batch.output_file_id is None and batch.error_file_id is None:
@@ -248,7 +248,7 @@ class BatchRunner:
             await asyncio.to_thread(self._store.remove, gone)
 
     async def _give_up(self, id: str, run: _Run) -> None:
-        """Records what is not answered as expired."""
+        """Record the unanswered lines as expired."""
         batch = self._store.now(id)
         done = await asyncio.to_thread(self._store.read_done, id)
         with self._files.path(batch.input_file_id).open("rb") as file:
@@ -350,7 +350,7 @@ class BatchRunner:
 
 
 def _call_of(owner: str | None) -> Call:
-    """Return the call of a line: its owner's parts of the prefix cache, but what callers share, all batches share as one."""
+    """Return the call of a line: with its owner's share of the prefix cache, but with one fair share for all batches."""
     is_admin = owner == ADMINISTRATOR
     key = None if owner is None or is_admin else bytes.fromhex(owner)
     return Call(key=key, is_admin=is_admin, shares_as=CALLER_KEY)

@@ -1,7 +1,7 @@
-"""BatchStore: what is known of each batch, one JSON file each in a folder, and its records as they come.
+"""BatchStore: state of each batch, one JSON file each in a folder, and its records as they arrive.
 
-Records are appended whole, to one file for answers and one for errors, and are the truth about what is done: after a restart they
-are read, a last one that was cut off is dropped, and the rest is not done again."""
+Records are appended whole, to one file for answers and one for errors, and define which lines are done. After a restart they
+are read, a truncated last record is dropped, and the remaining lines are processed."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Usage:
 
     @classmethod
     def of_answer(cls, body: bytes) -> Usage:
-        """Return the usage that the body of an answer has."""
+        """Return the usage in the body of an answer."""
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         return cls.of({"usage": msgspec.json.decode(fields["usage"])} if "usage" in fields else {})
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Usage:
-        """Return the usage of an answer, in the words of a chat, a completion or a response."""
+        """Return the usage of an answer, with the field names of a chat, a completion or a response."""
         usage = body.get("usage") or {}
         prompt = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
         completion = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
@@ -140,7 +140,7 @@ class Done(NamedTuple):
 
 
 class BatchStore:
-    """Reads the folder when it is made; its index is the event loop's."""
+    """Store of batches. It reads the folder when created; its index belongs to the event loop."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -160,7 +160,7 @@ class BatchStore:
             yield batch
 
     def find(self, id: str, owner: Owner) -> StoredBatch:
-        """Raises BatchObjectNotFound."""
+        """Return a batch. Raises BatchObjectNotFound."""
         batch = self._batches.get(id)
         if batch is None or not owner.owns(batch.owner):
             raise BatchObjectNotFound("Batch", id)
@@ -170,17 +170,17 @@ class BatchStore:
         return self._batches[id]
 
     def owned(self, owner: Owner) -> list[StoredBatch]:
-        """The newest first."""
+        """Return the batches of `owner`, newest first."""
         found = [batch for batch in self._batches.values() if owner.owns(batch.owner)]
         return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
     def unfinished(self) -> list[StoredBatch]:
-        """The oldest first."""
+        """Return the batches that have not ended, oldest first."""
         found = [batch for batch in self._batches.values() if batch.status not in ENDED]
         return sorted(found, key=lambda batch: (batch.created_at, batch.id))
 
     def set(self, batch: StoredBatch) -> None:
-        """Counts change in memory only: the records have them."""
+        """Set the state of a batch in memory. Counts need no `save`: they follow from the records."""
         self._batches[batch.id] = batch
 
     def save(self, batch: StoredBatch) -> None:
@@ -188,7 +188,7 @@ class BatchStore:
         write_whole(self._folder / f"{batch.id}.json", json.dumps(asdict(batch)).encode())
 
     def forget(self) -> list[str]:
-        """Drops the oldest of the batches that ended long ago; their ids, whose files are `remove`'s to delete."""
+        """Forget the oldest ended batches above MAX_ENDED. Return their ids; `remove` deletes their files."""
         ended = sorted(
             (batch for batch in self._batches.values() if batch.status in ENDED), key=lambda batch: batch.created_at
         )
@@ -214,7 +214,7 @@ class BatchStore:
             file.write(record)
 
     def read_done(self, id: str) -> Done:
-        """Read the records, and drop one that was cut off. Call on a thread."""
+        """Read the records, and drop a truncated last record. Call on a thread."""
         counts, custom_ids, numbers, num_bytes, usage = [0, 0], set[bytes](), set[int](), 0, Usage()
         for place, path in enumerate(self.records(id)):
             with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:

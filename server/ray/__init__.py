@@ -7,8 +7,8 @@ from typing import Any
 
 
 def app(options: Mapping[str, Any]) -> Any:
-    """The Serve application that `serve run server.ray:app replicas=2 model=FOLDER` asks for. `options`: those of `oneloop ray`
-    by their names.
+    """Return the application for `serve run server.ray:app replicas=2 model=FOLDER`. `options`: those of `oneloop ray`, by
+    name.
 
     Raises ConfigError."""
     from server.ray.application import build  # ray, which is an extra

@@ -1,4 +1,4 @@
-"""The Serve application: an ingress before replicas. Needs Ray."""
+"""Ray Serve application: an ingress and its replicas. Needs Ray."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def _placement(config: ServerConfig, num_cpus: int, num_gpus: int) -> dict[str, 
 
 
 def num_gpus(options: RayOptions, config: ServerConfig) -> int:
-    """Return the GPUs of each replica, all on one machine since it is one process; with stages in processes, those of each
-    stage."""
+    """Return the number of GPUs of each replica, or of each stage if stages are separate processes. A replica is one
+    process, so its GPUs are on one machine."""
     if options.gpus_per_replica is not None:
         return options.gpus_per_replica
     if config.device == "cpu":

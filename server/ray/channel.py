@@ -1,8 +1,8 @@
-"""The way of answers from replicas to an ingress: one TCP connection for each pair, on which the pieces of all requests are frames.
+"""Transport of answers from replicas to an ingress: one TCP connection for each pair, which carries frames of all requests.
 
-Each message of Serve's own streams is a task's result of its own; here what many streams got by one step is one write and one read.
-A Mailbox listens where the ingress is; a replica is given with each request where to send, and shows the mailbox's secret first.
-Knows nothing of Ray, nor of what the pieces are about."""
+In Serve's own streams each message is a separate task result. Here one step's pieces for many streams are one write and one
+read. A Mailbox listens at the ingress. Each request gives the replica its address and secret, which the replica sends first.
+Independent of Ray, and of the contents of the pieces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplyTo:
-    """Address that the pieces of an answer are sent to."""
+    """Address to which the pieces of an answer are sent."""
 
     host: str
     port: int
@@ -76,7 +76,7 @@ class Letterbox:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the pieces with `error`, after those that have arrived."""
+        """End the pieces with `error`, after the pieces already received."""
         if self._error is None:
             self._error = error
             self._wake()
@@ -138,14 +138,14 @@ class Mailbox:
         return hmac.compare_digest(secret, self._secret)
 
     def put(self, number: int, kind: int, payload: bytes, line: asyncio.Transport) -> None:
-        """Deliver a piece. Pieces for a request that is over are dropped."""
+        """Deliver a piece. Pieces for an ended request are dropped."""
         box = self._boxes.get(number)
         if box is not None:
             box.line = line
             box.put(kind, payload)
 
     def lost(self, line: asyncio.Transport) -> None:
-        """Nothing more comes by it."""
+        """Fail the requests whose pieces came over the lost connection `line`."""
         for box in self._boxes.values():
             if box.line is line:
                 box.fail(ReplicaLost())
@@ -156,7 +156,7 @@ class Mailbox:
 
 
 class _Incoming(asyncio.Protocol):
-    """A replica's connection."""
+    """Connection from a replica."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
@@ -196,8 +196,8 @@ _WATCHING: set[asyncio.Task[None]] = set()  # a call may end a little later than
 
 
 class Delivery:
-    """A `Stream`: an answer that comes into `box`. `work` is the replica's call, which ends when all is sent; whatever it raises,
-    as `as_ours` has it, ends the answer, too. `cancel`: ends the call."""
+    """A `Stream`: an answer that arrives in `box`. `work`: the replica's call, which ends when everything is sent; its
+    exception, converted by `as_ours`, also ends the answer. `cancel`: cancels the call."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class Delivery:
 
 
 class Line(asyncio.Protocol):
-    """A connection to a mailbox. What is sent in one round of the loop is one write."""
+    """Connection to a mailbox. Data sent in one iteration of the event loop is one write."""
 
     def __init__(self, secret: bytes) -> None:
         self._unsent: list[bytes] = [secret]
@@ -289,7 +289,7 @@ class Line(asyncio.Protocol):
 
 
 class Lines:
-    """The lines of a replica, one to each mailbox."""
+    """Connections of a replica, one to each mailbox."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, int], Line] = {}

@@ -1,4 +1,4 @@
-"""Command `oneloop ray`: deploys the application on Ray Serve, and ends it in order on a signal.
+"""Command `oneloop ray`: deploys the application on Ray Serve, and shuts it down gracefully on a signal.
 
 Without a cluster, one is started on this machine, and ends with this process."""
 
@@ -24,8 +24,8 @@ _ERROR = re.compile(r"[\w.]+(Error|Exception): \S")
 
 
 def main(argv: Sequence[str], check: Callable[[ServerConfig], None] = lambda config: None) -> int:
-    """The exit code: 0 after a drain, 1 where nothing can be served. `check`: what can be known of a server's options before
-    anything is begun; raises ConfigError.
+    """Return the exit code: 0 after a drain, 1 if nothing can be served. `check`: validates the server's options before
+    anything starts; raises ConfigError.
 
     Raises ConfigError."""
     if {"-h", "--help"} & {*argv}:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str], check: Callable[[ServerConfig], None] = lambda con
 
 
 def run(options: RayOptions, config: ServerConfig) -> int:
-    """The exit code; returns after the first signal, when what was in flight has finished."""
+    """Serve until the first signal, finish requests in flight, and return the exit code."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of what is served here
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # lines of replicas that look alike are of different requests
     import ray

@@ -20,7 +20,7 @@ ACCEPTED: Final = None  # a replica has the request
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Status and headers of an answer."""
+    """Status and headers of a response."""
 
     status: int
     headers: Headers
@@ -31,8 +31,8 @@ Piece = Head | bytes | None
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """A request. `prefixes`: names of how its prompt begins (`prefixes.py`), by which a replica is chosen; the replica has no use
-    for them."""
+    """Forwarded request. `prefixes`: hashes of prompt prefixes (`prefixes.py`), which select a replica; the replica itself
+    does not use them."""
 
     head: dict[str, Any]
     headers: Headers
@@ -55,7 +55,7 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer that is complete, and `replica`, whose it is."""
+    """Complete response of `replica`."""
 
     replica: str
     status: int

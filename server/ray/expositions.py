@@ -1,6 +1,6 @@
-"""The metrics of several replicas as one page of Prometheus' text format: each sample is labelled with its replica.
+"""Joins the metrics of several replicas in Prometheus' text format: each sample is labelled with its replica.
 
-A family's lines have to stand together, under its HELP and TYPE once."""
+The lines of a metric family must be contiguous, after a single HELP and TYPE."""
 
 from __future__ import annotations
 

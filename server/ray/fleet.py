@@ -1,4 +1,4 @@
-"""The `Fleet` of an ingress, over Serve's handle: its answers, its exceptions as ours."""
+"""ServeFleet: a `Fleet` on Ray Serve's handle, which converts its exceptions to ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ServeFleet:
     """Replicas of Serve as a fleet. `host`: an address of this machine that replicas can connect to."""
 
     def __init__(self, replicas: DeploymentHandle, host: str) -> None:
-        """Needs the running loop."""
+        """Create the fleet. Needs the running loop."""
         self._replicas = replicas
         self._mailbox = Mailbox(host)
 

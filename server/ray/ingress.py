@@ -40,7 +40,7 @@ _PATHS = frozenset(each.path for each in ROUTES)
 
 
 class Stream(Protocol):
-    """An answer on its way. Leaving the block ends the request. Iterating raises ReplicaLost, or another ApiError."""
+    """Response in flight. Leaving the block ends the request. Iterating raises ReplicaLost, or another ApiError."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -51,10 +51,10 @@ class Stream(Protocol):
 
 
 class Fleet(Protocol):
-    """The replicas."""
+    """All replicas, as the ingress uses them."""
 
     async def answer(self, request: Forwarded) -> Stream:
-        """Return the answer's stream of the replica that is chosen for the request; enter it."""
+        """Forward `request` to the replica chosen for it, and return its response stream; enter the stream to read it."""
         ...
 
     async def answer_all(self, request: Forwarded) -> Sequence[Answer]:
@@ -133,7 +133,7 @@ def ingress_app(config: ServerConfig, fleet: Fleet) -> ASGIApp:
 
 
 def together(answers: Sequence[Answer], *, is_metrics: bool) -> tuple[Head, bytes]:
-    """One answer of those of all replicas: a refusal, if one refuses; numbers of JSON objects added up."""
+    """Combine the answers of all replicas: the first error if there is one, joined metrics, or JSON with numbers added."""
     first = next((each for each in answers if each.status >= 400), answers[0])
     if first.status >= 400:
         return Head(first.status, _without_length(first.headers)), first.body
@@ -159,7 +159,7 @@ def _without_length(headers: Headers) -> Headers:
 
 
 def _start(head: Head, scope: Scope) -> Message:
-    """The replica's headers; the request has the id under which its log knows it."""
+    """Return the replica's headers as a message, and give the request the replica's request id."""
     for name, value in head.headers:
         if name.lower() == b"x-request-id":
             call_in(scope).id = value.decode("latin-1")

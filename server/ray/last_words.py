@@ -1,6 +1,6 @@
-"""End of a stream whose replica is gone: an error where the client expects one, in the shape of its API.
+"""End of a stream whose replica is lost: an error in the form of the client's API.
 
-Only a sequence of events can end with an error; an answer of one piece is cut off."""
+Only an event stream can end with an error; any other response is cut off."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NUMBER = re.compile(rb'"sequence_number":(\d+)')
 def last_words(
     error: ApiError, path: str, shape: ErrorShape | None, headers: Headers, last: bytes, request_id: str
 ) -> bytes | None:
-    """Return the bytes that end a stream with `error`; None if the answer is no stream. `headers`: the answer's; `last`: the
-    last bytes of its body."""
+    """Return the bytes that end a stream with `error`; None if the response is no stream. `headers`: the response's; `last`:
+    the last bytes of its body."""
     kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
     body = error.body() if shape is None else shape.body(error, request_id)
     if kind.startswith(b"application/x-ndjson"):

@@ -1,6 +1,6 @@
-"""RayOptions: what `oneloop ray` takes beside the options of the server, which go on to every replica.
+"""RayOptions: options of `oneloop ray` in addition to the server's options, which each replica receives.
 
-Knows nothing of Ray; standard library only, so that a typing error is answered before anything heavy is imported."""
+Independent of Ray and standard library only, so that option errors are reported before heavy imports."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ class RayOptions:
         return cls.parse(argv, os.environ)
 
     def max_ongoing(self, config: ServerConfig) -> int:
-        """Requests that a replica takes at a time: beyond what runs and what may wait its engine would refuse them."""
+        """Return the number of requests a replica accepts at a time: those that run and those that may wait in its engine."""
         return (config.max_num_seqs or NUM_SEQS) + config.max_queue
 
 
 def num_devices(config: ServerConfig) -> int:
-    """GPUs that one process takes."""
+    """Return the number of GPUs that one process uses."""
     num_stages = config.pipeline_parallel_size if config.distributed_executor_backend == "uni" else 1
     return config.tensor_parallel_size * num_stages * config.data_parallel_size
 

@@ -25,8 +25,8 @@ _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')  # adapters share no bl
 
 
 def prefixes_of(body: bytes, owner: bytes = b"") -> tuple[bytes, ...]:
-    """Names of the beginnings of a JSON body's prompt, the shortest first; none of one that is shorter than a chunk. `owner`: among
-    whose requests blocks are shared."""
+    """Return hashes of the prefixes of a JSON body's prompt, the shortest first; () if it is shorter than a chunk. `owner`:
+    the owner of the KV cache blocks."""
     found = _PROMPT.search(body, 0, SEARCHED_BYTES)
     if found is None:
         return ()
@@ -41,7 +41,7 @@ def prefixes_of(body: bytes, owner: bytes = b"") -> tuple[bytes, ...]:
 
 
 class Homes:
-    """Map from beginnings of prompts to the replica that served them last; the least recent are forgotten."""
+    """Map from prompt prefixes to the replica that served each last, with least recently used eviction."""
 
     def __init__(self, limit: int = MAX_HOMES) -> None:
         self._limit = limit
@@ -55,7 +55,7 @@ class Homes:
             self._home.popitem(last=False)
 
     def find(self, prefixes: Sequence[bytes], among: Mapping[str, object]) -> str | None:
-        """The one of `among` that has the longest of these beginnings."""
+        """Return the replica in `among` with the longest of these prefixes, or None."""
         for name in reversed(prefixes):
             home = self._home.get(name)
             if home is not None and home in among:
@@ -66,10 +66,10 @@ class Homes:
 def choose(
     home: Replica | None, ongoing: Mapping[Replica, int], spare: float, two_of: Callable[[Sequence[Replica]], list[Replica]]
 ) -> list[list[Replica]]:  # fmt: skip
-    """Ranks of replicas to try, the first rank first; of a rank the one with the least to do is taken.
+    """Return ranks of replicas, to be tried in order; within a rank the least busy one is used.
 
-    `home`: which has the prompt's beginning, if any. `ongoing`: of each replica, requests at work there. `spare`: so many more
-    than the least busy one the home may have. `two_of`: two at random, or all of fewer."""
+    `home`: the replica with the prompt's prefix, if any. `ongoing`: requests in flight at each replica. `spare`: number of
+    requests that `home` may have beyond the least busy replica. `two_of`: picks two at random, or all of fewer."""
     if not ongoing:
         return []
     two = two_of([*ongoing])

@@ -29,14 +29,14 @@ logger = logging.getLogger("oneloop.ray")
 
 
 class Unhealthy(Exception):
-    """The replica is to be replaced, and the message says why."""
+    """Error: the replica must be replaced. The message gives the reason."""
 
 
 class Replica:
-    """Server without a port. `load`: as `Process` has it. `name`: the replica's name in joined metrics."""
+    """Server without a port. `load`: as for `Process`. `name`: the replica's name in joined metrics."""
 
     def __init__(self, config: ServerConfig, load: Load, name: str | None = None) -> None:
-        """Needs the running loop. Raises ConfigError."""
+        """Create the replica. Needs the running loop. Raises ConfigError."""
         self.name = name or uuid.uuid4().hex[:8]
         self._config = config
         self._load = load
@@ -49,7 +49,7 @@ class Replica:
         self._tracing = tracing_of(config)
 
     async def start(self) -> None:
-        """Returns once requests may enter. Raises LoadError."""
+        """Load the model, and return when requests are accepted. Raises LoadError."""
         self._app = create_app(self._service)
         with without_collections():
             loaded = await self._load(self._config, self._lifecycle.report, threading.Event())
@@ -69,7 +69,7 @@ class Replica:
         leave_at_once(EXIT_CANNOT_SERVE, reason)
 
     async def check_health(self) -> None:
-        """Check health as /health does. Raises Unhealthy if another replica would do better."""
+        """Check health as /health does. Raises Unhealthy if the replica must be replaced."""
         if self._lifecycle.steps_fail():
             for each in self._lifecycle.require_model().resident[:1]:
                 self._service.token_probe.begin(each.engine)  # only a step that settles can tell that it is over
@@ -84,7 +84,7 @@ class Replica:
         return exchange
 
     async def deliver(self, request: Forwarded, reply_to: ReplyTo) -> None:
-        """Sends the answer piece by piece, and returns behind the last one; cancelled, it ends the request. Raises OSError."""
+        """Send the answer piece by piece, and return after the last piece. Cancelling it ends the request. Raises OSError."""
         line = await self._lines.to(reply_to)
         line.send(reply_to.number, ACCEPTED)
         async with aclosing(self._begin(request).pieces()) as pieces:

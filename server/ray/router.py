@@ -1,6 +1,6 @@
-"""PrefixRouter: `prefixes.choose` as Serve's request router has it.
+"""PrefixRouter: `prefixes.choose` as a request router of Ray Serve.
 
-Each ingress has one of its own, and knows of homes what went through it. Whatever has no prefixes goes to the better of two."""
+Each ingress has its own router. A request without prefixes goes to the better of two random replicas."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Stages of one model as Ray actors: the processes that the first one's, which has the loop, begins on other hosts.
+"""Pipeline stages of one model as Ray actors: this process runs the event loop and the first stage, and starts the others.
 
-A placement group has a share for each stage: cores, and GPUs where there are some, each on a node of its own where the cluster
-has as many. The first one is this process': of a replica of Ray Serve, the one that it was started in. Needs Ray."""
+A placement group has a bundle for each stage: CPU cores, and GPUs if any, each on its own node if the cluster has enough.
+The first bundle is this process' own; for a replica of Ray Serve, the bundle it was started in. Needs Ray."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PATIENCE_S = 10.0  # for a share of the cluster, before it is said that somebody
 
 
 class AnyJoin(Protocol):
-    """Message `runtime.parallel.messages.Join`, to be passed on."""
+    """Message `runtime.parallel.messages.Join`, which is only passed on here."""
 
     @property
     def stage(self) -> int: ...
 
 
 class StageActor:
-    """The process of a stage."""
+    """Process of one stage."""
 
     def __init__(self, log_level: str, log_format: str) -> None:
         logs.begin(log_level, log_format)
@@ -47,23 +47,23 @@ class StageActor:
         switch_quickly()
 
     def compute(self, join: Any) -> None:
-        """Compute until the first stage's process has gone."""
+        """Compute until the process of the first stage is gone."""
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(compute_stage(join))
 
     def gpu_ids(self) -> list[int | str]:
-        """Return the GPUs of this share of the cluster."""
+        """Return the ids of this stage's GPUs."""
         ids: list[int | str] = ray.get_gpu_ids()
         return ids
 
 
 class StageActors:
-    """A `runtime.parallel.processes.Launcher`."""
+    """A `runtime.parallel.processes.Launcher` that starts stages as Ray actors."""
 
     def __init__(self, config: ServerConfig, group: PlacementGroup) -> None:
-        """Prepare actors. `group`: has a share for each stage."""
+        """Prepare actors. `group`: has a bundle for each stage."""
         self.host: str = ray.util.get_node_ip_address()
         self._config, self._group = config, group
         self._actors: list[Any] = []
@@ -93,7 +93,7 @@ class StageActors:
 
 
 def actor_in(group: PlacementGroup, number: int, config: ServerConfig) -> Any:
-    """One in share `number`, with all that is in it."""
+    """Create a stage actor in bundle `number`, with all of the bundle's resources."""
     share = group.bundle_specs[number]
     return (
         ray.remote(StageActor)
@@ -108,27 +108,27 @@ def actor_in(group: PlacementGroup, number: int, config: ServerConfig) -> Any:
 
 
 def shares(config: ServerConfig, num_cpus: int, num_gpus: int) -> list[dict[str, float]]:
-    """Return the share of the cluster that each stage needs."""
+    """Return the bundle of resources for each stage."""
     share = {"CPU": float(num_cpus), "GPU": float(num_gpus)}
     return [{kind: number for kind, number in share.items() if number}] * config.pipeline_parallel_size
 
 
 def strategy(config: ServerConfig, num_gpus: int) -> str:
-    """Each stage on a host of its own where there are as many; else wherever there is room."""
+    """Return the placement strategy: each stage on its own host if there are enough, else wherever there is room."""
     hosts = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0) >= num_gpus]
     return "STRICT_SPREAD" if len(hosts) >= config.pipeline_parallel_size else "SPREAD"
 
 
 class StageCluster:
-    """A share of a cluster, `RAY_ADDRESS`' or one of this machine alone, for a model whose first stage is this process'."""
+    """Resources of a cluster, from `RAY_ADDRESS` or on this machine, for a model whose first stage runs in this process."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._group: PlacementGroup | None = None
 
     def __enter__(self) -> Self:
-        """Connect to the cluster on the main thread, before there is a loop, and wait until there is room. Raises
-        ConfigError without a cluster."""
+        """Connect to the cluster on the main thread, before a loop runs, and wait for the resources. Raises ConfigError
+        without a cluster."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of what is served here
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         where: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"address": "local", "include_dashboard": False}
@@ -157,13 +157,13 @@ class StageCluster:
         ray.shutdown()
 
     async def load(self, config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
-        """A `Load`."""
+        """Load the model with its stages (a `Load`)."""
         assert self._group is not None, "it was entered"
         return await load(config, report, cancel, stages=partial(StageActors, config, self._group))
 
 
 async def load_in_replica(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
-    """A `Load`, within a replica of Ray Serve, whose placement group has the shares."""
+    """Load the model in a replica of Ray Serve, whose placement group has the bundles (a `Load`)."""
     if config.distributed_executor_backend == "uni":
         return await load(config, report, cancel)
     group = ray.util.get_current_placement_group()
