@@ -146,7 +146,7 @@ class ParameterReader:
         self._widen_mixed_experts(spec, replace(keeping, policy=replace(policy, keep_quantized=False)))
 
     def formats(self, name: str) -> frozenset[str]:
-        """Formats in which the weight of this name will come, by the names of `ops.WeightFormat`."""
+        """Return the formats of the rows of weight `name`, as named by `ops.WeightFormat`."""
         if self.storage[name] == AS_STORED:
             return frozenset(self._types[name])
         return frozenset({self._online if name in self._rounded and self._online else self.storage[name]})
@@ -197,7 +197,7 @@ class ParameterReader:
         return _BY_DEVICE[self._online](ops.StoredWeight.dense(weight, bias))
 
     def _parts(self, name: str, rows: list[StoredRows], bias: Tensor | None) -> ops.Stored:
-        """Each with the share of the bias that is its rows'."""
+        """Return the weights of consecutive rows, each with its rows of the bias."""
         parts = [
             ops.StoredWeight.as_written(
                 part.format, {role: torch.from_numpy(each).to(self._device) for role, each in part.arrays.items()}
@@ -237,7 +237,7 @@ class ParameterReader:
                 self.storage |= {name: plain.storage(loads[name], self._refusal(loads[name])) for name in names}
 
     def _place(self, name: str) -> torch.device:
-        """Experts are copied to where they belong, wherever that is."""
+        """Return the device to read a parameter to. Experts are read to the host and copied later."""
         return torch.device("cpu") if name in self._halves else self._device
 
     def _is_matrix(self, name: str) -> bool:
@@ -269,7 +269,7 @@ def planned_loads(spec: DecoderSpec, source: TensorSource) -> list[Load]:
 
 
 def _routers(spec: DecoderSpec) -> set[str]:
-    """Rounded, they might choose other experts."""
+    """Return the names of router weights, which are not rounded, because rounding may change the chosen experts."""
     return {
         f"{block.router_linear(layer, spec.hidden_size).name}.weight"
         for layer, block in spec.blocks()

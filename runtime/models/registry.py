@@ -85,7 +85,7 @@ _discover()
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """Raises UnsupportedModel."""
+    """Return the first architecture of the config. Raises UnsupportedModel if there is none."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise UnsupportedModel("config: architectures names no model class")

@@ -26,7 +26,7 @@ def with_bare_names(spec: DecoderSpec) -> DecoderSpec:
 def causal_with_other_head(
     name: str, families: Mapping[str, Callable[[HfConfig], DecoderSpec]]
 ) -> Callable[[HfConfig], DecoderSpec] | None:
-    """The family of architecture `name`, made of the one that generates tokens; None where there is none."""
+    """Return the family of `name`, derived from the architecture that generates tokens; None if there is none."""
     for ending, make in _HEADS.items():
         stem = name.removesuffix(ending)
         known = (families[f"{stem}{other}"] for other in _GENERATING if f"{stem}{other}" in families)
@@ -63,7 +63,7 @@ def _token_classes(spec: DecoderSpec, config: HfConfig) -> DecoderSpec:
 
 
 def _reward(spec: DecoderSpec, config: HfConfig) -> DecoderSpec:
-    """One number, as it comes: how much better an answer is than another has no scale."""
+    """Return `spec` with a reward head: one unbounded score, without an activation."""
     one = config.with_defaults(num_labels=1)
     spec = with_classes(spec, one, (dense(config, "score.0", "relu"),), "score.2", pooling="last")
     return replace(spec, pooler=replace(spec.pooler, activation="none"))

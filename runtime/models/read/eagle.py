@@ -112,7 +112,7 @@ def _eagle3(config: HfConfig, model: DecoderSpec) -> DraftHeadSpec:
 
 
 def _checked(config: HfConfig, model: DecoderSpec) -> DecoderSpec:
-    """Layers of Llama's."""
+    """Return the spec of a draft with Llama layers. Raises UnsupportedModel for other layers or vocabularies."""
     kind = config.with_defaults(model_type="llama").get("model_type")
     if kind != "llama":
         raise UnsupportedModel(f"the draft's layers are of model_type {kind!r}; supported: llama")

@@ -94,7 +94,7 @@ def post_norm_layers(
 
 
 def labels(config: HfConfig) -> tuple[str, ...]:
-    """The names of a head's classes; two without one where nothing is written, as transformers has it."""
+    """Return the names of a head's classes. By default they are LABEL_0 and so on, for two classes, as in transformers."""
     named = config.get("id2label")
     if named is None:
         count = config.count("num_labels", 2, max_value=1 << 20)
@@ -131,7 +131,7 @@ def probabilities(config: HfConfig, num_labels: int) -> Literal["softmax", "sigm
 def dense(
     config: HfConfig, name: str, activation: PoolerActivation = "identity", *, out: int | None = None, bias: bool = True
 ) -> Dense:
-    """A linear layer of the hidden size, or to `out`."""
+    """Return a linear layer from the hidden size to `out`, by default the hidden size."""
     size = config.count("hidden_size")
     return Dense(Linear(name, out or size, size, bias), activation)
 

@@ -29,7 +29,7 @@ _MAX_LAYERS = 4096
 
 
 class HfConfig:
-    """A config with typed access. A key that is absent or null takes its default; without one it is missed by name.
+    """Config with typed access. An absent or null key has its default; without a default it is an error.
 
     Raises UnsupportedModel."""
 
@@ -38,7 +38,7 @@ class HfConfig:
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """All of it, as it is written."""
+        """Return the config as a plain mapping."""
         return self._values
 
     def __contains__(self, key: str) -> bool:
@@ -58,7 +58,7 @@ class HfConfig:
         return 0 if self._value(key, default) == 0 else self.count(key, default)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Finite and above zero, as every number of these configs is."""
+        """Return a finite number above zero. Raises UnsupportedModel for other values."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise UnsupportedModel(f"config: {key} is {value!r}, not a positive number")
@@ -80,7 +80,7 @@ class HfConfig:
         return HfConfig(value)
 
     def with_unsaid(self, **defaults: Any) -> HfConfig:
-        """Defaults for keys that are not written at all: where null says something of its own."""
+        """Return the config with defaults for absent keys only; a key that is null stays null."""
         return HfConfig({**defaults, **self._values})
 
     def changed(self, **values: Any) -> HfConfig:
@@ -100,7 +100,7 @@ class HfConfig:
 
 
 def heads(config: HfConfig, default_kv_heads: int | None = None) -> tuple[int, int, int]:
-    """Query heads, kv heads, head size."""
+    """Return the numbers of query heads and of KV heads, and the head size."""
     num_heads = config.count("num_attention_heads")
     num_kv_heads = config.count("num_key_value_heads", default_kv_heads or num_heads)
     if num_heads % num_kv_heads:
@@ -150,12 +150,12 @@ def layer_types(config: HfConfig, default: Callable[[int], str], local: str = SL
 
 
 def every(period: int) -> Callable[[int], str]:
-    """Each `period`-th layer attends to everything, the others through a window."""
+    """Return a function from layer index to layer type: each `period`-th layer FULL, other layers SLIDING."""
     return lambda index: SLIDING if (index + 1) % period else FULL
 
 
 def window(config: HfConfig, layer_type: str = SLIDING) -> int | None:
-    """Tokens that a layer of this type sees, None for all: one as wide as the longest context hides nothing."""
+    """Return the sliding window of a layer type in tokens; None without one, or if it covers the longest context."""
     if layer_type == FULL or config.get("sliding_window") is None:
         return None
     size = config.count("sliding_window")
@@ -294,7 +294,7 @@ def _yarn(config: HfConfig, parameters: HfConfig, positions: int) -> YarnScaling
 
 
 def mscale(factor: float, weight: float) -> float:
-    """The factor by which YaRN sharpens attention (Peng et al. 2023)."""
+    """Return YaRN's attention scaling factor (Peng et al. 2023)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

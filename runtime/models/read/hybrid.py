@@ -39,7 +39,7 @@ def hybrid_types(config: HfConfig, default: Sequence[str]) -> list[str]:
 
 
 def indices(config: HfConfig, key: str) -> list[int]:
-    """A list of layers, empty where it is not written."""
+    """Return a list of layer indices from the config; empty if the key is absent."""
     listed = config.get(key) or []
     if not isinstance(listed, list) or not all(type(index) is int for index in listed):
         raise UnsupportedModel(f"config: {key} is {listed!r}, not a list of layers")
@@ -54,7 +54,7 @@ def conv_kernel(config: HfConfig, key: str, default: int = 4) -> int:
 
 
 def checked_mamba2(config: HfConfig, mixer: Mamba2, act: str = "hidden_act") -> Mamba2:
-    """The same, if its numbers fit each other and nothing unknown is asked of it."""
+    """Return `mixer`. Raises UnsupportedModel for inconsistent numbers or unsupported options."""
     if mixer.num_heads % mixer.num_groups:
         raise UnsupportedModel(f"config: {mixer.num_heads} heads do not share {mixer.num_groups} groups evenly")
     check_silu(config, act)
@@ -70,7 +70,7 @@ def check_silu(config: HfConfig, key: str = "hidden_act") -> None:
 
 
 def bamba_mixer(config: HfConfig) -> Mamba2:
-    """Mamba-2's mixer as Bamba's configs spell it, and those that came after it."""
+    """Return the Mamba-2 mixer of a config with Bamba's keys."""
     inner = config.count("mamba_d_ssm", config.count("mamba_expand", 2) * config.count("hidden_size"))
     num_heads = config.count("mamba_n_heads", 128)
     head_size = (

@@ -45,7 +45,7 @@ SHARED_EXPERTS = rename("shared_experts", into="shared_expert")
 
 
 def num_experts(config: HfConfig, default: int) -> int:
-    """Under any of the names it has had."""
+    """Return the number of experts, which configs store under different keys."""
     keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     key = next((key for key in keys if key in config), keys[0])
     return config.count(key, default, max_value=MAX_EXPERTS)
@@ -68,7 +68,7 @@ def sigmoid_router(config: HfConfig) -> Router:
 
 
 def checked_moe(moe: MoE) -> MoE:
-    """The same, if its numbers fit each other."""
+    """Return `moe`. Raises UnsupportedModel if its numbers of experts and groups are inconsistent."""
     router, experts = moe.router, moe.num_experts
     if router.top_k > experts:
         raise UnsupportedModel(f"config: {router.top_k} experts per token of {experts}")
@@ -89,5 +89,5 @@ def with_mlps(spec: DecoderSpec, moe: MLP, is_sparse: Callable[[int], bool] = la
 
 
 def with_expert_rules(spec: DecoderSpec, *more: Rule) -> DecoderSpec:
-    """Experts are written one by one or stacked; `more` holds either way, but in a GGUF file."""
+    """Return `spec` with rules for separate and for stacked experts. `more`: rules added to both, but not to the GGUF ones."""
     return replace(spec, rules=(*SEPARATE, *more), other_rules=((*STACKED, *more), STACKED_BY_KIND))

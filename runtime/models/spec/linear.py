@@ -25,7 +25,7 @@ class Linear:
     reduce: bool = False
 
     def parameters(self) -> Iterator[Parameter]:
-        """The bias first: a linear layer is complete, and can be prepared, when its weight has come."""
+        """Yield the bias, then the weight: the layer can be prepared as soon as its weight is read."""
         if self.bias:
             yield Parameter(f"{self.name}.bias", (self.out_features,), self.parts, self.stack, self.float32)
         shape = (self.out_features, self.in_features)

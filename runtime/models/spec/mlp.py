@@ -118,7 +118,7 @@ class Experts:
     num_routed: int = 0
 
     def halves(self, expert: int) -> tuple[Linear, Linear]:
-        """gate_up, or up where there is no gate, and down of one of them."""
+        """Return the linear layers of one expert: gate_up, or up without a gate, and down."""
         number = self.numbers[expert] if self.numbers else expert
         name, inner, stack = f"{self.name}.{number}", self.intermediate_size, self.num_routed or self.num_experts
         down = Linear(f"{name}.down", self.hidden_size, inner, self.bias, stack=stack, reduce=True)
@@ -187,7 +187,7 @@ class MoE:
         return f"{layer}.mlp.gate.e_score_correction_bias"
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """But for those of the experts."""
+        """Return all linear layers except those of the experts."""
         shared = () if self.shared is None else self.shared.linears(layer, hidden_size)
         gate = (self.shared_gate_linear(layer, hidden_size),) if self.shared_gate else ()
         return (self.router_linear(layer, hidden_size), *shared, *gate, *self.latent_linears(layer, hidden_size))

@@ -57,7 +57,7 @@ class PoolerSpec:
             yield from each.parameters()
 
     def info(self, hidden_size: int, num_token_types: int = 0) -> PoolerInfo:
-        """The same as servers know it."""
+        """Return the description of the pooler for the server."""
         return PoolerInfo(
             embedding_size=self.dense[-1].linear.out_features if self.dense else hidden_size,
             pooling=self.pooling,

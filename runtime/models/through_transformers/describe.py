@@ -90,12 +90,12 @@ transformers.logging.disable_progress_bar()
 
 
 def names() -> set[str]:
-    """All causal LMs of transformers, servable or not."""
+    """Return the names of all causal LMs of transformers, supported or not."""
     return set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 
 
 def class_refusal(architecture: str) -> str | None:
-    """Why no model of this class can be served, if so."""
+    """Return the reason why no model of this class can be served, or None."""
     if architecture not in names():
         return f"transformers {VERSION} has no causal LM of this name"
     model = getattr(transformers, architecture)
@@ -109,7 +109,7 @@ def class_refusal(architecture: str) -> str | None:
 
 
 def config_refusal(own: Any) -> str | None:
-    """The same of a model of this config, of transformers' own class."""
+    """Return the reason why a model of this config cannot be served, or None. `own`: transformers' config object."""
     if own.is_encoder_decoder:
         return "it is an encoder-decoder"
     text = own.get_text_config()
@@ -175,7 +175,7 @@ def config_of(config: Mapping[str, Any]) -> Any:
 
 
 def without_code(value: Any) -> Any:
-    """A config without what names code."""
+    """Return a config without the keys that name code to run."""
     if isinstance(value, Mapping):
         return {
             key: without_code(each)
@@ -186,7 +186,7 @@ def without_code(value: Any) -> Any:
 
 
 def on_meta(architecture: str, own: Any) -> nn.Module:
-    """The model of transformers' own config, without memory."""
+    """Build transformers' model on the meta device, without memory. Raises UnsupportedModel."""
     config = deepcopy(own)
     config._attn_implementation = _TRACED
     config._experts_implementation = "batched_mm"  # the one that never looks at what the router chose

@@ -76,7 +76,7 @@ def load(
 
 
 def with_format(weights: WeightPolicy, dtype: str, types: set[str], device: str) -> str:
-    """The dtype of linear layers. What a checkpoint has in one type of 16 bits loses nothing in it."""
+    """Return the dtype of linear layers: that of the checkpoint, if it has one 16-bit type that kernels support."""
     if weights.dense_dtype != "stored":
         return weights.dense_dtype
     narrow = {NARROW.get(each, dtype) for each in types}
@@ -124,7 +124,7 @@ def _fill(
 
 
 def lazily(source: TensorSource, names: Sequence[str], progress: Report) -> dict[str, Any]:
-    """Tensors of `source` as transformers takes a state dict: read one by one, when each is asked for."""
+    """Return a state dict for transformers whose tensors are read from `source` on first access."""
     reading = _Reading(source, progress, len(names))
     return {name: _Stored(name, source.shapes[name], reading) for name in names}
 
@@ -159,7 +159,7 @@ class _Stored:
 
 @contextmanager
 def read_when_needed() -> Iterator[None]:
-    """Otherwise transformers' threads read the whole checkpoint ahead, and merged tensors are in memory twice."""
+    """Stop transformers from reading the whole checkpoint ahead in threads, which keeps merged tensors in memory twice."""
     switch = "HF_DEACTIVATE_ASYNC_LOAD"
     before = os.environ.get(switch)
     os.environ[switch] = "1"

@@ -58,7 +58,7 @@ class _PagedLayer:
 
 
 def _widened(heads: Tensor, size: int) -> Tensor:
-    """heads [H, T, D] -> [H, T, size], zeros behind."""
+    """Pad heads [H, T, D] with zeros to [H, T, size]."""
     missing = size - heads.shape[-1]
     return functional.pad(heads, (0, missing)) if missing else heads
 
