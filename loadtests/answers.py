@@ -143,8 +143,6 @@ class Answer:
 
 @dataclass(slots=True)
 class _Stream:
-    """Parser state of one answer's events."""
-
     endpoint: Endpoint
     content_s: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)

@@ -184,7 +184,6 @@ def beside_streams(address: Address, model: str, other: str, num: int, num_token
 
 
 def _running(address: Address) -> int:
-    """Return the server's number of running requests."""
     _, content = ask(address, "/health")
     return int(json.loads(content).get("running") or 0)
 

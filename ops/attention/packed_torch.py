@@ -98,7 +98,6 @@ def _runs(starts: list[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _mask(heads: AttentionHeads, length: int, like: Tensor) -> Tensor | None:
-    """Return the additive mask of a row's scores, or None."""
     bias = heads.relative_bias
     if bias is None and (heads.window is None or heads.window >= length):
         return None

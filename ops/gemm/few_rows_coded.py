@@ -161,7 +161,6 @@ def program(codes: WeightFormat) -> Program:
 
 @functools.cache
 def _kernel(variant: Variant, dtype: torch.dtype, device: torch.device) -> tuple[CompiledKernel, int]:
-    """Return the kernel, and how many of its blocks fit on a multiprocessor."""
     kernel = program(variant.codes).kernel(variant.name, dtype, device)
     kernel.allow_shared_bytes(variant.shared_bytes)
     return kernel, kernel.blocks_per_multiprocessor(variant.warps * 32, variant.shared_bytes)

@@ -85,7 +85,6 @@ class DeviceTables(EmbeddingSlots):
 
     @property
     def _place(self) -> int:
-        """Return the offset of the memory of `expands`."""
         return -(-self._table_bytes // _ALIGNMENT) * _ALIGNMENT
 
     def _table(self, memory: Tensor) -> Tensor:
