@@ -1,6 +1,6 @@
-"""Text and HTTP: the OpenAI-compatible server above `runtime`, and the same engine for Python programs: `LLM`.
+"""OpenAI-compatible HTTP server above `runtime`, and the same engine for Python programs: `LLM`.
 
-Nothing heavy is imported here: `python -m server --help` comes this way."""
+Nothing heavy is imported here: `python -m server --help` imports this module."""
 
 from __future__ import annotations
 

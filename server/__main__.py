@@ -1,7 +1,7 @@
-"""The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands (`COMMANDS`).
+"""Composition root: `python -m server`, also installed as `oneloop`, and its sub-commands (`COMMANDS`).
 
-Reads the options, opens the port, and only then imports what is heavy. Imports inside functions are the point here: `--help` and
-a typing error must not wait for them."""
+Reads the options, opens the port, and only then imports heavy modules. Imports are inside functions on purpose, so that
+`--help` and option errors are fast."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CLUSTER_LIMIT_S = 10.0  # for Ray's processes to end
 
 
 def main() -> int:
-    """The exit code: 0 after a drain, 1 where nothing can be served, 2 for options that cannot be honoured; see `ending.py`."""
+    """Run a command. Return the exit code: 0 after a drain, 1 if serving fails, 2 for invalid options; see `ending.py`."""
     started_s = time.monotonic()
     defer_parts_of_torch()
     try:
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def refused(error: ConfigError, config: ServerConfig) -> int:
-    """Report why nothing can be served, in the format of --log-format; the exit code."""
+    """Report why nothing can be served, in the format of --log-format. Return the exit code."""
     if config.log_format == "json":
         import logging
 
@@ -87,8 +87,8 @@ def refused(error: ConfigError, config: ServerConfig) -> int:
 
 
 def opened(config: ServerConfig, stack: contextlib.ExitStack) -> tuple[ServerConfig, socket.socket]:
-    """The socket that a service manager passed, or else the one that `config` names; and `config` with the place where it listens,
-    by which is decided who may connect and under which names. Raises OSError, ConfigError."""
+    """Return `config`, with the address of a socket passed by a service manager, and that socket, or else the socket that
+    `config` names. Host checks and access rules use this address. Raises OSError, ConfigError."""
     from server.process.listening import passed
 
     sock = passed(os.environ)
@@ -104,14 +104,14 @@ def opened(config: ServerConfig, stack: contextlib.ExitStack) -> tuple[ServerCon
 
 
 def listening(config: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
-    """The socket that `config` names, open from now on. Raises OSError."""
+    """Open and return the socket that `config` names. Raises OSError."""
     from server.process.listening import listen, listen_at
 
     return listen(config.host, config.listen_port) if config.uds is None else listen_at(Path(config.uds))
 
 
 def check_early(config: ServerConfig) -> None:
-    """Check what can be known of the options before the engine is imported, which takes seconds. Raises ConfigError."""
+    """Check the options as far as possible before importing the engine, which takes seconds. Raises ConfigError."""
     if config.device == "cuda":
         from runtime.platform.host import has_nvidia_driver
 
@@ -157,11 +157,11 @@ def check_early(config: ServerConfig) -> None:
         raise ConfigError(str(error)) from None
 
 
-# --- the other commands, whose parts of the engine are put together here -------------------------------------------
+# --- other commands, which use parts of the engine -----------------------------------------------------------------
 
 
 def _in_cli(name: str, function: str = "main") -> Callable[[list[str]], int]:
-    """Return a command that needs nothing of the engine: a function of a file in `server/cli`."""
+    """Return a command of a file in `server/cli` that does not use the engine."""
 
     def run(argv: list[str]) -> int:
         code: int = getattr(import_module(f"{__package__}.cli.{name}"), function)(argv)
@@ -171,7 +171,7 @@ def _in_cli(name: str, function: str = "main") -> Callable[[list[str]], int]:
 
 
 def bench(argv: list[str]) -> int:
-    """Run a load test; the exit code."""
+    """Run a load test. Return the exit code."""
     from loadtests.__main__ import main as run
 
     return run(argv, prog="oneloop bench")
@@ -188,14 +188,14 @@ def _at_terminal(function: str) -> Callable[[list[str]], int]:
 
 
 def on_ray(argv: list[str]) -> int:
-    """Serve on Ray; the exit code. Raises ConfigError."""
+    """Serve on Ray. Return the exit code. Raises ConfigError."""
     from server.ray import command
 
     return command.main(argv, check_early)
 
 
 def list_models(argv: list[str]) -> int:
-    """Print the models that can be served by name, and the architectures; the exit code."""
+    """Print the models that can be served by name, and the architectures. Return the exit code."""
     from server.cli import models
 
     def found() -> Any:
@@ -212,7 +212,7 @@ def list_models(argv: list[str]) -> int:
 
 
 class _Library:
-    """The models on this disk; see `server.models.library.Library`."""
+    """Models on this disk; see `server.models.library.Library`."""
 
     def pull(self, name: str, revision: str | None, report: Report, cancel: Event) -> Path:
         from runtime.weights import library
@@ -267,7 +267,7 @@ def _of_library(function: str) -> Callable[[list[str]], int]:
 
 
 def examine(argv: list[str]) -> int:
-    """Print what this machine has for serving, and lacks; the exit code."""
+    """Check the hardware and dependencies of this machine. Return the exit code."""
     from server.cli import doctor
 
     def findings() -> Any:
@@ -279,7 +279,7 @@ def examine(argv: list[str]) -> int:
 
 
 def inspect_adapter(argv: list[str]) -> int:
-    """Print what an adapter's folder holds; the exit code. Raises ConfigError."""
+    """Print the contents of an adapter's folder. Return the exit code. Raises ConfigError."""
     from server.cli import lora
 
     def inspect(folder: str, model: str | None, max_rank: int) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def inspect_adapter(argv: list[str]) -> int:
 
 
 def quantise(argv: list[str]) -> int:
-    """Write a model in fewer bits; the exit code. Raises ConfigError."""
+    """Write a quantised model. Return the exit code. Raises ConfigError."""
     from server.cli import quantize
     from server.process.terminal import StartupDisplay
 
@@ -323,7 +323,7 @@ def quantise(argv: list[str]) -> int:
 
 
 def print_help(argv: list[str]) -> int:
-    """Print the commands; the exit code."""
+    """Print the commands. Return the exit code."""
     print(overview())
     return 0
 
@@ -342,7 +342,7 @@ _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
 
 
 def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
-    """Serves on `sock` until a signal; the exit code. `started_s`: `time.monotonic()` when the process began."""
+    """Serve on `sock` until a signal. Return the exit code. `started_s`: `time.monotonic()` when the process began."""
     if config.device in ("auto", "cuda"):
         from runtime.preload import preload_device
 

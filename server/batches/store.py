@@ -65,7 +65,7 @@ class Usage:
 logger = logging.getLogger("oneloop.batch")
 
 ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
-MAX_ENDED = 1000  # batches whose end is remembered; their files stay until they are deleted
+MAX_ENDED = 1000  # ended batches that are kept in the list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from server.config.server_options import ConfigError
 from server.process.running import running
 from server.process.terminal import url_of
 
-NO_KEY = "none"  # clients want some key where the server wants none
+NO_KEY = "none"  # clients require a key even if the server does not
 ASK_LIMIT_S = 5.0
 AGENT_TOKENS = 32_768  # of a coding agent's first request: measured between 10 and 25 thousand
 ANSWER_SHARE = 4  # of the context a quarter is for an answer, where a client asks for a fixed number of tokens

@@ -96,7 +96,7 @@ def config_of(given: Mapping[str, Any], environ: Mapping[str, str]) -> ServerCon
     return _made((_from_file(path, options) if path else {}) | variables | flags, options)
 
 
-# Options that no program has: its objects tell its models apart.
+# Options for servers only: a program has an object per model.
 _OF_SERVERS = ("served_model_name", "embedding_model", "speech_model", "max_loaded_models", "enable_model_management")
 
 

@@ -15,7 +15,7 @@ logger = logging.getLogger("oneloop.config")
 
 RENAMED: Mapping[str, str] = {"kv_cache_memory_bytes": "kv_cache_memory", "override_pooler_config": "pooler_config"}
 
-# Keywords with the values that ask for what is done anyway, and why no other value is possible.
+# Keywords with the values that match the behaviour here, and why no other value is supported.
 DEFAULTS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "code_revision": ((), "code that comes with a model is never run"),
     "config_format": (("auto", "hf"), "a model's configuration is config.json, or in the GGUF file"),

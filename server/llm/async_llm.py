@@ -182,6 +182,6 @@ class AsyncLLM:
 async def _close(loading: asyncio.Task[Core]) -> None:
     try:
         core = await loading
-    except Exception:  # nothing was loaded, and who waited for it knows
+    except Exception:  # nothing was loaded, and the waiting caller got the error
         return
     await core.close()

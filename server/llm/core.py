@@ -88,7 +88,7 @@ class Core:
         self.transcriber = Transcriber(self.service, loaded)
         rows = loaded.engine.model.max_num_seqs
         self._window = _Window(rows + max(4, rows // 4))
-        self._templates: dict[str, tuple[ChatTemplate, ChatFormat]] = {}  # those that chats have brought, by their text
+        self._templates: dict[str, tuple[ChatTemplate, ChatFormat]] = {}  # templates given with chats, by their text
         self._at_work: dict[str, bool] = {}  # ids of requests; True once they are to be aborted
 
     @classmethod

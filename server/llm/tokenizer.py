@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def as_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """Return a copy of `tokenizer` as a transformers tokenizer; changes to it have no effect here."""
-    from transformers import PreTrainedTokenizerFast  # half a second that only those pay who want it
+    from transformers import PreTrainedTokenizerFast  # imported on demand: takes half a second
 
     make: Callable[..., PreTrainedTokenizerFast] = PreTrainedTokenizerFast  # not typed
     made = make(tokenizer_object=tokenizer.backend, **tokenizer.named_tokens)

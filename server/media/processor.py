@@ -51,7 +51,7 @@ class Training(NamedTuple):
     tells_apart: bool = False
 
 
-# By the class of the processor: the one place that knows a model of these.
+# By processor class; the only model-specific code of this module.
 _TRAINING: Final[Mapping[str, Training]] = MappingProxyType({
     "PaliGemmaProcessor": Training(images_first=True),
     "Phi4MultimodalProcessor": Training(tells_apart=True),
@@ -189,7 +189,7 @@ def _array(tensor: Any) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     if isinstance(tensor, Sequence):
         tensor = [_array(each) for each in tensor]
         return np.stack(tensor) if len({each.shape for each in tensor}) == 1 else np.asarray(tensor)
-    if str(getattr(tensor, "dtype", "")) == "torch.bfloat16":  # Llama 4's, of which numpy knows nothing
+    if str(getattr(tensor, "dtype", "")) == "torch.bfloat16":  # Llama 4; numpy has no bfloat16
         tensor = tensor.float()
     return np.ascontiguousarray(tensor.numpy() if hasattr(tensor, "numpy") else tensor)
 

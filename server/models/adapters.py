@@ -95,7 +95,7 @@ class Resolver:
 
     def __init__(self, root: Path, adapters: AdapterClient) -> None:
         self._root, self._adapters = root, adapters
-        self._loading = asyncio.Lock()  # one by one: who asks for the same finds it there
+        self._loading = asyncio.Lock()  # loads one at a time; a second request finds the adapter loaded
 
     async def find(self, name: str) -> Adapter | None:
         """Load the adapter in the folder `name`; None if there is no such folder. Raises AdapterRefused if it cannot be
@@ -112,7 +112,7 @@ class Resolver:
             try:
                 return await self._adapters.load(name, str(folder))
             except AdapterRefused as error:
-                # A client need not know where adapters are kept.
+                # Do not reveal the folder of adapters to clients.
                 raise AdapterRefused(str(error).replace(str(folder), name)) from error
 
     def _folder(self, name: str) -> Path | None:

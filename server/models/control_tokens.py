@@ -170,7 +170,7 @@ class PlainTokens:
         self._ids = {plain.token_to_id(token.content): id for id, token in others.items()}
         self._ids |= {plain.token_to_id(aliases[token.content]): id for id, token in control.items()}
         self._spelled: dict[int, list[int]] = {}
-        # A model may know one as a word, too (Unigram): then it is spelled.
+        # A Unigram model may contain a control token as a word; it is then split into characters.
         self._spelled = {
             id: self._letters(token.content, control)
             for id, token in control.items()

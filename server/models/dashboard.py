@@ -22,9 +22,9 @@ from server.models.model import LoadedModel
 
 NUM_CELLS = 3072  # of the map of KV blocks
 PERIOD_S = 1.0
-MAX_REQUESTS = 512  # whose texts are kept: as many as the engine remembers
+MAX_REQUESTS = 512  # with stored texts; equal to the history of the engine
 MAX_TOKENS = 1_000_000  # of all texts together; the oldest go
-# The histograms that are shown; of the others /metrics tells.
+# Histograms on the dashboard; /metrics has all.
 HISTOGRAMS = frozenset(
     {
         "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",

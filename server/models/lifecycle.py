@@ -43,7 +43,7 @@ class Lifecycle:
         self.phase = Phase.LOADING
         self.progress = LoadProgress("start")
         self.reason: str | None = None  # why it failed
-        self.stopping = asyncio.Event()  # set by who wants the process to end in order
+        self.stopping = asyncio.Event()  # set to end the process gracefully
         self._loaded: LoadedModel | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._when_draining: list[Callable[[], object]] = []

@@ -313,7 +313,7 @@ class _Compiled:
         return _PROBE_KEY in text and f'\\"{_PROBE_KEY}' not in text and f"'{_PROBE_KEY}" not in text
 
 
-_PROBE_S: Final = 1.0  # whoever takes longer fails the same way when asked, and holds no start up
+_PROBE_S: Final = 1.0  # a slower template also fails in requests, and must not delay the start
 _PROBE_KEY: Final = "probed_argument"
 _PROBE: Final[Sequence[Message]] = (
     {"role": "user", "content": "a"},

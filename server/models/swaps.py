@@ -318,7 +318,7 @@ class Swaps(Generic[M]):
                 leaving.is_open = False
             await self._swap(model, leaving)
         elif not model.is_open:
-            self._open(model)  # it was to make room, and those for whom it was have left
+            self._open(model)  # closed to be unloaded, but the waiting requests have left
         self._let_in(model)
         return True
 

@@ -24,7 +24,7 @@ EXIT_DRAINED = 0
 EXIT_NOTHING_TO_SERVE = 1
 EXIT_BAD_OPTIONS = 2
 EXIT_CANNOT_SERVE = 70  # the engine died, or its device: only another process can go on
-EXIT_STUCK = 71  # it was asked to end, and something did not let go
+EXIT_STUCK = 71  # shutdown was requested, but a part hangs
 
 OBEY_LIMIT_S = 1.0  # for the event loop to act on a second signal
 SAME_SIGNAL_S = 0.2  # nobody is so quick

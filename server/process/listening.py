@@ -20,7 +20,7 @@ from server.config.server_options import ConfigError
 
 BACKLOG = 2048
 _PASSED_FD = 3  # SD_LISTEN_FDS_START of sd_listen_fds(3)
-_NOT_FOR_OTHERS = 0o117  # rw for the user and its group: who may connect is whoever may write
+_NOT_FOR_OTHERS = 0o117  # rw for user and group: connecting requires write permission
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("oneloop.load")
 
 
-# Of the options, those that are about this machine and its clients, and no more about one model than about another.
+# Options about this machine and its clients, which apply to every model.
 _FOR_ALL_MODELS = (
     "device", "num_threads", "kernels", "attention_backend", "dtype", "enforce_eager", "gpu_memory_utilization", "model_impl",
     "model_plugins", "stream_interval", "scheduling_policy", "max_itl", "target_ttft", "seed", "max_queue",
@@ -233,7 +233,7 @@ async def _prepare(config: ServerConfig, report: Report, cancel: Event) -> Prepa
 
     fetch = partial(resolve, progress=report, cancel=cancel)
     try:
-        MediaOptions(config)  # a wrong one is told before anything is loaded
+        MediaOptions(config)  # report errors before loading
     except ValueError as error:
         raise LoadError(str(error)) from error
     try:

@@ -56,7 +56,7 @@ logger = logging.getLogger("oneloop.process")
 CLOSE_LIMIT_S = 2  # for responses that are complete but not yet read, when the drain timeout is used up
 DEATH_LIMIT_S = 0.5  # for the last words of an engine that has died
 EXIT_LIMIT_S = 1  # for threads that work for nobody any more
-END_LIMIT_S = 15  # beyond the drain timeout, until a process that was asked to end ends whatever it waits for
+END_LIMIT_S = 15  # after the drain timeout, until a hanging process is ended by force
 OBJECTS_A_COLLECTION = 25_000  # a step of 512 rows has some 10,000 while it lasts
 CANCEL_LIMIT_S = 0.5  # for a download to notice that it is not wanted any more, and to tidy up
 
@@ -203,7 +203,7 @@ class Process:
             self._last_words = f"{death.result()}; only another process can serve"
             logger.critical("%s", self._last_words)
             server.stop(0)
-            await asyncio.wait({serving}, timeout=DEATH_LIMIT_S)  # whoever waits has been told, and shall read it
+            await asyncio.wait({serving}, timeout=DEATH_LIMIT_S)  # let waiting clients read the error
             serving.cancel()
             return EXIT_CANNOT_SERVE
         finally:

@@ -58,7 +58,7 @@ def build(options: RayOptions, config: ServerConfig) -> Application:
     own = dataclasses.replace(config, cors_origin=(), access_log=False)  # the ingress sees to both
     if not gpus and own.num_threads is None:
         own = dataclasses.replace(own, num_threads=options.cpus_per_replica)
-    # Of Serve's own lines those that matter; a request has its line from the ingress.
+    # Only warnings of Serve's own log; the ingress logs each request.
     quiet = {"enable_access_log": False, "log_level": "DEBUG" if config.log_level == "debug" else "WARNING"}
     shared: dict[str, Any] = {
         "graceful_shutdown_timeout_s": config.drain_timeout,

@@ -40,7 +40,7 @@ def main(argv: Sequence[str], check: Callable[[ServerConfig], None] = lambda con
 
 def run(options: RayOptions, config: ServerConfig) -> int:
     """Serve until the first signal, finish requests in flight, and return the exit code."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of what is served here
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # lines of replicas that look alike are of different requests
     import ray
     from ray import serve

@@ -19,7 +19,7 @@ MAX_CHUNKS = 128  # 32 KiB: prompts that are the same up to there have most of t
 MAX_HOMES = 1 << 17  # names that are remembered: some 20 MB
 NAME_BYTES = 12
 SEARCHED_BYTES = 1 << 18  # of a body; what is looked for comes early, or behind pictures
-# The first of these begins the prompt, whatever fields a client's library writes before and behind it.
+# Fields that contain the prompt; the first match is its start, regardless of the order of fields.
 _PROMPT = re.compile(rb'"(?:messages|prompt|input|system|instructions|query|documents|input_prefix)"\s*:')
 _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')  # adapters share no blocks
 

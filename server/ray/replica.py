@@ -42,7 +42,7 @@ class Replica:
         self._load = load
         self._lifecycle = Lifecycle()
         self._service = Service(config, self._lifecycle, Offload(max_waiting=max(MAX_WAITING, config.max_queue)))
-        self._tasks: set[asyncio.Task[None]] = set()  # those of requests
+        self._tasks: set[asyncio.Task[None]] = set()  # of requests
         self._lines = Lines()
         self._death: asyncio.Task[None] | None = None
         self._app: ASGIApp | None = None
@@ -65,7 +65,7 @@ class Replica:
         reason = await self._lifecycle.death()
         logger.critical("%s; only another replica can serve", reason)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=DEATH_LIMIT_S)  # whoever waits has been told, and shall read it
+            await asyncio.wait(self._tasks, timeout=DEATH_LIMIT_S)  # let waiting clients read the error
         leave_at_once(EXIT_CANNOT_SERVE, reason)
 
     async def check_health(self) -> None:

@@ -129,7 +129,7 @@ class StageCluster:
     def __enter__(self) -> Self:
         """Connect to the cluster on the main thread, before a loop runs, and wait for the resources. Raises ConfigError
         without a cluster."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of what is served here
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         where: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"address": "local", "include_dashboard": False}
         try:

@@ -41,7 +41,7 @@ TOOL_PARSERS: Final[Mapping[str, type[ToolParser]]] = MappingProxyType({
     "functiongemma": FunctionGemma,
 })  # fmt: skip
 
-# Names under which other servers know them.
+# Names of these parsers in other servers.
 ALIASES: Final[Mapping[str, str]] = MappingProxyType({
     "qwen3": "hermes", "qwen3_json": "hermes", "qwen3_xml": "qwen3_coder", "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic", "olmo3": "pythonic", "openai": "harmony", "gpt_oss": "harmony",

@@ -10,7 +10,7 @@ from typing import Any
 Schema = Mapping[str, Any]
 
 _MAX_STEPS = 32  # from reference to reference
-_MAX_PARTS = 256  # of anyOf and oneOf, all told
+_MAX_PARTS = 256  # limit of anyOf and oneOf parts in total
 
 
 def as_schema(found: object) -> Schema:
