@@ -50,13 +50,13 @@ class Finding:
 
 
 def findings() -> dict[str, Any]:
-    """All of it, ready for JSON; takes about a second, most of it copying memory to time it."""
+    """Return all findings, fitting models and kernels, ready for JSON. Takes about a second, mostly to measure bandwidth."""
     found = [*_system(), *_devices(), *_links(), *_kernels(), *_packages(), *_limits()]
     return {"findings": [asdict(finding) for finding in found], **fits(), "kernels": ops.describe()}
 
 
 def fits() -> dict[str, Any]:
-    """The models of the catalogue against this machine's free memory and its measured bandwidth, ready for JSON."""
+    """Return which models of the catalogue fit in free memory, with memory size and measured bandwidth, ready for JSON."""
     device = torch.cuda.is_available()
     memory = torch.cuda.mem_get_info()[0] if device else free_host_bytes()
     rate = memory_rate("cuda" if device else "cpu")

@@ -36,7 +36,7 @@ class EntryBlock(Protocol):
         ...
 
     def forward(self, embeds: Tensor, hidden_states: Tensor) -> Tensor:
-        """Both [T, H] -> [T, H], a fresh tensor."""
+        """Combine embeddings and hidden states, both [T, H], into a new tensor [T, H]."""
         ...
 
 
@@ -137,8 +137,8 @@ class DraftHead:
         return self._entry.read(self._model.read_by_head(kept))
 
     def forward(self, step: ForwardStep) -> Tensor:
-        """A step whose `input_ids` are those behind its tokens -> [T, H], its own hidden states, of which it makes logits, and the
-        next guess behind these."""
+        """Return the head's hidden states [T, H] for a step whose `input_ids` are each position's next token. Logits and the
+        next draft token are computed from them."""
         assert step.hidden_states is not None
         embeds = self._vocabulary.embed(step.input_ids)
         residual = self._entry.forward(embeds, step.hidden_states)

@@ -74,7 +74,7 @@ class Model(Protocol):
     def encoder(self) -> Encoder | None: ...
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Model:
-        """The same model for these caches alone, in as few native calls as `ops.Tracer` allows; it may be itself."""
+        """Return the model bound to `kv_caches`, traced into few native calls if possible; otherwise itself."""
         ...
 
     def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:

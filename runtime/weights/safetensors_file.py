@@ -173,7 +173,7 @@ class SafetensorsCheckpoint:
         return self._bytes(tensor, Span(0, tensor.shape[0] if tensor.shape else 1)).tobytes()
 
     def _put_together(self, schemes: Sequence[Scheme] = UNCONFIGURED) -> dict[str, _Quantised]:
-        """Take out of the tensors those that belong to others; the weights that they make, by name."""
+        """Replace the tensors that make up quantised weights, and return these weights by name."""
         tensors = {name: StoredTensor(tensor.format, tensor.shape) for name, tensor in self._tensors.items()}
         stored = StoredTensors(tensors, self._whole_tensor, self._metadata)
         found = {}

@@ -108,6 +108,6 @@ def _yarn(wavelengths: Tensor, rope: Rope, scaling: YarnScaling) -> Tensor:
 
 
 def _dim_of_rotations(times: float, rope: Rope, scaling: YarnScaling) -> float:
-    """The (fractional) dim that is rotated so often within the context trained on."""
+    """Return the (fractional) dim that rotates `times` times within the original context length."""
     per_rotation = scaling.original_max_positions / (times * 2 * math.pi)
     return rope.dim * math.log(per_rotation) / (2 * math.log(rope.theta))

@@ -47,7 +47,7 @@ class Weights(NamedTuple):
         return made
 
     def derive_heads(self, name: str, make: Callable[[Tensor], Tensor]) -> ops.HeadsWeight:
-        """The same, prepared as matrices of heads."""
+        """Return `make` of parameter `name`, prepared as matrices of heads and refilled when it is loaded again."""
         heads = ops.prepare_heads(make(self.tensors[name]))
         self.recipes.setdefault(name, []).append(lambda values: heads.refill(make(values)))
         return heads

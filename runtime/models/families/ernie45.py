@@ -68,7 +68,7 @@ def _head_dim(config: HfConfig) -> int:
 
 
 def ernie45_moe_mtp(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
-    """A layer without experts, and no norm behind it."""
+    """Return the MTP head: one layer without experts and without a final norm."""
     bias = config.flag("use_bias", False)
     rules = (
         rename("model.mtp_emb_norm.0", into="model.entry.embedding_norm"),

@@ -71,7 +71,7 @@ def _gte(config: HfConfig, architecture: str, kind: Kind, prefix: str) -> Decode
 
 
 def _rope(config: HfConfig, head_size: int) -> Rope:
-    """The authors' code stretches a rotary embedding once and for all, by a larger base and by lower frequencies."""
+    """Return the rotary embedding; NTK scaling is a fixed larger base and lower frequencies."""
     scaling = config.section("rope_scaling")
     if scaling.get("type") != "ntk":
         return rope(config, head_size)

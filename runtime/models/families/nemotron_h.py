@@ -50,7 +50,7 @@ def nemotron_h(config: HfConfig) -> DecoderSpec:
 
 
 def nemotron_h_mtp(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
-    """Layers by a pattern of their own; what is around them stands in the first and in the last."""
+    """Return the MTP head. Its layers follow their own pattern; the first stores the entry, the last the final norm."""
     config, key = _with_defaults(config), "mtp_hybrid_override_pattern"
     types = _types(
         config.changed(layers_block_type=config.get("mtp_layers_block_type"), hybrid_override_pattern=config.get(key))

@@ -46,7 +46,7 @@ def phimoe(config: HfConfig) -> DecoderSpec:
 
 
 def _phimoe_rope(config: HfConfig, rope: Rope) -> Rope:
-    """LongRoPE with a factor of its own for cosines and sines, in short contexts and in long ones."""
+    """Return LongRoPE with `short_mscale` as its attention factor. Raises UnsupportedModel if `long_mscale` differs."""
     if not isinstance(rope.scaling, LongRopeScaling):
         return rope
     short, long = (rope_parameters(config).number(key) for key in ("short_mscale", "long_mscale"))

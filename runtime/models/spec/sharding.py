@@ -222,7 +222,7 @@ def _layer(layer: AnyLayer, size: int) -> AnyLayer:
 
 
 def _placed(spec: DecoderSpec, index: int, layer: AnyLayer, rank: int, size: int, placement: Placement) -> AnyLayer:
-    """The layer with whole experts in the place of shares of all. `layer`: as it is without."""
+    """Return `layer` with whole experts instead of a part of each expert."""
     whole = next((block for block in spec.layers[index].blocks if isinstance(block, MoE)), None)
     if whole is None:
         return layer
