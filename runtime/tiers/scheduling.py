@@ -72,9 +72,8 @@ class TierScheduling(Feature):
         self._no_room: tuple[int, int] | None = None  # sequence for whose fetch there was no room, and `num_freed` then
         self._fetches: dict[int, _Fetch] = {}  # by number of the sequence
         self._new: deque[_Fetch] = deque()
-        self._to_keep: OrderedDict[Key, tuple[int, bool]] = (
-            OrderedDict()
-        )  # the step that may write it; whether for disk
+        # Entries to copy down: the last step that may write the entry, and whether the entry goes on to the disk.
+        self._to_keep: OrderedDict[Key, tuple[int, bool]] = OrderedDict()
         self._saving: list[tuple[Key, Slots, list[int], bool]] = []
         self._num_writing = 0
         self._threads: list[ThreadPoolExecutor] = []
