@@ -5,7 +5,6 @@ only a bounded number of sequences is in the engine at a time: its rows, and som
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import sys
@@ -40,6 +39,7 @@ from server.llm.outputs import (
 from server.llm.prepare import Prepared, SamplingParams
 from server.llm.progress import Progress
 from server.llm.prompts import as_value_error
+from server.llm.sequence_limit import SequenceLimit
 from server.llm.speech import Transcriber
 from server.models.chat_format import ChatFormat
 from server.models.lifecycle import Lifecycle
@@ -53,28 +53,6 @@ from server.process.terminal import StartupDisplay
 TEMPLATE_CHARS = 100_000  # to compile a chat template takes as long as to tokenise so many: some milliseconds
 
 
-class _Window:
-    """Limit of sequences in the engine, first come, first served. A request that needs more than `limit` runs alone."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._free = asyncio.Semaphore(limit)
-        self._turn = asyncio.Lock()
-
-    @contextlib.asynccontextmanager
-    async def room_for(self, num_sequences: int) -> AsyncIterator[None]:
-        taken = 0
-        try:
-            async with self._turn:
-                while taken < min(num_sequences, self.limit):
-                    await self._free.acquire()
-                    taken += 1
-            yield
-        finally:
-            for _ in range(taken):
-                self._free.release()
-
-
 class Core:
     """Model with the operations of programs. All methods run on the event loop that loaded it."""
 
@@ -85,9 +63,9 @@ class Core:
         self.loaded = loaded
         self._names = LoraNames(loaded)
         self.pooler = pooling.Pooler(self.service, loaded)
-        self.transcriber = Transcriber(self.service, loaded)
         rows = loaded.engine.model.max_num_seqs
-        self._window = _Window(rows + max(4, rows // 4))
+        self._limit = SequenceLimit(rows + max(4, rows // 4))
+        self.transcriber = Transcriber(self.service, loaded, self._limit)
         self._templates: dict[str, tuple[ChatTemplate, ChatFormat]] = {}  # templates given with chats, by their text
         self._at_work: dict[str, bool] = {}  # ids of requests; True once they are to be aborted
 
@@ -122,7 +100,7 @@ class Core:
         closed."""
         id = id or uuid.uuid4().hex
         call = Call(id=id, offload=self.service.offload)
-        async with self._named(id), self._window.room_for(ask.request.num_candidates):
+        async with self._named(id), self._limit.room_for(ask.request.num_candidates):
             try:
                 generation, ignored = await start(
                     self.service.config,
@@ -195,7 +173,7 @@ class Core:
                     answer = found[number] = await self._whole(ask)
                 progress.done(sum(len(output.token_ids) for output in answer.outputs))
 
-        await gather_or_cancel(work() for _ in range(min(len(asks), self._window.limit)))
+        await gather_or_cancel(work() for _ in range(min(len(asks), self._limit.limit)))
         return [answer for answer in found if answer is not None]
 
     async def _whole(self, ask: Prepared) -> RequestOutput:

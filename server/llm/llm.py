@@ -22,7 +22,7 @@ from runtime.api import PoolingTask
 from server.api.pooling.pooled import ranked
 from server.api.pooling.run import Pooled
 from server.config.server_config import ServerConfig
-from server.generate.speech.request import FALLBACK, TranscribeRequest
+from server.generate.speech.request import FALLBACK, Thresholds, TranscribeRequest
 from server.llm import pooling, prepare
 from server.llm.core import Core
 from server.llm.engine_args import EngineArgs, program_config, unbounded
@@ -171,7 +171,11 @@ class LLM:
         task: Task = "transcribe",
         prompt: str | None = None,
         timestamps: bool = False,
-        temperature: float = 0.0,
+        temperature: float | Sequence[float] = FALLBACK,
+        compression_ratio_threshold: float | None = 2.4,
+        logprob_threshold: float | None = -1.0,
+        no_speech_threshold: float | None = 0.6,
+        max_tokens: int | None = None,
         condition_on_previous_text: bool = False,
         return_exceptions: bool = False,
         use_tqdm: bool | None = True,
@@ -179,7 +183,8 @@ class LLM:
         """Transcribe speech: a path, bytes of a file, samples, samples with their rate, or a list of these.
 
         `language`: a code, None to detect it. `task`: "transcribe", or "translate" into English. `timestamps`: segments are
-        sentences with their times. Otherwise as /v1/audio/transcriptions.
+        sentences with their times. `temperature`: tried in order until a window passes the thresholds, which mean the same as
+        in transformers; None disables one. `max_tokens`: of a window. Otherwise as /v1/audio/transcriptions.
 
         Raises ValueError, naming the audio; with `return_exceptions` the error is returned in place of that transcript."""
         given = list(audio) if isinstance(audio, list | tuple) and not is_samples(audio) else [audio]
@@ -187,10 +192,12 @@ class LLM:
             task=task,
             language=language,
             prompt=prompt,
-            temperatures=(temperature,) if temperature else FALLBACK,
+            temperatures=(temperature,) if isinstance(temperature, int | float) else tuple(temperature),
+            thresholds=Thresholds(compression_ratio_threshold, logprob_threshold, no_speech_threshold),
             timestamps=timestamps,
             in_order=condition_on_previous_text,
             after_text=condition_on_previous_text,
+            max_tokens=max_tokens,
         )
         with self._progress(len(given), "file", use_tqdm) as (core, progress):
             work = core.transcriber.outputs(given, request, progress, return_exceptions=return_exceptions)

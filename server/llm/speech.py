@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import uuid
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,19 +17,20 @@ from server.api.service import Service
 from server.generate.generation import EngineFailed
 from server.generate.speech.request import Segment, TranscribeRequest
 from server.generate.speech.subtitles import srt, vtt
-from server.generate.speech.transcribe import transcribe
+from server.generate.speech.transcribe import MAX_AT_ONCE, transcribe
 from server.http.call import Call
 from server.http.errors import ApiError
 from server.http.watch import gather_or_cancel
 from server.llm.prepare import naming
 from server.llm.progress import Progress
 from server.llm.prompts import as_value_error
+from server.llm.sequence_limit import SequenceLimit
 from server.media.log_mel import Float32s
 from server.media.sound import given_samples
 from server.media.windows import COST, read_samples
 from server.models.model import LoadedModel
 
-FILES_AT_ONCE = 4  # each has up to 16 windows at a time
+READ_AHEAD = 4  # files whose samples are in memory before their transcription starts
 
 Audio = str | os.PathLike[str] | bytes | Any  # a path, a file's bytes, samples, or samples and their rate
 
@@ -58,11 +62,13 @@ def is_samples(audio: Any) -> bool:
 
 
 class Transcriber:
-    """Transcripts of a loaded speech model, for programs."""
+    """Transcripts of a loaded speech model, for programs. `places`: limit of the windows that all files decode together."""
 
-    def __init__(self, service: Service, loaded: LoadedModel) -> None:
+    def __init__(self, service: Service, loaded: LoadedModel, places: SequenceLimit) -> None:
         self._service = service
         self._loaded = loaded
+        self._places = places
+        self._reading = asyncio.Semaphore(READ_AHEAD)
 
     async def outputs(
         self, audios: Sequence[Audio], request: TranscribeRequest, progress: Progress, *, return_exceptions: bool
@@ -85,7 +91,7 @@ class Transcriber:
                     found[number] = error
                 progress.done(0, failed=isinstance(found[number], ValueError))
 
-        await gather_or_cancel(lane() for _ in range(min(FILES_AT_ONCE, len(audios))))
+        await gather_or_cancel(lane() for _ in range(min(self._places.limit, len(audios))))
         return [output for output in found if output is not None]
 
     async def output(self, audio: Audio, request: TranscribeRequest) -> TranscriptionOutput:
@@ -93,8 +99,11 @@ class Transcriber:
         id = uuid.uuid4().hex
         call = Call(id=id, offload=self._service.offload)
         try:
-            samples = await self._samples(call, audio)
-            spoken = await transcribe(self._service.config, call, self._loaded, samples, request, id=id)
+            async with AsyncExitStack() as stack:
+                async with self._reading:
+                    samples = await self._samples(call, audio)
+                    await stack.enter_async_context(self._places.room_for(self._num_places(samples)))
+                spoken = await transcribe(self._service.config, call, self._loaded, samples, request, id=id)
         except ApiError as error:
             raise as_value_error(error) from None
         except (EngineFailed, EngineError) as error:
@@ -102,6 +111,13 @@ class Transcriber:
         finally:
             call.end()
         return TranscriptionOutput(spoken.text, spoken.language, spoken.duration_s, spoken.segments)
+
+    def _num_places(self, samples: Float32s) -> int:
+        """Return the places of a file: its windows that are decoded at a time, or its share of the memory for audio if larger."""
+        speech = self._loaded.require_speech()
+        windows = -(-len(samples) // (speech.format.info.num_frames * speech.format.info.hop_length))
+        share = self._places.limit * samples.nbytes / speech.max_held_bytes
+        return max(min(windows, MAX_AT_ONCE), math.ceil(share))
 
     async def _samples(self, call: Call, audio: Audio) -> Float32s:
         speech, max_seconds = self._loaded.require_speech(), self._service.config.max_audio_seconds

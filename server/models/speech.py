@@ -132,13 +132,13 @@ class ServedSpeech:
         self.format = format
         self.mel = LogMel(info.num_mel_bins, info.sample_rate, info.n_fft, info.hop_length)
         self.workers = Offload(threads=THREADS, name="speech")
-        self._max_held_bytes = max_held_bytes
+        self.max_held_bytes = max_held_bytes
         self._held_bytes = 0
 
     @contextmanager
     def holding(self, num_bytes: int) -> Iterator[None]:
         """Count the bytes of a request's samples while the block runs. Raises TooManyRequests above the limit."""
-        if self._held_bytes + num_bytes > self._max_held_bytes:
+        if self._held_bytes + num_bytes > self.max_held_bytes:
             raise TooManyRequests(
                 "The server is busy: requests hold all the memory for audio", retry_after_s=RETRY_AFTER_S
             )
