@@ -17,6 +17,7 @@ COMMANDS = (
     "steps",
     "drafts",
     "embed",
+    "speech",
     "gpu",
     "compare",
     "table",

@@ -4,7 +4,7 @@ machines without a tokenizer and without network. A token is about three letters
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, product
 from pathlib import Path
 
@@ -42,17 +42,20 @@ def check_size(vocab_size: int) -> None:
         raise ValueError(f"a vocabulary of {vocab_size}: a tokenizer is made of {MIN_SIZE} to {MAX_SIZE} tokens")
 
 
-def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json, as transformers reads them. Raises OSError, ValueError."""
-    check_size(vocab_size)
+def write_tokenizer(folder: Path, vocab_size: int, last: Sequence[str] = ()) -> None:
+    """Write tokenizer.json and tokenizer_config.json, as transformers reads them. `last`: special tokens at the end of the
+    vocabulary. Raises OSError, ValueError."""
+    num_text = vocab_size - len(last)
+    check_size(num_text)
     letters = byte_letters()
-    merges = list(islice(_merges(), vocab_size - MIN_SIZE))
+    merges = list(islice(_merges(), num_text - MIN_SIZE))
+    special = [*enumerate(SPECIAL), *enumerate(last, num_text)]
     tokens = [*SPECIAL, *letters, *("".join(merge) for merge in merges)]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     written = {
         "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
-        "added_tokens": [{"id": number, "content": token, **added} for number, token in enumerate(SPECIAL)],
+        "added_tokens": [{"id": number, "content": token, **added} for number, token in special],
         "pre_tokenizer": byte_level, "decoder": byte_level,
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,

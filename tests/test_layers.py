@@ -250,9 +250,10 @@ def test_only_text_knows_what_is_compiled_for_it():
 
 
 def test_only_the_room_for_it_knows_transformers():
-    """Its door, models.implementation, opens when a model needs it. A program may ask for a tokenizer of theirs, and what a model
-    is to see goes through their processor of it."""
-    room, others = "runtime.models.through_transformers", ("server.llm.tokenizer", "server.media.processor")
+    """Its door, models.implementation, opens when a model needs it. A program may ask for a tokenizer of theirs, what a model
+    is to see goes through their processor of it, and speech is measured beside theirs."""
+    room = "runtime.models.through_transformers"
+    others = ("server.llm.tokenizer", "server.media.processor", "loadtests.engine.speech")
     assert not offences(lambda m: not within(m, "tests", room, *others), lambda m, n: within(n, "transformers"))
     assert not offences(
         lambda m: not within(m, "tests", room, "runtime.models.implementation"), lambda m, n: within(n, room)
