@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.pictures import CannotDraw, check_pictures, draw_traffic
-from loadtests.targets import MODELS, PEER, ROWS, Row
+from loadtests.targets import HTTP, MARKS, MODELS, PEER, ROWS, Row
+from loadtests.traffic import LEGEND
 from loadtests.traffic import table as traffic_table
 
 SUMMARY = "write RESULTS.md from the records of steps and gpu"
@@ -53,24 +55,34 @@ def add_to_file(path: Path, record: Record) -> None:
 # --- tables -------------------------------------------------------------------------------------------------------
 
 
-def _cells(row: Row, model: str, figure: float | None) -> list[str]:
+def _ratio(row: Row, model: str, figure: float) -> str:
+    """Return by what factor `figure` is better than vLLM's."""
+    vllm = row.vllm.get(model)
+    return f"{figure / vllm if row.more_is_better else vllm / figure:.2f}x" if vllm and figure else "-"
+
+
+def _cells(row: Row, model: str, figure: float) -> list[str]:
     """Return title, our figure, vLLM's, our ratio to vLLM, target, and whether it is met."""
-
-    def shown(value: float | None) -> str:
-        return "-" if value is None else f"{value:,.{row.digits}f}"
-
-    vllm, target = row.vllm.get(model), row.target.get(model)
+    target = row.target.get(model)
     goal = "-" if target is None else f"{'>=' if row.more_is_better else '<='} {target:,g}"
-    if figure is None:
-        return [row.title, "not measured", shown(vllm), "-", goal, "-"]
-    ratio = "-"
-    if vllm and figure:
-        ratio = f"{figure / vllm if row.more_is_better else vllm / figure:.2f}x"
     verdict = {None: "-", True: "met", False: "missed"}[row.met(model, figure)]
-    return [row.title, shown(figure), shown(vllm), ratio, goal, verdict]
+    return [row.title, row.shown(figure), row.shown(row.vllm.get(model)), _ratio(row, model, figure), goal, verdict]
+
+
+def page_cells(row: Row, model: str, figure: float | None) -> list[str]:
+    """Return a row of the page: title, our figure, vLLM's with our ratio to it, target with a mark. Unknown cells are empty."""
+    vllm, target = row.vllm.get(model), row.target.get(model)
+    ratio = "" if vllm is None or not figure else f" ({_ratio(row, model, figure)})"
+    return [
+        row.title,
+        "not measured" if figure is None else row.shown(figure),
+        "" if vllm is None else row.shown(vllm) + ratio,
+        "" if target is None else f"{target:,g}" + ("" if figure is None else MARKS[row.met(model, figure)]),
+    ]
 
 
 HEADER = ["figure", "oneloop", "vLLM", "better by", "target", ""]
+PAGE_HEADER = ["oneloop", "vLLM", "target"]
 
 
 def figures_table(model: str, figures: Mapping[str, float]) -> str:
@@ -107,31 +119,41 @@ def notes_of(page: str) -> str:
     return page.partition(NOTES)[2].strip() or "None yet."
 
 
-def _markdown(lines: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---", *["---:"] * len(header[1:])], *rows]
+    return "\n".join(f"|{'|'.join(f' {cell} ' if cell else '' for cell in line)}|" for line in lines)
+
+
+def _source(record: Record) -> str:
+    """Return day, machine and command of a record, without the options that only name its files."""
+    command = re.sub(r" (--output-json|--tokenizer) \S+", "", record["command_line"]).removeprefix(
+        "python -m loadtests "
+    )
+    return f"{record['date'][:10]}, {record['machine']}: `{command}`"
 
 
 def results_page(records: Sequence[Record], notes: str) -> str:
     """Return the text of RESULTS.md."""
     parts = [
         "# Results on the GPU",
-        "Made by `python -m loadtests results` from `results.jsonl`; only the notes are written by hand. "
-        f"Peer: {PEER} (steps in process: 2026-11-22), alone on one NVIDIA H200 (`targets.py`). bf16, dummy weights; "
-        "definitions in `loadtests/engine/`, `figures.py` and `workloads.py`.",
+        "For those who compare servers, or look for what is still slow. "
+        "Made by `python -m loadtests results` from `results.jsonl`; only the notes are written by hand.",
+        f"Peer: {PEER} (steps in process: 2026-11-22), alone on one NVIDIA H200. bf16, dummy weights. In parentheses: how many "
+        "times better oneloop is. Targets are minimums of tok/s and maximums of everything else; ✓ met, ✗ missed. A command "
+        "follows `python -m loadtests`.",
+        LEGEND,
     ]
     for model in MODELS:
         figures, used = latest(records, model)
         parts.append(f"## {model}")
-        sources = (f"{record['date']}, {record['machine']}: `{record['command_line']}`" for record in used)
-        parts.append("  \n".join(sources) or "Not measured yet.")
-        for group in dict.fromkeys(row.group for row in ROWS):
+        parts.append("  \n".join(map(_source, used)) or "Not measured yet.")
+        for group in dict.fromkeys(row.group for row in ROWS if row.group != HTTP):
             rows = [row for row in ROWS if row.group == group and (model in row.target or model in row.vllm)]
-            cells = [_cells(row, model, figures.get(row.key)) for row in rows]
-            lines = [[group, *HEADER[1:]], ["---", *["---:"] * len(HEADER[1:])], *cells]
-            parts.append(_markdown(lines))
+            parts.append(
+                _markdown([group, *PAGE_HEADER], [page_cells(row, model, figures.get(row.key)) for row in rows])
+            )
         if traffic := traffic_table(model, figures):
-            header, *rows = traffic
-            parts.append(_markdown([header, ["---", *["---:"] * len(header[1:])], *rows]))
+            parts.append(_markdown(traffic[0], traffic[1:]))
     if PICTURE.exists():
         parts.append(
             f'<img src="{PICTURE.name}" width="100%" alt="Traffic: throughput and times, p50 and p99, of both models">'

@@ -1,14 +1,14 @@
 """Table of realistic traffic: representative workloads, vLLM's figures for them, and ours.
 
 Our figures are those of `gpu`'s records; the steps of a ladder are shares of the saturated rate. vLLM's (`targets.VLLM`)
-were measured by its own client, for few workloads."""
+were measured by its own client, for few workloads. Titles name the workloads of the picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from loadtests.targets import PEER, VLLM
+from loadtests.targets import MARKS, ROWS, TARGETS, VLLM
 
 Figures = Mapping[str, float]
 
@@ -35,7 +35,7 @@ class Metric(NamedTuple):
 METRICS: tuple[Metric, ...] = (
     Metric("out tok/s", ("out_tok_per_s",)),
     Metric("TTFT, ms", ("ttft_ms_p50", "ttft_ms_p99")),
-    Metric("TPOT, ms", ("tpot_ms_p50", "tpot_ms_p99"), 1),
+    Metric("TPOT, ms", ("tpot_ms_p50", "tpot_ms_p99"), 2),
     Metric("ITL, ms", ("itl_ms_p50", "itl_ms_p99"), 1),
     Metric("whole request, ms", ("e2e_ms_p50", "e2e_ms_p99")),
 )
@@ -47,28 +47,53 @@ def of_workload(figures: Figures, workload: str) -> dict[str, float]:
     return {key.removeprefix(prefix): value for key, value in figures.items() if key.startswith(prefix)}
 
 
-def _cells(title: str, figures: Figures) -> list[str]:
-    cells = [title]
-    for metric in METRICS:
-        shown = [f"{figures[key]:,.{metric.digits}f}" if key in figures else "-" for key in metric.keys]
-        cells.append(" / ".join(shown) if set(shown) != {"-"} else "-")
-    return cells
+COLUMNS: tuple[Metric, ...] = (*METRICS, Metric("CPU/token, us", ("server_cpu_us_per_token",), 1))
+LEGEND = (
+    "Workloads: `c32_512_128` is 32 streams with 512 prompt and 128 output tokens each; `2048+128` has a shared prefix of 2,048; "
+    "`~200` is log-normal; `@50%` is Poisson arrivals at 50 % of the rate above it; `p40` is 40 requests per second; `m64_6` is "
+    "64 conversations of 6 turns; `b512` is 512 requests at once. Times are p50/p99."
+)
+_ROWS = {row.key: row for row in ROWS}
+
+
+def _measured(title: str, figures: Figures) -> list[str]:
+    return _cells(
+        title,
+        {key: f"{figures[key]:,.{column.digits}f}" for column in COLUMNS for key in column.keys if key in figures},
+    )
+
+
+def _targets(model: str, workload: str, ours: Figures) -> list[str]:
+    """Return each target of the workload with a mark that says whether `ours` meets it."""
+    shown = {}
+    for key, target in TARGETS[model].get(workload, {}).items():
+        met = _ROWS[f"{workload}.{key}"].met(model, ours[key]) if key in ours else None
+        shown[key] = f"{target:,g}{MARKS[met]}"
+    return _cells("target", shown)
+
+
+def _cells(title: str, shown: Mapping[str, str]) -> list[str]:
+    """Return a row: `title`, then each column's figures by key; unknown ones as "-", a column without any empty."""
+    columns = [[shown.get(key, "-") for key in column.keys] for column in COLUMNS]
+    return [title, *("/".join(column) if set(column) != {"-"} else "" for column in columns)]
 
 
 def table(model: str, figures: Figures) -> list[list[str]]:
-    """Return the table of workloads with measured tails: a header, our rows, and vLLM's below each. Empty without figures."""
+    """Return the table of measured workloads: a header, our rows, vLLM's below each, and the targets. Empty without figures."""
     rows = []
-    for workload, title in TRAFFIC.items():
+    for workload in dict.fromkeys([*TRAFFIC, *TARGETS[model]]):
         ours = of_workload(figures, workload)
-        if "e2e_ms_p99" not in ours:
+        if "ttft_ms_p50" not in ours:
             continue
         saturating, _, share = workload.partition("@")
-        if share and (rate := figures.get(f"{saturating}.req_per_s")):
-            title += f" ({rate * float(share.rstrip('%')) / 100:.1f}/s)"
-        rows.append(_cells(title, ours))
+        rate = figures.get(f"{saturating}.req_per_s") if share else None
+        title = f"`{workload}`" + (f", {rate * float(share.rstrip('%')) / 100:.1f}/s" if rate else "")
+        rows.append(_measured(title, ours))
         if theirs := VLLM.get(model, {}).get(workload):
-            rows.append(_cells(f"— {PEER}", theirs))
+            rows.append(_measured("vLLM", theirs))
+        if any(_targets(model, workload, ours)[1:]):
+            rows.append(_targets(model, workload, ours))
     if not rows:
         return []
-    headings = [metric.title + (": p50 / p99" if len(metric.keys) > 1 else "") for metric in METRICS]
+    headings = [column.title for column in COLUMNS]
     return [["traffic", *headings], *rows]

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from loadtests.__main__ import COMMANDS
+from loadtests.results import RECORDS, latest, read_records
+from loadtests.targets import LARGE, ROWS, SMALL
 from server.config import command_line
 from server.config.server_config import ServerConfig
 from server.ray.options import RayOptions
@@ -123,11 +125,13 @@ def test_the_readme_stays_what_a_newcomer_reads_on_day_one():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 100
 
 
-def test_the_benchmarks_of_the_readme_are_those_of_the_results():
-    results = (ROOT / "loadtests" / "RESULTS.md").read_text()
-    of_model = {part.partition("\n")[0]: part for part in results.split("\n## ")}
+def test_the_benchmarks_of_the_readme_are_those_of_the_records():
+    records = read_records([RECORDS])
+    cells = [(row, model) for row in ROWS for model in (SMALL, LARGE)]
+    measured = {(model, row.title): (row, latest(records, model)[0].get(row.key)) for row, model in cells}
     rows = re.findall(r"^\| (\S+) \| (.+?) \| (\S+) \| (\S+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    shown = [row for row in rows if row[0] in of_model]
+    shown = [row for row in rows if row[0] in (SMALL, LARGE)]
     assert shown
     for model, figure, ours, theirs in shown:
-        assert f"\n| {figure} | {ours} | {theirs} |" in of_model[model], f"{model}, {figure}"
+        row, value = measured[model, figure]
+        assert [ours, theirs] == [row.shown(value), row.shown(row.vllm[model])], f"{model}, {figure}"

@@ -8,8 +8,8 @@ import pytest
 
 from loadtests.__main__ import main
 from loadtests.gpu import WANTED
-from loadtests.results import RECORDS, RESULTS, figures_table, notes_of, read_records, results_page
-from loadtests.targets import LARGE, MODELS, PEER, ROWS, SMALL
+from loadtests.results import RECORDS, RESULTS, figures_table, notes_of, page_cells, read_records, results_page
+from loadtests.targets import HTTP, LARGE, MODELS, ROWS, SMALL
 
 
 def record(date: str, model: str = SMALL, **figures: float) -> dict[str, object]:
@@ -57,21 +57,32 @@ def test_the_last_record_of_a_figure_counts_and_names_its_command():
 
 def test_every_row_of_both_models_is_on_the_page():
     page = results_page([], "None.")
-    assert page.count("| not measured |") == sum(len({*row.target, *row.vllm}) for row in ROWS)
+    rows = [row for row in ROWS if row.group != HTTP]
+    assert page.count("| not measured |") == sum(len({*row.target, *row.vllm}) for row in rows)
     assert {row.key for row in ROWS if row.vllm or row.target} == {row.key for row in ROWS}
 
 
-def test_traffic_has_a_row_for_each_workload_whose_tails_were_taken_and_theirs_beneath():
+def test_a_row_of_the_page_has_the_ratio_to_vllm_and_a_mark_at_the_target():
+    rows = {row.key: row for row in ROWS}
+    assert page_cells(rows["decode_ms.1"], SMALL, 0.8) == ["decode, batch 1, ms", "0.800", "1.659 (2.07x)", "0.45✗"]
+    assert page_cells(rows["decode_ms.8"], SMALL, 0.6)[3] == "0.6✓"
+    assert page_cells(rows["start_warm_s"], SMALL, None)[1:] == ["not measured", "", "3.5"]
+
+
+def test_traffic_has_a_row_for_each_measured_workload_then_vllm_and_the_targets():
     figures = {
         f"{name}.{key}": 7.25 for name in ("c32_512_128", "c256_256_256@70%", "p40_256_256") for key in WANTED
     } | {"c256_256_256.req_per_s": 60.0}
-    page = results_page([record("2026-01-01", LARGE, **figures | {"c128_512_128.ttft_ms_p50": 1.0})], "None.")
+    page = results_page([record("2026-01-01", LARGE, **figures)], "None.")
     assert page.count("| traffic |") == 1
-    assert "| 32 streams, 512 in, 128 out | 7 | 7 / 7 | 7.2 / 7.2 | 7.2 / 7.2 | 7 / 7 |" in page
-    assert f"| \u2014 {PEER} | 3,670 | 286 / 415 | 6.4 / - | - / 22.0 | - / 1,163 |" in page
-    assert "| Poisson, 70 % of that (42.0/s) |" in page
-    assert f"| \u2014 {PEER} | 8,866 | 40 / 88 | 8.4 / - | - / 22.4 | - / 2,384 |" in page
-    assert "| 128 streams" not in page
+    assert (
+        "| `c32_512_128` | 7 | 7/7 | 7.25/7.25 | 7.2/7.2 | 7/7 | 7.2 |\n"
+        "| vLLM | 3,670 | 286/415 | 6.42/- | -/22.0 | -/1,163 | 250.0 |\n"
+        "| target | 4,300✗ | 150✓/- | 6.2✗/- | -/20✓ |||\n"
+    ) in page
+    assert "| `c256_256_256@70%`, 42.0/s |" in page
+    assert "| target || -/35✓ |||| 20✓ |" in page
+    assert "| `c128_512_128`" not in page
 
 
 def test_the_command_writes_the_page_and_keeps_the_notes(tmp_path, capsys):
