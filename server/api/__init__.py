@@ -1,1 +1,1 @@
-"""Every API: a folder holds its routes, wire types, and the conversion to and from `generate`."""
+"""HTTP APIs, one folder each: routes, wire types, and the conversion to and from `generate`."""

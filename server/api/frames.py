@@ -1,6 +1,6 @@
-"""Frames: what the streams of all APIs share: events of declared types, constant bytes around a text, and errors.
+"""Parts of streams that all APIs share: events of declared types, constant bytes around a text, and errors.
 
-An event's constant parts are encoded once from its type, so that a token costs the JSON of its text and a join."""
+The constant parts of an event are encoded once, so a token costs the JSON encoding of its text and one join."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def event(body: object) -> bytes:
 
 
 def named_event(body: Struct) -> bytes:
-    """Return `body` as a server-sent event that has the name of its type's tag."""
+    """Return `body` as a server-sent event whose name is the tag of its type."""
     return _head(type(body)) + encode(body) + b"\n\n"
 
 
@@ -36,18 +36,18 @@ def _head(kind: type[Struct]) -> bytes:
 
 
 def around(frame: bytes) -> tuple[bytes, bytes]:
-    """Return the bytes of `frame` before and after the text that HOLE stands for."""
+    """Return the bytes of `frame` before and after the placeholder HOLE."""
     before, after = frame.split(_HOLE)
     return before, after
 
 
 def encoded(json: str | bytes) -> Any:
-    """Return `json`, which is encoded already, as the value of a field."""
+    """Wrap encoded `json` so that it can be the value of a field."""
     return Raw(json.encode() if isinstance(json, str) else json)
 
 
 class AnswerFrames(Frames[Sequence[Output]]):
-    """Frames of one streamed answer: those of each Output, and an error as `write_error` has it."""
+    """Converter of Outputs to frames of one streamed answer. `write_error` formats errors."""
 
     def __init__(self, generation: Generation, request_id: str, write_error: Callable[[ApiError], bytes]) -> None:
         self._generation = generation
@@ -68,6 +68,6 @@ class AnswerFrames(Frames[Sequence[Output]]):
 
 
 def check_not_aborted(choice: Choice) -> None:
-    """Raise Aborted where the API has no finish_reason that says it."""
+    """Raise Aborted if `choice` was aborted and the API has no finish_reason for it."""
     if choice.finish_reason == FinishReason.ABORT:
         raise Aborted

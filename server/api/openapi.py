@@ -1,7 +1,6 @@
-"""The OpenAPI 3.1 document of the routes, generated: from the types and words that each declares, and errors from the tree in
-`errors`.
+"""OpenAPI 3.1 document, generated from the declared types of the routes and the error classes in `errors`.
 
-Knows nothing of a running server but which keys it has."""
+Of the running server it needs only which API keys are set."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from server.http.schema import MAX_TIMEOUT_S, REQUEST_ID, Json
 
 
 def document(routes: Sequence[Route], *, user_key: bool, admin_key: bool) -> bytes:
-    """The document of `routes`, as JSON. Which keys the server has decides what the operations need."""
+    """Return the JSON document of `routes`. `user_key`, `admin_key`: whether the server requires these keys."""
     schemas, components = _schemas(routes)
     paths: dict[str, Json] = {}
     refused: set[tuple[int, Any]] = set()
@@ -56,7 +55,7 @@ def document(routes: Sequence[Route], *, user_key: bool, admin_key: bool) -> byt
 
 
 def _schemas(operations: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
-    """A reference for every type that crosses the wire, and what the references name."""
+    """Return a reference for each wire type, and the schemas that the references name."""
     requests = {operation.request: None for operation in operations if operation.request is not None}
     answers = {kind: None for operation in operations for kind in (*operation.answers.values(), operation.error)}
     types = [*requests, *(kind for kind in answers if kind is not None and kind is not Json and kind not in requests)]
@@ -78,7 +77,7 @@ def _named_by(schemas: Iterable[Json], components: Mapping[str, Json]) -> set[st
 
 
 def _require_what_is_written(schema: Json) -> None:
-    """Mark a field of an answer as required where it has a default, which is written like any other value."""
+    """Mark fields of a response that have a default as required, because they are always written."""
     written = {name for name, described in schema.get("properties", {}).items() if "default" in described}
     if written:
         required = written.union(schema.get("required", ()))
@@ -127,7 +126,7 @@ def _operation(
 
 
 def _query(kind: Any) -> Iterator[Json]:
-    """The fields of `kind` as parameters."""
+    """Yield the fields of `kind` as query parameters."""
     if kind is not None:
         (schema,) = msgspec.json.schema(kind)["$defs"].values()
         for name, described in schema["properties"].items():

@@ -21,7 +21,7 @@ ITEM_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The owner of responses. `key`: what stands for the key a request came with, None where the server asks for none."""
+    """Owner of responses. `key`: stand-in for the API key, None if the server has no keys."""
 
     key: bytes | None = None
     is_admin: bool = False
@@ -36,7 +36,7 @@ class StoredItem:
 
 
 class Ongoing(Protocol):
-    """A response that is being made, and the events of it so far."""
+    """Response in progress, with its events so far."""
 
     @property
     def is_over(self) -> bool: ...
@@ -45,17 +45,17 @@ class Ongoing(Protocol):
     @property
     def body(self) -> bytes: ...
     async def news(self) -> None:
-        """Waits for more events, or the end."""
+        """Wait for more events or the end."""
         ...
 
     async def cancel(self) -> None:
-        """Returns once it has ended."""
+        """Cancel, and wait for the end."""
         ...
 
 
 class Entry:
-    """A stored response. `events`: those of a response that may be streamed again, each as it goes over the wire; None for one
-    that may not. `ongoing`: its maker, as long as it is being made."""
+    """Stored response. `events`: encoded events if it can be streamed again, else None. `ongoing`: its producer while in
+    progress."""
 
     __slots__ = (
         "_num_holders", "body", "events", "final_status", "id", "input", "is_background", "num_bytes", "ongoing", "output",
@@ -93,7 +93,7 @@ class Entry:
         return self.body if self.ongoing is None else self.ongoing.body
 
     def conversation(self) -> list[StoredItem]:
-        """The items before this response, the oldest first."""
+        """Return the items before this response, oldest first."""
         line: list[Entry] = [self]
         while line[-1].previous is not None:
             line.append(line[-1].previous)
@@ -134,11 +134,11 @@ class ResponseStore:
 
     @property
     def keeps(self) -> bool:
-        """Return whether it stores anything at all."""
+        """Return whether the store is enabled."""
         return self.max_responses > 0
 
     def add(self, entry: Entry) -> None:
-        """A response that has begun, or is finished."""
+        """Add a response in progress or a finished one."""
         self._notes.pop(entry.id, None)
         self._entries[entry.id] = entry
         link: Entry | None = entry
@@ -155,21 +155,21 @@ class ResponseStore:
             self._evict()
 
     def get(self, id: str, caller: Caller) -> Entry:
-        """Raises ResponseNotFound."""
+        """Return the entry `id`. Raises ResponseNotFound."""
         entry = self._entries.get(id)
         if entry is None or not _may_see(caller, entry.owner):
             raise ResponseNotFound(id, self._why(id, caller))
         return entry
 
     def get_previous(self, id: str, caller: Caller) -> Entry:
-        """Raises PreviousResponseNotFound."""
+        """Return the entry that a request continues. Raises PreviousResponseNotFound."""
         try:
             return self.get(id, caller)
         except ResponseNotFound:
             raise PreviousResponseNotFound(id, self._why(id, caller)) from None
 
     def items(self, ids: Collection[str], caller: Caller) -> dict[str, StoredItem]:
-        """The items under `ids` that there are, of whichever response; the newest of several."""
+        """Return the stored items among `ids`, of any response; the newest if an id occurs twice."""
         found: dict[str, StoredItem] = {}
         for entry in self._entries.values():
             if _may_see(caller, entry.owner):
@@ -180,7 +180,7 @@ class ResponseStore:
         self._forget(entry, "it was deleted")
 
     def note(self, id: str, caller: Caller, why: str) -> None:
-        """Records why a response is not stored."""
+        """Record why a response is not stored, for the 404 message."""
         self._notes[id] = caller.key, why
         while len(self._notes) > MAX_NOTES:
             del self._notes[next(iter(self._notes))]

@@ -1,9 +1,9 @@
-"""Route: one operation of the server, declared where it is answered: method, path, handler, and what the document says of it.
+"""Route: one HTTP operation, declared at its handler: method, path, and description for the OpenAPI document.
 
     @route("GET", "/version", "version", "Server", "The server's version", {JSON: Version})
     async def version(service: Service, http: Request) -> Response: ...
 
-Every Route in a file of `api/` is found by `app`, and every ErrorsBelow; nothing else lists them."""
+`app` finds every Route and every ErrorsBelow in files of `api/`; there is no other list."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ErrorDetails(Struct):
 
 
 class ErrorBody(Struct):
-    """An error as OpenAI's clients read it."""
+    """Error body in OpenAI's format."""
 
     error: ErrorDetails
 
@@ -67,8 +67,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ErrorsBelow:
-    """The shape of errors of `path` and of all below it are written, routes or not, where clients do not read them as OpenAI's
-    do."""
+    """Error format for `path` and everything below it, for APIs whose clients do not read OpenAI's errors."""
 
     path: str
     shape: ErrorShape

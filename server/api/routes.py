@@ -1,4 +1,4 @@
-"""The table of routes: every Route and every ErrorsBelow that a file of `server/api` declares."""
+"""Table of routes: every Route and ErrorsBelow that a file of `server/api` declares."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def _declared(kind: type[T]) -> list[T]:
 
 
 def found_routes() -> tuple[Route, ...]:
-    """Return every Route; paths with a name in them come after those without, which they may match.
+    """Return every Route; paths with parameters come after those without, which they could match.
 
-    Raises ValueError where two answer the same."""
+    Raises ValueError if two routes have the same method and path."""
     routes = _declared(Route)
     if twice := [key for key, count in Counter((each.method, each.path) for each in routes).items() if count > 1]:
         raise ValueError(f"more than one endpoint answers {' '.join(twice[0])}")

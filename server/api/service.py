@@ -1,4 +1,4 @@
-"""Service: what every endpoint needs, put together once by the composition root."""
+"""Service: objects that endpoints need, created once at start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from server.models.lifecycle import Lifecycle, TokenProbe
 @dataclass(eq=False, slots=True)
 class Service:
     """Dependencies of endpoints. `batch_folder`, `batches`: None without --batch-dir. `texts`: None without --log-requests.
-    `feed`: None if no routes are served. `library`: models on this disk; None where nothing changes them."""
+    `feed`: None if no routes are served. `library`: models on this disk, None without --enable-model-management."""
 
     config: ServerConfig
     lifecycle: Lifecycle

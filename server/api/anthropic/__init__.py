@@ -1,1 +1,1 @@
-"""Anthropic's Messages API, an adapter over the core that chats share: its words in, its words out, nothing generated here."""
+"""Anthropic's Messages API: converts requests to the core's, and its answers to Anthropic's events."""

@@ -1,6 +1,6 @@
-"""Content blocks of a request: what messages and tool results are made of.
+"""Content blocks of messages and tool results.
 
-`cache_control` is taken on every block and does nothing: prefixes are cached whether it is there or not."""
+`cache_control` is accepted on every block and has no effect: prefixes are always cached."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class DocumentBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
 
 
 class UnreadBlock(Struct, kw_only=True):
-    """A block that we know and cannot show to a model."""
+    """Content block of a type that is known and rejected, because no model here reads it."""
 
 
 class SearchResultBlock(UnreadBlock, kw_only=True, tag_field="type", tag="search_result"):
@@ -89,7 +89,7 @@ class ThinkingBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
 class RedactedThinkingBlock(
     Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="redacted_thinking"
 ):
-    """Reasoning in `data` that only its provider can read."""
+    """Reasoning of an earlier turn, encrypted in `data`. It is dropped."""
 
     data: str
 

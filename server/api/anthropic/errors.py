@@ -1,7 +1,6 @@
-"""Errors as Anthropic's clients read them: {"type": "error", "error": {"type", "message"}, "request_id"}.
+"""Errors in Anthropic's format: {"type": "error", "error": {"type", "message"}, "request_id"}.
 
-The statuses are those of every route; Anthropic's words for them are here, and a field at fault stands in the message, since
-the shape has no place for it. Knows nothing of what goes wrong."""
+Statuses are the same on every route. The message names the faulty field, because the format has no key for it."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _TYPES = {
 
 
 class ThreadNotFound(InvalidRequest):
-    """No conversation is kept here: a client that learns so in these words sends all of it again."""
+    """Error for a thread id. The server stores no threads; after this error a client sends the whole conversation."""
 
     status, code = 404, "thread_not_found"
 
@@ -47,7 +46,7 @@ def error_body(error: ApiError, request_id: str) -> bytes:
 
 
 class AnthropicErrors:
-    """The ErrorShape of Anthropic's routes; their answers name the request in a header of its own."""
+    """ErrorShape of Anthropic's routes. Responses name the request in the header `request-id`."""
 
     def body(self, error: ApiError, request_id: str) -> bytes:
         return error_body(error, request_id)

@@ -41,7 +41,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
 
 
 def tool_use_id(call_id: str) -> str:
-    """The core's id of a call as Anthropic's look; `_call_id` is the way back."""
+    """Convert a call id to Anthropic's format: "call_1" becomes "toolu_1". `_call_id` is the inverse."""
     return TOOL_PREFIX + call_id.removeprefix("call_")
 
 
@@ -50,8 +50,10 @@ def _call_id(id: str) -> str:
 
 
 def system_message(system: str | Sequence[TextBlock] | None) -> tuple[list[Message], list[str]]:
-    """No message or one, and the names of what was left out of it: Claude Code's first block is a header for Anthropic's
-    accounting, different in every request, behind which no prefix would ever be found again."""
+    """Return a list with the system message, or an empty one, and the names of dropped blocks.
+
+    Claude Code's first block is a billing header that differs in every request. It is dropped so that prefixes can be
+    cached."""
     if not system:
         return [], []
     texts = [system] if isinstance(system, str) else [block.text for block in system]
@@ -72,7 +74,7 @@ def takes_system_turns(template: ChatTemplate) -> bool:
 
 
 def reminded(messages: Sequence[InputMessage]) -> list[InputMessage]:
-    """The messages without a system's: the user says what those did."""
+    """Turn system messages between turns into user messages with a <system-reminder>."""
     return [
         InputMessage(role="user", content=[*map(_reminder, _blocks(message, f"messages[{index}]"))])
         if message.role == "system" and message.content
@@ -87,7 +89,7 @@ def _reminder(block: Block) -> Block:
 
 
 def chat_messages(messages: Sequence[InputMessage]) -> tuple[list[Message], list[str]]:
-    """The messages, and the names of what was left out of them. Raises InvalidRequest."""
+    """Return the chat messages, and the names of dropped blocks. Raises InvalidRequest."""
     found: list[Message] = []
     left_out: list[str] = []
     called: set[str] = set()  # and not answered yet
@@ -113,7 +115,7 @@ def chat_messages(messages: Sequence[InputMessage]) -> tuple[list[Message], list
 
 
 def _spoken(messages: Sequence[InputMessage]) -> Iterator[tuple[int, InputMessage]]:
-    """Each with its place. Only an assistant's last message may be empty: then there is nothing to go on with."""
+    """Yield non-empty messages with their index. Raises InvalidRequest for an empty one, except a final assistant message."""
     for index, message in enumerate(messages):
         if message.content:
             yield index, message
@@ -133,7 +135,7 @@ def _blocks(message: InputMessage, where: str) -> list[Block]:
 
 
 def _check_results(blocks: Iterable[Block], called: set[str], index: int) -> None:
-    """Takes the answered calls out of `called`."""
+    """Remove ids of calls that `blocks` answer from `called`. Raises InvalidRequest for a result without a call."""
     for block in blocks:
         if not isinstance(block, ToolResultBlock):
             continue
@@ -176,7 +178,7 @@ def _result(block: ToolResultBlock, place: str) -> Content:
 
 
 def _pieces(blocks: Iterable[_Placed]) -> list[str | MediaPart]:
-    """Texts and media of the blocks that have some."""
+    """Return the texts and media of `blocks`, in order."""
     found: list[str | MediaPart] = []
     for block, place in blocks:
         if isinstance(block, TextBlock):

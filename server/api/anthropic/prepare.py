@@ -41,8 +41,8 @@ NAMES: Final = FieldNames(
 
 @dataclass(frozen=True, slots=True)
 class PreparedMessages:
-    """Prepared request. `ignored`: fields without effect. `wants_thinking`: it asks for reasoning, and `shows_thinking` for
-    its text."""
+    """Prepared request. `ignored`: fields without effect. `wants_thinking`: the model shall reason. `shows_thinking`: the
+    response includes the reasoning text."""
 
     chat: Chat
     thinking: Thinking
@@ -52,7 +52,7 @@ class PreparedMessages:
 
 
 def prepare(wire: PromptRequest, template: ChatTemplate) -> PreparedMessages:
-    """Raises InvalidRequest, in the client's words."""
+    """Convert the prompt of a request. Raises InvalidRequest with Anthropic's field names."""
     head, left_out = system_message(wire.system)
     turns = wire.messages
     if any(turn.role == "system" for turn in turns) and not takes_system_turns(template):
@@ -78,7 +78,7 @@ def prepare(wire: PromptRequest, template: ChatTemplate) -> PreparedMessages:
 
 
 def generate_request(wire: MessagesRequest, prepared: PreparedMessages) -> GenerateRequest:
-    """The core's request. As Anthropic has it, max_tokens may be more than the context has room for."""
+    """Return the core's request. max_tokens may exceed the rest of the context, as with Anthropic."""
     return GenerateRequest(
         prompt=prepared.chat,
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k),
@@ -113,7 +113,7 @@ def _tool_choice(choice: AutoTool | AnyTool | OneTool | NoTool | None) -> ToolCh
 
 
 def _constraint(wire: MessagesRequest) -> OutputConstraint | None:
-    """Raises InvalidRequest where several fields ask for different ones."""
+    """Return the output constraint. Raises InvalidRequest if fields contain different ones."""
     found: list[OutputConstraint] = []
     if wire.json_format is not None:
         field = "output_config.format" if wire.output_format is None else "output_format"

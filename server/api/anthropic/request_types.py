@@ -1,7 +1,7 @@
 """Request types of /v1/messages and /v1/messages/count_tokens, field by field, with limits.
 
-The rules of `server/http/schema.py`: known fields that are not supported are refused by name, unknown ones are reported to
-the client. Beside Anthropic's fields there are a few of vLLM's, which its clients send."""
+Known fields that are not supported are rejected by name; unknown fields are reported (`server/http/schema.py`). Some of
+vLLM's fields are accepted too."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PromptRequest(ConstrainedOutput, TemplateFields, kw_only=True):
-    """Fields of a prompt, to be counted or answered."""
+    """Fields of the prompt, shared by both routes."""
 
     model: Name
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -144,7 +144,7 @@ class PromptRequest(ConstrainedOutput, TemplateFields, kw_only=True):
 
 
 class ThreadCreate(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="create"):
-    """The client would send no more than what is new from now on, if the server kept the conversation."""
+    """Request to store the conversation on the server. It is accepted and has no effect."""
 
 
 class ThreadContinue(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="continue"):
@@ -216,7 +216,7 @@ class _AnyTools(Struct):
 
 
 class _Wire(Wire[T]):
-    """A tool that Anthropic defines is refused by its name, not by the first of its fields that no custom tool has."""
+    """Decoder that rejects Anthropic's built-in tools by name, before it checks the fields of custom tools."""
 
     def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
         try:
@@ -234,7 +234,7 @@ class _Wire(Wire[T]):
 
 
 def _kinds_of_tools(body: bytes) -> Iterator[Any]:
-    """Yield the types of the body's tools, as far as they are objects; the body may be broken after them."""
+    """Yield the `type` of each tool in an undecoded body. Stops at malformed JSON."""
     with suppress(msgspec.MsgspecError, RecursionError):
         for tool in msgspec.json.decode(body, type=_AnyTools).tools:
             kind = None

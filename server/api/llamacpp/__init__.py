@@ -1,1 +1,1 @@
-"""llama.cpp's own API (not the parts of it that are OpenAI's), an adapter over the core: its words in, its JSON out."""
+"""llama.cpp's own API, without its OpenAI routes: converts requests to the core's, and answers to its JSON."""

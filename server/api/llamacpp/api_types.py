@@ -24,7 +24,7 @@ class LlamaProbability(LlamaToken):
 
 
 class LlamaTimings(Struct):
-    """Timings in milliseconds and tokens a second. `cache_n` and `prompt_n` together are the prompt."""
+    """Timings in ms and tokens per second. `cache_n` + `prompt_n` is the number of prompt tokens."""
 
     cache_n: int
     prompt_n: int
@@ -38,7 +38,7 @@ class LlamaTimings(Struct):
 
     @classmethod
     def of(cls, generation: Generation, index: int, timings: Timings) -> LlamaTimings:
-        """Return those of choice `index`. `prompt_n` are the prompt's tokens that were computed."""
+        """Return the timings of choice `index`. `prompt_n` counts the prompt tokens that were computed, not cached."""
         choice = generation.choices[index]
         cached = choice.num_cached_tokens
         computed = len(generation.requests[index].prompt_ids) - cached
@@ -51,8 +51,8 @@ def _rates(num_tokens: int, seconds: float) -> tuple[int, float, float, float]:
 
 
 class LlamaCompletion(Struct, kw_only=True):
-    """A whole answer, or of a stream a piece, whose `stop` is false and which has less, and the last. With several prompts or
-    `n_cmpl` a list of them."""
+    """Whole answer, or one piece of a stream. Pieces with `stop` false have fewer fields. With several prompts or `n_cmpl`,
+    the response is a list of these."""
 
     index: int
     content: str
@@ -99,7 +99,7 @@ class LlamaSlot(Struct, kw_only=True):
 
 
 class LlamaEmbedding(Struct):
-    """Embedding: one vector, or one for each token of a model that is served for that."""
+    """Embedding: one vector, or one per token if the model is served with that task."""
 
     index: int
     embedding: list[list[float]]

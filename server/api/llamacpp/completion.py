@@ -1,4 +1,4 @@
-"""POST /completion and /infill, GET /props and /slots: llama.cpp's own API over the core of prompts."""
+"""Handlers of POST /completion and /infill, GET /props and /slots."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def _answer(
 
 
 async def _collect(http: Request, generation: Generation, timings: list[Timings]) -> list[str]:
-    """The text of every choice."""
+    """Return the text of every choice, after all have ended."""
     pieces: list[list[str]] = [[] for _ in generation.requests]
 
     def feed(output: Output) -> None:

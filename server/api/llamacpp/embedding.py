@@ -1,4 +1,4 @@
-"""POST /embedding and /embeddings: vectors of texts, as llama.cpp has it."""
+"""Handlers of POST /embedding and /embeddings in llama.cpp's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Answers of /completion and /infill, whole and streamed: pieces of content, and for each choice a last one that says the rest."""
+"""Answers of /completion and /infill, whole or streamed. A stream has pieces of content, then one final object per choice
+with the remaining fields."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _LOWEST = -9999.0  # minus infinity has no JSON
 
 
 def settings(loaded: LoadedModel, params: SamplingParams, stop: Sequence[str], *, stream: bool) -> Json:
-    """Return the settings of an answer: the request's, and the model's defaults."""
+    """Return `generation_settings`: the request's sampling parameters, completed by the model's defaults."""
     return {
         "n_ctx": loaded.engine.model.max_model_len,
         "model": loaded.name,
@@ -71,7 +72,7 @@ def last(
     loaded: LoadedModel, generation: Generation, index: int, timings: Timings, stop: Sequence[str], *,
     content: str, prompt: str, has_new_line: bool, stream: bool,
 ) -> LlamaCompletion:  # fmt: skip
-    """Return the whole answer, or a stream's last chunk. `index`: of the choice."""
+    """Return the whole answer of choice `index`, or the last object of its stream."""
     choice = generation.choices[index]
     found = _piece(generation, index, content, stop=True)
     found.model = loaded.name
@@ -90,7 +91,7 @@ def last(
 
 
 def selected(answer: LlamaCompletion | Json, fields: Sequence[str] | None) -> LlamaCompletion | Json:
-    """The `response_fields` of an answer, all of it where there are none; of "a/b" the inner one. What is not there is left out."""
+    """Reduce `answer` to `response_fields`; empty `fields` keep all. "a/b" selects field b of a. Missing fields are skipped."""
     if not fields:
         return answer
     whole: Json = to_builtins(answer)
@@ -109,7 +110,7 @@ _MISSING = object()
 
 
 class ContentFrames(AnswerFrames):
-    """Frames of one streamed answer. `with_timings`: in every piece. `fields`: of the last ones, see `selected`."""
+    """Frames of one streamed answer. `with_timings`: every piece has timings. `fields`: of the last object, see `selected`."""
 
     def __init__(
         self, loaded: LoadedModel, request_id: str, generation: Generation, timings: Sequence[Timings], stop: Sequence[str],

@@ -25,7 +25,7 @@ class Prepared(NamedTuple):
 
 
 def of_completion(given: request_types.LlamaCompletionRequest) -> Prepared:
-    """Raises InvalidRequest."""
+    """Convert a /completion or /infill request. Raises InvalidRequest."""
     return _prepared(given, Texts(given.prompts()))
 
 

@@ -1,7 +1,7 @@
 """Request types of llama.cpp's /completion and /infill, field by field, with limits.
 
-The rules of `server/http/schema.py`: unsupported constraints are refused by name. Unsupported samplers and hints about slots
-and time are reported, since editor plug-ins send them with every request."""
+Unsupported constraints are rejected by name (`server/http/schema.py`). Unsupported samplers and hints about slots are only
+reported, because editor plug-ins send them with every request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PromptItem = str | TokenId | list[str | TokenId] | PromptObject
 
 
 class LlamaEmbeddingRequest(Struct, kw_only=True):
-    """Body of an embedding request. `content`: a prompt as in /completion, or several; `input` is another name."""
+    """Body of an embedding request. `content`: one or several prompts as in /completion; `input` is a synonym."""
 
     model: Name | None = None
     content: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)] | None = None
@@ -92,11 +92,11 @@ class LlamaCompletionRequest(LlamaRequest, kw_only=True):
 
     @property
     def is_list(self) -> bool:
-        """True if there are several prompts, so that the answer is a list. Valid after `prompts`."""
+        """True if there are several prompts, so that the response is a list. Call `prompts` first."""
         return isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
 
     def prompts(self) -> list[str | list[int]]:
-        """One entry per prompt. Raises InvalidRequest."""
+        """Return the prompts, each as text or token ids. Raises InvalidRequest."""
         given = self.prompt
         if not isinstance(given, list):
             return [_text_or_ids(given)]

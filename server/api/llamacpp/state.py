@@ -1,5 +1,4 @@
-"""Answers of llama.cpp's /props and /slots: this server has as many slots as sequences that run at a time, none with a
-prompt of its own."""
+"""Answers of llama.cpp's /props and /slots. One slot is reported per sequence that can run, without its prompt."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def props(loaded: LoadedModel, config: ServerConfig) -> LlamaProps:
 
 
 def slots(loaded: LoadedModel) -> list[LlamaSlot]:
-    """The first ones are those at work."""
+    """Return all slots; the first ones are busy."""
     model, num_running = loaded.engine.model, loaded.engine.health().num_running
     return [
         LlamaSlot(id=id, n_ctx=model.max_model_len, is_processing=id < num_running) for id in range(model.max_num_seqs)

@@ -1,1 +1,1 @@
-"""Ollama's API, an adapter over the core that chats share: its words in, its JSON lines out, nothing generated here."""
+"""Ollama's API: converts requests to the core's, and answers to its JSON lines."""

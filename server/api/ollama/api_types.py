@@ -30,10 +30,11 @@ class OllamaMessage(Struct, kw_only=True):
 
 
 class OllamaAnswer(Struct, kw_only=True):
-    """An answer of /api/chat has a `message`, one of /api/generate `response` and `thinking`. Streamed, a JSON line for each piece.
+    """Answer of /api/chat (with `message`) or /api/generate (with `response` and `thinking`). Streams have one JSON line per
+    piece.
 
-    A whole answer and the last line have `done` true, the reason, and durations in nanoseconds: `load_duration` until the engine
-    had the request, `prompt_eval_duration` until the first token."""
+    A whole answer and the last line have `done` true, the reason, and durations in ns: `load_duration` until the engine
+    received the request, `prompt_eval_duration` from then until the first token."""
 
     model: str
     created_at: str
@@ -101,13 +102,13 @@ class OllamaShow(Struct):
 
 
 class OllamaVersion(Struct):
-    """The version of Ollama whose API this is."""
+    """Version of Ollama whose API this server implements."""
 
     version: str
 
 
 class OllamaEmbed(Struct):
-    """Nanoseconds, and tokens of all texts."""
+    """Embeddings of all texts, durations in ns, and the number of prompt tokens."""
 
     model: str
     embeddings: list[list[float]]

@@ -1,4 +1,4 @@
-"""POST /api/chat and /api/generate: Ollama's API over the core of chats and prompts, streamed as JSON lines."""
+"""Handlers of POST /api/chat and /api/generate, streamed as JSON lines."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def generate(service: Service, http: Request) -> ASGIApp:
 
 
 async def _load(call: Call, loaded: LoadedModel, given: request_types.OllamaRequest, shape: Shape) -> ASGIApp:
-    """Answer a request without a prompt: the client wants the model loaded, which it is, or unloaded, which is refused."""
+    """Answer a request without a prompt, which asks to load the model (nothing to do) or to unload it (rejected)."""
     if given.unloads:
         raise InvalidRequest(
             "this server keeps a model until another one needs its room; it cannot be unloaded", param="keep_alive"

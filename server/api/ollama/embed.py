@@ -1,4 +1,4 @@
-"""POST /api/embed and /api/embeddings: vectors of texts, as Ollama has it."""
+"""Handlers of POST /api/embed and /api/embeddings in Ollama's format."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def embeddings(service: Service, http: Request) -> ASGIApp:
 
 
 async def _read(service: Service, http: Request, wire: Wire[_Given]) -> tuple[_Given, LoadedModel, ServedPooling]:
-    """Return the body, the model that it names, and how that pools. Raises ApiError."""
+    """Return the body, its model, and that model's pooling. Raises ApiError."""
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire, service.config, from_any_program=True)
     loaded = await named(call_of(http), loaded, given.model)

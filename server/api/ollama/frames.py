@@ -1,7 +1,7 @@
-"""Answers of /api/chat and /api/generate, whole and streamed as Ollama's JSON lines, and errors as its clients read them.
+"""Answers of /api/chat and /api/generate, whole or as JSON lines, and errors in Ollama's format.
 
-A stream has an object for each piece of text or reasoning, and one for each call, when it is whole; the last says why it ended and
-how long it took. Or an error, at any time, and nothing more. A call that turns out broken is text: nothing of it was out."""
+A stream has one object per piece of text or reasoning and one per complete tool call. The last has the reason and durations;
+an error ends the stream early. A malformed call is sent as text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NS = 1_000_000_000
 
 
 class Shape(Protocol):
-    """The place of text, reasoning and calls in an object."""
+    """Keys of text, reasoning and calls in an object: different for chats and completions."""
 
     def piece(self, model: str, text: str, *, thinking: str = "", calls: Sequence[Call] = ()) -> OllamaAnswer: ...
 
@@ -63,7 +63,7 @@ def _now() -> str:
 
 
 def whole(model: str, shape: Shape, generation: Generation, transcript: Transcript, timings: Timings) -> OllamaAnswer:
-    """Return the answer to a request that does not stream. `model`: as the client calls it."""
+    """Return the answer to a request that does not stream. `model`: its name in the request."""
     answer = shape.piece(model, transcript.text, thinking=transcript.reasoning, calls=transcript.calls)
     if generation.options.logprobs is not None:
         answer.logprobs = chat_writer(generation.tokenizer, Style())(generation.choices[0].take_logprobs()).content
@@ -71,7 +71,7 @@ def whole(model: str, shape: Shape, generation: Generation, transcript: Transcri
 
 
 def _ended(answer: OllamaAnswer, generation: Generation, timings: Timings) -> OllamaAnswer:
-    """Add the fields of the last object to `answer`."""
+    """Add the final fields (reason, counts, durations) to `answer`."""
     answer.done = True
     answer.done_reason = "length" if generation.choices[0].finish_reason == FinishReason.LENGTH else "stop"
     answer.total_duration = _ns(timings.total_s)
@@ -158,7 +158,7 @@ def error_body(error: ApiError) -> bytes:
 
 
 class OllamaErrors:
-    """The ErrorShape of Ollama's routes. The statuses are those of every route."""
+    """ErrorShape of Ollama's routes. Statuses are the same as on every route."""
 
     def body(self, error: ApiError, request_id: str) -> bytes:
         return error_body(error)

@@ -1,7 +1,7 @@
-"""POST /api/pull and DELETE /api/delete: models of this machine, where --enable-model-management lets clients change them.
+"""POST /api/pull and DELETE /api/delete: download and delete models, with --enable-model-management.
 
-A pull goes on in a thread, and its progress is a JSON line a piece, as Ollama's clients show it. A client that leaves cancels it;
-the next one continues. A pulled model is served from then on, loaded when a request names it."""
+A pull runs on a thread and streams its progress as JSON lines. A client that disconnects cancels it; the next pull resumes.
+A pulled model is loaded by the first request that names it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def delete(service: Service, http: Request) -> Response:
 
 
 def _library(service: Service) -> Library:
-    """Return the library that clients may change. Raises InvalidRequest where the operator does not allow it."""
+    """Return the library of models. Raises InvalidRequest without --enable-model-management."""
     if service.library is None or not service.config.enable_model_management:
         raise InvalidRequest(
             "this server serves the models it was started with and cannot pull or delete models; "
@@ -86,7 +86,7 @@ def _name_of(given: request_types.OllamaManageRequest) -> str:
 
 
 class Pull:
-    """A pull, and the response that streams its progress."""
+    """Pull in progress; as a response it streams the progress."""
 
     def __init__(self, library: Library, loaded: LoadedModel, name: str) -> None:
         self._library, self._loaded, self._name = library, loaded, name
@@ -95,7 +95,8 @@ class Pull:
         self._progress: LoadProgress | None = None  # the last; those that nobody has written yet are left out
 
     async def done(self) -> None:
-        """Return when the model is here and served. Raises InvalidRequest; a cancellation ends the download."""
+        """Wait until the model is downloaded and registered. Raises InvalidRequest. Cancelling the call cancels the
+        download."""
         loop = asyncio.get_running_loop()
 
         def report(progress: LoadProgress) -> None:

@@ -1,5 +1,4 @@
-"""Ollama's routes of models: /api/tags, /api/ps, /api/show, /api/version; those that would make models, which are refused;
-and how models are described: in lists, running, and one in full."""
+"""Ollama's routes of models: /api/tags, /api/ps, /api/show and /api/version. Routes that create models are rejected."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ _TOO_FAR = 1.5  # times fewer bits a weight than its type has: it is stored in a
 
 
 def full_name(name: str) -> str:
-    """Ollama's names have a tag."""
+    """Return `name` with the tag ":latest" if it has none."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
@@ -52,7 +51,7 @@ def listed(loaded: LoadedModel, name: str) -> OllamaListedModel:
 
 
 def unloaded(model: SwappedModel[Any]) -> OllamaListedModel:
-    """Describe one of several models that has never been loaded."""
+    """Describe a served model that has never been loaded."""
     called, digest = full_name(model.name), hashlib.sha256(model.name.encode()).hexdigest()
     unknown = OllamaModelDetails(
         parent_model="", format="", family="", families=[], parameter_size="", quantization_level=""
@@ -125,7 +124,7 @@ def details(loaded: LoadedModel) -> OllamaModelDetails:
 
 
 def _family(loaded: LoadedModel) -> str:
-    """Qwen2ForCausalLM is qwen2, as Ollama and GGUF have it."""
+    """Return the model family in Ollama's format: Qwen2ForCausalLM becomes qwen2."""
     architecture = loaded.engine.model.architecture
     return architecture.partition("For")[0].lower() or "unknown"
 

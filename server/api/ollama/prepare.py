@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
 
 
 def of_chat(given: request_types.OllamaChatRequest, loaded: LoadedModel) -> Prepared:
-    """Raises InvalidRequest where fields contradict each other."""
+    """Convert a chat request. Raises InvalidRequest if fields contradict each other."""
     tools = [_function(tool.function) for tool in given.tools or []]
     thinking = _thinking(given.think, loaded, with_tools=bool(tools))
     chat = Chat(
@@ -62,7 +62,7 @@ def of_chat(given: request_types.OllamaChatRequest, loaded: LoadedModel) -> Prep
 
 
 def of_generate(given: request_types.OllamaGenerateRequest, loaded: LoadedModel) -> Prepared:
-    """A prompt through the chat template, if there is one and the client does not say that it is raw; or between two texts."""
+    """Convert a completion: through the chat template unless `raw`, or as fill-in-the-middle if there is a `suffix`."""
     prompt = given.prompt or ""
     templated = bool(loaded.chat_template) and not given.raw and not given.suffix
     if templated:

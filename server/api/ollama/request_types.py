@@ -1,7 +1,7 @@
 """Request types of Ollama's API, field by field, with limits.
 
-The rules of `server/http/schema.py`, also for `options`: unsupported constraints are refused by name, fields without effect
-are reported. Answers are streamed unless `stream` is false."""
+Also for `options`: unsupported constraints are rejected by name, fields without effect are reported
+(`server/http/schema.py`). Answers are streamed unless `stream` is false."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Think = bool | Literal["none", "low", "medium", "high", "max"]
 
 
 class OllamaOptions(RepeatFields, kw_only=True):
-    """Ollama's options that do something here; of others, `ignored_options`."""
+    """Supported `options` of Ollama. `ignored_options` lists those without effect."""
 
     num_predict: Annotated[int, Meta(ge=-2, le=INT64)] | None = None  # 0 and less: as many as the context holds
     num_ctx: Annotated[int, Meta(ge=1, le=INT64)] | None = None  # tokens of context; there are as many as there are
@@ -45,7 +45,7 @@ class GivenFunction(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GivenCall(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool call of an earlier turn, as it came with an answer. `index`: where Open WebUI has it, which is beside the function."""
+    """Tool call of an earlier turn. `index`: accepted here too, because Open WebUI puts it beside the function."""
 
     function: GivenFunction
     index: int | None = None
@@ -146,14 +146,14 @@ class OllamaShowRequest(Struct, kw_only=True):
 
 
 class OllamaEmbeddingFields(Struct, kw_only=True):
-    """Fields shared by /api/embed and /api/embeddings. `options` are about generating, and none changes a vector."""
+    """Fields shared by /api/embed and /api/embeddings. `options` have no effect on embeddings."""
 
     model: Name
     options: dict[str, Any] | None = None
     keep_alive: KeepAlive | None = None  # the model stays loaded, whatever this says
 
     def check(self) -> None:
-        """Nothing contradicts anything."""
+        """Do nothing: no fields contradict each other."""
 
 
 class OllamaEmbedRequest(OllamaEmbeddingFields, kw_only=True):
@@ -163,7 +163,7 @@ class OllamaEmbedRequest(OllamaEmbeddingFields, kw_only=True):
 
 
 class OllamaEmbeddingsRequest(OllamaEmbeddingFields, kw_only=True):
-    """The older form: one text, and a vector as the model makes it, of any length."""
+    """Body of the older /api/embeddings: one text. The vector is not normalised."""
 
     prompt: str
 

@@ -1,1 +1,1 @@
-"""OpenAI's chat and text completions: an adapter over the core. Wire types in, frames out."""
+"""OpenAI's chat and text completions: wire types in, frames out."""

@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class PromptTokensDetails(Struct):
-    """Cached tokens, and those that stand for images, audio and video, of prompts that have some."""
+    """Numbers of cached tokens and of image, audio and video tokens of the prompts."""
 
     cached_tokens: int
     image_tokens: int | UnsetType = UNSET
@@ -24,7 +24,7 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct, omit_defaults=True):
-    """Details of output tokens: reasoning tokens, and verified draft tokens of servers that speculate."""
+    """Numbers of reasoning tokens, and of accepted and rejected draft tokens if the server speculates."""
 
     reasoning_tokens: int | UnsetType = UNSET
     accepted_prediction_tokens: int | UnsetType = UNSET
@@ -55,12 +55,12 @@ class Usage(Struct):
 
 
 def media_tokens(generation: Generation) -> dict[str, int]:
-    """The prompt's image_tokens, audio_tokens and video_tokens, of those modalities that it has."""
+    """Return image_tokens, audio_tokens and video_tokens of the prompt, without modalities that it lacks."""
     return {f"{modality}_tokens": count for modality, count in generation.num_media_tokens.items()}
 
 
 class Answer(Struct, kw_only=True):
-    """The fields that the answers of all generation routes share."""
+    """Fields that responses of all generation routes share."""
 
     id: str
     object: str
@@ -72,7 +72,7 @@ class Answer(Struct, kw_only=True):
 
 
 class Function(Struct):
-    """Function call. `arguments`: a JSON object as text, or in a delta a piece of it."""
+    """Function call. `arguments`: a JSON object as text, or a piece of it in a delta."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
@@ -84,8 +84,8 @@ class Custom(Struct):
 
 
 class ToolCall(Struct, kw_only=True):
-    """A call, or in a delta, where it has an index, a piece of it: the first piece of a call has its id, type and name. The
-    arguments of all pieces, or of a custom tool the inputs, joined, are the call's."""
+    """Tool call, or in a delta (with `index`) a piece of one. The first piece has id, type and name. The joined arguments,
+    or inputs of a custom tool, are the call's."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -146,7 +146,7 @@ class ChatChunkChoice(Struct):
 
 
 class ChatCompletionChunk(Answer, kw_only=True):
-    """One server-sent event (`data: …`); the last one is `data: [DONE]`. An error after the first event is an event too."""
+    """One server-sent event (`data: …`). The last one is `data: [DONE]`; an error may replace it."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
@@ -176,7 +176,7 @@ class TextCompletion(Answer, kw_only=True):
 
 
 class TextCompletionChunk(Answer, kw_only=True):
-    """One server-sent event (`data: …`); the last one is `data: [DONE]`. An error after the first event is an event too."""
+    """One server-sent event (`data: …`). The last one is `data: [DONE]`; an error may replace it."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]

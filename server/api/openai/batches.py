@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches, as OpenAI has them: files of requests and answers, and batches worked on in the background."""
+"""Handlers of /v1/files and /v1/batches: uploaded files, and batches that run in the background."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILE_ID = {"file_id": "The id of a file"}
 
 
 def folder_of(service: Service) -> BatchFolder:
-    """Raises BatchesOff."""
+    """Return the folder of files and batches. Raises BatchesOff without --batch-dir."""
     if service.batch_folder is None:
         raise BatchesOff
     return service.batch_folder
@@ -68,7 +68,7 @@ async def create_file(service: Service, http: Request) -> ASGIApp:
 
 @contextlib.asynccontextmanager
 async def _reading(files: FileStore, owner: str | None, http: Request, config: ServerConfig) -> AsyncIterator[Upload]:
-    """Read an upload while reserving room for it, so that concurrent uploads count against the limits too."""
+    """Read an upload. Its size is reserved meanwhile, so that concurrent uploads cannot exceed the limits."""
     announced = http.headers.get("content-length", "")
     limit = config.max_batch_file_size
     num_bytes = min(int(announced), limit) if announced.isdigit() else limit
@@ -134,7 +134,7 @@ BATCH_ID = {"batch_id": "The id of a batch"}
 
 
 def runner_of(service: Service) -> BatchRunner:
-    """Raises BatchesOff."""
+    """Return the runner of batches. Raises BatchesOff without --batch-dir."""
     if service.batches is None:
         raise BatchesOff
     return service.batches

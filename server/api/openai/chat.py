@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: OpenAI's chat wire in, and its chat shape around the answer."""
+"""Handler of POST /v1/chat/completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/completions: one or several prompts, as text or ids, and OpenAI's text completion shape around the answers."""
+"""Handler of POST /v1/completions: one or several prompts, as text or token ids."""
 
 from __future__ import annotations
 

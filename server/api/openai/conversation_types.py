@@ -1,4 +1,4 @@
-"""Wire types of a conversation: messages, their parts, tools and the choice among these, as OpenAI has them."""
+"""Wire types of a conversation in OpenAI's format: messages, their parts, tools and tool choice."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FilePart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type
 
 
 class ImageEmbedsPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="image_embeds"):
-    """Base64 of a safetensors file."""
+    """Precomputed image embeddings: a safetensors file in base64."""
 
     image_embeds: str
 
@@ -116,7 +116,7 @@ def input_image(url: str | None, file_id: str | None, where: str) -> MediaPart:
 
 
 def input_file(data: str | None, file_id: str | None, where: str, kind: str) -> MediaPart:
-    """A file that is sent along. Raises InvalidRequest."""
+    """Return the media part of an attached file. Raises InvalidRequest."""
     if file_id is not None:
         raise UnsupportedParameter(f"{where}.file_id", instead="file_data")
     if data is None:
@@ -171,7 +171,7 @@ class CalledCustom(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PastCall(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool call of an earlier turn, as it came with an answer: of a function, or of a custom tool."""
+    """Tool call of an earlier turn, of a function or of a custom tool."""
 
     id: Name
     type: Literal["function", "custom"] = "function"
@@ -274,7 +274,7 @@ class CustomSpec(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CustomTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="custom"):
-    """Called with a text, not with arguments."""
+    """Tool whose call has a text as input instead of JSON arguments."""
 
     custom: CustomSpec
 
@@ -317,7 +317,7 @@ class Allowed(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
-    """The others may as well not be there."""
+    """Tool choice that hides all tools but the listed ones."""
 
     allowed_tools: Allowed
 
@@ -327,7 +327,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool |
 
 
 class TurnFields(TemplateFields, kw_only=True):
-    """Fields of rendering messages to a prompt that is answered or pooled."""
+    """Fields that control how messages are rendered to a prompt, for generation and pooling."""
 
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

@@ -1,11 +1,11 @@
-"""OpenAI's answers around generated text: whole bodies, and chunks as server-sent events.
+"""OpenAI's responses: whole bodies, and chunks as server-sent events.
 
-A ResponseShape says what one choice of a route looks like; ids, usage, order and framing are the same for every route and stand
-here once. Order for a choice: its opening chunk (chat: the role), text, then the last text with finish_reason and
-stop_reason; after all of them the usage chunk if asked for. Almost every frame is text between two constants, so those are
-rendered once per choice and a token costs one string's JSON and a join.
+A ResponseShape describes one choice of a route; ids, usage, order and framing are shared. Order of a choice: an opening chunk
+(chat: the role), text, then the last text with finish_reason and stop_reason. After all choices follows the usage chunk, if
+requested. The constant part of a chunk is rendered once per choice, so a token costs the JSON encoding of its text and one
+join.
 
-Where answers are events, each has a chunk of its own, in the order the model wrote them, and the finish_reason another."""
+If answers consist of events (calls, reasoning), each event has its own chunk, and so has finish_reason."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Envelope:
         return answer
 
     def _whole(self, generation: Generation, index: int, transcript: Transcript, place: int) -> ChatChoice | TextChoice:
-        """Return choice `index`, which stands at `place` of the answer."""
+        """Return choice `index` as entry `place` of the response."""
         choice, options = generation.choices[index], generation.options
         logprobs = None
         if options.logprobs is not None:
@@ -80,7 +80,7 @@ class Envelope:
         return shown
 
     def _of_prompt(self, generation: Generation, index: int) -> PromptLogprobs | UnsetType:
-        """Return the log-probabilities of the prompt of choice `index`, if they were asked for."""
+        """Return the prompt log-probabilities of choice `index`, if requested."""
         choice, options = generation.choices[index], generation.options
         if options.prompt_logprobs is None or not isinstance(choice, PromptChoice):
             return UNSET
@@ -93,10 +93,10 @@ class Envelope:
 
 
 class ChunkFrames(Frames[Sequence[Output]]):
-    """Frames of one streamed answer. `include_usage`: as stream_options has it; other chunks then carry a null usage, or with
-    `continuous_usage` what was used so far.
+    """Frames of one streamed answer. With `include_usage`, other chunks have a null usage, or with `continuous_usage` the usage
+    so far.
 
-    The first chunk of a choice carries its prompt's ids, and each chunk those it settles, if they are wanted."""
+    If token ids are requested, the first chunk of a choice has those of its prompt, and each chunk its new ones."""
 
     def __init__(
         self, envelope: Envelope, generation: Generation, *, include_usage: bool, continuous_usage: bool = False

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the names this server answers to. OpenAI's fields and Anthropic's stand side by side."""
+"""GET /v1/models and /v1/models/{id}: served model names, with OpenAI's and Anthropic's fields."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from server.models.swaps import SwappedModel
 
 
 class ModelStatus(Struct):
-    """Status in llama.cpp's words. `value`: "sleeping" and "unloaded" models are loaded by the next request. `failed`: the
-    last try failed."""
+    """Status of a model, by llama.cpp's names. The next request loads a "sleeping" or "unloaded" model. `failed`: the last
+    load failed."""
 
     value: Literal["loaded", "sleeping", "loading", "unloaded"]
     failed: bool
@@ -97,7 +97,7 @@ def card_of_unloaded(model: SwappedModel[Any]) -> Json:
 
 
 def _named(name: str, created: int) -> Json:
-    """Return the common fields of all cards, in both APIs' words."""
+    """Return the fields that all cards share, for both APIs."""
     return {
         "id": name,
         "object": "model",

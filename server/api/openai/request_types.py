@@ -1,7 +1,7 @@
 """Request types of /v1/chat/completions, /v1/completions, /tokenize and /detokenize, field by field, with limits.
 
-A field is one line. A field of OpenAI or vLLM that is not supported is in a refusal table with the values that ask for
-nothing; other values are refused by name (see `server.http.schema`)."""
+Each unsupported field of OpenAI or vLLM is in a table with its neutral values. Other values are rejected by name (see
+`server.http.schema`)."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class ObjectFormat(JsonObject, kw_only=True, tag_field="type", tag="json_object"
 
 
 class JsonFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="json"):
-    """JSON of a schema, as TGI has it."""
+    """TGI's format for JSON that satisfies a schema."""
 
     value: dict[str, Any] | str
 
 
 class RegexFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="regex"):
-    """Text that a regular expression matches, as TGI has it."""
+    """TGI's format for text that matches a regular expression."""
 
     value: Annotated[str, Meta(min_length=1)]
 
@@ -116,7 +116,7 @@ class GenerationRequest(
 
     @property
     def echoes(self) -> bool:
-        """The answer begins with the prompt's text."""
+        """True if the answer begins with the prompt's text."""
         return False
 
     @property
@@ -130,7 +130,7 @@ class GenerationRequest(
         return self.prompt_logprobs
 
     def check(self) -> None:
-        """Fields that contradict each other."""
+        """Raise InvalidRequest for fields that contradict each other."""
         if self.max_tokens == 0 and self.num_prompt_logprobs is None and not self.echoes:
             raise InvalidRequest("max_tokens 0 requires echo or prompt_logprobs", param="max_tokens")
         if self.stream and self.prompt_logprobs is not None:
@@ -267,7 +267,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One entry per prompt, as text or as token ids."""
+        """Return the prompts, each as text or as token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         assert self.prompt is not None, "there are embeddings in its place"
@@ -282,7 +282,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 class TokenizeRequest(ConversationFields, kw_only=True):
-    """Either `prompt` or `messages`, the latter with what makes a prompt of them in a chat."""
+    """Body of /tokenize: `prompt`, or `messages` with the fields that render them."""
 
     model: Name | None = None
     prompt: str | None = None

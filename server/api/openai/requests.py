@@ -38,7 +38,7 @@ DEFAULT_MAX_TOKENS = 16  # of a text completion, as OpenAI's
 
 
 def of_chat(request: ChatRequest) -> GenerateRequest:
-    """Raises InvalidRequest for tools and choices that contradict each other."""
+    """Convert a chat request. Raises InvalidRequest if tools and tool choice contradict each other."""
     chat = chat_of(request)
     # The newer name wins; two different values have been refused.
     newer = request.max_completion_tokens
@@ -52,7 +52,7 @@ def of_chat(request: ChatRequest) -> GenerateRequest:
 
 
 def of_completion(request: CompletionRequest) -> GenerateRequest:
-    """Raises InvalidRequest for a mixture of prompts."""
+    """Convert a completion request. Raises InvalidRequest for texts mixed with token ids."""
     return GenerateRequest(
         prompt=_prompt(request),
         max_tokens=_max_tokens(request),
@@ -73,7 +73,7 @@ def _prompt(request: CompletionRequest) -> Prompt:
 
 
 def chat_of(request: ChatRequest | TokenizeRequest) -> Chat:
-    """The conversation of `request`, to be answered or counted. Raises InvalidRequest where its fields contradict each other."""
+    """Return the conversation of `request`. Raises InvalidRequest if its fields contradict each other."""
     tools, choice = _chosen(request.tools or [], request.tool_choice)
     return Chat(
         messages=_messages(request.messages or []),
@@ -133,7 +133,7 @@ def _max_tokens(request: GenerationRequest) -> int | None:
 
 
 def _constraint(request: GenerationRequest) -> OutputConstraint | None:
-    """The constraint that `request` has, in whichever fields. Raises InvalidRequest where these are different ones."""
+    """Return the output constraint of `request`. Raises InvalidRequest if fields contain different ones."""
     found: list[OutputConstraint] = []
     match request.response_format:
         case request_types.ObjectFormat(schema=None, value=None):
@@ -154,7 +154,7 @@ def _constraint(request: GenerationRequest) -> OutputConstraint | None:
 
 
 def _tag_of(structured: request_types.StructuralTagFormat) -> Mapping[str, Any]:
-    """A structural tag, in either spelling."""
+    """Return the structural tag, in its older or newer form."""
     if structured.structures is None:
         return {"format": structured.format}
     return {"structures": structured.structures, "triggers": structured.triggers}
@@ -174,7 +174,7 @@ def _chosen(
     tools: Sequence[conversation_types.Tool | conversation_types.CustomTool],
     choice: conversation_types.ToolChoice | None,
 ) -> tuple[Sequence[conversation_types.Tool | conversation_types.CustomTool], ToolChoice | None]:
-    """The tools that `choice` leaves, and what it says of them. Raises InvalidRequest where it names one that is not there."""
+    """Return the tools that `choice` allows, and the core's choice. Raises InvalidRequest for an unknown tool."""
     match choice:
         case conversation_types.NamedTool() | conversation_types.NamedCustomTool():
             return tools, OnlyFunction(_named(tools, choice).name if tools else choice.name)
@@ -207,8 +207,8 @@ def _messages(messages: Sequence[conversation_types.Message]) -> list[Message]:
 
 
 def _message(message: conversation_types.Message, number: int) -> Message:
-    """OpenAI's newer name of the system role, and its older ones around functions, become those of today. A message that is
-    nothing but a refusal says that."""
+    """Convert a message. Role "developer" becomes "system", and the older function fields become tool calls. A refusal
+    without content becomes the content."""
     calls = list(map(_call, message.tool_calls or []))
     if message.function_call is not None:
         calls.append(_function_call(_legacy_id(number), message.function_call))
@@ -250,6 +250,6 @@ def _function_call(id: str, function: conversation_types.CalledFunction) -> Past
 
 
 def _legacy_id(number: int) -> str:
-    """Calls had no ids when they were functions: the place of the message stands for it. Nine characters, which Mistral's
-    templates want."""
+    """Return an id for a call in the older format without ids, from its message's index. Mistral's templates need nine
+    characters."""
     return f"call{number:05d}"

@@ -1,4 +1,4 @@
-"""The choices of OpenAI's answers, whole and in chunks: ChatShape and CompletionShape."""
+"""ChatShape and CompletionShape: choices of OpenAI's responses, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -117,12 +117,12 @@ class ChatShape:
         return begun
 
     def _rest(self, choice: int) -> list[api_types.ToolCall]:
-        """Return what calls that have ended pass beyond what was let out."""
+        """Return the unsent rest of the input of ended custom tool calls."""
         readers = self._readers.pop(choice, {})
         return [_input_delta(index, rest) for index, reader in readers.items() if (rest := reader.end())]
 
     def _message(self, transcript: Transcript) -> api_types.AssistantMessage:
-        """Return the whole message. Its content is null where there is something else and no text."""
+        """Return the whole message. `content` is null if there is reasoning or a call but no text."""
         text, reasoning, calls = transcript.text, transcript.reasoning, transcript.calls
         if transcript.cut_off is not None:
             call, written = transcript.cut_off

@@ -1,4 +1,4 @@
-"""POST /invocations: SageMaker's one path for all requests. With `messages` it is a chat, with `prompt` a completion."""
+"""POST /invocations: SageMaker's route. A body with `messages` is a chat, with `prompt` a completion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from server.http.schema import Json, readable
 
 
 class Invocation(Struct):
-    """The body of /v1/chat/completions, or of /v1/completions."""
+    """Body of /v1/chat/completions or of /v1/completions."""
 
     messages: list[dict[str, Any]] | UnsetType = UNSET
     prompt: str | list[Any] | UnsetType = UNSET
@@ -54,7 +54,7 @@ async def invoke(service: Service, http: Request) -> ASGIApp:
 
 
 def _is_chat(body: bytes) -> bool:
-    """Raises InvalidRequest for a body that is neither."""
+    """Return whether `body` is a chat rather than a completion. Raises InvalidRequest if it is neither."""
     try:
         kind = readable(_KIND.decode, body)
     except msgspec.ValidationError:
@@ -65,7 +65,7 @@ def _is_chat(body: bytes) -> bool:
 
 
 def _with_body(http: Request, body: bytes) -> Request:
-    """Return `http` with its body unread again."""
+    """Return `http` with its body put back, so that a handler can read it."""
     unread = [body]
 
     async def receive() -> Message:

@@ -1,6 +1,6 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter: adapters that come and go while the server runs, by vLLM's names.
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as in vLLM: load and unload adapters at run time.
 
-Who may is `server/http/auth.py`'s matter, and from where `server/models/adapters.py`'s."""
+Permission is checked in `server/http/auth.py`, the folder in `server/models/adapters.py`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class LoadLoraAdapter(Struct, kw_only=True):
     load_inplace: bool | None = None
 
     def check(self) -> None:
-        """Nothing is left to check: the types of the fields bound them."""
+        """Do nothing: the field types check everything."""
 
 
 class UnloadLoraAdapter(Struct, kw_only=True):
     lora_name: LoraName
 
     def check(self) -> None:
-        """Nothing is left to check: the types of the fields bound them."""
+        """Do nothing: the field types check everything."""
 
 
 class LoraLoaded(Struct):
@@ -60,7 +60,7 @@ LOAD, UNLOAD = Wire(LoadLoraAdapter, {}), Wire(UnloadLoraAdapter, {})
 
 
 def adapters_of(loaded: LoadedModel) -> AdapterClient:
-    """Raises AdaptersOff where none are served."""
+    """Return the client for adapters. Raises AdaptersOff without --enable-lora."""
     if loaded.engine.adapters is None:
         raise AdaptersOff
     return loaded.engine.adapters

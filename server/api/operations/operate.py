@@ -22,8 +22,7 @@ BODILESS = (403, 415, 503)
 
 
 def check_origin(http: Request) -> None:
-    """Refuse a request from another page. A browser sends the page's origin, and asks first only for a media type like ours; so
-    no foreign page operates a server on this machine.
+    """Reject requests of foreign web pages by their media type: browsers send ours only after a preflight.
 
     Raises WrongContentType."""
     if "origin" in http.headers:
@@ -48,7 +47,7 @@ async def reset_prefix_cache(service: Service, http: Request) -> Response:
 
 
 class AbortRequests(Struct, kw_only=True):
-    """One of the two. `request_ids`: those of X-Request-Id, of the log, or of answers."""
+    """Body of an abort: either `request_ids` (X-Request-Id, log or response ids) or `abort_all`."""
 
     request_ids: list[RequestId] | None = None
     abort_all: bool | None = None

@@ -1,4 +1,4 @@
-"""Static pages without a build step: GET / is the chat page, /docs shows /openapi.json, and /dashboard the server's activity.
+"""Static pages: the chat page at /, API documentation at /docs, and the server's activity at /dashboard.
 
 The dashboard reads /dashboard/feed, one event per second, and /dashboard/texts, the text of a request."""
 
@@ -72,7 +72,7 @@ async def dashboard(service: Service, http: Request) -> Response:
 
 
 class TextsQuery(Struct, kw_only=True):
-    """Query of texts. `id`: the sequence's, as in the feed."""
+    """Query of a request's texts. `id`: the sequence's id in the feed."""
 
     id: Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -108,7 +108,7 @@ async def feed(service: Service, http: Request) -> ASGIApp:
 
 
 class _FeedResponse:
-    """Owns the watching, so that who leaves ends it."""
+    """Response that streams the feed, and stops observing when the client disconnects."""
 
     def __init__(self, feed: Feed, ping_interval_s: float) -> None:
         self._feed = feed

@@ -1,4 +1,4 @@
-"""POST /start_profile and /stop_profile, vLLM's names: a trace of what is computed, and of what the event loop does."""
+"""POST /start_profile and /stop_profile, as in vLLM: trace the engine's steps and the event loop."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ START = Wire(StartProfile, {})
 
 
 class Profile(Struct):
-    """Path of the trace on the server, once it has ended. Open it with ui.perfetto.dev or chrome://tracing."""
+    """Response with the path of the finished trace on the server, for ui.perfetto.dev or chrome://tracing."""
 
     path: str
 
 
 @cache
 def _temporary_folder() -> Path:
-    """Return a folder for this user only."""
+    """Return a folder that only this user can read."""
     return Path(tempfile.mkdtemp(prefix="oneloop-profiles-"))
 
 

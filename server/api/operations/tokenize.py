@@ -1,5 +1,5 @@
-"""POST /tokenize and /detokenize, the same ids and text the generation routes would use, and GET /tokenizer_info: what a client
-needs to use them as its tokenizer, by the fields of a tokenizer_config.json."""
+"""POST /tokenize and /detokenize with the ids and texts of the generation routes; GET /tokenizer_info with the fields of
+tokenizer_config.json, for clients that tokenise themselves."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _text(loaded: LoadedModel, ids: list[int]) -> Pieces[Response]:
 
 
 class TokenizerInfo(Struct):
-    """Special tokens the tokenizer lacks are null, and so is the chat template of a model without."""
+    """Tokenizer of the model. Special tokens and chat template are null if the model has none."""
 
     tokenizer_class: str
     model_max_length: int

@@ -1,1 +1,1 @@
-"""Prompts that become vectors, classes and scores: what the routes of pooling models share."""
+"""Routes of pooling models: prompts become vectors, classes and scores."""

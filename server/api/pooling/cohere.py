@@ -1,4 +1,4 @@
-"""Cohere's embeddings (/v2/embed, and /v1/embed of its older clients): its words in, its answer out."""
+"""Cohere's embeddings: /v2/embed, and /v1/embed for older clients."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ WIRE: Wire[EmbedRequest] = Wire(EmbedRequest, {"images": ([],)})
 
 
 def of_embed(given: EmbedRequest, served: ServedPooling, context: int) -> tuple[PoolingRequest, bool]:
-    """And whether `input_type` made a difference, or there was none. `context`: tokens that a prompt may have.
+    """Convert a request. Also return False if `input_type` is given and has no effect. `context`: maximum tokens of a prompt.
 
     Raises InvalidRequest."""
     task: PoolingTask = "embed"
@@ -152,7 +152,7 @@ def _prefix(input_type: str | None, prompts: Prompts) -> str | None:
 
 
 def check_lengths(given: EmbedRequest, pooled: Sequence[Pooled]) -> None:
-    """Raises ContextLengthExceeded for a text that is longer than `max_tokens` and was not to be cut."""
+    """Raise ContextLengthExceeded for a text longer than `max_tokens` if `truncate` is off."""
     if given.truncate != "NONE" or given.max_tokens is None:
         return
     for number, each in enumerate(pooled):
@@ -164,7 +164,7 @@ def check_lengths(given: EmbedRequest, pooled: Sequence[Pooled]) -> None:
 
 
 def embed_parts(given: EmbedRequest, id: str, pooled: Sequence[Pooled], *, older: bool = False) -> Parts:
-    """Write the answer, in parts. `older`: where no types were asked for, the floats are not by their type."""
+    """Write the response in parts. `older`: without requested types, embeddings are a plain list of floats."""
     floats = older and given.embedding_types is None
     num_tokens = sum(each.num_tokens for each in pooled)
     hole: Any = HOLE

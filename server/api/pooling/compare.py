@@ -1,5 +1,4 @@
-"""Comparison: scores of pairs of texts, by whichever kind of model is served. A cross-encoder's head says them; vectors are
-compared here, by cosine, or by MaxSim where every token has one (ColBERT)."""
+"""Scores of text pairs: by a cross-encoder's head, by cosine of vectors, or by MaxSim of token vectors (ColBERT)."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ PIECE_CHARS = 2_000
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Comparison of texts. `request`: the pairs, or all first texts followed by all second ones; a single first text is
-    compared with all. `by_odds`: a pair's numbers are the logits of no and yes, and its score their difference."""
+    compared with all. `by_odds`: the score is the difference of a pair's "yes" and "no" logits."""
 
     scoring: Scoring
     request: PoolingRequest
@@ -30,14 +29,14 @@ class Comparison:
     by_odds: bool = False
 
     async def scores(self, call: Call, pooled: Sequence[Pooled]) -> list[float]:
-        """One for each of the second texts. `pooled`: what the inputs of `request` became."""
+        """Return one score per second text. `pooled`: results of the inputs of `request`, in order."""
         if self.scoring == "cross-encoder":
             return [each.numbers[-1] - (each.numbers[0] if self.by_odds else 0.0) for each in pooled]
         pairs = [(one.numbers, other.numbers) for one, other in self.sides(pooled)]
         return await call.run_pieces(sum(cost_of(*pair) for pair in pairs), _compared(pairs))
 
     def sides(self, pooled: Sequence[Pooled]) -> list[tuple[Pooled, ...]]:
-        """Return the results that each score is made of: one for a pair, or two."""
+        """Return the results behind each score: one of a pair, or two of separate texts."""
         if self.scoring == "cross-encoder":
             return [(each,) for each in pooled]
         first, second = list(pooled[: self.num_first]), pooled[self.num_first :]
@@ -46,15 +45,14 @@ class Comparison:
 
 
 def cosine(first: memoryview, second: memoryview) -> float:
-    """Return the cosine of two vectors [D], -1 to 1; 0 where one has no length."""
+    """Return the cosine of two vectors [D], -1 to 1; 0 if one is a zero vector."""
     a, b = as_array(first), as_array(second)
     length = float((a @ a) * (b @ b)) ** 0.5
     return max(-1.0, min(1.0, float(a @ b) / length)) if length else 0.0
 
 
 def max_sim(first: memoryview, second: memoryview) -> float:
-    """The late interaction of two texts, by the vectors of their tokens [Q, D] and [T, D]: for each of the first the nearest of the
-    second, summed."""
+    """Return the MaxSim of token vectors [Q, D] and [T, D]: for each query token the largest dot product, summed."""
     return float((as_array(first) @ as_array(second).T).max(axis=1).sum())
 
 

@@ -42,7 +42,7 @@ def cost_of(given: Input) -> int:
 
 
 def _limit(loaded: LoadedModel, request: PoolingRequest) -> int:
-    """Tokens of a prompt at most. Raises InvalidRequest for a truncation to more than there can be."""
+    """Return the maximum tokens of a prompt. Raises InvalidRequest if the truncation exceeds the context."""
     context, truncation = loaded.engine.model.max_model_len, request.truncation
     if truncation is None or truncation.num_tokens == -1:
         return context
@@ -54,7 +54,7 @@ def _limit(loaded: LoadedModel, request: PoolingRequest) -> int:
 
 
 class Encoder:
-    """Encoder of one request. A text that comes first in many pairs is tokenised once."""
+    """Encoder of one request. A first text that many pairs share is tokenised once."""
 
     def __init__(self, loaded: LoadedModel, request: PoolingRequest) -> None:
         self._loaded = loaded
@@ -68,7 +68,7 @@ class Encoder:
         self._last_first: tuple[Text, list[int]] | None = None
 
     async def encoded(self, call: Call, inputs: Sequence[Input]) -> list[Encoded]:
-        """The ids of `inputs`, which are some of those of the request, in order. Raises InvalidRequest."""
+        """Return the ids of `inputs`, a consecutive part of the request's. Raises InvalidRequest."""
         if isinstance(inputs[0], Chat):
             return [await self._chat(call, inputs[0])]
         return await call.run_pieces(sum(map(cost_of, inputs)), self.pieces(inputs))
@@ -100,7 +100,7 @@ class Encoder:
         return found
 
     def _batch(self, inputs: Sequence[Input], start: int) -> list[Text]:
-        """Texts from `start` on that are short and whole."""
+        """Return the texts from `start` on that can be encoded in one call: short and not truncated."""
         found: list[Text] = []
         num_chars = 0
         for given in inputs[start : start + BATCH]:
@@ -150,7 +150,7 @@ class Encoder:
         return self.checked(ids, pair.name)._replace(token_type_ids=types if known else None)
 
     def _templated(self, pair: Pair, template: ScoreTemplate) -> Pieces[Encoded]:
-        """Both texts in the model's prompt, which stays whole: what is too long is cut from the texts."""
+        """Encode a pair in the model's prompt. Only the two texts are truncated, never the prompt around them."""
         cuts = self._request.truncation is not None
         first, second = str(pair.first.content), str(pair.second.content)
         ids: tuple[list[int], list[int]] = ([], [])
@@ -173,7 +173,7 @@ class Encoder:
             first, second = self._texts(ids)
 
     def _texts(self, ids: tuple[list[int], list[int]]) -> tuple[str, str]:
-        """Two texts of their ids, without what was cut off in the middle of a character."""
+        """Decode two lists of ids to texts, without characters that truncation split."""
         first, second = (self._tokenizer.decode(each, skip_special_tokens=False).strip("\ufffd") for each in ids)
         return first, second
 
@@ -192,13 +192,13 @@ class Encoder:
         )  # fmt: skip
 
     def _first(self, pair: Pair, prefix: str) -> Pieces[list[int]]:
-        """The ids of a pair's first text."""
+        """Return the ids of a pair's first text, from a cache if possible."""
         if self._last_first is None or self._last_first[0] is not pair.first:
             self._last_first = pair.first, (yield from self._content(pair.first, prefix))
         return self._last_first[1]
 
     def _content(self, text: Text, prefix: str) -> Pieces[list[int]]:
-        """The ids of one text, nothing around them, cut to what it may have."""
+        """Return the ids of a text without special tokens, truncated to its own limit."""
         if isinstance(text.content, list):
             yield from check_ids(text.content, self._loaded.engine.model.vocab_size, text.name)
             ids = text.content
@@ -221,7 +221,7 @@ class Encoder:
         return ids[-num_tokens:] if from_left else ids[:num_tokens]
 
     def _cut_longest(self, first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
-        """Takes from the longer of the two, as tokenizers do; the second is the longer of two that are alike."""
+        """Truncate the longer of two texts to fit `room`, as tokenizers do; at equal length, the second."""
         half = room // 2
         if len(first) <= half:
             return first, self._cut(second, room - len(first))
@@ -232,7 +232,7 @@ class Encoder:
         return self._cut(first, halves[0]), self._cut(second, halves[1])
 
     def _room(self, num_around: int) -> int:
-        """Tokens for texts. Raises InvalidRequest for a truncation that leaves none."""
+        """Return the number of tokens left for texts. Raises InvalidRequest if truncation leaves none."""
         if self._limit <= num_around:
             raise InvalidRequest(
                 TRUNCATE, f" {self._limit} leaves no token of a text beside {num_around} special ones", param=TRUNCATE
@@ -240,7 +240,7 @@ class Encoder:
         return self._limit - num_around
 
     def checked(self, ids: list[int], name: Field) -> Encoded:
-        """Raises InvalidRequest for an empty prompt, ContextLengthExceeded for one that is too long."""
+        """Wrap `ids`. Raises InvalidRequest for an empty prompt, ContextLengthExceeded for one that is too long."""
         if not ids:
             raise InvalidRequest(name, " is empty: there is no token to compute", param=name)
         if len(ids) > self._context:

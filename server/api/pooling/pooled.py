@@ -50,7 +50,8 @@ async def pooled_for(
 
 
 async def written(call: Call, parts: Parts, results: Sequence[Pooled], num_kinds: int = 1) -> ASGIApp:
-    """Return an answer of `parts`, which write the numbers of `results` in `num_kinds` ways; off the loop where they are many."""
+    """Return a response of `parts`, encoded off the loop if `results` have many numbers. `num_kinds`: encodings of each
+    number."""
     num_numbers = num_kinds * sum(each.numbers.nbytes // 4 for each in results)
     cost = num_numbers // NUMBERS_PER_CHAR + CHARS_PER_RESULT * len(results)
     return ChunkedJson(await call.run_pieces(cost, chunks(parts)))
@@ -59,7 +60,7 @@ async def written(call: Call, parts: Parts, results: Sequence[Pooled], num_kinds
 async def listed(
     call: Call, kind: type[Listed], id: str, model: str, items: Iterable[tuple[Struct, int]], results: Sequence[Pooled]
 ) -> ASGIApp:  # fmt: skip
-    """Return an answer of `kind` with `items`, each with how many numbers it has."""
+    """Return a list response of `kind`. `items`: entries with their count of numbers."""
     hole: Any = HOLE
     body = kind(id=id, created=int(time.time()), model=model, data=hole, usage=PoolingUsage.of(results))
     parts = ((encode(item), count) for item, count in items)
@@ -67,7 +68,7 @@ async def listed(
 
 
 def filled(body: Struct, items: Iterable[tuple[bytes, int]]) -> Parts:
-    """Write `body` with a list of `items` in the place of its HOLE."""
+    """Write `body` with a list of `items` in place of HOLE."""
     before, after = around(encode(body))
     yield before + b"[", 0
     for number, (item, count) in enumerate(items):
@@ -76,7 +77,7 @@ def filled(body: Struct, items: Iterable[tuple[bytes, int]]) -> Parts:
 
 
 def ranked(scores: Sequence[float], document: Callable[[int], str] | None, top_n: int | None) -> list[Ranked]:
-    """Return the best first, those of equal score as they came; `top_n` 0 or None: all. `document`: its text in the answer."""
+    """Return the results by descending score, stable for equal ones; `top_n` 0 or None: all. `document`: text to repeat."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or None]
     return [
         Ranked(

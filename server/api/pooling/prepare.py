@@ -19,20 +19,20 @@ NamedText = tuple[str, str]  # a text, and its field
 
 
 def of_embeddings(given: request_types.EmbeddingsRequest, served: ServedPooling, task: PoolingTask) -> PoolingRequest:
-    """Raises InvalidRequest where the model does not do it, or fields contradict each other."""
+    """Convert a request. Raises InvalidRequest if the model lacks the task or fields contradict each other."""
     params = served.params(task, dimensions=given.dimensions, use_activation=given.use_activation)
     prefix = served.prompts.text(given.prompt_name, "prompt_name")
     return PoolingRequest(inputs=_inputs(given), params=params, prefix=prefix, **_shared(given), **_special(given))
 
 
 def of_classify(given: request_types.ClassifyRequest, served: ServedPooling) -> PoolingRequest:
-    """Raises InvalidRequest."""
+    """Convert a classification request. Raises InvalidRequest."""
     params = served.params("classify", use_activation=given.use_activation)
     return PoolingRequest(inputs=_inputs(given), params=params, **_shared(given), **_special(given))
 
 
 def of_score(given: request_types.ScoreRequest, served: ServedPooling) -> Comparison:
-    """Raises InvalidRequest."""
+    """Convert a score request. Raises InvalidRequest."""
     names = given.names
     first, second = (request_types.texts_written(getattr(given, name), name) for name in names)
     if len(first) not in (1, len(second)):
@@ -45,8 +45,7 @@ def of_score(given: request_types.ScoreRequest, served: ServedPooling) -> Compar
 
 
 def of_rerank(given: request_types.RerankRequest, served: ServedPooling, *, cut: bool = False) -> Comparison:
-    """Convert a rerank request. `cut`: cut documents that are too long, unless the request says otherwise. Raises
-    InvalidRequest."""
+    """Convert a rerank request. `cut`: truncate long documents by default. Raises InvalidRequest."""
     check_count(len(given.documents), "documents")
     query = [(request_types.written(given.query, "query"), "query")]
     return _compared(given, served, query, request_types.texts_written(given.documents, "documents"), cut=cut)

@@ -57,7 +57,8 @@ class PoolingRequest(Struct, frozen=True, kw_only=True):
 
 
 def texts_of(content: str | Sequence[str | int | list[int]], name: str) -> list[Text]:
-    """One text for each of what a field `name` holds: a text, several, token ids, or lists of them. Raises InvalidRequest."""
+    """Return the texts of field `name`, which has a text, a list of texts, token ids, or lists of these. Raises
+    InvalidRequest."""
     if isinstance(content, str):
         return [Text(content, Field(name))]
     kinds = {type(item) for item in content}
@@ -70,7 +71,7 @@ def texts_of(content: str | Sequence[str | int | list[int]], name: str) -> list[
 
 
 def check_count(num: int, name: str) -> None:
-    """Raises InvalidRequest for none, or too many."""
+    """Raise InvalidRequest if `num` is 0 or exceeds the maximum."""
     if not num:
         raise InvalidRequest(f"{name} is empty", param=name)
     if num > MAX_INPUTS:

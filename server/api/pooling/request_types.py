@@ -29,7 +29,7 @@ class PoolingFields(TruncationFields, QueueFields, kw_only=True):
     user: str | None = None  # harmless: it describes the caller
 
     def check(self) -> None:
-        """Fields that contradict each other."""
+        """Raise InvalidRequest for fields that contradict each other."""
         self.check_truncation()
 
 
@@ -72,13 +72,13 @@ class TextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type
 
 
 class TextObject(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A document as Jina and Cohere have it, or vLLM with `content`."""
+    """Document as an object: `text` (Jina, Cohere) or `content` (vLLM)."""
 
     text: str | None = None
     content: Annotated[list[TextPart], Meta(min_length=1, max_length=1)] | None = None
 
     def written(self, where: str) -> str:
-        """Raises InvalidRequest."""
+        """Return the text. Raises InvalidRequest if the object has no text."""
         if (self.text is None) == (self.content is None):
             raise InvalidRequest(f"{where} needs a text", param=f"{where}.text")
         return self.content[0].text if self.content is not None else cast("str", self.text)
@@ -93,7 +93,7 @@ def written(given: ScoreText, where: str) -> str:
 
 
 def texts_written(given: ScoreTexts, where: str) -> list[tuple[str, str]]:
-    """Each text with its field. Raises InvalidRequest."""
+    """Return each text with the name of its field. Raises InvalidRequest."""
     if not isinstance(given, list):
         return [(written(given, where), where)]
     return [(written(each, f"{where}[{number}]"), f"{where}[{number}]") for number, each in enumerate(given)]
@@ -109,8 +109,8 @@ _PAIRS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), 
 
 
 class ScoreRequest(ComparingFields, kw_only=True):
-    """The two sides by one pair of names: text_1 and text_2, data_1 and data_2, queries and documents, queries and items. As many
-    of each, or one of the first for all of the second."""
+    """Body of a score request: one pair of fields (text_1, text_2; data_1, data_2; queries, documents or items). Both sides
+    have equally many texts, or the first has one."""
 
     text_1: ScoreTexts | None = None
     text_2: ScoreTexts | None = None
@@ -122,7 +122,7 @@ class ScoreRequest(ComparingFields, kw_only=True):
 
     @property
     def names(self) -> tuple[str, str]:
-        """Raises InvalidRequest where it is not one pair of names."""
+        """Return the names of the two fields that are used. Raises InvalidRequest unless they form a pair."""
         given = {name for pair in _PAIRS for name in pair if getattr(self, name) is not None}
         for pair in _PAIRS:
             if given == {*pair}:

@@ -1,4 +1,4 @@
-"""The pooling routes: OpenAI's /v1/embeddings, vLLM's /pooling, /classify and /score, and /rerank as Jina and Cohere have it."""
+"""Pooling routes: OpenAI's /v1/embeddings; vLLM's /pooling, /classify and /score; /rerank of Jina and Cohere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised
 def _items(
     item: Callable[[int, Any], Struct], results: Sequence[Pooled], encoding_format: str | None
 ) -> Iterator[tuple[Struct, int]]:
-    """Yield for each result what `item` makes of its index and its written numbers, with their count."""
+    """Yield, for each result, the object that `item` makes of index and encoded numbers, with the count of numbers."""
     write = base64_of if encoding_format == "base64" else json_of
     for index, each in enumerate(results):
         yield item(index, encoded(write(each.numbers))), each.numbers.nbytes // 4

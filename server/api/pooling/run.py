@@ -1,7 +1,7 @@
-"""Running: a request's inputs through the engine, span by span, however many they are.
+"""Run of a pooling request: its inputs pass through the engine in spans.
 
-Some spans are under way at a time: while one is computed the next are encoded and handed in. So the engine always has the next
-steps' work, a request of thousands never holds more than that of the queue, and others' requests are admitted between."""
+A few spans are in flight: while one is computed, the next are encoded and submitted. The engine always has work for its next
+steps, a request of thousands of inputs fills no queue, and other requests are admitted in between."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ SPAN_CHARS = 16_384  # some 4 thousand tokens
 
 
 class Pooled(NamedTuple):
-    """Result of one input: float32 numbers in the task's shape. `id`: of the engine's request. `prompt_ids`: only if
-    requested, since those of thousands of pairs with a long text are gigabytes."""
+    """Result of one input: float32 numbers in the task's shape. `id`: of the engine's request. `prompt_ids`: None unless
+    requested."""
 
     id: str
     numbers: memoryview
@@ -102,7 +102,7 @@ class _Run:
         await gather_or_cancel(lane() for _ in range(self._num_lanes))
 
     def _spans(self) -> Iterator[range]:
-        """Neighbours, as many as one `submit` takes."""
+        """Yield ranges of inputs, each small enough for one `submit`."""
         inputs = self._request.inputs
         start = num_chars = 0
         for number, given in enumerate(inputs):
@@ -123,7 +123,7 @@ class _Run:
                     self._settle(span[output.index], requests[output.index], output)
 
     def _count(self, prompts: Sequence[Encoded]) -> None:
-        """Raises InvalidRequest where the answer would be larger than any should be."""
+        """Add up the numbers of the response. Raises InvalidRequest above the maximum."""
         params = self._request.params
         self._num_numbers += sum(self._served.num_numbers(params, len(prompt.ids)) for prompt in prompts)
         if self._num_numbers > self._max_numbers:
@@ -151,8 +151,7 @@ class _Run:
         )
 
     def _submit(self, requests: Sequence[api.Request]) -> TokenStream:
-        """Submit requests. The first submission admits them all; otherwise the queue might accept one half of a request and
-        refuse the other."""
+        """Submit requests. The first submission admits the whole request, so that it is never half accepted."""
         stream = self._loaded.engine.submit(requests, continues=self._is_admitted)
         self._is_admitted = True
         return stream

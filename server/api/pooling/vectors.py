@@ -1,7 +1,6 @@
-"""Vectors: numbers as an answer has them. JSON, base64, or the small integers that Cohere's clients ask for.
+"""Encodings of vectors in responses: JSON, base64, and Cohere's int8, uint8, binary and ubinary.
 
-An answer is written a vector at a time, so that one of millions of numbers is written on a thread in pieces and sent in
-chunks: no call here takes longer than one vector's."""
+A response is written vector by vector, on a thread if large, and sent in chunks."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ dumps = partial(_dumps, option=OPT_SERIALIZE_NUMPY)
 
 
 def as_array(numbers: memoryview) -> Floats:
-    """View `numbers` as an array without a copy. The engine has imported numpy by then."""
+    """View `numbers` as a numpy array without a copy."""
     import numpy
 
     return numpy.asarray(numbers)
@@ -42,7 +41,7 @@ def json_of(numbers: memoryview) -> bytes:
 
 
 def base64_of(numbers: memoryview) -> bytes:
-    """A JSON string: little-endian float32, as OpenAI's clients read it."""
+    """Write numbers as a JSON string: base64 of little-endian float32."""
     return b'"' + binascii.b2a_base64(as_array(numbers).astype("<f4", copy=False).tobytes(), newline=False) + b'"'
 
 
@@ -69,12 +68,12 @@ def chunks(parts: Iterable[tuple[bytes, int]]) -> Pieces[list[bytes]]:
 
 
 def int8_of(numbers: memoryview) -> bytes:
-    """127 times each number of the vector, normalised, and rounded."""
+    """Write the normalised vector times 127, rounded to integers."""
     return dumps(_scaled(numbers).astype("i1"))
 
 
 def uint8_of(numbers: memoryview) -> bytes:
-    """The same and 128: what was nought."""
+    """Write the values of `int8_of` plus 128."""
     return dumps((_scaled(numbers) + 128).astype("u1"))
 
 
@@ -86,12 +85,12 @@ def _scaled(numbers: memoryview) -> Any:
 
 
 def ubinary_of(numbers: memoryview) -> bytes:
-    """One bit a number, whether it is at least nought: eight a byte, the first the highest."""
+    """Write the signs as bytes: bit 1 for a number >= 0, eight per byte, most significant bit first."""
     return dumps(_bits(numbers))
 
 
 def binary_of(numbers: memoryview) -> bytes:
-    """The same bytes less 128, so that they fit signed ones."""
+    """Write the bytes of `ubinary_of` minus 128, as signed integers."""
     return dumps((_bits(numbers).astype("i2") - 128).astype("i1"))
 
 

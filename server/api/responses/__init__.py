@@ -1,1 +1,1 @@
-"""The Responses API: an adapter over the core of chats, with a store of its own."""
+"""OpenAI's Responses API, with a store of responses."""

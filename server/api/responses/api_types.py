@@ -1,6 +1,6 @@
-"""Wire types of /v1/responses: answers and events, and what the document describes.
+"""Wire types of /v1/responses: responses, events, and descriptions for the OpenAPI document.
 
-A field with default UNSET is absent unless it is set; others are always present. `input_items` reads the items of requests."""
+A field with default UNSET is omitted unless it is set; others are always present. `input_items` parses request items."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ AnyTool = FunctionTool | CustomTool | NamespaceTool
 
 
 class CreateResponse(ResponsesRequest, kw_only=True):
-    """Items of type message need not say so. `item_reference`: an item of a stored response. Tools of other types (web_search,
-    mcp, local_shell …) are left out, and named in X-Ignored-Fields."""
+    """Body of /v1/responses. Messages may omit their type. `item_reference`: an item of a stored response. Tools of other
+    types (web_search, mcp, local_shell …) are ignored and named in X-Ignored-Fields."""
 
     input: str | list[input_items.Item | ItemReference]  # type: ignore[assignment]  # in the request they are still JSON
     tools: list[AnyTool] | None = None  # type: ignore[assignment]  # as well
@@ -89,7 +89,7 @@ class _CallItem(Struct, kw_only=True):
 
 
 class FunctionCallItem(_CallItem, kw_only=True, tag_field="type", tag="function_call"):
-    """Function call. `incomplete`: it broke off, and its text follows as an item."""
+    """Function call. Status `incomplete`: it was cut off, and its text follows as a message item."""
 
     arguments: str
 
@@ -194,7 +194,7 @@ class Response(Struct, kw_only=True):
     def of(
         cls, id: str, created_at: int, wire: ResponsesRequest, tools: Tools, generation: Generation, *, model: str, stored: bool
     ) -> Response:  # fmt: skip
-        """Return the response to `wire` before there is anything of its answer."""
+        """Return the response to `wire` with no output yet."""
         params = generation.requests[0].sampling
         choice = wire.tool_choice or "auto"
         reasoning, text = wire.reasoning, wire.text
@@ -225,7 +225,7 @@ class InputTokens(Struct, kw_only=True):
 
 
 class CompactionItem(Struct, tag_field="type", tag="compaction"):
-    """Stands for the conversation in the input of later requests; only this server reads it, and nothing is secret in it."""
+    """Compacted conversation, for the input of later requests. It is encoded for this server, not encrypted."""
 
     id: str
     encrypted_content: str
@@ -278,7 +278,7 @@ class ResponseCompleted(_OfResponse, tag="response.completed"):
 
 
 class ResponseIncomplete(_OfResponse, tag="response.incomplete"):
-    """End of a response that was cut off or cancelled, by its status."""
+    """Last event of a response that was cut off or cancelled."""
 
 
 class ResponseFailed(_OfResponse, tag="response.failed"):

@@ -1,8 +1,8 @@
-"""BackgroundRun: a response that is generated independently of its client.
+"""BackgroundRun: response that is generated independently of its client.
 
-A task reads the engine's stream to its end and keeps the events, if the response is to be streamed. Any number of clients
-read them, each from its own position and at its own speed, and leaving ends nothing. It ends once: finished, failed or
-cancelled; then `finished` is called."""
+A task reads the engine's stream to its end and stores the events if the response can be streamed. Any number of clients read
+them at their own speed, and disconnecting ends nothing. When it has finished, failed or been cancelled, `finished` is
+called."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BackgroundRun:
     def __init__(
         self, response_events: ResponseEvents, stream: TokenStream, *, keeps_events: bool, finished: Callable[[], None]
     ) -> None:
-        """Begin to read `stream`, which has not been entered. Needs the running loop."""
+        """Start a task that reads `stream`, which must not be entered yet. Needs the running loop."""
         self.is_over = False
         self.events: list[bytes] | None = [] if keeps_events else None  # by sequence number
         self._response_events = response_events
@@ -35,7 +35,7 @@ class BackgroundRun:
 
     @property
     def body(self) -> bytes:
-        """The response as it is now."""
+        """Return the encoded response in its current state."""
         return encode(self._response_events.body)
 
     @property
@@ -43,12 +43,12 @@ class BackgroundRun:
         return self._response_events.status
 
     async def cancel(self) -> None:
-        """Cancel and wait for the end. Generated text stays."""
+        """Cancel, and wait for the end. Generated text is kept."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
     async def news(self) -> None:
-        """Waits for more events, or the end."""
+        """Wait for more events or the end."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         await waiter
@@ -78,10 +78,10 @@ class BackgroundRun:
 
 
 class Replay:
-    """The events of a response from number `first` on: those there are at once, further ones as they come."""
+    """Response that streams events from number `first` on: stored ones at once, then new ones."""
 
     def __init__(self, events: list[bytes], first: int, run: Ongoing | None) -> None:
-        """Replay `events` from `first` on. `run` still adds to them, unless it is None."""
+        """Replay `events` from `first` on. `run` adds more, unless it is None."""
         self._events = events
         self._next = first
         self._run = run

@@ -1,7 +1,7 @@
-"""Compaction: a conversation made short, for a client to go on with: what its users said, and a summary that the model writes.
+"""Compaction: shortens a conversation to its users' messages and a summary by the model.
 
-The summary goes to the client as an item that only this server reads (`sealed`), so nothing has to be stored here. It has to fit
-the context beside the conversation: one that fills it is refused, and the client shortens it."""
+The client receives the summary as an item that only this server can read (`sealed`), so nothing is stored. Conversation and
+summary must fit the context together; otherwise the request is rejected."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def compacted(
 
 
 def _said(items: Sequence[Item]) -> list[Any]:
-    """Return the users' messages."""
+    """Return the users' messages of `items`."""
     return [input_items.to_json(item) for item in items if isinstance(item, InputMessage) and item.role == "user"]
 
 

@@ -41,8 +41,8 @@ NewItem = TypeVar("NewItem", bound=OpenItem)
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Start of a response. `response`: before any of its answer. `tools`: by function name. `seals_reasoning`: the client
-    wants reasoning as an opaque item."""
+    """Start of a response. `response`: without output. `tools`: by function name. `seals_reasoning`: also send reasoning
+    encoded."""
 
     response: Response
     tools: Mapping[str, Tool] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class ResponseEvents:
 
     @property
     def body(self) -> Response:
-        """The response as it is now, the last item as far as it goes."""
+        """Return the response in its current state, with the last item incomplete."""
         is_over = self.status in _FINAL_EVENTS
         return structs.replace(
             self._head.response,
@@ -93,7 +93,7 @@ class ResponseEvents:
         return self._taken()
 
     def feed(self, output: Output) -> list[ResponseEvent]:
-        """Raises EngineFailed."""
+        """Return the events of an Output. Raises EngineFailed."""
         if self.status == "queued":
             self.status = "in_progress"
             self._add_of_response(api_types.ResponseInProgress)
@@ -108,7 +108,7 @@ class ResponseEvents:
         return self._taken()
 
     def end(self) -> list[ResponseEvent]:
-        """Return the events after the last Output: the response is complete, or incomplete."""
+        """Return the events after the last Output, up to completed or incomplete."""
         if self._choice.finish_reason == FinishReason.ABORT:
             return self.fail(Aborted())
         is_cut = self._choice.finish_reason == FinishReason.LENGTH
@@ -198,7 +198,7 @@ class ResponseEvents:
             self._item = None
 
     def _add(self, event: EventOfItem) -> None:
-        """Add an event of the item that is being written."""
+        """Add an event of the item in progress."""
         event.output_index = len(self._done)
         self._number(event)
 
@@ -223,7 +223,7 @@ class ResponseEvents:
 
 
 def _by_token(output: Output) -> Iterator[Output]:
-    """One Output a token, so that log-probabilities stand beside the text of theirs."""
+    """Split `output` into one Output per token, so that each text has its own log-probabilities."""
     ids, last = output.token_ids, len(output.token_ids) - 1
     if last < 1:
         yield output
@@ -237,7 +237,7 @@ def _by_token(output: Output) -> Iterator[Output]:
 
 
 class EventFrames(Frames[Sequence[Output]]):
-    """Renders events; `finished` is called once, after the last one, unless the client has left before."""
+    """Frames of the events. `finished` is called after the last one, unless the client disconnects first."""
 
     def __init__(self, response_events: ResponseEvents, finished: Callable[[], object]) -> None:
         self._response_events = response_events

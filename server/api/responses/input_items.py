@@ -1,7 +1,7 @@
-"""Input items of a conversation in the Responses API: parsed, validated and written back.
+"""Input items of the Responses API: parsing, validation and encoding.
 
-The type of a message is optional. Every item gets an id, under which input_items lists it; the server's own output items are
-valid input. Conversion to chat messages is in `messages`."""
+Messages may omit their type. Each item gets an id, under which input_items lists it. Output items of this server are valid
+input. `messages` converts items to chat messages."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class ReasoningText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
 
 
 class _Placed(Struct, dict=True):
-    """Remembers where in a request it stands, which is no field of it; what comes out of the store stands nowhere."""
+    """Base of items that keeps the item's path in the request for error messages; "input" for stored items."""
 
     @property
     def place(self) -> str:
@@ -152,7 +152,7 @@ class _Call(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_broken(self) -> bool:
-        """True if the call broke off and cannot be executed; its text is an item of its own (`events.py`)."""
+        """True if the call was cut off and cannot be executed. Its text is an item of its own (`events.py`)."""
         return self.status == "incomplete"
 
     def check(self, where: str) -> None:
@@ -234,7 +234,7 @@ class CompactionItem(Struct, kw_only=True, forbid_unknown_fields=True, tag_field
 
 
 class ItemReference(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="item_reference"):
-    """An item of a stored response."""
+    """Reference to an item of a stored response."""
 
     id: Name
 
@@ -270,8 +270,8 @@ def new_id(prefix: str) -> str:
 
 
 def read(given: str | Sequence[Json], ignored: list[str] | None = None) -> list[Item | ItemReference]:
-    """Return the items of `input`, in order, with new ids where they are missing. With `ignored`, unknown fields are dropped
-    and added to it, together with other parts of items that have no effect.
+    """Return the items of `input` in order, with ids where they lack one. Unknown fields are dropped and added to `ignored`, if
+    given.
 
     Raises InvalidRequest."""
     if isinstance(given, str):
@@ -346,7 +346,7 @@ _UNLISTED_OF = {
 
 
 def to_json(item: Item) -> Json:
-    """An item as input_items lists it."""
+    """Encode an item as input_items lists it."""
     given: Json = msgspec.to_builtins(item)
     unlisted = _UNLISTED | _UNLISTED_OF.get(type(item), set())
     made = {name: value for name, value in given.items() if value is not None and name not in unlisted}
@@ -385,7 +385,7 @@ def seal(text: str) -> str:
 
 
 def unseal(sealed: str) -> str | None:
-    """The text; None where another server made it."""
+    """Decode a sealed text. Return None if another server sealed it."""
     if not sealed.startswith(_MARK):
         return None
     try:

@@ -1,6 +1,4 @@
-"""Messages: the items of a conversation as the messages of a chat.
-
-What a model wrote in one turn is several items here and one message there: its reasoning, its text and its calls."""
+"""Conversion of items to chat messages. Reasoning, text and calls of one turn are several items and become one message."""
 
 from __future__ import annotations
 
@@ -60,7 +58,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
 
 
 def with_one_head(messages: list[Message], template: ChatTemplate) -> list[Message]:
-    """Instructions and the system messages behind them as one message, where the template takes no second one."""
+    """Merge instructions and the following system messages, if the template accepts only one."""
     size = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
     if size < 2 or template.writes(_PROBE, _TWO_HEADS):
         return messages
@@ -72,7 +70,7 @@ def with_one_head(messages: list[Message], template: ChatTemplate) -> list[Messa
 
 
 def with_joint_turns(messages: list[Message], template: ChatTemplate) -> list[Message]:
-    """Join consecutive messages of users, if the template requires turns to alternate."""
+    """Merge consecutive user messages, if the template requires alternating turns."""
     if not any(a.role == b.role == "user" for a, b in pairwise(messages)) or template.writes(_PROBE, _TWO_USERS):
         return messages
     joint: list[Message] = []
@@ -94,7 +92,7 @@ def _texts(message: Message) -> list[str]:
 
 
 def _joined(parts: list[str | MediaPart]) -> Content:
-    """One text, where they are texts."""
+    """Merge contents; the result is one text if all are texts."""
     texts = [part for part in parts if isinstance(part, str)]
     return JOINT.join(texts) if len(texts) == len(parts) else parts
 

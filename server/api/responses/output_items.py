@@ -1,6 +1,4 @@
-"""Output items that are being written: what an answer consists of, each with the events of its growth.
-
-The events have no numbers yet: which item of which response they belong to is for `events.py` to say."""
+"""Output items in progress: each collects text or a call, and returns its events. `events.py` numbers the events."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from server.generate.logprobs import SampledToken
 
 
 class OpenItem:
-    """An item as far as it has come: `item` is what clients read of it."""
+    """Output item in progress. `item`: its current state as sent to clients."""
 
     id_prefix: str
 
@@ -38,7 +36,7 @@ class OpenItem:
 
 
 class _TextItem(OpenItem):
-    """An item of one part, which is a text."""
+    """Output item with one text part."""
 
     def _part(self) -> api_types.OutputTextPart | api_types.ReasoningTextPart:
         raise NotImplementedError
@@ -54,7 +52,7 @@ class _TextItem(OpenItem):
 
 
 class MessageItem(_TextItem):
-    """Log-probabilities are encoded once, however often they are shown."""
+    """Message in progress. Its log-probabilities are encoded only once."""
 
     id_prefix = "msg_"
 
@@ -85,7 +83,7 @@ def _joined(pieces: list[bytes]) -> list[SampledToken]:
 
 
 class ReasoningItem(_TextItem):
-    """Reasoning item. `is_sealed`: with its text in `encrypted_content` too, for clients that only return that."""
+    """Reasoning in progress. `is_sealed`: `encrypted_content` repeats the text, for clients that send back only that."""
 
     id_prefix = "rs_"
 
@@ -112,7 +110,7 @@ class ReasoningItem(_TextItem):
 
 
 class CallItem(OpenItem):
-    """A call, of a function unless a subclass has another kind. `namespace`: of its tool."""
+    """Tool call in progress, of a function unless a subclass says otherwise. `namespace`: of its tool."""
 
     id_prefix = "fc_"
 
@@ -137,7 +135,7 @@ class CallItem(OpenItem):
 
 
 class CustomCallItem(CallItem):
-    """A call that passes a text, which is read out of its arguments."""
+    """Call of a custom tool in progress. Its input text is extracted from the arguments."""
 
     id_prefix = "ctc_"
 
@@ -146,7 +144,7 @@ class CustomCallItem(CallItem):
         self._reader = InputReader()
 
     def add(self, text: str) -> EventOfItem | None:
-        """Return None where `text`, of the arguments, says nothing of the input."""
+        """Return the event of new input in `text`, a piece of the arguments. None if it has no input characters."""
         return self._delta(self._reader.feed(text))
 
     def _delta(self, text: str) -> EventOfItem | None:

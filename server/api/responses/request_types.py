@@ -1,7 +1,6 @@
-"""Wire type of POST /v1/responses: its fields, their limits, and what stands here only to be refused by name.
+"""Request type of POST /v1/responses: fields, limits, and fields that are rejected by name.
 
-Beside OpenAI's fields those of sampling that the chat route has. Input items are plain JSON here, since a message need not say
-that it is one: `input_items` reads them."""
+The sampling fields of the chat route are accepted too. Input items are plain JSON here; `input_items` parses them."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ class TextWishes(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ReasoningWishes(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Reasoning is shown as the model wrote it: there is no summary of it, whatever `summary` asks for."""
+    """Reasoning options. `summary` has no effect: reasoning is sent verbatim, without a summary."""
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -94,7 +93,7 @@ class GrammarFormat(InputGrammar, kw_only=True, tag_field="type", tag="grammar")
 
 
 class CustomTool(Struct, kw_only=True, tag_field="type", tag="custom"):
-    """Called with a text, not with arguments."""
+    """Tool whose call has a text as input instead of JSON arguments."""
 
     name: ToolName
     description: str | None = None
@@ -123,7 +122,7 @@ class ThisCustomTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field
 
 
 class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
-    """The others may as well not be there. `tools`: by type and name."""
+    """Tool choice that hides all tools but `tools`, given by type and name."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -173,7 +172,7 @@ class ResponsesRequest(
         return LOGPROBS in (self.include or ())
 
     def check(self) -> None:
-        """Fields that contradict each other, and values that are known and not served."""
+        """Raise InvalidRequest for contradicting fields and unsupported values."""
         self.check_constraints()
         if self.background and self.store is False:
             raise InvalidRequest("background needs store: its response is there to be retrieved", param="background")
@@ -183,7 +182,7 @@ class ResponsesRequest(
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
 
     def left_undone(self) -> list[str]:
-        """Hints that are not followed: the answer is one without them, too."""
+        """Return the names of hints without effect on the answer."""
         found: list[str] = []
         if self.reasoning is not None:
             found += [f"reasoning.{name}" for name in ("summary", "generate_summary") if getattr(self.reasoning, name)]
@@ -203,7 +202,7 @@ class ResponsesRequest(
 
 
 class CountRequest(ResponsesRequest, kw_only=True):
-    """Body of /v1/responses/input_tokens: nothing is generated. `input` may be missing after an earlier response."""
+    """Body of /v1/responses/input_tokens. `input` is optional after an earlier response."""
 
     input: str | list[dict[str, Any]] = field(default_factory=list)
 

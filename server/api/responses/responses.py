@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what can be done with a stored response: retrieve, cancel, delete, input items."""
+"""POST /v1/responses, and routes of a stored response: retrieve, cancel, delete, input items."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Q = TypeVar("Q", RetrieveQuery, InputItemsQuery)
 
 
 def _read(http: Request, kind: type[Q], config: ServerConfig) -> Q:
-    """Raises InvalidRequest."""
+    """Read the query as `kind`. Raises InvalidRequest."""
     found = read_query(http, kind, config, lists=("include",))
     if isinstance(found, RetrieveQuery) and found.include_obfuscation:
         raise UnsupportedParameter("include_obfuscation")
@@ -64,7 +64,7 @@ def _read(http: Request, kind: type[Q], config: ServerConfig) -> Q:
 
 
 class Responses:
-    """The handlers of these routes. `store`: where responses are kept."""
+    """Handlers of these routes. `store`: of responses."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
@@ -123,7 +123,7 @@ class Responses:
         return _replay(service, entry, 0 if query.starting_after is None else query.starting_after + 1)
 
     async def cancel(self, service: Service, http: Request) -> ASGIApp:
-        """Ends a response that is being made; one that has ended is returned as it is."""
+        """Cancel a response in progress; a finished one is returned unchanged."""
         entry = self._entry(http)
         if not entry.is_background:
             raise InvalidRequest("Cannot cancel a synchronous response.")
@@ -137,7 +137,7 @@ class Responses:
         return json_response(api_types.DeletedResponse(id=entry.id))
 
     async def input_items(self, service: Service, http: Request) -> ASGIApp:
-        """Lists what the model has read beside the instructions: the input and output of earlier responses come first."""
+        """List the input items, after the input and output of earlier responses. Instructions are not included."""
         query = _read(http, InputItemsQuery, service.config)
         items = [*self._entry(http).conversation()]
         if query.order == "desc":
@@ -158,7 +158,7 @@ class Responses:
         )
 
     async def count_tokens(self, service: Service, http: Request) -> ASGIApp:
-        """Counts the prompt that the same request would make."""
+        """Count the prompt tokens of the same request to /v1/responses."""
         loaded = service.lifecycle.require_model()
         wire = await read_request(http, COUNT, service.config)
         loaded = await lookup.named(call_of(http), loaded, wire.model, to_chat=True)
@@ -172,7 +172,7 @@ class Responses:
         return json_response(await compacted(service, self._store, loaded, http, wire))
 
     def _entry(self, http: Request) -> Entry:
-        """Raises ResponseNotFound."""
+        """Return the stored entry of the path. Raises ResponseNotFound."""
         return self._store.get(http.path_params["response_id"], caller_of(http))
 
 

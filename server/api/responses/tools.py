@@ -64,14 +64,14 @@ class Tools:
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """A tool's name as the model has it."""
+    """Return the function name that the model sees for a tool."""
     if namespace is None:
         return name
     return f"{namespace.removesuffix(JOINT)}{JOINT}{name}"
 
 
 def read(given: Sequence[Json], choice: str | ThisTool | ThisCustomTool | AllowedTools | None) -> Tools:
-    """Raises InvalidRequest."""
+    """Convert tools and tool choice. Raises InvalidRequest."""
     found: list[Tool] = []
     echoed: list[Json] = []
     left_out: dict[str, str] = {}  # what, and where it stands
@@ -91,7 +91,7 @@ def read(given: Sequence[Json], choice: str | ThisTool | ThisCustomTool | Allowe
 
 
 def _read(raw: Json, where: str) -> tuple[list[Tool], Json, list[str]]:
-    """The tools of one entry, what the response says of it, and what of it does nothing."""
+    """Return the tools of one entry, the entry as the response repeats it, and its fields without effect."""
     unread: list[str] = []
     entry = _converted(raw, FunctionTool | CustomTool | NamespaceTool, where, unread)
     if not isinstance(entry, NamespaceTool):
@@ -152,7 +152,7 @@ def _shown(tool: FunctionTool) -> Json:
 def _chosen(
     tools: list[Tool], choice: str | ThisTool | ThisCustomTool | AllowedTools | None, left_out: Mapping[str, str]
 ) -> tuple[ToolChoice | None, list[Tool]]:
-    """The choice, and those of the tools it leaves to be chosen from."""
+    """Return the core's tool choice, and the tools that it allows."""
     match choice:
         case ThisTool(name=name):
             return OnlyFunction(_function(tools, name, choice.namespace, is_custom=False)), tools
@@ -173,7 +173,7 @@ def _chosen(
 
 
 def _function(tools: Sequence[Tool], name: str, namespace: str | None, *, is_custom: bool) -> str:
-    """The function that a choice names; a tool of a namespace also by its name alone, where there is no other of that name."""
+    """Return the function that a choice names. The name of a namespaced tool suffices if it is unique."""
     found = [
         tool for tool in tools
         if tool.is_custom is is_custom and (name == tool.name or name == tool.function.name)
