@@ -30,9 +30,10 @@ MADE_AT_ONCE = 32  # requests, some tenths of a millisecond
 
 
 class Terms(NamedTuple):
-    """Terms of a request that concern the engine. `deadline_s`: by `time.monotonic()`, or None. `cache_salt`: requests share
-    prefixes only if it is equal."""
+    """Terms of a request that concern the engine, and the call it came by. `deadline_s`: by `time.monotonic()`, or None.
+    `cache_salt`: requests share prefixes only if it is equal."""
 
+    call: Call
     priority: int
     deadline_s: float | None
     cache_salt: str | None
@@ -49,7 +50,31 @@ class Terms(NamedTuple):
             raise InvalidRequest(PRIORITY, " needs a server started with --scheduling-policy priority", param=PRIORITY)
         is_shared = call.tenant is None or config.shared_prefix_cache
         salt = cache_salt if is_shared else f"{call.tenant}/{cache_salt or ''}"
-        return cls(priority, call.deadline_s(timeout_s), salt)
+        return cls(call, priority, call.deadline_s(timeout_s), salt)
+
+    def engine_request(
+        self, id: str, prompt_ids: Sequence[int], params: api.SamplingParams | api.PoolingParams, adapter: api.Adapter | None,
+        *, prepared: api.PreparedPrompt | None = None, media: tuple[api.MediaItem, ...] = (), speculative: bool = True,
+        prediction: Sequence[int] = (),
+    ) -> api.Request:  # fmt: skip
+        """Return a request on these terms. Arguments: see `api.Request`."""
+        return api.Request(
+            id=id,
+            prompt_ids=prompt_ids,
+            params=params,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            arrival_s=self.call.arrival_s,
+            prepared=prepared,
+            caller=self.call.caller,
+            deadline_s=self.deadline_s,
+            speculative=speculative,
+            prediction=prediction,
+            parent_id=self.call.id or None,
+            trace_headers=self.call.trace_headers,
+            adapter=adapter,
+            media=media,
+        )
 
 
 async def start(
@@ -83,7 +108,7 @@ async def start(
     _check_beams(request, loaded.engine.model)
     fitted = [_fitted(loaded, request, encoded, given) for given in encoded.prompts]
     requests = await _requests(
-        call, loaded, request, fitted, matchers.factories, terms, id=id, media=encoded.media,
+        loaded, request, fitted, matchers.factories, terms, id=id, media=encoded.media,
         prediction=prediction,
     )  # fmt: skip
     echoes = [
@@ -104,7 +129,6 @@ async def start(
 
 
 async def _requests(
-    call: Call,
     loaded: LoadedModel,
     request: GenerateRequest,
     prompts: Sequence[Sequence[int]],
@@ -118,31 +142,26 @@ async def _requests(
     """Return the engine's requests: one for each answer to each of `prompts`."""
     allowed = None
     if request.sampling.allowed_token_ids is not None:
-        allowed = await allowed_token_ids(request.sampling.allowed_token_ids, call, loaded.engine.model.vocab_size)
+        allowed = await allowed_token_ids(
+            request.sampling.allowed_token_ids, terms.call, loaded.engine.model.vocab_size
+        )
     adapter = loaded.adapter_for(media) if media else loaded.adapter
-    prepared = await all_prepared(loaded, call, prompts, terms.cache_salt, media, adapter)
+    prepared = await all_prepared(loaded, terms.call, prompts, terms.cache_salt, media, adapter)
     requests: list[api.Request] = []
     for ids, made in zip(prompts, prepared, strict=True):
         if requests:
             await asyncio.sleep(0)  # parameters are checked for each prompt
         first = len(requests)
         requests += (
-            api.Request(
-                id=f"{id}-{first + choice}",
-                prompt_ids=ids,
-                params=params,
-                priority=terms.priority,
-                cache_salt=terms.cache_salt,
-                arrival_s=call.arrival_s,
-                caller=call.caller,
-                parent_id=call.id or None,
-                trace_headers=call.trace_headers,
-                deadline_s=terms.deadline_s,
+            terms.engine_request(
+                f"{id}-{first + choice}",
+                ids,
+                params,
+                adapter,
                 prepared=made,
+                media=media,
                 speculative=request.speculative,
                 prediction=prediction,
-                adapter=adapter,
-                media=media,
             )
             for choice, params in enumerate(
                 sampling_params(request, len(ids), matchers, loaded.defaults, loaded.engine.model, allowed)

@@ -135,19 +135,9 @@ class _Run:
     async def _engine_request(self, number: int, prompt: Encoded) -> api.Request:
         params, types = self._request.params, prompt.token_type_ids
         (prepared,) = await all_prepared(self._loaded, self._call, [prompt.ids], self._terms.cache_salt)
-        return api.Request(
-            id=f"{self._id}-{number}",
-            prompt_ids=prompt.ids,
-            params=params if types is None else replace(params, token_type_ids=types),
-            priority=self._terms.priority,
-            cache_salt=self._terms.cache_salt,
-            arrival_s=self._call.arrival_s,
-            caller=self._call.caller,
-            parent_id=self._call.id or None,
-            trace_headers=self._call.trace_headers,
-            deadline_s=self._terms.deadline_s,
-            prepared=prepared,
-            adapter=self._loaded.adapter,
+        params = params if types is None else replace(params, token_type_ids=types)
+        return self._terms.engine_request(
+            f"{self._id}-{number}", prompt.ids, params, self._loaded.adapter, prepared=prepared
         )
 
     def _submit(self, requests: Sequence[api.Request]) -> TokenStream:

@@ -142,21 +142,8 @@ class WindowDecoder:
     def _engine_request(self, item: api.MediaItem, prompt: Sequence[int], params: api.SamplingParams) -> api.Request:
         self._num_requests += 1
         self.num_prompt_tokens += len(prompt)
-        return api.Request(
-            id=f"{self._id}-{self._num_requests - 1}",
-            prompt_ids=prompt,
-            params=params,
-            priority=self._terms.priority,
-            cache_salt=self._terms.cache_salt,
-            arrival_s=self._call.arrival_s,
-            caller=self._call.caller,
-            parent_id=self._call.id or None,
-            trace_headers=self._call.trace_headers,
-            deadline_s=self._terms.deadline_s,
-            speculative=False,
-            adapter=self._loaded.adapter,
-            media=(item,),
-        )
+        id = f"{self._id}-{self._num_requests - 1}"
+        return self._terms.engine_request(id, prompt, params, self._loaded.adapter, media=(item,), speculative=False)
 
     async def _run(self, request: api.Request, note: NoteIds | None = None) -> Drawn:
         """Return what the engine draws for `request`."""
