@@ -1,1 +1,1 @@
-"""The neutral core: from what a client wants generated to prompt ids, and from token ids to events. No API, no HTTP, no frames."""
+"""API-neutral core of generation: requests to prompt ids, token ids to events. Knows no API, HTTP or frames."""

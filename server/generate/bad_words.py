@@ -1,9 +1,8 @@
-"""Bad words: token sequences that an answer does not contain.
+"""Bad words: token sequences that an answer must not contain.
 
-A word is forbidden as the tokenizer would write it at the beginning of a text and behind a space; of a word of several tokens only
-the last is forbidden, and only where those before it have been drawn. That is vLLM's `bad_words`, but for a word whose two
-spellings differ in length, both of which are forbidden here. Spelled otherwise, a word can still come out. The prompt does
-not count."""
+Each word is encoded as at the beginning of a text and as after a space. Of a word with several tokens, only the last is
+banned, and only after the others. This is vLLM's `bad_words`, except that both encodings are banned if they differ in
+length. Other spellings of a word remain possible. The prompt is not searched."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 def forbid(words: Iterable[str], encode: Encode, vocab_size: int) -> MatcherFactory:
-    """Return a factory of matchers that exclude `words`. They are encoded when the first matcher is made, on its thread."""
+    """Return a factory of matchers that ban `words`. The first matcher encodes them, on its thread."""
     given = tuple(words)
 
     @cache
@@ -46,7 +45,7 @@ class _Rules:
 
 
 class BadWords:
-    """A TokenMatcher."""
+    """TokenMatcher that bans the last token of each forbidden sequence."""
 
     def __init__(self, rules: _Rules) -> None:
         self._rules = rules

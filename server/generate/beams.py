@@ -83,21 +83,21 @@ class BeamSearch(TokenStream):
         raise StopAsyncIteration
 
     def stop(self, index: int) -> None:
-        """An answer comes whole, with its end: there is nothing left to stop."""
+        """Do nothing: an answer is delivered complete."""
 
     def _questions(self) -> Iterator[tuple[_Search, Request]]:
         """Yield the requests of searches that are not over."""
         return ((search, request) for search in self._searches if not search.over for request in search.questions())
 
     async def _replies(self) -> list[Output]:
-        """The replies, one for each question."""
+        """Wait for the output of each request, in order."""
         replies: dict[int, Output] = {}
         async for outputs in self._stream:
             replies |= {output.index: output for output in outputs}  # of one token, so there is one each
         return [replies[index] for index in range(len(self._open_questions))]
 
     def _settle(self, replies: Sequence[Output]) -> Iterator[Output]:
-        """Every search goes on by a token; the answers of those that are over."""
+        """Advance every search by one token. Yield the answers of finished searches."""
         of_search: dict[_Search, list[Output]] = {}
         for (search, _), reply in zip(self._open_questions, replies, strict=True):
             of_search.setdefault(search, []).append(reply)
@@ -118,7 +118,7 @@ class _Beam:
 
 
 class _Search:
-    """The beams of one prompt. Over when `answers` has something to say."""
+    """Beams of one prompt. It is finished when `answers` is not None."""
 
     def __init__(self, number: int, request: Request, params: BeamParams, eos_token_ids: frozenset[int]) -> None:
         sampling = request.sampling
@@ -147,7 +147,7 @@ class _Search:
         return self._score(self._running[0].score, length) <= self._complete[-1][0]
 
     def questions(self) -> Iterator[Request]:
-        """Requests for the next token of every beam."""
+        """Yield requests for the next token of every beam."""
         request, banned = self._request, len(self._ends) if self._must_go_on else 0
         params = SamplingParams(1, temperature=0.0, ignore_eos=True, logprobs=self._num_candidates + banned)
         if not self._length:
@@ -166,7 +166,7 @@ class _Search:
             )
 
     def advance(self, replies: Sequence[Output]) -> None:
-        """Advance the search. `replies`: of each beam, in order."""
+        """Advance the search. `replies`: one output per beam, in order."""
         self._first_reply = self._first_reply or replies[0]
         self._failed = next((reply for reply in replies if reply.finish is not FinishReason.LENGTH), None)
         if self._failed is not None:
@@ -243,7 +243,7 @@ class _Search:
         heads: list[tuple[float, int, int]], beam: _Beam, number: int, top: Sequence[tuple[int, float]], place: int,
         banned: frozenset[int],
     ) -> None:  # fmt: skip
-        """The next token of `top` from `place` on that is not banned, if there is one."""
+        """Push the first token of `top`, from `place` on, that is not banned."""
         while place < len(top) and top[place][0] in banned:
             place += 1
         if place < len(top):

@@ -1,4 +1,4 @@
-"""Collecting a whole answer: everything the engine says is read to its end, unless the client leaves before."""
+"""Collection of a whole answer: reads all Outputs, unless the client disconnects first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.http.errors import Aborted, ClientLeft
 
 
 class Presence(Protocol):
-    """Watch of a client. The block is left early when the client has left; then `gone` is true."""
+    """Context manager that watches a client. If it disconnects, the block is cancelled and `gone` is true."""
 
     gone: bool
 

@@ -1,7 +1,7 @@
-"""Custom tools: called with a text in place of arguments. To the model each is a function of one string, `input`, which the tool's
-grammar holds, if it has one; here are both ways between the two.
+"""Custom tools: their call has a text as input instead of JSON arguments. The model sees a function with one string argument
+`input`, which the tool's grammar constrains if it has one.
 
-The arguments are {"input": …}. Where a model that nothing held to that wrote others, these are the text, as they are."""
+The arguments are {"input": …}. If an unconstrained model writes other arguments, they are the input, verbatim."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNITS: Final = re.compile(
 
 
 def custom_function(name: str, description: str | None, given: InputGrammar | None) -> Function:
-    """The function that stands for a custom tool; its description says `given`, the grammar of the input, too."""
+    """Return the function for a custom tool. Its description includes `given`, the grammar of the input."""
     if given is None:
         return Function(name, description or None, _SCHEMA)
     is_regex = given.syntax == "regex"
@@ -37,18 +37,18 @@ def custom_function(name: str, description: str | None, given: InputGrammar | No
 
 
 def arguments_of(text: str) -> str:
-    """The arguments by which a model passes `text`."""
+    """Return the JSON arguments for the input `text`."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
 def input_of(arguments: str) -> str:
-    """The text that whole arguments pass."""
+    """Return the input in complete JSON arguments."""
     reader = InputReader()
     return reader.feed(arguments) + reader.end()
 
 
 class InputReader:
-    """Reads the text out of arguments as they arrive."""
+    """Incremental reader of the input in streamed JSON arguments."""
 
     def __init__(self) -> None:
         self._text = ""  # not let out yet
@@ -56,7 +56,7 @@ class InputReader:
         self._is_over = False
 
     def feed(self, arguments: str) -> str:
-        """Return the part of the input that became certain."""
+        """Return the characters of the input that became certain."""
         if self._is_over:
             return ""
         self._text += arguments
@@ -72,7 +72,7 @@ class InputReader:
         return _decoded(whole.group())
 
     def end(self) -> str:
-        """Return the rest: all arguments if they have another form, or the last characters of an input that broke off."""
+        """Return the rest: the last characters of a truncated input, or all arguments if they have another form."""
         if self._is_over:
             return ""
         self._is_over = True

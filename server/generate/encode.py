@@ -48,9 +48,9 @@ _EFFORT, _KWARGS = Field("reasoning_effort"), Field("chat_template_kwargs")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Prompts as ids. `media`: of the only prompt. `output_parser` None: answers are text. `ignored`: fields that this model's
-    template does not read; the client has to learn of them. `continues`: an answer's text goes on where the prompt's ends.
-    `stop_ids`: further tokens that end an answer."""
+    """Prompts as ids. `media`: of the only prompt. `output_parser` None: answers are plain text. `ignored`: fields that the
+    model's template does not read, to be reported. `continues`: an answer continues the prompt's last text. `stop_ids`:
+    further end tokens."""
 
     prompts: Sequence[list[int]]
     media: tuple[MediaItem, ...] = ()
@@ -64,7 +64,7 @@ class Encoded:
 async def encode_prompt(
     prompt: Prompt, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> Encoded:
-    """Return the ids of the prompt of `request`; each kind of Prompt has a function of its own. Raises InvalidRequest."""
+    """Return the ids of the prompt of `request`, by a function per kind of Prompt. Raises InvalidRequest."""
     raise NotImplementedError(type(prompt).__name__)
 
 
@@ -81,8 +81,8 @@ async def text_ids(
     fits: bool = True,
     plain: bool = False,
 ) -> list[int]:
-    """The ids of `text`. One that is too long raises ContextLengthExceeded if it has to fit, else InvalidRequest, at the cost of
-    its beginning only; one that is a little too long comes back whole."""
+    """Return the ids of `text`. Raises ContextLengthExceeded for a text far too long for the context if `fits`, else
+    InvalidRequest; only its beginning is encoded. A text slightly too long is returned whole."""
     return await call.run_pieces(
         len(text),
         encode_pieces(loaded, text, add_special_tokens=add_special_tokens, param=param, fits=fits, plain=plain),
@@ -154,13 +154,13 @@ async def _encode_chat(
 
 
 def check_template(loaded: LoadedModel) -> None:
-    """Raise InvalidRequest for a model that generates and has no chat template."""
+    """Raise InvalidRequest if a generating model has no chat template."""
     if loaded.pooling is None and not loaded.chat_template:
         raise InvalidRequest(NO_TEMPLATE, param=MESSAGES)
 
 
 async def chat_ids(loaded: LoadedModel, call: Call, chat: Chat) -> list[int]:
-    """The ids alone: what /tokenize counts is what a chat is charged. Raises InvalidRequest."""
+    """Return the ids of a conversation, as a chat request would use them. Raises InvalidRequest."""
     rendered, _ = await _render(loaded, call, chat, tools_json(chat.shown_tools), fits=True)
     return rendered.ids
 
@@ -232,8 +232,8 @@ async def _render(
 def _with_media(
     control: ControlTokens, text: str, escaped: str | None, media: PromptMedia
 ) -> tuple[str, str | None, list[ReadMedia]]:
-    """A rendered prompt (see `ChatTemplate.render_shielded`) with what stands for each of `media` in place of its placeholder, and
-    these in the order in which they stand there. Raises PlaceholderError."""
+    """Replace the placeholders in a rendered prompt (see `ChatTemplate.render_shielded`) by the full placeholders of
+    `media`. Also return the media in prompt order. Raises PlaceholderError."""
     for modality, token in media.tokens.items():
         text = text.replace(MEDIA_MARKS[modality], token)
         if escaped is not None:
@@ -259,8 +259,8 @@ def _check_results(loaded: LoadedModel, messages: Sequence[Message]) -> None:
 
 
 async def _within_bounds(template: ChatTemplate, call: Call, cost: int, work: Callable[[float], Pieces[T]]) -> T:
-    """The result of `work`, which is given the seconds that the template may take, and costs so much if `template` is like others.
-    One that was seen to take long, however short the conversation, never does so on the event loop again."""
+    """Return the result of `work(seconds)`, on the loop only if `cost` is small. A template that was slow once always runs
+    on a thread."""
     if cost <= SHORT_CHARS and not template.is_slow:
         try:
             return await call.run_pieces(cost, work(SHORT_RENDER_S))
@@ -270,7 +270,7 @@ async def _within_bounds(template: ChatTemplate, call: Call, cost: int, work: Ca
 
 
 def _check_count(loaded: LoadedModel, chat: Chat, *, fits: bool) -> None:
-    """Raises InvalidRequest for what is too many before a template looks at it: every message is a token at least."""
+    """Raise ContextLengthExceeded for more messages than the context has tokens, InvalidRequest for too many template_kwargs."""
     if len(chat.template_kwargs) > MAX_KWARGS:
         raise InvalidRequest(_KWARGS, f" has more than {MAX_KWARGS} names", param=_KWARGS)
     limit = loaded.engine.model.max_model_len
@@ -306,7 +306,7 @@ def _cost(*given: Any) -> int:
 def _effort(
     chat_format: ChatFormat, template: ChatTemplate, effort: str | None, *, with_tools: bool
 ) -> tuple[Mapping[str, Any], tuple[Field, ...]]:
-    """The template's variables for reasoning_effort, and the fields that it does not read."""
+    """Return the template's variables for reasoning_effort, and the fields that it does not read."""
     if effort is None or not template:
         return {}, ()
     words = chat_format.tool_parser.efforts if chat_format.tool_parser is not None else None
@@ -333,7 +333,7 @@ def _is_reasoning_open(chat_format: ChatFormat, text: str, chat: Chat) -> bool:
 
 
 def tools_json(tools: Sequence[Function]) -> list[Json]:
-    """The tools as templates and tool parsers read them: nothing is missing, and nothing stands there for the server alone."""
+    """Return the tools as templates and tool parsers expect them, with defaults and without server fields."""
     return [
         {
             "type": "function",
@@ -348,7 +348,7 @@ def tools_json(tools: Sequence[Function]) -> list[Json]:
 
 
 def messages_json(messages: Sequence[Message]) -> list[Json]:
-    """Messages without what they do not have; results carry their function's name."""
+    """Return the messages without empty fields. Tool results have their function's name."""
     names: dict[str, str] = {}  # of the calls so far, by id
     return [_message_json(message, names) for message in messages]
 

@@ -1,10 +1,9 @@
-"""Generation: the sequences of one HTTP request, from the token ids that settle to what a client reads.
+"""Generation: the sequences of one HTTP request, from token ids to text and events.
 
-Each choice is a chain of codecs: ids to text (Detokenizer), text to text that stops (StopStrings), and for chats that call
-tools or reason, text to events. Stop strings are looked for in all the model writes. What reads text takes `Choice.feed`,
-what reads events `Choice.events`; how that is wrapped is `frames`' business. Every choice ends exactly once, with a reason: the
-engine's; "stop" where a stop string ended it, or a call too many, and then the engine is told at once; "tool_calls" where it
-stopped with calls to be made."""
+Each choice is a chain of codecs: Detokenizer, StopStrings (over all text), and a parser for tool calls and reasoning.
+Callers use `Choice.feed` for text or `Choice.events` for events; `frames` formats them. Each choice ends once, with a
+reason: the engine's; "stop" after a stop string or an excess tool call, which also stops the engine; or "tool_calls" after
+calls."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _NO_STOPS = StopStrings(())
 
 
 class TextOptions(Shown, frozen=True, kw_only=True):
-    """Options of a request's text, for one model. Options of its tokens are SamplingParams."""
+    """Options of a request's text; those of its tokens are SamplingParams."""
 
     min_tokens: int = 0  # stop strings are looked for after this many tokens
     continues_prompt: bool = False  # the text goes on where the prompt's ends, leading spaces and all
@@ -94,9 +93,9 @@ class Choice:
         self.stop_reason: str | int | None = None
 
     def feed(self, output: Output) -> str:
-        """The text that may be shown now, whatever it means. Sets `finish_reason` with the last of it.
+        """Return the text that can be sent now. Sets `finish_reason` with the last text.
 
-        Raises EngineFailed, and ApiError where its time was over or its constraints could not be kept."""
+        Raises EngineFailed, and ApiError if the deadline passed or constraints could not be kept."""
         ids = output.token_ids
         if self._writer is not None:
             self.num_tokens += self._writer.take_num_tokens()
@@ -137,23 +136,23 @@ class Choice:
             self._logprobs += zip(ids, logprobs, strict=False)
 
     def take_token_ids(self) -> list[int]:
-        """All that settled since the last call, the one that ended the answer included, if the client wants them."""
+        """Return the ids since the last call, including the end token, if the client requested them."""
         taken, self._token_ids = self._token_ids, []
         return taken
 
     def take_logprobs(self) -> list[Entry]:
-        """The log-probabilities of the tokens fed since the last call, if the request wants them."""
+        """Return the log-probabilities since the last call, if the client requested them."""
         taken, self._logprobs = self._logprobs, []
         return taken
 
     @property
     def mean_logprob(self) -> float:
-        """The mean over the tokens whose log-probabilities have not been taken; an empty answer is the worst."""
+        """Return the mean log-probability of the tokens not taken yet; minus infinity if there are none."""
         found = [entry.logprob for _, entry in self._logprobs if entry is not None]
         return sum(found) / len(found) if found else -math.inf
 
     def _shown(self, output: Output) -> Sequence[int]:
-        """The ids whose text belongs to the answer: a token that ended it does so only if stops are to be included."""
+        """Return the ids whose text belongs to the answer. The end token does only with `include_stop`."""
         hide = output.finish is FinishReason.STOP and not (self._options.include_stop or output.complete)
         return output.token_ids[:-1] if hide else output.token_ids
 
@@ -186,7 +185,7 @@ class Choice:
         return list(joined(shown)) if len(shown) > 1 else shown
 
     def _wanted(self, events: list[Event]) -> Iterator[Event]:
-        """Yields those of `events` that the request wants to see. A call too many ends the answer."""
+        """Yield the events that the client requested. An excess tool call ends the answer."""
         output_parser = self._options.output_parser
         assert output_parser is not None, "there is a codec"
         for event in events:
@@ -207,7 +206,7 @@ class Choice:
                 yield event
 
     def _call_id(self, call: ToolCall) -> str:
-        """The model's own name for the call, if no other has it."""
+        """Return the model's own id of the call if it is unused, else a new one."""
         output_parser = self._options.output_parser
         assert output_parser is not None, "there is a codec"
         assert output_parser.tool_parser is not None, "there is a call"
@@ -218,7 +217,7 @@ class Choice:
         return id
 
     def _by_token(self, output: Output, stops: StopStrings) -> Iterator[str]:
-        """The text of each token, so that what follows a stop string is never counted, however many came at once."""
+        """Yield the text of each token, so that tokens after a stop string are not counted."""
         shown = self._shown(output)
         for number, token_id in enumerate(shown):
             self._note((token_id,), output.logprobs and output.logprobs[number:])
@@ -232,7 +231,7 @@ class Choice:
         yield text if stops.stopped is not None else self._finished(output, text + stops.flush())
 
     def _pass(self, text: str, stops: StopStrings, output: Output) -> str:
-        """Return the part of `text` that the stop strings let through. The last counted token brought it."""
+        """Return the part of `text` before a stop string, and end the choice there."""
         text = stops.feed(text, self.num_tokens > self._options.min_tokens)
         if stops.stopped is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP.value, stops.stopped
@@ -246,9 +245,9 @@ class Choice:
 
 
 class PromptChoice(Choice):
-    """A choice that shows its prompt too: the log-probabilities of its tokens, and with `echo` its text, before its own.
+    """Choice that also returns prompt log-probabilities, and with `echo` the prompt's text first.
 
-    `source`: the choice whose request has the prompt's log-probabilities, None where it is this one."""
+    `source`: the choice whose sequence has the prompt log-probabilities; None: this one."""
 
     __slots__ = ("_prompt_ids", "_prompt_logprobs", "_source", "_text", "_untaken")
 
@@ -289,9 +288,9 @@ class PromptChoice(Choice):
 
     @property
     def prompt_logprobs(self) -> list[Entry]:
-        """The log-probabilities of the prompt's tokens, once something has been fed.
+        """Return the prompt log-probabilities; call `feed` first.
 
-        Raises EngineFailed where the sequence ended before its prompt's log-probabilities came."""
+        Raises EngineFailed if the sequence ended without them."""
         first, *others = self._prompt_ids
         if len(self._source._prompt_logprobs) != len(others):
             raise EngineFailed("it ended before the log-probabilities of its prompt were computed")
@@ -302,8 +301,7 @@ class PromptChoice(Choice):
 
 
 def failure_of(output: Output, constrained_by: str | None = None) -> Exception:
-    """Return the error of a request that ended without its answer. `constrained_by`: the field whose constraint it was held
-    to."""
+    """Return the error of a request that ended without its answer. `constrained_by`: the field of its constraint."""
     if output.finish is FinishReason.INVALID:
         words = output.error or "the answer cannot be held to it"
         return InvalidRequest(words if constrained_by is None else f"{constrained_by}: {words}", param=constrained_by)
@@ -317,11 +315,11 @@ def failure_of(output: Output, constrained_by: str | None = None) -> Exception:
 
 
 class EngineFailed(Exception):
-    """The engine's words on a request it could not finish: for the log, not for the client."""
+    """Internal error of the engine. Its message is for the log, not for the client."""
 
 
 class _Opened:
-    """A generation's stream, for its choices, which would keep each other if they had the generation itself."""
+    """Holder of a generation's stream. Choices refer to it instead of the generation, to avoid a reference cycle."""
 
     stream: TokenStream | None = None
 
@@ -331,8 +329,8 @@ class _Opened:
 
 
 class Generation:
-    """Generation of a request's answers. `requests`: equally many for each prompt, prompt by prompt, of which `n` are
-    answers. `echoes`: one for each prompt, or none. `beams`: answers are found by beam search."""
+    """Answers of one request. `requests`: in order of prompts, equally many each, of which `n` become answers. `echoes`: one
+    per prompt, or none. `beams`: by beam search."""
 
     def __init__(
         self, loaded: LoadedModel, requests: Sequence[Request], num_prompts: int, n: int, options: TextOptions,
@@ -371,7 +369,7 @@ class Generation:
         return Style(self.options.tokens_as_ids, self.options.skip_special_tokens, echo)
 
     def open(self) -> TokenStream:
-        """Hands the requests to the engine. Raises EngineError where it takes none of them."""
+        """Submit the requests to the engine. Raises EngineError if it accepts none."""
         if self._beams is not None:
             stream: TokenStream = BeamSearch(self._engine, self.requests[:: self._per_prompt], self._beams)
         else:
@@ -380,14 +378,14 @@ class Generation:
         return stream
 
     def release(self) -> None:
-        """Free the log-probabilities of prompts. On any thread."""
+        """Free prompt log-probabilities. Thread-safe."""
         for choice in self.choices:
             if isinstance(choice, PromptChoice):
                 choice.release()
 
     @property
     def rendering_chars(self) -> int:
-        """Cost of writing log-probabilities, in characters of text that take as long to tokenise."""
+        """Return the cost of encoding log-probabilities, in characters of tokenising."""
         tables = 0 if self.options.logprobs is None else (2 + self.options.logprobs) * self.num_completion_tokens
         for request in self.requests[:: self._per_prompt]:
             if request.sampling.prompt_logprobs is not None:
@@ -396,12 +394,13 @@ class Generation:
 
     @property
     def competes(self) -> bool:
-        """True if more sequences are generated than are answers."""
+        """True if more sequences are generated than returned (`best_of` > `n`)."""
         return self._n < self._per_prompt
 
     @cached_property
     def best(self) -> Sequence[int]:
-        """The choices that are the answers, prompt by prompt; where they compete, once all have ended, the likeliest first."""
+        """Return the indices of the returned choices, in order of prompts. If choices compete, all must have ended; the most
+        likely is first."""
         if not self.competes:
             return range(len(self.choices))
         found: list[int] = []
@@ -412,7 +411,7 @@ class Generation:
 
     @property
     def aborted(self) -> bool:
-        """The server ended a choice before its time."""
+        """True if the server ended a choice early."""
         return any(choice.finish_reason == FinishReason.ABORT for choice in self.choices)
 
     @property
@@ -421,7 +420,7 @@ class Generation:
 
     @property
     def num_media_tokens(self) -> dict[str, int]:
-        """Tokens of the prompts that take an encoder's outputs, by modality."""
+        """Return the number of placeholder tokens of the prompts, by modality."""
         found: dict[str, int] = {}
         for request in self.requests[:: self._per_prompt]:
             for item in request.media:
@@ -432,12 +431,12 @@ class Generation:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Cached tokens of the prompts; further choices of a prompt find the first one's blocks, which is no merit."""
+        """Return the cached prompt tokens of each prompt's first choice; the other choices always reuse its blocks."""
         return sum(choice.num_cached_tokens for choice in self.choices[:: self._per_prompt])
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens of the completions that are reasoning."""
+        """Return the number of reasoning tokens in the completions."""
         return sum(choice.num_reasoning_tokens for choice in self.choices)
 
     @property
@@ -447,7 +446,7 @@ class Generation:
 
     @property
     def num_draft_tokens(self) -> int:
-        """Tokens of the completions that were guessed and checked."""
+        """Return the number of verified draft tokens."""
         return sum(choice.num_draft_tokens for choice in self.choices)
 
     @property

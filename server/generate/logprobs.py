@@ -1,7 +1,6 @@
-"""Log-probabilities as they are shown: a list of tokens in chats, four parallel lists in completions, a table by id for prompts.
+"""Formats of log-probabilities: a list of tokens in chats, four parallel lists in completions, a table by id for prompts.
 
-A token's text may be half a character, so chats carry its exact bytes as well. Minus infinity has no JSON: -9999 stands for it,
-as it does with vLLM."""
+A token can be part of a character, so chats include its bytes. Minus infinity is written as -9999, as in vLLM."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ _LOWEST = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt that an answer repeats: its ids, and its `text` as the answer has it."""
+    """Prompt that an answer repeats. `text`: its text in the answer."""
 
     ids: Sequence[int]
     text: str
@@ -96,7 +95,7 @@ def completion_writer(tokenizer: Tokenizer, style: Style) -> CompletionWriter:
         return f"token_id:{id}" if style.as_ids else tokenizer.token_bytes(id).decode(errors="replace")
 
     def alternatives(id: int, found: TokenLogprobs) -> dict[str, float]:
-        """The token itself is among them, likely or not. Of several with one text, the first, which is the most likely, counts."""
+        """Return the alternatives and the token itself by text. If several have the same text, the most likely counts."""
         shown: dict[str, float] = {}
         for other, logprob in (*found.top, (id, found.logprob)):
             shown.setdefault(text(other), max(logprob, _LOWEST))
@@ -114,8 +113,8 @@ def completion_writer(tokenizer: Tokenizer, style: Style) -> CompletionWriter:
 
 
 def _places(tokenizer: Tokenizer, style: Style) -> Callable[[int], int]:
-    """Gives, token by token, the character of the answer's text at which each begins; a token that completes a character begins
-    where that does."""
+    """Return a function from each next token to its character offset in the answer. A token that completes a character has
+    the offset of that character."""
     detokenizer = tokenizer.table.detokenizer(skip_special_tokens=style.skip_special_tokens, continues=True)
     end, num_echoed = 0, 0
     if style.echo is not None:
@@ -139,7 +138,7 @@ def _places(tokenizer: Tokenizer, style: Style) -> Callable[[int], int]:
 
 
 def _num_unseen(tokenizer: Tokenizer, echo: Echo) -> int:
-    """Characters of tokens that stand before the text: what the tokenizer put there, such as BOS."""
+    """Return the number of characters of prompt tokens that the echoed text lacks, such as BOS."""
     decoded = tokenizer.decode(echo.ids, skip_special_tokens=False)
     return len(decoded) - len(echo.text) if decoded.endswith(echo.text) else 0
 

@@ -1,6 +1,6 @@
-"""Output constraints: what a request asks of its answer's text, calls, reasoning and words, as the matchers that hold it to that.
+"""Matchers for the output constraints of a request: text format, tool calls, reasoning budget and bad words.
 
-A constraint of a chat is one of what follows the reasoning; calls in it are in the model's own format."""
+In a chat, a constraint applies after the reasoning, and calls have the model's own format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from server.text.tools.registry import name_of
 
 
 class Matchers(NamedTuple):
-    """Matchers of a request. `param`: the field that asks for a form, as in `OutputConstraint`, or None."""
+    """Matchers of a request. `param`: the field with the output constraint, or None."""
 
     factories: tuple[MatcherFactory, ...]
     param: str | None
@@ -59,7 +59,7 @@ async def matchers_for(
 
 
 def _in_chat(chat: Chat, output_parser: OutputParser, answer: OutputConstraint | None) -> OutputConstraint | None:
-    """The constraint of a message, which may hold calls. `answer`: of its text."""
+    """Return the constraint of a message that may contain calls. `answer`: constraint of its text."""
     tool_parser, must_call = output_parser.tool_parser, chat.must_call
     if tool_parser is None:
         return answer

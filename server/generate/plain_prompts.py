@@ -1,5 +1,5 @@
-"""Prompts that are no conversation as token ids: texts, a text with media, embeddings, a gap to fill; and what the engine is given
-of any prompt: cut, echoed, checked and hashed."""
+"""Prompts other than conversations as token ids: texts, text with media, embeddings, infilling. Also truncation, echo,
+checks and hashes of any prompt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUFFIX, TRUNCATE = Field("suffix"), Field("truncate_prompt_tokens")
 
 
 async def predicted_ids(loaded: LoadedModel, call: Call, text: str, param: Field) -> list[int]:
-    """The ids of what an answer may be like, as far as an answer can be: special tokens in it are text."""
+    """Return the ids of the client's `prediction`, at most the length of an answer. Special tokens in it are text."""
     ids = await text_ids(loaded, call, text, add_special_tokens=False, param=param, fits=False, plain=True)
     return ids[: loaded.engine.model.max_model_len]
 
@@ -75,7 +75,7 @@ def _prompt_ids(loaded: LoadedModel, given: Texts, fits: bool) -> Pieces[list[li
 async def _encode_with_media(
     given: TextWithMedia, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> Encoded:
-    """Raises InvalidRequest where there are not as many placeholders as media."""
+    """Encode a text with media. Raises InvalidRequest if the numbers of placeholders and media differ."""
     text, fits = given.text, request.truncation is None
     media = await loaded.media.read(given.media, given.processor_kwargs, call.tenant)
     try:
@@ -92,7 +92,7 @@ async def _encode_with_media(
 async def _encode_embeds(
     given: Embeds, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> Encoded:
-    """An id stands for each vector. Raises InvalidRequest."""
+    """Return a placeholder id for each vector. Raises InvalidRequest."""
     part = given.part
     if not loaded.engine.model.takes_embeds:
         raise InvalidRequest(
@@ -115,10 +115,10 @@ async def _encode_embeds(
 async def _encode_infill(
     given: Infill, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> Encoded:
-    """The prompt between each prefix and the suffix. Special tokens in the texts are text: what is written may be about them. An
-    answer also ends where the model goes on with another file, or with what surrounds the middle.
+    """Return fill-in-the-middle prompts of each prefix and the suffix. Special tokens in the texts are text. Tokens that begin
+    another file or the surrounding text also end an answer.
 
-    Raises InvalidRequest where the model does not fill in the middle, or for ids outside the vocabulary."""
+    Raises InvalidRequest if the model cannot fill in the middle, or for ids outside the vocabulary."""
     fits = request.truncation is None
     infill = loaded.infill
     if infill is None:
@@ -148,7 +148,7 @@ def _plain(loaded: LoadedModel, fits: bool, text: str) -> list[int]:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: Field) -> Pieces[None]:
-    """Checks as `check_token_ids` does."""
+    """Check ids piece by piece; see `check_token_ids`."""
     for start in range(0, len(ids), PIECE):
         if start:
             yield
@@ -158,7 +158,7 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: Field) -> Pieces[None]
 def truncated(ids: Sequence[int], truncation: Truncation, max_tokens: int | None, limit: int) -> Sequence[int]:
     """Return the prompt cut by `truncation`. `limit`: tokens of the context, of which `max_tokens` are reserved.
 
-    Raises InvalidRequest if it asks for more than the context holds."""
+    Raises InvalidRequest if `truncation` exceeds the context."""
     wanted = truncation.num_tokens
     if wanted >= limit:
         raise InvalidRequest(
@@ -169,8 +169,7 @@ def truncated(ids: Sequence[int], truncation: Truncation, max_tokens: int | None
 
 
 def echoed(tokenizer: Tokenizer, request: GenerateRequest, number: int, ids: Sequence[int], *, is_cut: bool) -> Echo:
-    """Return prompt `number` of `request`, `ids` as the engine gets it, to stand before its answers: as it was written, if it was
-    text and is whole."""
+    """Return the echo of prompt `number`. `ids`: as submitted. The client's own text is used if it was not cut."""
     given = None if is_cut else request.prompt.text_of(number)
     return Echo(ids, tokenizer.decode(ids, skip_special_tokens=False) if given is None else given)
 
@@ -186,8 +185,8 @@ async def all_prepared(
     media: tuple[MediaItem, ...] = (),
     adapter: Adapter | None = None,
 ) -> Sequence[PreparedPrompt | None]:
-    """Check and hash long prompts of one request on a thread, so that to submit them costs the loop next to nothing; None for each
-    where they are short together."""
+    """Check and hash long prompts on a thread, so that submitting them is cheap for the loop. Return None for each if all
+    are short."""
     num_tokens = sum(map(len, prompts))
     if num_tokens <= LONG_PROMPT:
         return [None] * len(prompts)

@@ -36,11 +36,11 @@ class Prompt(Struct, frozen=True):
 
     @property
     def field(self) -> Field:
-        """The field that it came from."""
+        """Name of the request field with the prompt."""
         return PROMPT
 
     def text_of(self, number: int) -> str | None:
-        """Prompt `number` as it was written, where it is text alone."""
+        """Return the client's text of prompt `number`; None if it was not plain text."""
         return None
 
 
@@ -48,7 +48,7 @@ class Prompt(Struct, frozen=True):
 
 
 class PastCall(Struct):
-    """A tool call of an earlier turn. `arguments`: an object, or one as JSON text."""
+    """Tool call of an earlier turn. `arguments`: an object, or its JSON text."""
 
     id: str
     name: str
@@ -59,8 +59,8 @@ Content = str | list[str | MediaPart]  # a text, or parts, of which those that a
 
 
 class Message(Struct, kw_only=True):
-    """One message of a conversation. `name`: of the speaker, or of the function
-    whose result this is. `tool_call_id`: of the call whose result this is."""
+    """Message of a conversation. `name`: of the author, or of the function of a tool result. `tool_call_id`: the call of a
+    tool result."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Content | None = None
@@ -71,8 +71,8 @@ class Message(Struct, kw_only=True):
 
 
 class Function(Struct, frozen=True):
-    """A tool. `parameters`: the JSON schema of its arguments. `strict`: calls keep to it. `input_grammar`: of the string `input`,
-    which is the one argument then."""
+    """Tool. `parameters`: JSON schema of its arguments. `strict`: calls must follow it. `input_grammar`: grammar of the only
+    argument, the string `input`."""
 
     name: str
     description: str | None = None
@@ -82,7 +82,7 @@ class Function(Struct, frozen=True):
 
 
 class OnlyFunction(Struct, frozen=True):
-    """The choice of one tool, which has to be called."""
+    """Tool choice that forces a call of one function."""
 
     name: str
 
@@ -91,7 +91,7 @@ ToolChoice = Literal["none", "auto", "required"] | OnlyFunction
 
 
 class Chat(Prompt, frozen=True, kw_only=True):
-    """A conversation to be answered, or counted. `template_kwargs`: further variables for the chat template."""
+    """Conversation to answer or count. `template_kwargs`: additional variables of the chat template."""
 
     messages: Sequence[Message]
     tools: Sequence[Function] = ()
@@ -133,17 +133,17 @@ class Chat(Prompt, frozen=True, kw_only=True):
 
     @property
     def shown_tools(self) -> Sequence[Function]:
-        """The functions that the prompt describes."""
+        """Functions that the prompt describes."""
         return () if self.tool_choice == "none" else self.tools
 
     @property
     def must_call(self) -> bool:
-        """True if the answer must be one or several calls."""
+        """True if the answer must consist of calls."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, OnlyFunction)
 
     @property
     def callable_functions(self) -> Sequence[Function]:
-        """The functions that an answer may call."""
+        """Functions that an answer may call."""
         if isinstance(self.tool_choice, OnlyFunction):
             return [tool for tool in self.tools if tool.name == self.tool_choice.name]
         return self.shown_tools
@@ -159,7 +159,8 @@ class Thinking(NamedTuple):
 
     @classmethod
     def switched(cls, template: ChatTemplate, is_on: bool, *, with_tools: bool, budget: int | None = None) -> Thinking:
-        """Return reasoning that is switched on, with `budget`, or off, in the variables that `template` reads."""
+        """Return options that turn reasoning on or off, by the variables that `template` reads. `budget`: maximum reasoning
+        tokens."""
         switches = template.switches(is_on, with_tools=with_tools)
         return cls(switches, budget=budget if is_on else None if switches else 0, shown=is_on)
 
@@ -168,7 +169,7 @@ class Thinking(NamedTuple):
 
 
 class Texts(Prompt, frozen=True):
-    """One or several prompts, each as text or as token ids; every one is continued by itself."""
+    """One or several independent prompts, each as text or token ids."""
 
     prompts: Sequence[str | list[int]]
     add_special_tokens: bool = True
@@ -184,7 +185,7 @@ class Texts(Prompt, frozen=True):
 
 
 class TextWithMedia(Prompt, frozen=True):
-    """A text in which placeholders stand for `media`."""
+    """Text with placeholders for `media`."""
 
     text: str
     media: Sequence[MediaPart]
@@ -196,14 +197,14 @@ class TextWithMedia(Prompt, frozen=True):
 
 
 class Embeds(Prompt, frozen=True):
-    """A prompt of embeddings, in a file."""
+    """Prompt of precomputed embeddings, in a file."""
 
     part: MediaPart
 
 
 class Infill(Prompt, frozen=True):
-    """Prompt with text missing between each of `prefixes`, as text or ids, and `suffix`. `extra`: further files, by name and
-    text. `middle`: the beginning of the answer."""
+    """Fill-in-the-middle prompt: text is missing between each of `prefixes` (text or ids) and `suffix`. `extra`: further
+    files, by name and text. `middle`: beginning of the answer."""
 
     prefixes: Sequence[str | list[int]]
     suffix: str
@@ -234,14 +235,14 @@ class Shown(Struct, frozen=True, kw_only=True):
 
 
 class OutputConstraint(NamedTuple):
-    """Form of an answer's text. `param`: the field that asks for it, in the client's words or as a Field."""
+    """Constraint of an answer's text. `param`: name of its request field."""
 
     grammar: Grammar
     param: str
 
 
 class Truncation(Struct, frozen=True):
-    """Keep `num_tokens` of a prompt; -1: as many as the context holds beside the answer. `side`: which end goes."""
+    """Truncation of a prompt to `num_tokens`; -1: to the context less the answer. `side`: end that is cut."""
 
     num_tokens: int
     side: Literal["left", "right"] = "left"
@@ -271,17 +272,17 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def num_candidates(self) -> int:
-        """Sequences for each prompt."""
+        """Number of sequences per prompt."""
         return self.best_of or self.n
 
     @property
     def candidates_field(self) -> Field:
-        """The field that says so."""
+        """Name of the field that sets `num_candidates`."""
         return Field("best_of" if self.best_of else "n")
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Alternatives to compute for each token of the prompt: an echo shows those of its answer."""
+        """Number of alternatives per prompt token. With an echo, at least as many as for answer tokens."""
         shown = self.shown
         wanted = [
             count for count in (shown.prompt_logprobs, shown.logprobs if shown.echo else None) if count is not None
@@ -293,32 +294,32 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
 
 
 def json_schema(schema: Any, param: str) -> OutputConstraint:
-    """JSON that satisfies `schema`: an object, or one as JSON text."""
+    """Return a constraint to JSON that satisfies `schema`, an object or its JSON text."""
     return OutputConstraint(JsonSchema(schema), param)
 
 
 def json_object(param: str) -> OutputConstraint:
-    """Any object."""
+    """Return a constraint to any JSON object."""
     return OutputConstraint(ANY_OBJECT, param)
 
 
 def regex(pattern: str, param: str) -> OutputConstraint:
-    """A text that the regular expression `pattern` matches."""
+    """Return a constraint to text that matches `pattern`."""
     return OutputConstraint(Regex(pattern), param)
 
 
 def rules(text: str, param: str) -> OutputConstraint:
-    """A text of a grammar, in Lark's syntax or GBNF."""
+    """Return a constraint to a grammar in Lark or GBNF syntax."""
     return OutputConstraint(Rules(text), param)
 
 
 def structural_tag(tag: Mapping[str, Any], param: str) -> OutputConstraint:
-    """Text in which some strings open a part with a form of its own, as xgrammar describes it."""
+    """Return a constraint by a structural tag, as defined by xgrammar."""
     return OutputConstraint(StructuralTag(tag), param)
 
 
 def _grammar_of(wanted: StructuredOutputs) -> Grammar:
-    """The grammar that `wanted`, which has been checked, describes."""
+    """Return the grammar of the validated fields `wanted`."""
     whitespace, closed = _whitespace(wanted), wanted.disable_additional_properties is not False
     if wanted.regex is not None:
         return Regex(wanted.regex)
@@ -370,7 +371,7 @@ def _whitespace(wanted: StructuredOutputs) -> Whitespace:
 
 
 def _meaning(grammar: Grammar) -> object:
-    """Return a value that is equal for grammars with the same meaning."""
+    """Return a value that is equal for equivalent grammars."""
     if not isinstance(grammar, JsonSchema) or not isinstance(grammar.schema, str):
         return grammar
     try:

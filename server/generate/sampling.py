@@ -50,11 +50,10 @@ def sampling_params(
     model: ModelInfo,
     allowed: frozenset[int] | None = None,
 ) -> list[SamplingParams]:
-    """One for each sequence of a prompt; only the first is asked about the prompt itself, unless answers are streamed. `allowed`:
-    see `allowed_token_ids`.
+    """Return parameters for each sequence of a prompt. Only the first computes prompt log-probabilities, unless answers are
+    streamed. `allowed`: see `allowed_token_ids`.
 
-    Raises ContextLengthExceeded where prompt and answer do not fit, and InvalidRequest where an id lies outside the vocabulary
-    or min_tokens is more than max_tokens."""
+    Raises ContextLengthExceeded, or InvalidRequest for ids outside the vocabulary and min_tokens above max_tokens."""
     max_tokens = _resolve_max_tokens(
         request.max_tokens, request.default_max_tokens, num_prompt_tokens, model, request.prompt.field
     )
@@ -98,7 +97,7 @@ def _shared_params(
 
 
 def for_choice(params: SamplingParams, choice: int, *, with_prompt_logprobs: bool = True) -> SamplingParams:
-    """The params of answer `choice` of n, with a seed of its own: with one for all of them they would be the same answer."""
+    """Return the parameters of answer `choice` of n, with a seed of its own so that answers differ."""
     if params.prompt_logprobs is not None and not with_prompt_logprobs:
         params = dataclasses.replace(params, prompt_logprobs=None)
     if params.seed is None or choice == 0:
@@ -107,8 +106,8 @@ def for_choice(params: SamplingParams, choice: int, *, with_prompt_logprobs: boo
 
 
 async def allowed_token_ids(ids: Sequence[int], call: Call, vocab_size: int) -> frozenset[int]:
-    """Return the ids that alone may be drawn. They are checked off the event loop, and once for all prompts of a request: there may
-    be as many as the vocabulary has.
+    """Return the set of ids that may be sampled, checked once per request and off the event loop: it can be as large as the
+    vocabulary.
 
     Raises InvalidRequest."""
     if len(ids) > vocab_size:
@@ -122,7 +121,7 @@ async def allowed_token_ids(ids: Sequence[int], call: Call, vocab_size: int) -> 
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: Field) -> None:
-    """Check that `ids`, which are not negative, are in the vocabulary."""
+    """Raise InvalidRequest for ids outside the vocabulary. Negative ids must be excluded before."""
     if ids and (largest := max(ids)) >= vocab_size:
         raise InvalidRequest(f"token id {largest} is outside the vocabulary of {vocab_size}", param=param)
 
@@ -130,9 +129,9 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: Field) -> None:
 def _resolve_max_tokens(
     wanted: int | None, default: int | None, prompt_tokens: int, model: ModelInfo, param: Field
 ) -> int:
-    """Tokens to generate at most. `default` None takes the rest of the context.
+    """Return the maximum number of generated tokens. `default` None: the rest of the context.
 
-    Raises ContextLengthExceeded if the prompt leaves no room for one token, unless none is wanted, or less than `wanted`."""
+    Raises ContextLengthExceeded if the context has no room for `wanted` tokens, or for one."""
     limit = model.max_model_len
     room = limit - prompt_tokens
     if room < 1 and (wanted != 0 or room < 0):
@@ -157,7 +156,7 @@ def _at_most(value: int | None, limit: int) -> int | None:
 
 
 def _logprobs(request: GenerateRequest, vocab_size: int) -> int | None:
-    """Answers that compete are compared by theirs."""
+    """Return the number of alternatives per token. Answers that compete always need log-probabilities."""
     if request.shown.logprobs is None and request.num_candidates > request.n:
         return 0
     return _at_most(request.shown.logprobs, vocab_size)

@@ -1,6 +1,5 @@
-"""Start of a generation: prompts become ids, parameters are checked against the model, one engine request for each sequence.
-
-Requests of every API pass here. Knows no HTTP and no frames."""
+"""Start of a generation, for every API: encodes prompts, checks parameters against the model, creates one engine request per
+sequence. Knows no HTTP and no frames."""
 
 from __future__ import annotations
 
@@ -42,10 +41,10 @@ class Terms(NamedTuple):
     def of(
         cls, config: ServerConfig, call: Call, *, priority: int, timeout_s: float | None, cache_salt: str | None
     ) -> Self:
-        """Return the terms of a request that came by `call`. `timeout_s`: the body's. `cache_salt`: the client's;
-        clients divide what is theirs by their own salts, in which there is no slash.
+        """Return the terms of the request `call`. `timeout_s`: from the body. `cache_salt`: the client's, which is combined
+        with the salt of its key.
 
-        Raises InvalidRequest where the scheduler knows no priorities."""
+        Raises InvalidRequest for a priority if the scheduling policy ignores priorities."""
         if priority and config.scheduling_policy != "priority":
             raise InvalidRequest(PRIORITY, " needs a server started with --scheduling-policy priority", param=PRIORITY)
         is_shared = call.tenant is None or config.shared_prefix_cache
@@ -139,7 +138,7 @@ async def _requests(
     media: tuple[api.MediaItem, ...],
     prediction: Sequence[int],
 ) -> list[api.Request]:
-    """Return the engine's requests: one for each answer to each of `prompts`."""
+    """Return one engine request for each answer to each of `prompts`."""
     allowed = None
     if request.sampling.allowed_token_ids is not None:
         allowed = await allowed_token_ids(
@@ -171,7 +170,7 @@ async def _requests(
 
 
 def _check(config: ServerConfig, request: GenerateRequest) -> None:
-    """Raises InvalidRequest where not even an empty queue would take all sequences, so that waiting would not help."""
+    """Raise InvalidRequest if the request has more sequences than an empty queue accepts, so that retrying is useless."""
     num_prompts, width = request.prompt.num_prompts, request.num_candidates
     limit = min(config.max_queue, config.max_num_seqs_per_key or config.max_queue)
     if num_prompts * width > limit:
@@ -184,7 +183,7 @@ def _check(config: ServerConfig, request: GenerateRequest) -> None:
 
 
 def _fitted(loaded: LoadedModel, request: GenerateRequest, encoded: Encoded, given: Sequence[int]) -> Sequence[int]:
-    """Return the ids of a prompt, cut if the client wants that. Raises InvalidRequest."""
+    """Return the ids of a prompt, truncated if requested. Raises InvalidRequest."""
     if not given:
         field = request.prompt.field
         raise InvalidRequest(field, " is empty: there is no token to continue", param=field)
@@ -208,7 +207,7 @@ def _text_options(request: GenerateRequest, encoded: Encoded, constrained_by: st
 
 
 def _check_beams(request: GenerateRequest, model: api.ModelInfo) -> None:
-    """Raise InvalidRequest where the vocabulary has not as many tokens as there are beams."""
+    """Raise InvalidRequest if there are more beams than tokens in the vocabulary."""
     width = request.num_candidates
     num_ends = len(model.eos_token_ids) + len(request.sampling.stop_token_ids or ())
     if request.beams is not None and width + num_ends > model.vocab_size:

@@ -1,4 +1,4 @@
-"""Timings: when a generation was handed to the engine, and when its first and its last tokens came, for APIs that tell that."""
+"""Timings of a generation: submission, first token and last token, for APIs that report them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Timings:
-    """Times of a request. `arrival_s`: when it arrived, by `clock`. What has not happened yet takes no time."""
+    """Times of a request in s. `arrival_s`: arrival, by `clock`. Durations of phases that have not started are 0."""
 
     __slots__ = ("_arrival_s", "_begun_s", "_clock", "_first_s", "_last_s")
 
@@ -18,28 +18,28 @@ class Timings:
         self._last_s: float | None = None
 
     def begin(self) -> None:
-        """The engine gets the request now."""
+        """Record the submission to the engine."""
         self._begun_s = self._clock()
 
     def note(self) -> None:
-        """Note that tokens came."""
+        """Record the arrival of tokens."""
         self._last_s = self._clock()
         if self._first_s is None:
             self._first_s = self._last_s
 
     @property
     def preparing_s(self) -> float:
-        """Seconds until the engine had the request: template, tokens and grammar."""
+        """Return the seconds before submission: template, tokenisation, grammar."""
         return self._begun_s - self._arrival_s
 
     @property
     def prompt_s(self) -> float:
-        """Seconds from then until the first token, including the queue."""
+        """Return the seconds from submission to the first token, including the queue."""
         return 0.0 if self._first_s is None else self._first_s - self._begun_s
 
     @property
     def answer_s(self) -> float:
-        """Seconds from the first token to the latest."""
+        """Return the seconds from the first to the latest token."""
         return 0.0 if self._first_s is None or self._last_s is None else self._last_s - self._first_s
 
     @property

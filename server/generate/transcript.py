@@ -1,6 +1,6 @@
-"""Transcript: what the events of a whole answer add up to, part by part, in the order the model wrote them.
+"""Transcript: the parts of a whole answer, collected from its events in order.
 
-A call that turned out broken is text: nothing the model wrote is lost, and every call there is can be made."""
+A malformed call becomes text, so that no output is lost and every call can be executed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Part = Text | Reasoning | Call
 
 
 class Transcript:
-    """Transcript of an answer. `cut_off`: the call that the token limit interrupted, and its text, which ends `text`."""
+    """Transcript of an answer. `cut_off`: a call interrupted by the token limit, with its text, which is the end of `text`."""
 
     __slots__ = ("_heads", "_places", "_texts", "cut_off")
 

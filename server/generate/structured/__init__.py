@@ -1,1 +1,1 @@
-"""Structured outputs: from what a client asks of an answer's form to the matchers that hold the engine to it."""
+"""Structured outputs: compiles constraints of clients to matchers for the engine."""

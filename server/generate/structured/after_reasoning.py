@@ -1,5 +1,5 @@
-"""Reasoning-aware matchers: reasoning is free, and the answer behind it keeps to its grammar. Only the end of everything may not
-stand in the reasoning, since an answer is wanted."""
+"""Reasoning-aware matchers: the grammar applies to the answer only. Reasoning is free, except for end tokens, so that an
+answer follows."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def after_reasoning(
     closes: Sequence[str],
     reasoning_open: bool,
 ) -> MatcherFactory:
-    """Matchers that use those of `make` only for what follows the first of `closes`.
+    """Return matchers that apply those of `make` to the text after the first of `closes`.
 
-    `reasoning_open`: the prompt has opened the reasoning, so that the model writes no more than its end. Otherwise it may
-    begin with one of `opens`, and if it does not, it is answering from its first token on."""
+    `reasoning_open`: the prompt ends inside the reasoning. Otherwise reasoning starts with one of `opens`; without it, the
+    answer starts at the first token."""
     markers = tuple(close.encode() for close in closes)
     beginnings = (
         () if reasoning_open else tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in opens)

@@ -1,4 +1,4 @@
-"""Bitmasks as `TokenMatcher.allowed` gives them: bit t % 32 of little-endian word t // 32 says that token t may be drawn."""
+"""Token bitmasks, as `TokenMatcher.allowed` returns them: bit t % 32 of little-endian 32-bit word t // 32 allows token t."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def with_bits(mask: Bitmask, token_ids: Iterable[int]) -> bytearray:
 
 
 def without_bits(mask: Bitmask, token_ids: Iterable[int]) -> bytearray:
-    """A copy of `mask` less these tokens. Those beyond its end are not in it: a tokenizer may know more tokens than its model."""
+    """Return a copy of `mask` with `token_ids` cleared. Ids beyond its end are skipped: a tokenizer can be larger than its
+    model."""
     words = bytearray(mask)
     for token_id in token_ids:
         if token_id >> 3 < len(words):

@@ -12,9 +12,9 @@ from server.models.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """Markers of reasoning. `pairs`: opening and closing marker. `reasoning_open`: the prompt has opened it with the first
-    pair. `again`: the common beginning of openings if reasoning may be opened anywhere and repeatedly; when the budget is
-    used up, no opening may follow it. None: it stands at the beginning, or nowhere."""
+    """Markers of reasoning. `pairs`: opening and closing marker. `reasoning_open`: the prompt ends after the first opening
+    marker. `again`: common prefix of openings that may occur repeatedly; no opening may follow it after the budget is used
+    up. None: reasoning occurs only at the beginning."""
 
     pairs: tuple[tuple[str, str], ...]
     reasoning_open: bool = False
@@ -22,7 +22,7 @@ class ReasoningMarkers:
 
 
 def thinking_budget(limit: int, markers: ReasoningMarkers, tokenizer: Tokenizer, vocab_size: int) -> MatcherFactory:
-    """Return matchers that end reasoning after `limit` tokens between the markers, all blocks together."""
+    """Return matchers that end reasoning after `limit` tokens inside of markers, summed over all blocks."""
     pairs = [
         (open.encode(), close.encode(), tokenizer.encode(close, add_special_tokens=False))
         for open, close in markers.pairs
@@ -35,7 +35,7 @@ def thinking_budget(limit: int, markers: ReasoningMarkers, tokenizer: Tokenizer,
 
 
 class _Budget:
-    """Marks are looked for in the bytes of what is written, so that it does not matter which tokens spell them."""
+    """TokenMatcher of the budget. It searches markers in the bytes of the text, so any tokenisation of a marker is found."""
 
     def __init__(
         self,

@@ -1,8 +1,6 @@
-"""The grammar of an answer in a chat: calls in the model's own format, with arguments that keep to their schemas, and where they
-are not all there is, what else may stand in it.
+"""Grammar of a chat's answer: calls in the model's own format with arguments that follow their schemas, and optionally text.
 
-What a tool parser reads it describes itself (`text/tools/`, as a CallFormat); here that becomes a Lark grammar,
-whose rules a RuleWriter writes."""
+The formats come from tool parsers (`text/tools/`) as CallFormats; here they become a Lark grammar, by a RuleWriter."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ _STRING: Schema = {"type": "string"}
 
 
 class Function(Struct, frozen=True):
-    """Function that may be called. `schema`: of its arguments, an object. `input`: grammar of its only argument, a string of
-    that name."""
+    """Function that may be called. `schema`: of its arguments, an object. `input`: grammar of the only argument, the string
+    `input`."""
 
     name: str
     schema: Any
@@ -35,8 +33,8 @@ class Function(Struct, frozen=True):
 
 
 class ChatGrammar(Struct, frozen=True, tag=True):
-    """Grammar of a chat's answer. `functions`: that may be called, by their schemas. `must_call`: an answer is only calls.
-    `answer`: grammar of an answer without calls, None for any text. `several`: an answer may have several calls."""
+    """Grammar of a chat's answer. `functions`: that may be called. `must_call`: an answer consists of calls. `answer`:
+    grammar of an answer without calls, None for any text. `several`: more than one call is allowed."""
 
     tool_parser: str
     functions: tuple[Function, ...]
@@ -83,13 +81,13 @@ class ChatGrammar(Struct, frozen=True, tag=True):
 
 
 def _named(name: str, source: str) -> list[dict[str, Any]]:
-    """A compiled grammar's parts, to stand beside others."""
+    """Return the parts of a compiled grammar under `name`, for use inside of another grammar."""
     first, *others = json.loads(source)["grammars"]
     return [{**first, "name": name}, *others]
 
 
 class _Calls:
-    """Rules of calls. `trigger`: the marker that begins a list of calls, or None."""
+    """Grammar rules of calls. `trigger`: the marker that begins a list of calls, or None."""
 
     def __init__(
         self, writer: RuleWriter, tool_parser: type[ToolParser], functions: Sequence[Function], *, several: bool

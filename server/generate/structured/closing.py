@@ -93,7 +93,7 @@ def _rebuilt(node: Any, closable: set[int]) -> Any:
 
 
 def _schemas(root: dict[str, Any]) -> Iterator[tuple[int, tuple[Any, bool]]]:
-    """Every schema in `root` by its identity, and whether another one speaks of the same value at the same time."""
+    """Yield the id of every schema in `root`, with the schema and whether another schema applies to the same value."""
     found: dict[int, tuple[Any, bool]] = {}
     todo: list[tuple[Any, bool]] = [(root, False)]
     while todo:

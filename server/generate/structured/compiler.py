@@ -59,7 +59,8 @@ class _Compiled:
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer. `eos_token_ids`: what may follow a text that is complete. Belongs to one event loop."""
+    """Compiler and cache of grammars for one tokenizer. `eos_token_ids`: allowed after a complete text. Belongs to one event
+    loop."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Grammars:
                 )
 
     async def factory(self, grammar: Grammar, caller: bytes | None = None) -> MatcherFactory:
-        """Raises GrammarError, or TooManyRequests."""
+        """Return the matcher factory of `grammar`, compiled or from the cache. Raises GrammarError or TooManyRequests."""
         key = msgspec.json.encode(grammar)
         compilation = self._cache.get(key)
         if compilation is None:
@@ -205,7 +206,7 @@ class Grammars:
         return _Compiled(matcher, self._index if repeats else None, time.thread_time() - began_s)
 
     def _first_token(self, mask: bytes) -> int | None:
-        """The first of the tokens in a mask that does not end the text."""
+        """Return the first token of a mask that does not end the text."""
         for at, byte in enumerate(mask):
             for bit in range(8 if byte else 0):
                 id = 8 * at + bit
@@ -222,7 +223,7 @@ class Grammars:
 
 
 class _Compilation:
-    """One grammar on its way, or compiled. `num_bytes`: of what it compiled to, about."""
+    """Grammar being compiled, or compiled. `num_bytes`: approximate size of the result."""
 
     __slots__ = ("caller", "grammar", "is_long", "key", "num_bytes", "num_waiters", "result")
 
@@ -287,7 +288,7 @@ class GrammarMatcher:
 
 
 class _Vocabulary:
-    """A Tokenizer as llguidance wants it."""
+    """Tokenizer in the interface that llguidance expects."""
 
     is_tokenizer_wrapper = True
 

@@ -1,7 +1,7 @@
-"""Grammars: the form a text may have, as clients say it, and the same as llguidance reads it.
+"""Grammars of answers as plain data, from clients, and their source for llguidance.
 
-A grammar is plain data until it is compiled. `source` refuses what would cost the server more than an answer is worth: compiling
-and masking take time and stack that grow with size and depth. It may take milliseconds, so it does not run on the event loop."""
+`source` rejects grammars whose compilation or masks would cost too much: both grow with size and depth. It can take
+milliseconds, so it must not run on the event loop."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class GrammarError(ValueError):
 
 
 class JsonSchema(Struct, frozen=True, tag=True):
-    """JSON that fits `schema`.
+    """Grammar of JSON that satisfies `schema`.
 
-    `whitespace`: white space between JSON's tokens; `pattern`: the same as a regular expression. `closed`: objects that list
-    their properties have no others, unless their schema says so."""
+    `whitespace`: allow whitespace between JSON tokens; `pattern`: its regular expression. `closed`: objects with listed
+    properties have no others, unless their schema allows them."""
 
     schema: Any  # a Schema, or one as JSON text
     whitespace: Whitespace = "compact"
@@ -54,7 +54,7 @@ class JsonSchema(Struct, frozen=True, tag=True):
         return grammars(json_schema=self.checked())
 
     def checked(self) -> dict[str, Any]:
-        """Return the schema with white space and closed objects, as llguidance takes it inside other grammars too.
+        """Return the schema with whitespace options and closed objects, also for use inside of other grammars.
 
         Raises GrammarError."""
         schema = read_json(self.schema, "the schema")
@@ -71,7 +71,7 @@ class JsonSchema(Struct, frozen=True, tag=True):
 
 
 class Regex(Struct, frozen=True, tag=True):
-    """The whole text matches; anchors at the ends say nothing new."""
+    """Grammar of text that matches `pattern` as a whole; anchors at its ends have no effect."""
 
     pattern: str
 
@@ -90,7 +90,7 @@ class Choice(Struct, frozen=True, tag=True):
 
 
 class Rules(Struct, frozen=True, tag=True):
-    """A grammar in Lark's syntax as llguidance extends it, or in EBNF as llama.cpp has it (GBNF)."""
+    """Grammar in llguidance's Lark syntax or in llama.cpp's GBNF."""
 
     text: str
 
@@ -98,7 +98,7 @@ class Rules(Struct, frozen=True, tag=True):
         return grammars(lark_grammar=self.lark())
 
     def lark(self) -> str:
-        """Raises GrammarError."""
+        """Return the grammar in Lark syntax. Raises GrammarError."""
         check_length("the grammar", self.text, MAX_RULE_CHARS)
         try:
             return self.text if is_lark_syntax(self.text) else lark_of(self.text)
@@ -110,7 +110,7 @@ ANY_OBJECT = JsonSchema({"type": "object"})
 
 
 def grammars(**first: Any) -> str:
-    """llguidance's wrapping of one grammar: `lark_grammar` or `json_schema`."""
+    """Return llguidance's JSON for one grammar, either `lark_grammar` or `json_schema`."""
     return json.dumps({"grammars": [first]})
 
 
@@ -136,7 +136,7 @@ def read_json(given: Any, what: str) -> Schema:
 
 
 def check_schema(schema: Schema) -> None:
-    """Raises GrammarError for a schema that is too large, too deep, or asks for arithmetic that automata are bad at."""
+    """Raise GrammarError if a schema is too large, too deep, or has numeric limits that make large automata."""
     num_properties = num_pattern_chars = 0
     for node, depth in _nodes(schema):
         if depth > MAX_DEPTH:
@@ -158,7 +158,7 @@ def check_schema(schema: Schema) -> None:
 
 
 def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
-    """Every object and list, with how deep it lies."""
+    """Yield every object and list of a schema, with its depth."""
     todo = [(schema, 1)]
     while todo:
         node, depth = todo.pop()
@@ -168,7 +168,7 @@ def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _digits(number: float) -> int:
-    """7.50 and 7500 are 75."""
+    """Return the significant digits as an integer: 75 for 7.50 and 7500."""
     return abs(int("".join(map(str, Decimal(str(number)).as_tuple().digits)).rstrip("0") or 0))
 
 
@@ -176,7 +176,7 @@ def _digits(number: float) -> int:
 
 
 class Literals:
-    """Texts as Lark expressions, for one tokenizer; where they spell special tokens, these are meant."""
+    """Converter of texts to Lark expressions, for one tokenizer. A text that spells a special token becomes that token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         ids = sorted(tokenizer.special_ids)
@@ -219,7 +219,7 @@ _MEANT: Final = frozenset("^-/")  # inside [ ] these would mean something, so th
 
 
 def lark_of(text: str) -> str:
-    """Raises ValueError, or whatever the converter trips over."""
+    """Convert GBNF to Lark syntax. Raises ValueError, or an error of the converter."""
     return gbnf_to_lark(_PIECES.sub(_rewritten, text))
 
 

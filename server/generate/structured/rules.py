@@ -1,7 +1,7 @@
-"""RuleWriter: rules of a Lark grammar as they come up while a tool parser describes its calls.
+"""RuleWriter: builds the rules of a Lark grammar while a tool parser describes its calls.
 
-Free text goes up to the next marker, values between tags are held to what a schema says of them. One limit is left: a string
-inside JSON between tags may spell the closing tag, unless that is a special token."""
+Free text extends to the next marker. Values between tags follow their schema. Known gap: a string inside JSON between tags
+can spell the closing tag, unless that is a special token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_ALTERNATIVES_DEPTH = 32
 
 
 class RuleWriter:
-    """The rules as they come up. `text.tools.call_format.Writer` has more to say of its methods."""
+    """Builder of Lark rules. `text.tools.call_format.Writer` documents its methods."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._literals = Literals(tokenizer)
@@ -66,7 +66,7 @@ class RuleWriter:
         return self._made[definition]
 
     def other(self, prefix: str, lark: str) -> str:
-        """Put a whole grammar beside the rules, and return the name by which these refer to it."""
+        """Add a separate grammar, and return the name by which rules refer to it."""
         name = f"{prefix}{len(self.others)}"
         self.others.append({"name": name, "lark_grammar": lark})
         return name
@@ -78,7 +78,8 @@ class RuleWriter:
         return f"({' | '.join(expressions)})"
 
     def free(self, markers: Sequence[str], not_first: str = "") -> str:
-        """Any text without `markers`, that does not begin with white space or `not_first`, if there are such characters."""
+        """Return an expression for text without `markers`. If `not_first` is given, it must not start with whitespace or
+        these characters."""
         spelled = [marker for marker in markers if marker not in self._literals]
         bodies = ["ANY"] if not not_first else [f"/[^{_in_class(not_first)}\\s](?s:.*)/"]
         if spelled:
@@ -86,13 +87,13 @@ class RuleWriter:
         return "ANY" if bodies == ["ANY"] else self._terminal(" & ".join(bodies))
 
     def until(self, marker: str, others: Sequence[str] = ()) -> str:
-        """Return any text without `others`, and the first `marker`: a lexeme takes as much as it can get, unless it is lazy, and no
-        text can spell a special token."""
+        """Return an expression for text without `others`, up to the first `marker`. A marker of ordinary characters needs a
+        lazy rule; a special token does not, because text cannot spell it."""
         body, written = self.free(others), self.text(marker)
         return f"{body} {written}" if written.startswith("<[") else self.rule(f"{body} {written}", "[lazy]")
 
     def text_schema(self, grammar: Regex | Rules) -> Schema:
-        """A string that keeps to `grammar`, in the words of `json` and `raw`."""
+        """Return a schema for a string that follows `grammar`, for `json` and `raw`."""
         if isinstance(grammar, Regex):
             return {"type": "string", "pattern": f"^(?:{grammar.pattern})$"}
         lark = grammar.lark()
@@ -111,7 +112,7 @@ class RuleWriter:
         return self.rule(f"%json {json.dumps(JsonSchema({**definitions, **schema}).checked())}")
 
     def _quoted(self, schema: Schema) -> str:
-        """A JSON string whose text keeps to a grammar."""
+        """Return the rule of a JSON string whose text follows a grammar."""
         name = f"q{schema[_GRAMMAR][0]}"
         if all(other["name"] != name for other in self.others):
             self.others.append({"name": name, "lark_grammar": quoted(schema[_GRAMMAR][1])})
@@ -134,7 +135,7 @@ class RuleWriter:
         return self.rule(f"{self._string(schema, [marker])} {self.text(end)}", "[lazy]")
 
     def _string(self, schema: Schema, without: Sequence[str]) -> str:
-        """Text that the schema allows as a string."""
+        """Return the rule of an unquoted string that follows `schema` and does not contain `without`."""
         if unwritten := schema.keys() & COMBINING:
             raise GrammarError(f"{', '.join(unwritten)} is more than this model's way to write strings takes")
         free = self.free(without)
@@ -184,7 +185,7 @@ class RuleWriter:
         return first
 
     def _object(self, schema: Schema) -> Schema:
-        """An object whose properties are listed."""
+        """Return the dereferenced schema of an object. Raises GrammarError unless it lists its properties."""
         schema = dereferenced(schema, self.root)
         listed = as_schema(schema.get("properties"))
         required = schema.get("required") or []
@@ -197,7 +198,7 @@ class RuleWriter:
 
 
 def _both(schema: Schema, branch: Schema) -> Schema:
-    """Both of them at once."""
+    """Merge a schema with a branch of its anyOf. Raises GrammarError if they define the same keyword differently."""
     twice = schema.keys() & branch.keys() - _TELLING_NOTHING
     if any(schema[name] != branch[name] for name in twice):
         raise GrammarError(
@@ -207,7 +208,7 @@ def _both(schema: Schema, branch: Schema) -> Schema:
 
 
 def _in_class(characters: str) -> str:
-    """Characters as they stand in the brackets of a regular expression."""
+    """Escape `characters` for a character class of a regular expression."""
     return "".join(f"\\{char}" for char in characters)
 
 
@@ -237,7 +238,7 @@ _FORMATS: Final[Mapping[str, str]] = {
 
 
 def patterns_of(schema: Schema) -> list[str]:
-    """The patterns in Lark's syntax; none where any text will do. Raises GrammarError."""
+    """Return a string schema's constraints as Lark patterns; none if any text is valid. Raises GrammarError."""
     found = []
     if "minLength" in schema or "maxLength" in schema:
         found.append(f"(?s:.{{{_count(schema, 'minLength') or 0},{_count(schema, 'maxLength')}}})")
@@ -256,7 +257,7 @@ def _count(schema: Schema, name: str) -> str:
 
 
 def _unanchored(pattern: str) -> str:
-    """A schema's pattern, which may match anywhere, as one of the whole text."""
+    """Convert a JSON schema pattern, which matches anywhere, to one that matches the whole text."""
     check_length("a pattern", pattern, MAX_PATTERN_CHARS)
     begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     body = pattern[begins : len(pattern) - ends]
@@ -266,7 +267,7 @@ def _unanchored(pattern: str) -> str:
 
 
 def _has_alternatives(pattern: str) -> bool:
-    """Outside of any parentheses."""
+    """Return whether `pattern` has a "|" outside of parentheses."""
     rest = re.sub(r"\\.|\[\^?\]?(\\.|[^\]\\])*\]", "", pattern)
     while (shorter := re.sub(r"\([^()]*\)", "", rest)) != rest:
         rest = shorter

@@ -1,7 +1,7 @@
-"""Structural tags: text in which some strings open a part that has a form of its own, such as a tool call.
+"""Structural tags: text in which certain strings start a part with its own grammar, such as a tool call.
 
-The description is xgrammar's, which clients of vLLM send: a tree of formats, or the older list of structures with triggers. It
-becomes one Lark grammar. Formats that speak of token numbers are refused by name."""
+The format is xgrammar's, as sent by vLLM's clients: a tree of formats, or the older list of structures with triggers. It
+becomes one Lark grammar. Formats that name token ids are rejected."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class _Writer:
         return f"@{self._lark.other('g', Rules(format.text('grammar')).lark())}"
 
     def _text_until(self, marker: str, where: str) -> str:
-        """Any text and the first `marker` after it."""
+        """Return an expression for any text up to and including the first `marker`. `where`: path for errors."""
         if "<[" in (written := self._literal(marker)) and not written.startswith("<["):
             raise GrammarError(
                 f"{where}: {marker!r} mixes text with special tokens behind it, which free text cannot end at"
@@ -141,7 +141,7 @@ class _Writer:
         return self._rule(f"{self._literal(format.text('begin'))} {self._rest(format)}")
 
     def _rest(self, format: _Format) -> str:
-        """A tag's content and end."""
+        """Return the expression of a tag's content and end."""
         content = format.format("content")
         ends = format.texts("end") if isinstance(format.get("end"), list) else [format.text("end")]
         if content.text("type") == "any_text" and all(ends):
@@ -149,7 +149,7 @@ class _Writer:
         return f"{self._write(content)} ({' | '.join(map(self._literal, ends))})"
 
     def _triggered(self, format: _Format) -> str:
-        """Any text; where a trigger has been written, one of the tags that begin with it goes on."""
+        """Return the rule of free text in which each trigger starts one of its tags."""
         triggers, tags = format.texts("triggers"), format.formats("tags")
         of_trigger: dict[str, list[str]] = {}
         for tag in tags:
@@ -180,7 +180,7 @@ class _Writer:
 
 
 class _Format:
-    """One object of the description, read with complaints that say where."""
+    """One object of the description. Reading a wrong field raises GrammarError with its path."""
 
     def __init__(self, fields: Any, where: str) -> None:
         if not isinstance(fields, dict):

@@ -18,7 +18,7 @@ _BRACE = _OPENING[0]
 
 
 class TokenIndex:
-    """A vocabulary by the beginnings of its tokens, and those of them in which a whole key may stand."""
+    """Index of a vocabulary: tokens with a quotation mark, sorted, and those that contain a whole key."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self.tokens = tokens
@@ -26,7 +26,7 @@ class TokenIndex:
         self._with_keys = [(token, id) for token, id in self._ordered if token.count(b'"') > 1]
 
     def ending_key(self, rest: bytes) -> Iterator[int]:
-        """Tokens that begin with `rest` and a quotation mark."""
+        """Yield the tokens that start with `rest` and a quotation mark."""
         beginning = rest + b'"'
         at = bisect_left(self._ordered, (beginning, -1))
         while at < len(self._ordered) and self._ordered[at][0].startswith(beginning):
@@ -34,13 +34,13 @@ class TokenIndex:
             at += 1
 
     def with_key(self, key: bytes) -> list[int]:
-        """Tokens that have the whole key in them, between quotation marks."""
+        """Return the tokens that contain `key` in quotation marks."""
         whole = b'"' + key + b'"'
         return [id for token, id in self._with_keys if whole in token]
 
 
 class UniqueKeys:
-    """See `TokenMatcher`. `matcher`: of the grammar, which takes nothing but JSON."""
+    """TokenMatcher that excludes repeated keys. `matcher`: of a grammar that accepts only JSON."""
 
     def __init__(self, matcher: TokenMatcher, index: TokenIndex) -> None:
         self._matcher = matcher
@@ -84,7 +84,7 @@ class UniqueKeys:
         return self._text.copy().read(self._index.tokens[token_id])
 
     def _ending(self, mask: Bitmask) -> list[int]:
-        """Tokens that end a key which is there already."""
+        """Return the allowed tokens that would complete an existing key."""
         begun = self._text.begun_key
         if begun is None:
             return []
