@@ -1,1 +1,1 @@
-"""HTTP: middleware, keys, origins, streams and bodies. Knows no API: a route brings the shape of its errors along."""
+"""HTTP layer: middleware, keys, origins, streams and bodies. Independent of APIs: each route declares its error format."""

@@ -29,7 +29,8 @@ def long_json_response(body: object) -> Response:
 
 
 class ChunkedJson:
-    """A plain ASGI response of `chunks`. Each is sent once the previous one has left, so a large body is never copied whole."""
+    """Plain ASGI response of `chunks`. Each is sent after the previous one was written, so a large body is never copied
+    whole."""
 
     def __init__(self, chunks: Sequence[bytes]) -> None:
         self._chunks = chunks
@@ -72,7 +73,7 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
 
 
 def _members(value: dict[str, Any] | Struct) -> Iterable[tuple[str, Any]]:
-    """Names and values of an object, as JSON shows them."""
+    """Return names and values of an object's JSON members."""
     if isinstance(value, dict):
         return value.items()
     fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
@@ -81,7 +82,7 @@ def _members(value: dict[str, Any] | Struct) -> Iterable[tuple[str, Any]]:
 
 
 def _piece_of(value: Any) -> int:
-    """Return how many elements of `value` are a piece; 0 for what is one whole."""
+    """Return how many elements of `value` form a piece; 0 if it must be written whole."""
     if type(value) is dict or _is_untagged(value):
         return RECORDS
     if type(value) is not list or not value:
@@ -92,12 +93,12 @@ def _piece_of(value: Any) -> int:
 
 
 def _is_untagged(value: Any) -> bool:
-    """Return whether `value` is an object of a declared type whose fields are all there is to it."""
+    """Return whether `value` is an object of a declared type without a tag."""
     return isinstance(value, Struct) and value.__struct_config__.tag is None
 
 
 def _has_objects(value: list[Any]) -> bool:
-    """Return whether its ends are objects: the first token of a prompt has no log-probability."""
+    """Return whether the first or last element is an object; the first can be null (prompt log-probabilities)."""
     return isinstance(value[0], dict | list | Struct) or isinstance(value[-1], dict | list | Struct)
 
 
@@ -116,6 +117,6 @@ def let_go(body: Any, depth: int = MAX_DEPTH) -> None:
 
 
 def release(values: list[Any]) -> None:
-    """Empty a list in pieces, between which other threads can run."""
+    """Empty a list in pieces, so that other threads can run in between."""
     while values:
         del values[-RECORDS:]

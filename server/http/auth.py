@@ -1,9 +1,8 @@
-"""Authorisation: keys of users and the key of the administrator, checked before a route is looked up or a body is read.
+"""Authorisation: API keys of users and the administrator, checked before routing and before a body is read.
 
-Every path but OPEN_PATHS and pages needs a key once there is one: a route is closed unless it stands in a table here, and so
-is a path that is no route. With a user key all is open but what tells about the server (`ADMIN_PATHS`), if that has a key of
-its own; the administrator's key opens everything. Keys are kept as digests only and never shown, logged or repeated to a client.
-Knows nothing of where keys come from."""
+If there is a key, every path needs one except OPEN_PATHS and pages; unknown paths too. A user key opens everything except
+`ADMIN_PATHS`, if these have a key of their own. The administrator's key opens everything. Keys are stored as digests, and
+never shown, logged or returned."""
 
 from __future__ import annotations
 
@@ -52,12 +51,12 @@ def is_open(path: str) -> bool:
 
 
 def needs_admin(path: str, *, user_key: bool, admin_key: bool) -> bool:
-    """Return whether `path` needs the administrator's key, where there are keys."""
+    """Return whether `path` needs the administrator's key, given which keys exist."""
     return (path in ADMIN_PATHS and admin_key) or (path in OPERATOR_PATHS and (user_key or admin_key))
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a server that listens on `host`. An unknown name counts as reachable."""
+    """Return whether `host` is reachable from this machine only. Unknown names count as reachable from elsewhere."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -65,11 +64,10 @@ def is_loopback(host: str) -> bool:
 
 
 class Keys:
-    """The keys that the server takes. `users`: what stands for each user's key in this process. `user` and `is_admin` take the
-    same time whatever key is right, or none."""
+    """Accepted keys. `users`: the digest of each user's key. `user` and `is_admin` take constant time."""
 
     def __init__(self, user: Iterable[str] = (), admin: str | None = None, secret: bytes | None = None) -> None:
-        """Keep the digests of the keys. `secret`: makes them equal in another process that has it."""
+        """Store the digests of the keys. Processes with the same `secret` compute the same digests."""
         self._secret = secret or os.urandom(32)
         self.users = [self._digest(key.encode("ascii")) for key in user]
         self._admin = [] if admin is None else [self._digest(admin.encode("ascii"))]
@@ -86,7 +84,7 @@ class Keys:
         return self.has_user or self.has_admin
 
     def user(self, given: Iterable[bytes]) -> bytes | None:
-        """Return what stands for the user's key among those given, in this process."""
+        """Return the digest of the first user key in `given`, or None."""
         return self._match(given, self.users)
 
     def is_admin(self, given: Iterable[bytes]) -> bool:
@@ -106,7 +104,7 @@ class Keys:
 
 
 def presented(scope: Scope) -> list[bytes]:
-    """The keys a request shows: the first `Authorization: Bearer` and the first `x-api-key`."""
+    """Return the keys of a request: the first `Authorization: Bearer` and the first `x-api-key`."""
     authorization = x_api_key = None
     for name, value in scope["headers"]:
         if name == b"authorization" and authorization is None:
@@ -121,8 +119,8 @@ def presented(scope: Scope) -> list[bytes]:
 
 
 class RequireKey:
-    """The layer in front of the routes. `paths` are those a refusal may be counted under; others are "unknown". `is_private`:
-    only this machine reaches the server."""
+    """Middleware that requires keys. `paths`: labels for counting refusals; other paths count as "unknown". `is_private`:
+    only this machine can connect."""
 
     def __init__(self, app: ASGIApp, keys: Keys, paths: Collection[str] = (), *, is_private: bool = True) -> None:
         self._app = app
@@ -139,7 +137,7 @@ class RequireKey:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        """Raises MissingApiKey, InvalidApiKey or AdminOnly."""
+        """Check the keys of a request. Raises MissingApiKey, InvalidApiKey or AdminOnly."""
         keys, path, given = self._keys, scope["path"], presented(scope)
         is_admin, user = keys.is_admin(given), keys.user(given)
         call = call_in(scope)

@@ -1,8 +1,8 @@
-"""Request bodies and queries: reading and decoding them within their limits.
+"""Request bodies and queries: reading and decoding within limits.
 
-Decoding is one call that no thread can interrupt: a million empty objects in 4 MB take longer than 16 MB of text, and so does a
-name of megabytes, which an error then repeats. A large body is therefore joined and decoded off the loop, after its values are
-counted (`excess`), which takes about a third of a millisecond per megabyte."""
+Decoding is one uninterruptible call: a million empty objects in 4 MB take longer than 16 MB of text, and so does a name of
+megabytes. So the values of a large body are counted first (`excess`, 0.3 ms per MB); then it is joined and decoded off the
+loop."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ class Excess(Enum):
 
 
 def excess(text: bytes | bytearray, max_values: int, max_name_bytes: int) -> Excess | None:
-    """Return what a JSON `text` has too much of: values, or bytes in one name, within the precision of a piece. The result for a
-    text that is not JSON is meaningless: the decoder refuses it."""
+    """Return which limit a JSON `text` exceeds: number of values, or bytes of one name, to the precision of a piece. For
+    text that is not JSON the result is undefined; the decoder rejects it later."""
     count = 0
     in_string, cut_escape = False, b""
     string_bytes = 0  # of the string that a piece begins in

@@ -1,7 +1,7 @@
-"""Call: one request as every layer knows it: its id, who sent it, its deadline, trace and body, and the way back to its client.
+"""Call: one request, as all layers share it: id, client, deadline, trace, body, and the connection to the client.
 
-The outermost layer makes it: the connection, or whatever sends a request in the connection's place. It crosses ASGI as
-scope["call"] and is passed as an argument from the routes on. Only the log reads a ContextVar, the request's id."""
+The outermost layer creates it and passes it as scope["call"]; from the routes on it is an argument. Only the log uses a
+ContextVar, for the request's id."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
 
 
 class ChunkWriter(Protocol):
-    """Writes the next piece of an answer that has begun, as its `send` would. Returns False, and writes nothing, where that would
-    wait or would not be a chunk. `chunk_writer`: takes one chunk with its size; None where that would wait."""
+    """Writer of the next part of a started response, without `send`. Returns False without writing if that would block or is
+    not a chunk. `chunk_writer`: writes one chunk of a given size; None if that would block."""
 
     def __call__(self, body: bytes) -> bool: ...
 
@@ -47,7 +47,7 @@ class ChunkWriter(Protocol):
 
 
 class IncomingBody:
-    """A request's body as its connection sees it. `account`: called when the number of its bytes that count has changed."""
+    """Body of a request, as its connection tracks it. `account`: called when the number of counted bytes changes."""
 
     __slots__ = ("_account", "_error", "num_bytes")
 
@@ -57,11 +57,11 @@ class IncomingBody:
         self._account = account
 
     def fail(self, error: ApiError) -> None:
-        """End the body early; its reader gets `error`."""
+        """End the body early: its reader raises `error`."""
         self._error, self.num_bytes = error, 0
 
     def check(self) -> None:
-        """Raise the error that ended the body early, if any. It is not kept: its traceback holds frames that hold this object."""
+        """Raise the error that ended the body early, if any. It is cleared, because its traceback refers to this object."""
         error, self._error = self._error, None
         try:
             if error is not None:
@@ -70,20 +70,20 @@ class IncomingBody:
             del error  # its traceback holds this frame
 
     def release(self) -> None:
-        """Stop counting the body in what all connections hold together."""
+        """Stop counting the body in the bytes of all connections."""
         self.num_bytes = 0
         self._account()
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A request. `id`: X-Request-Id where it is valid, else the body's, else a fresh one; empty without a connection.
-    `arrival_s`: by `time.monotonic()`. `address`: the client's; "" over a Unix socket, None for a request of this process.
-    `key`: stands for the user's key; None where there are no keys. `shares_as`: overrides `caller`. `trace_headers`: the W3C's,
-    where requests are traced. `default_timeout_s`: where the client sets none. `body_cost`: of processing the decoded body, in
-    characters of tokenising. `ignored`: names of fields that had no effect. `offload`: runs its long work; None does it in
-    place. `send_body`: the connection's own `send`, past layers that only look at the start of an answer. `writer`: makes a
-    ChunkWriter, where the connection has one."""
+    """Request. `id`: valid X-Request-Id, else the body's, else a new one; empty without a connection. `arrival_s`: by
+    `time.monotonic()`. `address`: of the client; "" over a Unix socket, None for a request of this process. `key`: digest of
+    the user's key, None without keys. `shares_as`: overrides `caller`. `trace_headers`: W3C headers, if traced.
+    `default_timeout_s`: if the client sets none. `body_cost`: cost of processing the body, in characters of tokenising.
+    `ignored`: names of fields without effect. `offload`: executor of long work; None: inline. `send_body`: the connection's
+    own `send`, bypassing middleware that only needs the start of a response. `writer`: factory of a ChunkWriter, if the
+    connection supports it."""
 
     id: str = ""
     arrival_s: float = field(default_factory=time.monotonic)
@@ -106,7 +106,7 @@ class Call:
     _held: dict[Hashable, Callable[[], None]] = field(default_factory=dict)
 
     def begin(self, scope: Scope) -> None:
-        """Take over what the head of the request says."""
+        """Read the headers of the request."""
         self.headers = scope["headers"]
         self.address = (scope["client"] or ("",))[0] if "client" in scope else None
         self.arrival_s = time.monotonic()
@@ -114,7 +114,7 @@ class Call:
         self.rename(given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
 
     def rename(self, id: str) -> None:
-        """Make `id` the request's id, in the log too."""
+        """Set the request's id, in the log too."""
         self.id = id
         CURRENT_ID.set(id)
 
@@ -139,7 +139,7 @@ class Call:
 
     @property
     def tenant(self) -> str | None:
-        """The owner of the key, to whom alone its caches belong; None where there are no keys."""
+        """Owner of the key, for the salt of caches; None without keys."""
         if self.is_admin:
             return ADMINISTRATOR
         return None if self.key is None else self.key.hex()
@@ -165,36 +165,36 @@ class Call:
         return next((value.decode("latin-1") for name, value in self.headers if name == wanted), None)
 
     async def while_waited_for(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, which is cancelled when the client leaves. Raises ClientLeft."""
+        """Run `work`, and cancel it if the client disconnects. Raises ClientLeft."""
         if self.receive is None:
             await work
         else:
             await while_waited_for(self.receive, work)
 
     async def run(self, cost: int, work: Callable[[], T]) -> T:
-        """Return the result of `work`, off the loop where it is long. `cost`: see `Offload`. Raises TooManyRequests."""
+        """Return the result of `work`, run off the loop if `cost` is high (see `Offload`). Raises TooManyRequests."""
         return work() if self.offload is None else await self.offload.run(cost, work, self.caller)
 
     async def run_pieces(self, cost: int, work: Pieces[T]) -> T:
-        """Return the result of `work`, done piece by piece. Raises TooManyRequests."""
+        """Return the result of `work`, run piece by piece. Raises TooManyRequests."""
         return to_the_end(work) if self.offload is None else await self.offload.run_pieces(cost, work, self.caller)
 
     def holds(self, what: Hashable) -> bool:
         return what in self._held
 
     def hold(self, what: Hashable, release: Callable[[], None]) -> None:
-        """Keep `what` until the answer has been sent; `release` is called then."""
+        """Keep `what` until the response has been sent, then call `release`."""
         self._held[what] = release
 
 
 def call_of(request: Request) -> Call:
-    """Return the call that a request of a route belongs to."""
+    """Return the Call of a request."""
     found: Call = request.scope["call"]
     return found
 
 
 def call_in(scope: Scope) -> Call:
-    """Return the call of `scope`, made here if no outer layer has."""
+    """Return the Call of `scope`; create it if no outer layer did."""
     if "call" not in scope:
         scope["call"] = Call()
     found: Call = scope["call"]
@@ -202,7 +202,7 @@ def call_in(scope: Scope) -> Call:
 
 
 async def off_loop(request: Request, work: Callable[[], T]) -> T:
-    """Return the result of `work`, which goes through the request's decoded body. Raises TooManyRequests."""
+    """Return the result of `work` on the request's decoded body, off the loop if the body is large. Raises TooManyRequests."""
     call = call_of(request)
     return await call.run(call.body_cost, work)
 

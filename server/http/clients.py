@@ -1,7 +1,7 @@
-"""Connections: their number, their deadlines, and the memory they hold in heads and bodies that no request has taken over.
+"""Connections: limits on their number, on their phases' durations, and on memory of incomplete heads and bodies.
 
-Beyond a bound on connections a new one is refused. Beyond the bound on memory the connection with most unfinished bytes is
-refused, so small requests get through while large ones are sent slowly. `protocol` applies the bounds to a connection."""
+Above the maximum number, new connections are refused. Above the memory limit, the connection with most incomplete bytes is
+refused, so small requests succeed while large ones are sent slowly. `protocol` applies the limits."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DEFAULT_HELD_BYTES = 256 * 1024**2
 
 
 class Timed(Protocol):
-    """A connection that may be overdue. `deadline_queue` is written here alone."""
+    """Connection with a deadline. Only this module writes `deadline_queue`."""
 
     deadline_queue: dict[Timed, float] | None
 
     def overdue(self) -> None:
-        """Handle a passed deadline, which is no longer set."""
+        """Handle a passed deadline; it is cleared before the call."""
         ...
 
 
@@ -42,7 +42,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, who: Timed, span_s: float) -> None:
-        """Make `who` overdue in `span_s` seconds, or never if that is 0; replaces an earlier deadline."""
+        """Set the deadline of `who` to `span_s` seconds from now, or clear it if 0; replaces an earlier one."""
         self.clear(who)
         if span_s <= 0:
             return
@@ -62,7 +62,7 @@ class Deadlines:
         return sum(map(len, self._queues.values()))
 
     def expire(self, now_s: float) -> None:
-        """Call `overdue` of at most MAX_AT_ONCE connections per span that are due at `now_s`, in seconds of the loop's clock."""
+        """Call `overdue` for due connections, at most MAX_AT_ONCE per span. `now_s`: the loop's clock."""
         due: list[tuple[Timed, dict[Timed, float]]] = []
         for queue in self._queues.values():
             passed = takewhile(lambda entry: entry[1] <= now_s, queue.items())
@@ -87,23 +87,23 @@ class Deadlines:
 
 
 class Client(Timed, Protocol):
-    """A connection. `is_admitted` and `held_bytes` are written here alone."""
+    """Connection. Only this module writes `is_admitted` and `held_bytes`."""
 
     is_admitted: bool
     held_bytes: int
 
     @property
     def address(self) -> str | None:
-        """The other side's address; None of a Unix socket."""
+        """Address of the client; None for a Unix socket."""
         ...
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes of messages that are not complete."""
+        """Number of bytes of incomplete messages."""
         ...
 
     def refuse(self, error: ApiError) -> None:
-        """Ends with `error`, and holds nothing any more."""
+        """End the connection with `error` and release its memory."""
         ...
 
 
@@ -121,7 +121,7 @@ def raise_file_limit(max_connections: int) -> int:
 
 
 class Clients:
-    """All connections. `max_connections`: the option's, unless the system allows less."""
+    """All connections. `max_connections`: from the option, or less if the system's limit of open files is lower."""
 
     def __init__(self, config: ServerConfig, max_connections: int | None = None) -> None:
         self.config = config
@@ -139,7 +139,7 @@ class Clients:
     # --- connections ----------------------------------------------------------------------------------------------
 
     def admit(self, client: Client) -> ApiError | None:
-        """Admit a new connection, or return the error to refuse it with."""
+        """Admit a new connection, or return the error for it."""
         address = client.address
         if self.num_connected >= self.max_connections:
             self._num_turned_away += 1
@@ -160,11 +160,11 @@ class Clients:
 
     @property
     def may_be_told(self) -> bool:
-        """True if one more refused connection may receive a reason."""
+        """True if one more refused connection may receive an error response."""
         return self._num_turned_away <= MAX_TURNED_AWAY
 
     def leave(self, client: Client) -> None:
-        """The connection is no more."""
+        """Remove a closed connection."""
         self.deadlines.clear(client)
         self.hold(client, 0)
         if not client.is_admitted:

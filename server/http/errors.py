@@ -1,8 +1,8 @@
-"""Errors that the server answers with: their HTTP status, type, code and OpenAI body.
+"""Errors of the server: HTTP status, type, code and OpenAI body.
 
-Every error is an ApiError; an InvalidRequest (400) is the request's fault and `param` names the field. The body is OpenAI's,
-{"error": {"message", "type", "param", "code"}}, with `code` a word or null. Other APIs bring an ErrorShape (see
-`server/api/anthropic/errors.py`). Errors of the engine become ApiErrors in `middleware.py`. Standard library only."""
+Every error is an ApiError; InvalidRequest (400) is a client error whose `param` names the field. The body is OpenAI's
+{"error": {"message", "type", "param", "code"}}; `code` may be null. Other APIs provide an ErrorShape (see
+`server/api/anthropic/errors.py`). `middleware.py` converts engine errors. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MAX_ECHO = 200  # characters of a client's own input that an answer repeats
 
 
 def clip(value: object) -> str:
-    """Return `value` cut to what an answer repeats of a client's input."""
+    """Return `value` cut to the length at which responses quote a client's input."""
     text = str(value)
     return text if len(text) <= MAX_ECHO else text[:MAX_ECHO] + "…"
 
 
 class Field(str):
-    """The path of a request's field in the core's own words: "tools", "chat_template_kwargs.x". Of an error it is data, so that
-    each API can say it in its words (`FieldNames`), and nothing else of the message is touched."""
+    """Path of a request field by the core's names: "tools", "chat_template_kwargs.x". A message contains it as data, so that
+    each API can replace it by its own name (`FieldNames`)."""
 
     __slots__ = ()
 
@@ -37,8 +37,7 @@ class ApiError(Exception):
     code: ClassVar[str | None] = None
 
     def __init__(self, *message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
-        """Make the error. `message`: its pieces, of which those that name the core's fields are a Field; so is `param`, if it
-        names one."""
+        """Create the error. `message`: pieces of text, with a Field for each field name; `param` is a Field or a plain name."""
         super().__init__("".join(message))
         self._pieces = message
         self.message = "".join(message)
@@ -46,7 +45,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def rename(self, name_of: Callable[[Field], str]) -> None:
-        """Says the core's fields as `name_of` does."""
+        """Replace the core's field names by `name_of` them."""
         self._pieces = tuple(name_of(piece) if isinstance(piece, Field) else piece for piece in self._pieces)
         self.message = "".join(self._pieces)
         if isinstance(self.param, Field):
@@ -61,18 +60,18 @@ class ApiError(Exception):
 
 
 class ClientLeft(Exception):
-    """The client has left."""
+    """Error: the client has disconnected."""
 
 
 class ErrorShape(Protocol):
-    """The form of errors in an API that does not use OpenAI's."""
+    """Error format of an API other than OpenAI's."""
 
     def body(self, error: ApiError, request_id: str) -> bytes:
-        """The JSON body of an answer that is an error."""
+        """Return the JSON body of an error response."""
         ...
 
     def headers(self, request_id: str) -> Sequence[tuple[bytes, bytes]]:
-        """Headers which every answer of the API's routes carries, errors and others."""
+        """Return headers for every response of the API's routes."""
         ...
 
 
@@ -84,7 +83,7 @@ class UnknownParameter(InvalidRequest):
     code = "unknown_parameter"
 
     def __init__(self, name: str, *, param: str, hint: str = "") -> None:
-        """Make the error. `param`: the path of the field `name`."""
+        """Create the error. `param`: path of the field `name`."""
         self.name = name
         self.is_nested = param != name
         super().__init__(f"Unrecognized request argument supplied: {clip(name)}{hint}", param=clip(param))
@@ -99,7 +98,7 @@ class UnsupportedParameter(InvalidRequest):
 
 
 class TaskNotSupported(InvalidRequest):
-    """A task that the model is not served for. `param` is `model`."""
+    """Error: the model is not served for the requested task. `param` is `model`."""
 
     code = "task_not_supported"
 
@@ -110,18 +109,18 @@ class TaskNotSupported(InvalidRequest):
 
 
 class TextOnly(InvalidRequest):
-    """Media in a prompt of a model that reads text only."""
+    """Error: the prompt has media and the model accepts text only."""
 
     code = "unsupported_parameter"
 
     def __init__(self, name: str, kind: str, *, param: str, takes: Sequence[str] = ()) -> None:
-        """Make the error. `takes`: what the model reads beside text."""
+        """Create the error. `takes`: media that the model accepts."""
         read = f"text and {', '.join(takes)}" if takes else "text"
         super().__init__(f"{name} is of type {kind!r}, and the model reads {read} only", param=param)
 
 
 class InvalidMedia(InvalidRequest):
-    """Media in the field `where` that cannot be read. `message`: why."""
+    """Error: the media in field `where` cannot be read. `message`: the reason."""
 
     code = "invalid_media"
 
@@ -130,7 +129,7 @@ class InvalidMedia(InvalidRequest):
 
 
 class MediaNotInstalled(InvalidRequest):
-    """Error of a missing package that the server's operator can install."""
+    """Error: a package is missing that the operator can install."""
 
     code = "media_not_installed"
 
@@ -151,7 +150,7 @@ class StorageFull(InvalidRequest):
 
 
 class BatchOver(InvalidRequest):
-    """A line that was not answered within its batch's completion_window."""
+    """Error: a batch line was not answered within completion_window."""
 
     code = "batch_expired"
 
@@ -175,7 +174,7 @@ class BadHost(InvalidRequest):
 
 
 class _Unauthorized(ApiError):
-    """Says nothing of the key it was given, nor of those there are."""
+    """Error 401. It reveals nothing about the given or the configured keys."""
 
     status, type, code = 401, "invalid_request_error", "invalid_api_key"
     text: ClassVar[str]
@@ -201,7 +200,7 @@ class AdminOnly(ApiError):
     status, type, code = 403, "invalid_request_error", "insufficient_permissions"
 
     def __init__(self, path: str, *, has_key: bool = True) -> None:
-        """Make the error. `has_key`: whether there is an administrator's key."""
+        """Create the error. `has_key`: whether an administrator's key is configured."""
         hint = "" if has_key else ", and this server was started without --admin-api-key"
         super().__init__(f"{clip(path)} needs the administrator's key{hint}")
 
@@ -346,7 +345,7 @@ class InternalError(ApiError):
 
 
 def as_api_error(error: Exception, request_id: str) -> ApiError:
-    """Return `error` as a client sees it in a stream. An error that is no ApiError is logged under `request_id`."""
+    """Return `error` as an ApiError for a stream. Any other error is logged under `request_id`."""
     if isinstance(error, ApiError):
         return error
     logging.getLogger("oneloop.http").error("%s failed while it streamed", request_id, exc_info=error)
@@ -358,7 +357,7 @@ class Unavailable(ApiError):
 
 
 class Aborted(Unavailable):
-    """Streams say so by a finish_reason where their API has one."""
+    """Error: the server aborted the request. Streams use a finish_reason instead if their API has one."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -381,7 +380,7 @@ class ModelFailed(Unavailable):
 
 
 class ReplicaLost(Unavailable):
-    """The end of one of several processes that serve a model."""
+    """Error: one of several server processes ended."""
 
     code = "replica_lost"
 
@@ -402,8 +401,7 @@ class DeadlineExceeded(ApiError):
 
 
 class FieldNames:
-    """Names of the core's fields in one API. `names`: paths of the core to the client's. Paths below a renamed path move with
-    it."""
+    """Mapping of the core's field paths to those of one API. Nested paths follow their parent."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = sorted(names.items(), key=lambda pair: len(pair[0]), reverse=True)  # the most exact first
@@ -416,7 +414,7 @@ class FieldNames:
 
     @contextmanager
     def spoken(self) -> Iterator[None]:
-        """Refusals that the block raises name the client's fields."""
+        """Context in which raised errors use the client's field names."""
         try:
             yield
         except InvalidRequest as error:

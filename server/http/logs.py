@@ -14,7 +14,7 @@ LINE = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def begin(level: str, kind: str = "text") -> None:
-    """Lines of `level` or more severe go to stderr from now on. `kind`: as --log-format has it."""
+    """Log lines of `level` or more severe to stderr. `kind`: value of --log-format."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if kind == "json" else TextLines())
     logging.basicConfig(handlers=[handler])
@@ -22,7 +22,7 @@ def begin(level: str, kind: str = "text") -> None:
 
 
 def set_level(level: str) -> None:
-    """Set the level of all loggers. `level`: as --log-level has it."""
+    """Set the level of all loggers. `level`: value of --log-level."""
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(number)
     logging.getLogger("uvicorn.error").setLevel(max(number, logging.WARNING))
@@ -37,7 +37,7 @@ def _request_id(record: logging.LogRecord) -> str | None:
 
 
 class TextLines(logging.Formatter):
-    """An id that the message does not tell stands behind it."""
+    """Formatter of text lines. It appends the request id if the message lacks it."""
 
     def __init__(self) -> None:
         super().__init__(LINE)
@@ -48,7 +48,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Lines with `time`, `level`, `logger`, `message`, and `request_id` and `exception` where they exist."""
+    """Formatter of JSON lines: `time`, `level`, `logger`, `message`, and `request_id` and `exception` if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

@@ -28,8 +28,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})  # clients ma
 
 
 class HttpStats:
-    """Requests by route, method and status. Written by the middleware; a route is its pattern, and a method one of a few, so no
-    client adds series without end."""
+    """Number of requests by route pattern, method and status. All three have few values, so clients cannot create series."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, str, int]] = Counter()
@@ -63,8 +62,8 @@ class HttpStats:
 
 
 def family(metric: api.Metric, others: Mapping[str, api.Metric], model_name: str) -> Metric:
-    """Our Metric as Prometheus' client has it, with the same of `others`, by the names of their models. `engine` is a label of ours
-    where a model has several, and 0 where it has one."""
+    """Convert a Metric to prometheus_client's, with the same metric of `others`, by model name. Label `engine` is 0 if a
+    model has one engine."""
     names = [name for name in dict(next(iter(metric.samples), ())) if name != "engine"] + ["model_name", "engine"]
     kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
     made: Families = kinds[metric.kind](PREFIX + metric.name, metric.help, labels=names)
@@ -84,12 +83,12 @@ def family(metric: api.Metric, others: Mapping[str, api.Metric], model_name: str
 
 
 def _buckets(data: api.HistogramData) -> list[tuple[str, float]]:
-    """Prometheus' buckets: every count includes those below."""
+    """Return Prometheus' cumulative buckets."""
     return list(zip([*map(str, data.bounds), "+Inf"], accumulate(map(float, data.counts)), strict=True))
 
 
 class MetricSource(Collector):
-    """Collects for one scrape. `others`: metrics by the name of the model that they are of."""
+    """Collector for one scrape. `others`: metrics of further models by name."""
 
     def __init__(
         self, metrics: Sequence[api.Metric], model_name: str, others: Mapping[str, Iterable[api.Metric]]
@@ -107,7 +106,7 @@ class MetricSource(Collector):
 def registry(
     metrics: Iterable[api.Metric], model_name: str, others: Mapping[str, Iterable[api.Metric]] | None = None
 ) -> CollectorRegistry:
-    """Return a registry. `metrics`: of the process and the model `model_name`; `others`: of further models, by their names."""
+    """Return a registry. `metrics`: of the process and `model_name`; `others`: of further models by name."""
     made = CollectorRegistry(auto_describe=False)
     made.register(MetricSource(list(metrics), model_name, others or {}))
     ProcessCollector(registry=made)
@@ -115,10 +114,10 @@ def registry(
 
 
 def exposition(numbers: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """Return the page of metrics and its content type: OpenMetrics for clients that accept it, else the text format.
+    """Return the metrics page and its content type: OpenMetrics if the client accepts it, else the text format.
 
-    Names are never escaped, whatever `accept` says of that. A colon is legal in every format, but prometheus_client escapes it to
-    an underscore in OpenMetrics without UTF-8 names, which Prometheus 2 accepts."""
+    Names are never escaped. A colon is legal in every format, but without UTF-8 names prometheus_client replaces it by an
+    underscore in OpenMetrics, which Prometheus 2 accepts."""
     encode: Callable[..., bytes] = generate_latest
     content_type = CONTENT_TYPE_PLAIN_0_0_4
     if choose_encoder(accept)[1].startswith("application/openmetrics-text"):

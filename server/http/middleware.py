@@ -1,8 +1,6 @@
-"""Around every request: its id, its line in the log, its place in the statistics, and the one border at which errors become
-answers.
+"""Outermost middleware: request id, access log, statistics, and conversion of errors to responses.
 
-Plain ASGI: one object per request and one more call per message, where a BaseHTTPMiddleware would cost more than all the
-rest of the HTTP layer."""
+Plain ASGI: one object per request and one call per message. A BaseHTTPMiddleware costs more than the rest of the HTTP layer."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ STATUS_CLIENT_LEFT = 499  # nothing is sent under it; it says in log and metrics
 
 
 class Clock:
-    """Date header, created on demand at most once a second."""
+    """Date header, rendered at most once a second."""
 
     def __init__(self) -> None:
         self._second = 0
@@ -61,7 +59,7 @@ class Clock:
 
 
 class NotedOnce:
-    """Sets of ignored fields that were logged already, so that a client that always sends the same is one line."""
+    """Set of ignored field names that were logged, so that repeated requests log them once."""
 
     def __init__(self, max_sets: int = MAX_SETS) -> None:
         self._max_sets = max_sets
@@ -79,7 +77,7 @@ class NotedOnce:
 
 
 class _Exchange:
-    """One request and the beginning of its answer."""
+    """One request and the start of its response."""
 
     __slots__ = ("_call", "_date", "_noted", "_send", "status")
 
@@ -112,13 +110,13 @@ class _Exchange:
 
 
 def _as_header(names: list[str]) -> bytes:
-    """Names that a client chose, as a header may hold them: a few, short, and in harmless characters."""
+    """Return field names of a client as a header value: few, short, and only harmless characters."""
     return ", ".join(_NO_NAME.sub("?", name)[:64] for name in names[:20]).encode("ascii")
 
 
 class RequestMiddleware:
-    """The outermost layer of the application. `error_shapes`: of paths, and of all below them, whose clients do not read errors
-    as OpenAI's do: also of paths that are no route, and of requests that are refused before a route is looked for."""
+    """Outermost layer of the application. `error_shapes`: error formats by path prefix, used for unknown paths and early
+    refusals too."""
 
     def __init__(
         self,
@@ -196,7 +194,7 @@ def _answer_to(error: Exception, scope: Scope, id: str) -> ApiError:
 
 
 def _refusal_of(error: EngineError) -> ApiError:
-    """Return the answer to a client whose request the engine refuses."""
+    """Return the response for an error of the engine."""
     match error:
         case ContextTooLong():
             return ContextLengthExceeded(f"This model's context is too short: {error}")
@@ -213,7 +211,7 @@ def _refusal_of(error: EngineError) -> ApiError:
 
 
 def _printable(scope: Scope) -> str:
-    """The path as a log may hold it, whatever bytes a client put there, and however many."""
+    """Return the path for the log, with escaped bytes and limited length."""
     return clip(scope["path"]).encode("unicode_escape").decode("ascii")
 
 

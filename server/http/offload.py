@@ -1,9 +1,9 @@
 """Work off the event loop: decoding, rendering and tokenising of long texts.
 
-Short work is done in place, since a thread's round trip costs more. Long work goes to a small pool, divided into pieces where
-possible: callers take turns after each piece, and one thread is left for work that is not very long. These threads have a lower
-priority than those that compute steps: with equal rights, 2 MB of text delays every token of a server with few cores. The
-amount that a caller may have waiting is bounded; work that nobody waits for any more is dropped, between its pieces too."""
+Short work runs inline, since a thread's round trip costs more. Long work runs on a small pool, in pieces if possible.
+Callers alternate after each piece, and one thread is reserved for shorter work. These threads have a lower priority than
+steps: at equal priority, 2 MB of text would delay every token on a server with few cores. Waiting work per caller is
+limited; cancelled work is dropped, also between pieces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GIVE_BACK_AFTER_S = 1.0  # by when what very long work has left behind is nobody
 
 
 class GiveBack:
-    """Gives memory that large work has left behind back to the system, a moment later and on a thread. `act`: how."""
+    """Delayed return of free heap memory to the system after large work, on a thread. `act`: does it."""
 
     def __init__(self, act: Callable[[], None] | None = None) -> None:
         self._act = act or _trim_heap
@@ -59,8 +59,8 @@ class GiveBack:
 
 
 class Offload:
-    """A pool of threads, of which one never does long work. `max_waiting`: of one caller's, and four times that in all; more is
-    refused. `give_back`: asked after very long work.
+    """Thread pool with one thread that never runs long work. `max_waiting`: limit of waiting work per caller; four times that
+    in total. `give_back`: called after very long work.
 
     Belongs to one event loop."""
 
@@ -76,7 +76,7 @@ class Offload:
         self._waiting: OrderedDict[bytes | None, _Waiting] = OrderedDict()  # who is first is next
 
     async def run(self, num_chars: int, work: Callable[[], T], caller: bytes | None = None) -> T:
-        """Return the result of `work`, whose cost grows with `num_chars`, on behalf of `caller`.
+        """Return the result of `work` for `caller`. `num_chars`: its cost.
 
         Raises TooManyRequests."""
         if num_chars <= SHORT_CHARS:
@@ -84,7 +84,7 @@ class Offload:
         return await self._wait_for(num_chars, _in_one_piece(work), caller)
 
     async def run_pieces(self, num_chars: int, work: Pieces[T], caller: bytes | None = None) -> T:
-        """Return the result of `work`, done piece by piece on behalf of `caller`.
+        """Return the result of `work` for `caller`, run piece by piece.
 
         Raises TooManyRequests."""
         if num_chars <= SHORT_CHARS:
@@ -92,7 +92,7 @@ class Offload:
         return await self._wait_for(num_chars, work, caller)
 
     def close(self) -> None:
-        """Work that has not begun is dropped."""
+        """Drop work that has not started."""
         self._give_back.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -125,7 +125,7 @@ class Offload:
             del self._waiting[job.caller]
 
     def _start(self) -> None:
-        """Gives every free thread a piece of work, if there is any for it."""
+        """Give each free thread a piece of work, if any."""
         loop = asyncio.get_running_loop()
         while self._num_free and (job := self._next()) is not None:
             self._num_free -= 1
@@ -193,7 +193,7 @@ class _Waiting:
 
 
 def _trim_heap() -> None:
-    """Gives what glibc keeps of freed memory back to the system; another library has its own way."""
+    """Return free heap memory to the system, with glibc only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -209,14 +209,14 @@ def limit_arenas(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def to_the_end(work: Pieces[T]) -> T:
-    """The result of `work`, all of it done here."""
+    """Run all pieces of `work` here, and return its result."""
     while not (step := _piece_of(work))[0]:
         pass
     return cast("T", step[1])
 
 
 def _piece_of(work: Pieces[T]) -> tuple[bool, T | None]:
-    """Does one piece: whether it was the last, and then the result."""
+    """Run one piece. Return whether it was the last, and the result."""
     try:
         next(work)
     except StopIteration as end:
@@ -230,22 +230,22 @@ def _in_one_piece(work: Callable[[], T]) -> Pieces[T]:
 
 
 def give_way(niceness: int = NICENESS) -> None:
-    """Lower the priority of the calling thread, where the system has one per thread."""
+    """Lower the priority of the calling thread, if the system has priorities per thread."""
     if sys.platform == "linux":  # elsewhere this would be said of the whole process
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def switch_quickly() -> None:
-    """Make the interpreter switch threads often, so that a token does not wait for a text several times its own step."""
+    """Shorten the interpreter's thread switch interval, so that tokens wait less for long texts."""
     sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
 
 
 def touch_heap(num_bytes: int) -> None:
-    """Make `num_bytes` of memory resident for the next allocation of the calling thread.
+    """Make `num_bytes` of heap memory resident for the next allocation of the calling thread.
 
-    The system maps fresh pages one at a time on their first write: 10 ms for 15 MB, several times the time of copying them. One
-    call of Python that writes all of it would hold the interpreter meanwhile; calls of C do not."""
+    The system maps fresh pages one by one on first write: 10 ms for 15 MB, several times the copy. Python code that writes
+    them would hold the GIL; these C calls do not."""
     if num_bytes < WORTHWHILE_BYTES:
         return
     num_bytes = min(num_bytes, MAX_TOUCHED_BYTES)

@@ -23,8 +23,8 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class CheckHost:
-    """The layer that refuses requests for other hosts. `allowed`: names, "*.name" for all below one, or "*"; addresses always
-    are."""
+    """Middleware that rejects other Host headers. `allowed`: names, "*.name" for subdomains, or "*". IP addresses are always
+    allowed."""
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
         self._app = app
@@ -37,7 +37,7 @@ class CheckHost:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        """Raises BadHost or HostNotAllowed."""
+        """Check the Host header. Raises BadHost or HostNotAllowed."""
         given = [value for name, value in scope["headers"] if name == b"host"]
         if len(given) != 1:
             if given or scope["http_version"] == "1.1":
@@ -74,11 +74,10 @@ def _header(scope: Scope, wanted: bytes) -> bytes | None:
 
 
 class CrossOrigin:
-    """Two layers, since a preflight needs its id and its line in the log, while the headers belong on every answer, errors
-    included: `around` goes outside the layer that turns errors into answers, `preflights` inside it and before keys, which a
-    browser never sends with a preflight. Chunks of streams bypass both, where Starlette's CORSMiddleware looks at each.
+    """CORS as two layers. `around` adds headers to every response, also errors, so it is outermost. `preflights` answers
+    preflights inside of the logging layer, but before keys, which browsers do not send. Stream chunks bypass both.
 
-    `origins`: as browsers spell them ("https://example.com"), or "*" alone. `methods`: those of the routes."""
+    `origins`: such as "https://example.com", or only "*". `methods`: of all routes."""
 
     def __init__(self, origins: Collection[str], *, credentials: bool, methods: Collection[str]) -> None:
         self._any = "*" in origins
@@ -99,7 +98,7 @@ class CrossOrigin:
         return [(b"access-control-allow-origin", b"*" if self._any else origin), *self._shared, *vary]
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """Puts the headers on every answer of `app`."""
+        """Wrap `app`: add CORS headers to every response."""
 
         async def cross_origin(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
@@ -118,7 +117,7 @@ class CrossOrigin:
         return cross_origin
 
     def preflights(self, app: ASGIApp) -> ASGIApp:
-        """Answers preflights; everything else is for `app`."""
+        """Wrap `app`: answer preflights, pass on everything else."""
 
         async def preflight(scope: Scope, receive: Receive, send: Send) -> None:
             origin = _header(scope, b"origin")

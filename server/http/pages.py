@@ -65,7 +65,7 @@ class Site:
 
 @cache
 def site() -> Site:
-    """All that there is, read once."""
+    """Return all pages and assets, read once."""
     found = {each.name: each.read_bytes() for each in WEB.iterdir() if each.is_file()}
     found = {name: found[name] for name in sorted(found) if name.rpartition(".")[2] in _TYPES}
     assets = {name: File.of(name, body) for name, body in found.items() if not name.endswith(".html")}
@@ -76,7 +76,7 @@ def site() -> Site:
 
 
 async def page(name: str, http: Request) -> Response:
-    """The page `name`."""
+    """Return the response with page `name`."""
     found = await call_of(http).run(_NUM_CHARS, site)
     return answer(found.pages[name], http, "no-cache")
 
@@ -93,7 +93,7 @@ async def asset(version: str, name: str, http: Request) -> Response:
 
 
 def answer(file: File, http: Request, caching: str) -> Response:
-    """Compressed for who takes it so; 304 for who has it."""
+    """Return a file, compressed if the client accepts it, or 304 if the client has it."""
     headers = {**_SAFETY, "Cache-Control": caching, "ETag": file.etag}
     known = {each.strip() for each in http.headers.get("if-none-match", "").split(",")}
     if file.etag in known:

@@ -48,7 +48,7 @@ class Phase(Enum):
 
 
 class _Flow(FlowControl):
-    """Flow control. `held`: reading stays paused while too much is waiting that may not be parsed yet."""
+    """Flow control. `held`: reading is paused while much data waits that cannot be parsed yet."""
 
     held = False
 
@@ -69,7 +69,7 @@ class _Outlet:
         self.write: Callable[[bytes], None] = self._begin
 
     def begin(self) -> None:
-        """The next answer is to come."""
+        """Reset for the next response."""
         self.write = self._begin
 
     def _begin(self, data: bytes) -> None:
@@ -101,8 +101,8 @@ class _Outlet:
 
 
 class BodyWriter:
-    """Writes the next piece of an answer, once that has begun, as its `send` would. False, and nothing is written, where that would
-    wait, or would not be a chunk."""
+    """Writer of the next part of a started response, without `send`. Returns False without writing if that would block or is
+    not a chunk."""
 
     __slots__ = ("_cycle", "_flow", "_outlet")
 
@@ -120,7 +120,7 @@ class BodyWriter:
 
     @property
     def chunk_writer(self) -> Callable[[bytes], None] | None:
-        """Write function for one chunk with its size; None where that would wait."""
+        """Return a function that writes one chunk of a given size; None if that would block."""
         cycle = self._cycle
         if self._flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
             return None
@@ -199,7 +199,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._parse()
 
     def _parse(self) -> None:
-        """Parses what has come, up to the end of a message that has no answer yet, and for no longer than a turn of the loop."""
+        """Parse received data up to the end of an unanswered message, at most for one turn of the loop."""
         turn_ends = self._callbacks + CALLBACKS_A_TURN
         while self._unparsed and (self._in_body or self.cycle is None):
             if self._callbacks > turn_ends:
@@ -233,7 +233,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.flow.resume_reading()
 
     def _next_piece(self) -> bytes:
-        """Cuts off what may be parsed at once: never more than the rest of one head, or of one body."""
+        """Cut off data that may be parsed now: at most the rest of one head or of one body."""
         data = self._unparsed
         if self._in_body and self._remaining is not None:
             end = self._remaining
@@ -275,8 +275,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.finish()
 
     def _parse_body_anyway(self) -> None:
-        """The parser takes a body behind `Upgrade` for the other protocol, where Java's client, for one, sends both with every
-        request. Another parser is told only how the body is framed."""
+        """Parse a body after an `Upgrade` header with a second parser. Java's client sends both; the first parser would
+        treat the body as data of the other protocol."""
         framing = b"transfer-encoding: chunked" if self._remaining is None else b"content-length: %d" % self._remaining
         self.parser = httptools.HttpRequestParser(self)
         self._is_reparsing = True
@@ -324,7 +324,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes = self._unframed_bytes = self._discarded_bytes = self._progress_bytes = 0
 
     def _prefer_host_of_target(self) -> None:
-        """A request for `http://host/path` is for that host, whatever its Host header says (RFC 9112, 3.2.2)."""
+        """Use the host of an absolute request target instead of the Host header (RFC 9112, 3.2.2)."""
         if not self.url.startswith((b"/", b"*")):
             url = httptools.parse_url(self.url)
             host = b"[%b]" % url.host if b":" in url.host else url.host
@@ -355,7 +355,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._forget()
 
     def _forget(self) -> None:
-        """The request is over; an idle connection keeps nothing of it."""
+        """Drop references to a finished request, so that an idle connection holds no memory."""
         self.cycle = self.scope = self.headers = self._body = None  # type: ignore[assignment]
 
     # --- answers --------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ class HttpProtocol(HttpToolsProtocol):
         return BodyWriter(self.cycle, self.flow, self._outlet)
 
     def refuse(self, error: ApiError) -> None:
-        """Ends the message that is being sent with `error`, and the connection after it."""
+        """End the message being received with `error`, then close the connection."""
         self.clients.refused[error.code or error.type] += 1
         self._is_deaf, self._unparsed, self._head_bytes = True, b"", 0
         cycle = self.cycle
@@ -406,8 +406,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.write(head.encode("ascii") + body)
 
     def finish(self) -> None:
-        """Close after the last answer, once the client has it. A client may still be sending, so only the writing half is closed
-        where the transport has halves."""
+        """Close after the client has received the last response. The writing half is closed first, because the client may
+        still send."""
         self._outlet.flush()
         if self._in_body or self._unparsed or self.flow.read_paused or self.transport.can_write_eof():
             self._linger()
@@ -417,7 +417,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._enter(Phase.CLOSING)
 
     def _linger(self) -> None:
-        """Stay half open: a closed socket answers further bytes with a reset, by which the client may lose the answer."""
+        """Keep the connection half open: a closed socket answers further bytes with a reset, and the client may lose the
+        response."""
         self._is_deaf, self._unparsed = True, b""
         if not self.transport.is_closing():
             if self.transport.can_write_eof():  # TLS cannot
@@ -441,7 +442,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._enter(Phase.IDLE)
 
     def _enter(self, phase: Phase) -> None:
-        """A phase's time begins when it is entered, and once only."""
+        """Enter `phase` and start its time limit, unless already in it."""
         if phase is self._phase and self.deadline_queue is not None:
             return
         self._phase = phase

@@ -54,7 +54,7 @@ class AnyText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type"
 class JsonObject(
     Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type", tag="json_object"
 ):
-    """A JSON object. `schema`: the object's, as llama.cpp has it."""
+    """Format of a JSON object. `schema`: its schema, as in llama.cpp."""
 
     schema: dict[str, Any] | None = None
 
@@ -63,7 +63,7 @@ _STYLE = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_pr
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One of the first six. `json` and `structural_tag` also as JSON in a string."""
+    """Constraint of the output: exactly one of the first six fields. `json` and `structural_tag` may also be JSON text."""
 
     json: dict[str, Any] | str | bool | None = None
     regex: Annotated[str, Meta(min_length=1)] | None = None
@@ -77,7 +77,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def kinds_given(self) -> list[str]:
-        """Names of the six that are given."""
+        """Names of the constraints (first six fields) that are set."""
         kinds = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
         return [
             kind for kind in kinds if getattr(self, kind) not in ((None, False) if kind == "json_object" else (None,))
@@ -85,11 +85,11 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_style(self) -> bool:
-        """True if it only sets the style of JSON that another field asks for."""
+        """True if it only sets the JSON style of a constraint in another field."""
         return not self.kinds_given and any(getattr(self, name) is not None for name in _STYLE)
 
     def check(self, where: str, prefix: str) -> None:
-        """Raise InvalidRequest for a contradiction. `prefix`: what stands before a field's name."""
+        """Raise InvalidRequest for a contradiction. `prefix`: path before the field names."""
         kinds_given = self.kinds_given
         if len(kinds_given) != 1 and not self.is_style:
             found = (
@@ -138,7 +138,7 @@ class ConstrainedOutput(Struct, kw_only=True):
     format: dict[str, Any] | Literal["", "json"] | None = None
 
     def check_constraints(self) -> None:
-        """Raises InvalidRequest where a field is of several kinds, or of none."""
+        """Raise InvalidRequest if a field has several constraints or none."""
         if self.structured_outputs is not None:
             self.structured_outputs.check("structured_outputs", "structured_outputs.")
         if guided := self._guided:
@@ -150,7 +150,7 @@ class ConstrainedOutput(Struct, kw_only=True):
 
     @property
     def constraints(self) -> dict[str, StructuredOutputs]:
-        """Constraints of the output, by the field that asks for them; each of one kind, or a style. They have been checked."""
+        """Return the checked constraints and styles by field name."""
         found: dict[str, StructuredOutputs] = {}
         if (wanted := self.structured_outputs) is not None:
             kinds = wanted.kinds_given
@@ -213,8 +213,8 @@ def readable(decode: Callable[[bytes], D], body: bytes) -> D:
 
 
 class Wire(Generic[T]):
-    """Decodes one kind of request. The refused fields are fields of a subclass that only the decoder knows; those of them that
-    `may_be_ignored` are, if the client can be told. `replaced`: what to use instead of some."""
+    """Decoder of one kind of request. Refused fields belong to a subclass that only the decoder uses. `may_be_ignored`:
+    those that are ignored if the client can be informed. `replaced`: replacements to suggest."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Wire(Generic[T]):
         self._raw = msgspec.json.Decoder(msgspec.defstruct(f"Raw{kind.__name__}", raw))
 
     def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
-        """Decode `body`. With `ignored`, unknown fields are left out and their names appended to it.
+        """Decode `body`. With `ignored`, unknown fields are dropped and their names appended to it.
 
         Raises UnreadableBody, UnknownParameter, UnsupportedParameter or InvalidRequest."""
         request = self._strictly(body) if ignored is None else self._leniently(body, ignored)
@@ -265,7 +265,7 @@ class Wire(Generic[T]):
             return self._strictly(self._without_unknown(body, ignored, refusal))
 
     def _without_unknown(self, body: bytes, ignored: list[str], refusal: UnknownParameter) -> bytes:
-        """Return `body` without unknown fields. `refusal`: of the first of them."""
+        """Return `body` without unknown fields. `refusal`: the error for the first one."""
         known = readable(self._raw.decode, body)
         if len(body) - sum(map(len, msgspec.structs.astuple(known))) > MAX_UNKNOWN_BYTES:
             raise UnknownParameter(

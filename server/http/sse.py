@@ -34,7 +34,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Source(Protocol[T_co]):
-    """A stream of items: entered, handed over, left. Leaving the block ends the work behind it."""
+    """Stream of items, an async context manager. Leaving the context cancels the work behind it."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -45,24 +45,24 @@ class Source(Protocol[T_co]):
         take: Callable[[T_co], Callable[[], Awaitable[None]] | None],
         writer_of: Callable[[int], Any] | None = None,
     ) -> None:
-        """Call `take` with each item, await what it returns, if anything, and return behind the last. Raises what `take` raises.
-        What a writer of `writer_of` takes in place of an item comes between two items."""
+        """Call `take` with each item, await its result if any, and return after the last item. Raises errors of `take`.
+        Writers of `writer_of` may write items directly instead."""
         ...
 
 
 class Frames(Protocol[T_contra]):
-    """Turns what a source yields into bytes on the wire."""
+    """Converter of a source's items to bytes of the stream."""
 
     def feed(self, item: T_contra) -> bytes:
-        """Return complete events, or nothing. After an exception, `fail` is called once, and nothing more."""
+        """Return complete events, or b"". After an exception, only `fail` is called."""
         ...
 
     def writer(self, index: int, connection: ChunkWriter) -> Any:
-        """Return what writes the items of number `index` to `connection` by itself, or None; asked behind the first of them."""
+        """Return a writer of the items of choice `index` directly to `connection`, or None. Called after the first item."""
         return None
 
     def end(self) -> bytes:
-        """Return what comes between the last event and the end of the stream."""
+        """Return the bytes at the end of the stream."""
         ...
 
     def fail(self, error: Exception) -> bytes:
@@ -75,14 +75,12 @@ class _Written(Protocol):
 
 
 class EventStream(Generic[T]):
-    """A stream of events. `open_source` is called before anything is sent, so what it raises can still become an ordinary error
-    answer.
+    """Response with server-sent events. `open_source` is called before anything is sent, so that its errors become normal error
+    responses.
 
-    Where frames have a `writer(index, connection)` and the connection writes at once, the source is given it: what it takes comes
-    neither here nor to `feed`.
+    If frames have a `writer(index, connection)` and the connection can write directly, the source uses it, bypassing `feed`.
 
-    `begin` gives events that go out before the first item. `Call.send_body` and `Call.writer` lead past the layers that only
-    look at the start of an answer."""
+    `begin` returns events before the first item. `Call.send_body` and `Call.writer` bypass middleware."""
 
     HEADERS = (
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -121,7 +119,7 @@ class EventStream(Generic[T]):
         self, source: Source[T], send: Send, make_write: Callable[[], ChunkWriter] | None, watch: ClientWatch,
         writers: list[_Written],
     ) -> bytes:  # fmt: skip
-        """Send every event but the last ones, which are returned. Adds those that write beside it to `writers`."""
+        """Send all events except the last ones, which are returned. Direct writers are added to `writers`."""
         frames, feed = self._frames, self._frames.feed
         write = None if make_write is None else make_write()
 
@@ -150,7 +148,7 @@ class EventStream(Generic[T]):
 
 
 class JsonLineStream(EventStream[T]):
-    """The same as JSON lines, which know no comments, so that there is no ping, and whose last object ends them."""
+    """EventStream of JSON lines. There are no pings, since JSON lines have no comments. The last object ends the stream."""
 
     HEADERS = ((b"content-type", b"application/x-ndjson"), *EventStream.HEADERS[1:])
 
@@ -177,6 +175,7 @@ def _event_source_class() -> Any:
 
 
 def event_source(events: AsyncIterable[bytes], ping_interval_s: float) -> ASGIApp:
-    """Send whole `events` that no token waits for: a reader who leaves ends nothing. `ping_interval_s`: 0 is never."""
+    """Return a response of complete `events` other than tokens. Disconnecting stops nothing else. `ping_interval_s` 0: no
+    pings."""
     response: ASGIApp = _event_source_class()(events, ping=ping_interval_s)
     return response

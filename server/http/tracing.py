@@ -1,8 +1,7 @@
-"""Traces by OpenTelemetry: of each request a span from its arrival to its end, and in it queue, prefill and decode.
+"""OpenTelemetry traces: one span per request, with child spans queue, prefill and decode.
 
-What is known of a request is known when it ends: it is handed to a thread then, which makes the spans and has them sent, so that
-the event loop pays for putting something into a queue. `traceparent` and `tracestate` of the HTTP request say of which trace they
-are a part. The packages are an extra, and imported where the option is given."""
+A request is passed to a thread when it ends; the thread creates and sends spans, so the event loop only fills a queue. HTTP
+headers `traceparent` and `tracestate` name the parent. The packages are an optional dependency."""
 
 from __future__ import annotations
 
@@ -42,13 +41,13 @@ _PHASES = (
 
 
 def trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Return the headers that name the trace of which a request is a part."""
+    """Return the headers that name the parent trace."""
     names = (b"traceparent", b"tracestate")
     return [(name.decode(), value.decode("latin-1")) for name, value in headers if name in names]
 
 
 class Tracing:
-    """Makes spans on a thread. `processor`: receives ended spans."""
+    """Creator of spans on a thread. `processor`: receives finished spans."""
 
     def __init__(self, processor: SpanProcessor, service_name: str = "oneloop") -> None:
         from opentelemetry.sdk.resources import Resource
@@ -69,7 +68,8 @@ class Tracing:
 
     @classmethod
     def of(cls, config: ServerConfig) -> Tracing:
-        """Sends to `config.otlp_traces_endpoint`, by OTLP over HTTP. Raises ConfigError where the packages are not installed."""
+        """Create one that sends to `config.otlp_traces_endpoint` by OTLP over HTTP. Raises ConfigError if the packages are
+        missing."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -81,7 +81,7 @@ class Tracing:
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
 
     def finished(self, model: str, finished: Finished) -> None:
-        """A request has ended. Called on the event loop."""
+        """Enqueue a finished request. Called on the event loop."""
         try:
             self._jobs.put_nowait((model, finished.request, finished.record, time.time_ns() - time.monotonic_ns()))
         except Full:
@@ -90,7 +90,7 @@ class Tracing:
                 logger.warning("traces are made more slowly than requests end: some are lost")
 
     def close(self) -> None:
-        """Send what was handed over, within CLOSE_LIMIT_S. Blocks."""
+        """Send queued spans within CLOSE_LIMIT_S. Blocks."""
         self._jobs.put(None)
         self._thread.join(CLOSE_LIMIT_S)
         self._provider.force_flush(int(CLOSE_LIMIT_S * 1000))
@@ -136,7 +136,7 @@ class Tracing:
 
 
 def _attributes(model: str, request: Request, record: RequestRecord) -> Mapping[str, Any]:
-    """Return attributes by OpenTelemetry's conventions for generative models, where they have a name."""
+    """Return span attributes by OpenTelemetry's conventions for generative models."""
     found: dict[str, Any] = {
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,

@@ -1,4 +1,4 @@
-"""An upload: a form with one file, read into a temporary file within a limit."""
+"""Upload: a multipart form with one file, written to a temporary file within a size limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORM_EXTRA_BYTES = 64 * 1024  # of a form around its file
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A form's file and other fields. `values`: all that a name has, in order."""
+    """File and other fields of a form. `values`: all values of each name, in order."""
 
     filename: str
     num_bytes: int
@@ -37,7 +37,7 @@ class Upload:
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """The last value of each name."""
+        """Return the last value of each name."""
         return {name: found[-1] for name, found in self.values.items()}
 
 
@@ -55,7 +55,8 @@ def check_origin(http: Request, config: ServerConfig) -> None:
 
 @contextlib.asynccontextmanager
 async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> AsyncIterator[Upload]:
-    """The file is there as long as the block. Raises ApiError, where it is too large before the excess is read."""
+    """Yield the upload; its file is deleted at the end of the block. Raises ApiError, for a large file before the excess is
+    read."""
     check_origin(http, config)
     given = http.headers.get("content-type")
     if (given or "").partition(";")[0].strip().lower() != FORM:
@@ -99,7 +100,7 @@ async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> 
 
 
 async def _bounded(http: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The body, of which nothing stays in memory."""
+    """Yield the chunks of the body; none is kept in memory."""
     incoming = call_of(http).body
     size = 0
     async for chunk in http.stream():

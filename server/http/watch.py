@@ -1,4 +1,4 @@
-"""Tasks that end early: when their client has left, or when one of several fails."""
+"""Tasks that are cancelled when their client disconnects, or when one of several fails."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class ClientWatch:
-    """Context that is cancelled when the client leaves: `async with ClientWatch(receive) as watch: ...`.
+    """Context that is cancelled when the client disconnects: `async with ClientWatch(receive) as watch: ...`.
 
     The block is cancelled at its current `await`, and the cancellation ends here; `watch.gone` is then True. `ping` is
-    awaited after every `interval_s` without a write of False to `quiet`."""
+    awaited after every `interval_s` in which `quiet` was not set to False."""
 
     def __init__(
         self, receive: Receive, ping: Callable[[], Awaitable[None]] | None = None, interval_s: float = 0
@@ -66,7 +66,7 @@ class ClientWatch:
 
 
 async def while_waited_for(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves.
+    """Return the result of `work`; cancel it if the client disconnects.
 
     Raises ClientLeft."""
     async with ClientWatch(receive):

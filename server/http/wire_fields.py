@@ -24,7 +24,7 @@ _MoreStops = StopString | Annotated[list[StopString], Meta(max_length=MAX_REPEAT
 
 
 def _texts(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the strings of a field that takes one or several."""
+    """Return the strings of a field that accepts one or a list."""
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
@@ -53,7 +53,7 @@ class WireType(msgspec.StructMeta):
 
 
 class AdvisedFields(Struct, kw_only=True, metaclass=WireType):
-    """Fields for which a model's generation_config.json may name a default."""
+    """Sampling fields whose default can come from generation_config.json."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -63,7 +63,7 @@ class AdvisedFields(Struct, kw_only=True, metaclass=WireType):
 
 
 class DrawFields(AdvisedFields, kw_only=True):
-    """Fields of drawing a token from its logits."""
+    """Sampling fields without model defaults: penalties and seed."""
 
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -71,7 +71,7 @@ class DrawFields(AdvisedFields, kw_only=True):
 
 
 class SamplingFields(DrawFields, kw_only=True):
-    """Fields of choosing tokens, and of the tokens that end an answer."""
+    """Fields that bias or end sampling: logit_bias and stop tokens."""
 
     # By token id, as JSON has keys.
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
@@ -80,7 +80,7 @@ class SamplingFields(DrawFields, kw_only=True):
 
 
 class Sampling(SamplingFields, kw_only=True):
-    """All sampling fields. Ids and token counts are not checked against the model yet."""
+    """All sampling fields. Token ids and counts are checked against the model later."""
 
     min_tokens: Annotated[int, Meta(ge=0, le=INT64)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
@@ -90,7 +90,7 @@ class Sampling(SamplingFields, kw_only=True):
 
 
 class RepeatFields(DrawFields, kw_only=True):
-    """Fields of drawing a token by the names of llama.cpp and Ollama."""
+    """Sampling fields by llama.cpp's and Ollama's names."""
 
     repetition_penalty: RepetitionPenalty | None = field(name="repeat_penalty", default=None)
     repeat_last_n: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # 0: no penalty; -1: of all tokens
@@ -101,7 +101,7 @@ class RepeatFields(DrawFields, kw_only=True):
         return _texts(self.stop)
 
     def penalty(self, ignored: list[str], name: str) -> float | None:
-        """Return the repetition penalty, which counts all tokens there are; another window is put into `ignored` as `name`."""
+        """Return the repetition penalty, which applies to all tokens. A different window is added to `ignored` as `name`."""
         if self.repeat_last_n == 0:
             return None if self.repetition_penalty is None else 1.0
         if self.repeat_last_n not in (None, -1) and self.repetition_penalty not in (None, 1):
@@ -113,7 +113,7 @@ _NAMES = frozenset(Sampling.__struct_fields__)
 
 
 def sampling_of(wire: DrawFields, **changes: Any) -> Sampling:
-    """Return the sampling fields of `wire`, as many as it has, with `changes`."""
+    """Return the Sampling fields that `wire` has, updated by `changes`."""
     return Sampling(**{name: getattr(wire, name) for name in wire.__struct_fields__ if name in _NAMES} | changes)
 
 
@@ -121,7 +121,7 @@ def sampling_of(wire: DrawFields, **changes: Any) -> Sampling:
 
 
 class TextFields(Struct, kw_only=True, metaclass=WireType):
-    """Fields of an answer's end, and of what is shown."""
+    """Fields of stop strings, and of text that is shown."""
 
     stop: _Stops | None = None
     include_stop_str_in_output: bool | None = None
@@ -133,7 +133,7 @@ class TextFields(Struct, kw_only=True, metaclass=WireType):
 
 
 class TruncationFields(Struct, kw_only=True, metaclass=WireType):
-    """Fields of cutting a long prompt."""
+    """Fields of prompt truncation."""
 
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # -1: as many as the context holds
     truncation_side: Literal["left", "right"] | None = None  # the end that is cut off
@@ -155,23 +155,23 @@ class QueueFields(Struct, kw_only=True, metaclass=WireType):
 
     @property
     def queue_terms(self) -> dict[str, Any]:
-        """The same as fields of a core's request."""
+        """Return these fields by the core's names."""
         return {"priority": self.priority or 0, "cache_salt": self.cache_salt, "timeout_s": self.timeout}
 
 
 class TermFields(QueueFields, kw_only=True):
-    """Fields of generation for the engine that change no answer."""
+    """Fields for the engine that do not change answers."""
 
     speculative: bool | None = None  # False: the server does not draft tokens of this answer
 
     @property
     def terms(self) -> dict[str, Any]:
-        """The same as fields of a GenerateRequest."""
+        """Return these fields by GenerateRequest's names."""
         return {**self.queue_terms, "speculative": self.speculative is not False}
 
 
 class CallerFields(Struct, kw_only=True, metaclass=WireType):
-    """Fields that describe the caller and ask nothing of the answer."""
+    """Fields that identify the caller and have no effect on the answer."""
 
     user: str | None = None
     safety_identifier: str | None = None
@@ -186,7 +186,7 @@ class TemplateFields(Struct, kw_only=True, metaclass=WireType):
 
 
 class ReasoningFields(Struct, kw_only=True, metaclass=WireType):
-    """Bounds of reasoning, and whether it is shown."""
+    """Fields that limit reasoning, and show or hide it."""
 
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # then reasoning is ended; -1: never
     include_reasoning: bool | None = None  # False: it is counted, and not shown
