@@ -190,7 +190,7 @@ class EnginePlan:
         """Return the plan with budgets by the times measured at the start."""
         max_itl_s, target_ttft_s = (None if ms is None else ms / 1000 for ms in (config.max_itl, config.target_ttft))
         goals = Goals.resolve(max_itl_s, target_ttft_s, timed.token_s, platform)
-        self = replace(self, draft_share=timed.token_s / timed.smallest_s)
+        self = replace(self, token_s=timed.token_s, draft_share=timed.token_s / timed.smallest_s)
         if config.beside and config.pools:
             self = self._no_longer_than(goals.max_itl_s / 2, timed)
         if config.max_num_mixed_tokens is not None or config.pools or self.layout.in_one_step:

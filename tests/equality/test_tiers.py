@@ -171,6 +171,7 @@ async def test_torn_files_cost_a_computation_and_no_request(files, tmp_path: Pat
 async def test_what_is_slower_to_read_than_to_compute_is_computed(files):
     engine = await start_engine(config(num_kv_blocks=NUM_BLOCKS, kv_host_bytes=1 << 20), files("llama"), _quiet)
     tiers = feature_of(engine._scheduler, TierScheduling)
+    assert tiers.lookup.token_s > 0, "it was measured at the start"
     tiers.lookup.token_s = 0.0
     await talk(engine)
     await rested(engine)
