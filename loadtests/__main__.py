@@ -19,6 +19,7 @@ COMMANDS = (
     "embed",
     "speech",
     "gpu",
+    "tiers",
     "compare",
     "table",
     "results",
