@@ -1,1 +1,1 @@
-"""Token ids to token ids: the engine, and nothing about text or HTTP."""
+"""Inference engine: takes token ids and returns token ids. It has no text and no HTTP."""

@@ -1,6 +1,6 @@
-"""One step, decided: which rows, which spans, which blocks, which work. Born complete, frozen after.
+"""ScheduledBatch: plain data that describes one scheduled step: its rows, token ranges, KV blocks and work. It is frozen.
 
-Plain data: a row names its sequence by number and nothing here holds a live object, so a batch can cross a wire."""
+A row refers to its sequence by number and nothing here holds a live object, so a batch can be sent to another process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from runtime.kv.block_table import NewBlocks
 if TYPE_CHECKING:
     from runtime.api.media import Int32s
 
-ON_DEVICE = -2  # in place of a guessed id: only the device knows it
-NOT_FINITE = -1  # in place of a sampled id: this row's logits were NaN or infinite, its neighbours' were not
+ON_DEVICE = -2  # placeholder of a draft token id that only the device has
+NOT_FINITE = -1  # replaces a sampled id if the row's logits were NaN or infinite; other rows are unaffected
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class RowBinding:
 
     params: SamplingParams
     seed: int
-    prompt_ids: Sequence[int]  # the request's own, not a copy
+    prompt_ids: Sequence[int]  # the request's own list, not a copy
     output_ids: tuple[int, ...]
     num_computed: int = 0
     masked: bool = False
@@ -39,8 +39,8 @@ class RowBinding:
 
 
 class MediaSpan(NamedTuple):
-    """The outputs from number `first` on of what an encoder has under `key` stand at `positions` of a sequence, ascending, in the
-    place of embeddings."""
+    """Placeholders of one media item in a step. The outputs that an encoder stored under `key`, from number `first` on,
+    replace the token embeddings at `positions` of a sequence, which are ascending."""
 
     key: bytes
     first: int
@@ -50,8 +50,8 @@ class MediaSpan(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class RowMedia:
     """Media of a row. `rope_positions` [3, num_tokens]: M-RoPE positions, or None. `prompt_len`: length of a prompt that
-    begins here and whose tokens all attend to each other; otherwise 0. `crossed`: key of the encoder outputs whose keys and values
-    cross-attention keeps from this step on, or None."""
+    starts in this step and whose tokens all attend to each other; otherwise 0. `crossed`: key of the encoder outputs whose
+    keys and values cross-attention stores in this step, or None."""
 
     spans: tuple[MediaSpan, ...]
     rope_positions: Int32s | None = None
@@ -71,15 +71,15 @@ class PromptLogprobsSpan:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The row's logits are sampled: at its last token, and at each of the tokens before it that `num_drafts` guesses follow.
-    `masked`: only once its matchers have said from which tokens."""
+    """Sampling of a row: at its last token, and also at the `num_drafts` tokens before it if the row ends with draft tokens.
+    `masked`: the sampling must wait for the masks of the sequence's matchers."""
 
     num_drafts: int = 0
     masked: bool = False
 
     @property
     def num_ids(self) -> int:
-        """Ids that the row brings at most."""
+        """Maximum number of token ids that the row can gain in the step."""
         return 1 + self.num_drafts
 
 
@@ -98,17 +98,17 @@ _made = tuple.__new__
 
 
 class ScheduledRow(NamedTuple):
-    """Tokens [start, start + num_tokens) of one sequence. A tuple, because a frozen dataclass takes four times as long to
-    create.
+    """Tokens [start, start + num_tokens) of one sequence in a step. A tuple, because a frozen dataclass takes four times as
+    long to create.
 
     `number`: the sequence's number. `row`: its row in every device table. `start`: the greatest possible start while earlier
-    drafts have not settled; the device has the exact one. `draft_ids`: draft tokens, or ON_DEVICE for drafts that the row's
-    last step made.
+    draft tokens have not settled; the device has the exact one. `draft_ids`: draft tokens, or ON_DEVICE for draft tokens that
+    the row's previous step made.
 
-    The span is `token_ids`, then, if these and the drafts are one token short, the id that the row sampled last (on the
-    device), then `draft_ids`. `new_blocks`: blocks appended to its block tables. `binding`: set if the row has a new
-    sequence. `num_proposed`: drafts to make after this step; blocks for them are reserved. `restart`: an explicit start for
-    the device, which counts from there."""
+    The span consists of `token_ids` and `draft_ids`. If they are one token short, the id that the row sampled last, which is
+    on the device, stands between them. `new_blocks`: blocks appended to its block tables. `binding`: set if the row has a
+    new sequence. `num_proposed`: draft tokens to make after this step; blocks for them are reserved. `restart`: an explicit
+    start, from which the device counts, or -1."""
 
     number: int
     row: int
@@ -141,7 +141,7 @@ class ScheduledRow(NamedTuple):
         return type(self.work) is Sample and self.work.masked
 
     def without_extra(self, end: int, work: Work) -> ScheduledRow:
-        """Return the row without its guesses, which were given up, so that it ends at `end`, with its `work`."""
+        """Return the row without its draft tokens, which were dropped. The new row ends at token `end` and has `work`."""
         num_tokens = self.num_tokens - len(self.draft_ids)
         return self._replace(start=end - num_tokens, num_tokens=num_tokens, draft_ids=(), work=work)
 
@@ -149,24 +149,25 @@ class ScheduledRow(NamedTuple):
 def decode_row(
     number: int, row: int, start: int, token_ids: tuple[int, ...], new_blocks: tuple[NewBlocks, ...]
 ) -> ScheduledRow:
-    """The next token of a sequence, and no more to it: in a third of the time that the class takes for it."""
+    """Return a row that computes and samples one token, with default values elsewhere. Three times as fast as the
+    constructor."""
     return _made(ScheduledRow, (number, row, start, 1, token_ids, (), new_blocks, SAMPLE, None, None, 0, -1, None))
 
 
 def columns(rows: Sequence[ScheduledRow]) -> Any:
-    """Return a tuple of all rows' values for each field, under the field's name."""
+    """Return a named tuple with one tuple of all rows' values for each field of ScheduledRow."""
     return ScheduledRow._make(zip(*rows, strict=True) if rows else ((),) * len(ScheduledRow._fields))
 
 
 class BlockCopy(NamedTuple):
-    """Block `target` of the pool becomes a copy of `source`, in all layers, before the step's first write."""
+    """Copy of KV block `source` to block `target`, in all layers, before the first write of the step."""
 
     source: int
     target: int
 
 
 class AdapterLoad(NamedTuple):
-    """Adapter `key` takes `slot` of the device before the step."""
+    """Load of adapter `key` into `slot` of the device before the step."""
 
     slot: int
     key: int
@@ -174,9 +175,8 @@ class AdapterLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncoderWork:
-    """Encoding of `item`, of a prompt of sequence `number`, beside steps. The output is stored under `key` for a later batch.
-
-    A runner without an encoder refuses a batch that has some."""
+    """Encoding of the media `item` of a prompt of sequence `number`, in parallel with steps. Its output is stored under
+    `key` for a later batch. A runner without an encoder rejects batches with encoder work."""
 
     number: int
     key: bytes
@@ -185,9 +185,9 @@ class EncoderWork:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """Decided step. `encoder_drops`: keys of encoder outputs to drop before `encoder_work`. `follows`: the device drafter
-    computes the step too; otherwise it makes no drafts after it. `decodes_only`: each row is one sampled token, without
-    mask, draft or binding, as in most steps; False has no meaning. `number`: set and read by a feature that counts steps."""
+    """A scheduled step. `encoder_drops`: keys of encoder outputs to drop before `encoder_work`. `follows`: the draft model
+    computes the step too; otherwise no draft tokens are made after it. `decodes_only`: True if each row is one sampled token
+    without mask, draft tokens or binding; False means nothing. `number`: set and read by a feature that counts steps."""
 
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
@@ -214,7 +214,7 @@ class ScheduledBatch:
 
     @property
     def pooling_rows(self) -> tuple[ScheduledRow, ...]:
-        """Rows with a pooled result: of a prompt in pieces, the last piece."""
+        """Rows that yield a pooled result. A prompt in several chunks yields it with its last chunk."""
         if self.decodes_only:
             return ()
         return tuple([row for row in self.rows if type(row.work) is Pool and row.work.is_last])
@@ -226,7 +226,8 @@ class ScheduledBatch:
         return tuple([row for row in self.rows if row.prompt_logprobs is not None])
 
     def split(self, late: Collection[int]) -> tuple[ScheduledBatch, ScheduledBatch]:
-        """Return this step without the sampling of the device rows `late`, and their sampling alone."""
+        """Return two batches: this step without sampling for the device rows `late`, and the sampling of the rows `late`
+        alone."""
         rest = tuple(row._replace(work=None) if row.row in late else row for row in self.rows)
         sampling = tuple(row._replace(prompt_logprobs=None) for row in self.rows if row.row in late)
         return (

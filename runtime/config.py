@@ -19,14 +19,14 @@ from runtime.speculate.methods import speculation_of
 from runtime.speculate.speculation import Speculation
 
 GIB = 1 << 30
-_DISK_BUFFER_BYTES = GIB  # of host memory, where --kv-disk is given alone
+_DISK_BUFFER_BYTES = GIB  # host memory if only --kv-disk is given
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 INT8_CACHE = "int8_per_token_head"
-SEQUENCES_BESIDE = 16  # in the KV cache of a model that generates beside another, which takes the rest of the memory
-_ONLINE = {"int8": "int8", "int16": "int16", "fp8": "fp8", "int4": "w4"}  # by the option's words
-FP8_CACHES = ("fp8", "fp8_e4m3")  # two names of one type, as vLLM has them
+SEQUENCES_BESIDE = 16  # sequences in the KV cache of a model that shares the device with another generating model
+_ONLINE = {"int8": "int8", "int16": "int16", "fp8": "fp8", "int4": "w4"}  # by --quantization
+FP8_CACHES = ("fp8", "fp8_e4m3")  # two names of one dtype, as in vLLM
 CACHE_TYPES = {
     **{name: KVDtype(name, size) for name, size in ELEMENT_BYTES.items()},
     **dict.fromkeys(FP8_CACHES, KVDtype("float8_e4m3fn", 1)),
@@ -40,9 +40,9 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LoraLimits:
-    """Room for adapters, by vLLM's names. `max_loras`: adapters that one step may have, each in a slot of the device.
-    `max_cpu_loras`: adapters kept in memory, those in slots included. `max_lora_rank`: of each. `lora_experts`, `lora_vocabulary`:
-    whether a device has room for adapters that change experts, and embedding and head."""
+    """Limits of adapters, under vLLM's option names. `max_loras`: adapters in one step, each in a slot of the device.
+    `max_cpu_loras`: adapters kept in host memory, including those in slots. `max_lora_rank`: maximum rank of each.
+    `lora_experts`, `lora_vocabulary`: allocate device memory for adapters of experts, and of the embedding and the head."""
 
     max_loras: int
     max_cpu_loras: int
@@ -57,8 +57,9 @@ class LoraLimits:
 
 @dataclass(frozen=True, slots=True)
 class TierLimits:
-    """KV tiers of one engine. `host_bytes`: host memory. `folder`, `disk_bytes`: of the disk tier; no folder, no disk tier.
-    `fingerprint`: 32 bytes that no other model, type or layout has. `num_ranks`: ranks whose parts of a block lie together."""
+    """Limits of one engine's KV tiers. `host_bytes`: host memory. `folder`, `disk_bytes`: folder and size of the disk tier;
+    None: no disk tier. `fingerprint`: 32 bytes, unique to a model, dtype and layout. `num_ranks`: ranks whose parts form a
+    stored block."""
 
     host_bytes: int
     folder: str | None
@@ -95,7 +96,7 @@ class EngineConfig(EngineOptions):
 
     @property
     def num_devices(self) -> int:
-        """Devices of one engine."""
+        """Number of devices that one engine uses."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
@@ -105,12 +106,12 @@ class EngineConfig(EngineOptions):
 
     @property
     def num_stages_here(self) -> int:
-        """Stages of an engine in this process."""
+        """Number of pipeline stages of an engine in this process."""
         return 1 if self.stages_apart else self.pipeline_parallel_size
 
     @property
     def lora(self) -> LoraLimits | None:
-        """Limits of adapters, or None. Raises PlanError."""
+        """Limits of adapters, or None if adapters are disabled. Raises PlanError."""
         if not self.enable_lora:
             return None
         try:
@@ -123,7 +124,7 @@ class EngineConfig(EngineOptions):
 
     @property
     def online(self) -> str | None:
-        """Format to which weights are rounded at load, or None."""
+        """Format to which weights are quantised while loading, or None."""
         return _ONLINE.get(self.quantization)
 
     @property
@@ -134,9 +135,9 @@ class EngineConfig(EngineOptions):
 
 @dataclass(frozen=True, slots=True)
 class WeightPolicy:
-    """Policy of storing matrices. `dense_dtype`: type of unquantised ones, or "stored" for the checkpoint's.
-    `keep_quantized`: quantised ones stay so where a kernel reads them. `online`: format of all at load: "int8", "int16"
-    (CPU), "fp8" or "w4"."""
+    """Storage format of weight matrices. `dense_dtype`: dtype of unquantised ones, or "stored" for the checkpoint's.
+    `keep_quantized`: keep quantised matrices if a kernel reads their format. `online`: format to which all are quantised
+    while loading: "int8", "int16" (CPU), "fp8" or "w4"."""
 
     dense_dtype: str
     keep_quantized: bool = False
@@ -145,23 +146,23 @@ class WeightPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
-    """Defaults of a kind of device."""
+    """Default limits of one kind of device."""
 
     dtype: str
     max_num_seqs: int
     max_num_batched_tokens: int
-    kv_cache_bytes: Callable[[int], int]  # of the memory that is free after loading
-    looks_up: bool = False  # n-grams, where nobody said otherwise
+    kv_cache_bytes: Callable[[int], int]  # from the memory that is free after loading
+    looks_up: bool = False  # n-gram speculation, if no option disables it
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    dtype: str  # of activations
+    dtype: str  # dtype of activations
     weights: WeightPolicy
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    step_budget: Callable[[], StepBudget]  # of prompts beside decodes
+    step_budget: Callable[[], StepBudget]  # limit of prompt tokens in steps with decodes
     layout: KVLayout
     kv_cache_dtype: str
     num_kv_blocks: int
@@ -182,19 +183,20 @@ class EnginePlan:
     max_drafted_tokens: int | None = None  # tokens of the longest captured step with drafts
 
     def for_layers(self, kinds: tuple[MemoryKind, ...]) -> EnginePlan:
-        """Return the plan of another stage, with as many layers of each kind in another order. Block tables are the same."""
+        """Return the plan of another pipeline stage, whose layers are of the same kinds in another order. Block tables stay
+        the same."""
         dtype = CACHE_TYPES[self.kv_cache_dtype]
         return replace(self, layout=KVLayout.of(tuple(kind.with_dtype(dtype) for kind in kinds)))
 
     def timed(self, config: EngineConfig, timed: TimedSteps, weights_bytes: int, platform: PlatformSteps) -> EnginePlan:
-        """Return the plan with budgets by the times measured at the start."""
+        """Return the plan with step budgets that are computed from the step times measured at start-up."""
         max_itl_s, target_ttft_s = (None if ms is None else ms / 1000 for ms in (config.max_itl, config.target_ttft))
         goals = Goals.resolve(max_itl_s, target_ttft_s, timed.token_s, platform)
         self = replace(self, token_s=timed.token_s, draft_share=timed.token_s / timed.smallest_s)
         if config.beside and config.pools:
             self = self._no_longer_than(goals.max_itl_s / 2, timed)
         if config.max_num_mixed_tokens is not None or config.pools or self.layout.in_one_step:
-            return self  # as it is said, or nobody answers beside whom prompts had to be short
+            return self  # the limit is fixed, or no decodes run in the same steps
         kv_bytes = self.layout.block_bytes / self.layout.block_size
         cost = StepCost.assumed(timed, kv_bytes / max(1, weights_bytes))
         note = (
@@ -208,20 +210,22 @@ class EnginePlan:
         return replace(self, step_budget=budget, notes=(*self.notes, note))
 
     def _no_longer_than(self, step_s: float, timed: TimedSteps) -> EnginePlan:
-        """Return the plan with steps of at most `step_s`, but long enough for a text that must be computed in one."""
+        """Return the plan with steps of at most `step_s` seconds. If prompts cannot be split, a step still holds the longest
+        prompt."""
         needed = self.max_model_len if self.layout.in_one_step else 2
         tokens = max(needed, min(self.max_num_batched_tokens, int((step_s - timed.smallest_s) / timed.token_s)))
         return replace(self, max_num_batched_tokens=tokens, max_num_seqs=min(self.max_num_seqs, tokens))
 
     def speculation(self, follow_share: float = 0.0) -> Speculation | None:
-        """Return the speculation, or None. `follow_share`: assumed cost of a draft model or head that follows a step, in steps."""
+        """Return the controller of speculative decoding, or None. `follow_share`: assumed cost of running the draft model or
+        head after a step, as a fraction of the step."""
         if self.speculative is None:
             return None
         return speculation_of(self.speculative, self.draft_share, follow_share, self.max_drafted_tokens)
 
     @property
     def max_proposed(self) -> int:
-        """Maximum drafts of a row that the device makes behind a step."""
+        """Maximum number of draft tokens per row that the device makes after a step."""
         return self.speculative.num_speculative_tokens if self.speculative and self.speculative.on_device else 0
 
     @property
@@ -234,7 +238,7 @@ class EnginePlan:
 
     @property
     def max_concurrency(self) -> float:
-        """Sequences of `max_model_len` tokens that fit the KV cache; without a cache, the rows."""
+        """Number of sequences of `max_model_len` tokens that fit in the KV cache; without a cache, the number of rows."""
         blocks = self.layout.max_blocks(self.max_model_len, self.max_num_batched_tokens)
         return self.num_kv_blocks / blocks if blocks else float(self.max_num_seqs)
 
@@ -243,8 +247,8 @@ class EnginePlan:
         cls, config: EngineConfig, *, dtype: str, layers: tuple[MemoryKind, ...], model_len: int,
         defaults: DeviceDefaults, free_bytes: int, weights: WeightPolicy | None = None,
     ) -> EnginePlan:  # fmt: skip
-        """Return the plan for a model. `model_len`: the model's context, in tokens; `free_bytes`: memory left beside the weights;
-        `weights`: None keeps unquantised ones as `dtype`. Raises PlanError."""
+        """Return the plan for a model. `model_len`: the model's context, in tokens. `free_bytes`: memory left after loading
+        the weights. `weights`: None stores unquantised weights as `dtype`. Raises PlanError."""
         kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         kinds = tuple(layer.with_dtype(CACHE_TYPES[kv_cache_dtype]) for layer in layers)
         _refuse(kinds)
@@ -254,7 +258,7 @@ class EnginePlan:
         if config.max_num_batched_tokens is not None and config.max_num_seqs is None:
             max_num_seqs = min(max_num_seqs, budget - 1)
         needed = (config.max_model_len or model_len) if layout.in_one_step else 0
-        if needed and layout.block_bytes:  # it generates: answers go on beside the longest prompt
+        if needed and layout.block_bytes:  # it generates: running streams continue during the longest prompt
             needed += max_num_seqs
         if config.max_num_batched_tokens is None:
             budget = max(budget, needed)
@@ -359,7 +363,7 @@ def _kv_cache_note(layout: KVLayout, kv_cache_dtype: str, layers: tuple[MemoryKi
 
 
 def _refuse(kinds: tuple[MemoryKind, ...]) -> None:
-    """Raise PlanError for kinds that no kernel or block supports."""
+    """Raise PlanError for layer kinds that no kernel or block format supports."""
     attention = [kind.kv for kind in kinds if not isinstance(kind, State | Nothing)]
     scaled = [kv for kv in attention if kv.known_dtype.scale_bytes]
     if any(kv.latent for kv in scaled):

@@ -16,7 +16,7 @@ MODEL, ENGINE, HTTP = "model", "engine", "HTTP"  # groups of --help
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8_per_token_head"]
-SPECULATES_BY_MODEL = WITH_MODEL  # methods that --speculative-model is for
+SPECULATES_BY_MODEL = WITH_MODEL  # methods that need --speculative-model
 SpeculativeMethod = Literal["ngram", "suffix", "draft_model", "ngram_gpu", "ngram_cpu", "mtp", "eagle", "eagle3"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority"]
 
@@ -24,7 +24,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes: "4096", "512MiB", "1.5GB" (K, M, G, T are powers of 1000, with an i powers of 1024)."""
+    """Return a number of bytes from "4096", "512MiB" or "1.5GB". K, M, G, T are powers of 1000, with an i powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError("is not a size such as 512MiB or 2GiB")
@@ -49,9 +49,9 @@ def option(
 ) -> Any:
     """Return a dataclass field that is an option with `text` as its help.
 
-    `minimum` and `maximum` are inclusive. `parse` reads text that the annotation alone cannot. The value of a `secret` option
-    appears neither in errors nor in the configuration's repr. `aliases` are flags of other servers. `name` is the option's
-    name where the field has another. `several`: the flag takes all values that follow it."""
+    `minimum` and `maximum` are inclusive. `parse` converts text if the annotation does not suffice. The value of a `secret`
+    option appears neither in errors nor in the configuration's repr. `aliases` are flag names from other servers. `name` is
+    the option's name if it differs from the field's. `several`: the flag takes all values that follow it."""
     return field(
         default=default,
         repr=not secret,
@@ -63,18 +63,18 @@ def option(
 
 
 def seconds(default: float | None, text: str, *, group: str = HTTP, minimum: float = 0, maximum: float = 86400) -> Any:
-    """Return an option that is a time."""
+    """Return an option whose value is a time in seconds."""
     return option(default, text, group=group, minimum=minimum, maximum=maximum, metavar="SECONDS")
 
 
 def size(default: int | None, text: str, *, group: str = HTTP, minimum: int = 1, name: str | None = None) -> Any:
-    """Return an option that is a number of bytes."""
+    """Return an option whose value is a number of bytes."""
     return option(default, text, group=group, minimum=minimum, parse=parse_size, metavar="SIZE", name=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Options as given: None and "auto" mean that the engine chooses."""
+    """Engine options as given by the user. None and "auto" let the engine choose."""
 
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
         "auto", "format of the weights; dummy draws random weights", group=MODEL
@@ -246,7 +246,7 @@ class EngineOptions:
 
     @property
     def speculation(self) -> SpeculativeConfig | None:
-        """Speculative decoding as given by `speculative_config` or by the single options."""
+        """Settings of speculative decoding, from `speculative_config` or from the single options; None if disabled."""
         if self.speculative_method is None:
             return self.speculative_config
         return SpeculativeConfig.of(

@@ -1,4 +1,4 @@
-"""Fault: effect of a failed step on the engine. A lane classifies its device's errors; the engine acts on the class."""
+"""Fault: severity of a failed step. The lane classifies its device's errors; the engine handles each class."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ STEP_ERROR = "the engine failed to compute this request"
 
 
 class Fault(Enum):
-    """STEP: this step, and nothing else. MEMORY: there was none left for it; a smaller one may go. LOST: no step can be computed
-    any more, by this process: its device has failed, or the thread that computes is gone."""
+    """Severity of a failed step. STEP: only this step failed. MEMORY: it ran out of memory; a smaller step may succeed.
+    LOST: this process cannot compute any further step, because the device failed or the computing thread ended."""
 
     STEP = "step"
     MEMORY = "memory"
@@ -17,7 +17,7 @@ class Fault(Enum):
 
 
 class WorkerGone(Exception):
-    """The thread that computes has ended; what it was given will not be computed."""
+    """Error: the computing thread has ended, so work that was submitted to it will not run."""
 
 
 class RowFailed(Exception):
@@ -29,7 +29,7 @@ class RowFailed(Exception):
 
 
 def host_fault(error: BaseException) -> Fault:
-    """The kind of an error where host and device are the same."""
+    """Classify an error of the CPU, where the device is the host itself."""
     if isinstance(error, WorkerGone):
         return Fault.LOST
     # torch's allocator for the CPU raises a RuntimeError.

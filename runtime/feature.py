@@ -1,8 +1,8 @@
 """Features of scheduling: what draft tokens, adapters, media and pipeline stages add to a step, behind one interface.
 
-The scheduler knows sequences, blocks, tokens and a budget. What else decides a step is a `Feature`, called at fixed points of
-every step, and its `Claim` on a sequence, made when the sequence arrives. Most sequences have no claim and cost one truth test.
-Every method has a default that changes nothing. No torch, no clock."""
+The scheduler handles sequences, blocks, tokens and a budget. Everything else that affects a step is a `Feature`, called at
+fixed points of every step. A feature makes a `Claim` on a sequence when the sequence arrives. Most sequences have no claim
+and cost one truth test. Every method has a default that changes nothing. No torch, no clock."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Claim:
-    """A feature's concern with one sequence, from its arrival to its end."""
+    """A feature's hooks for one sequence, called from its arrival to its end."""
 
     __slots__ = ()
-    learns = False  # whether `settled` matters for rows without ids on trial
+    learns = False  # whether `settled` must be called for rows without draft tokens
 
     # --- while it waits -------------------------------------------------------------------------------------------
 
@@ -41,46 +41,46 @@ class Claim:
         return match.num_entries
 
     def started(self) -> None:
-        """Note that the sequence takes a row in the step being decided."""
+        """Called when the sequence gets a row in the step that is being scheduled."""
 
     # --- while it runs --------------------------------------------------------------------------------------------
 
     def reach(self, num_tokens: int, room: int) -> int:
-        """Return how many of the sequence's next `num_tokens` a step may compute, 0 for none. More than `num_tokens`, up to
-        `room`, where a span may not be cut."""
+        """Return how many of the sequence's next `num_tokens` the step may compute; 0 for none. If a span must not be split,
+        return more than `num_tokens`, but at most `room`."""
         return num_tokens
 
     def extra_ids(self, num_tokens: int) -> tuple[int, ...]:
-        """Return ids to compute on trial behind the sequence's next `num_tokens`; there are blocks for them."""
+        """Return draft tokens to compute after the sequence's next `num_tokens`. Blocks for them are available."""
         return ()
 
     def scheduled(self, row: ScheduledRow) -> ScheduledRow:
-        """Return `row`, which the step will hold, with the feature's part. The sequence's counts are those before the step, and
-        the row gets its new blocks afterwards."""
+        """Return `row`, which will be part of the step, with the feature's additions. The sequence's counts are those before
+        the step, and the row gets its new blocks afterwards."""
         return row
 
     def registered(self, first_entry: int) -> None:
-        """Note that the sequence's entries from `first_entry` on were offered to the prefix cache."""
+        """Called when the sequence's KV entries from `first_entry` on were offered to the prefix cache."""
 
     def settled(self, num_extra: int, token_ids: Several[int]) -> None:
-        """Note that a step that computed `num_extra` ids on trial brought `token_ids`. They are not the sequence's yet."""
+        """Called when a step with `num_extra` draft tokens has yielded `token_ids`, before they are added to the sequence."""
 
     def rewinds(self) -> bool:
-        """Take the sequence back to where its next step has to begin, after ids on trial were wrong. False: it is not the
-        feature's to do."""
+        """Reset the sequence to where its next step must begin after rejected draft tokens. Return False if this feature
+        does not do it."""
         return False
 
     # --- its ends -------------------------------------------------------------------------------------------------
 
     def suspended(self) -> None:
-        """Note that the sequence gives its row and blocks back: it ended, or starts over."""
+        """Called when the sequence loses its row and blocks, because it ended or was preempted."""
 
     def finished(self) -> None:
-        """Note that the sequence ended, running or waiting."""
+        """Called when the sequence ends, whether it is running or waiting."""
 
 
 class Scheduling(Protocol):
-    """Parts of the scheduler that features may use."""
+    """The scheduler's attributes that features may use."""
 
     limits: SchedulerLimits
     blocks: SequenceBlocks
@@ -91,54 +91,55 @@ class Scheduling(Protocol):
 
 
 class Door(Protocol):
-    """Parts of the engine that features may use, for work beside steps."""
+    """The engine's methods that features may use for work in parallel with steps."""
 
     @property
     def runner(self) -> Runner: ...
 
     def wake(self) -> None:
-        """Note that there may be something to schedule."""
+        """Make the engine's loop check for work."""
         ...
 
     def end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
-        """End sequence `number`, if it has not ended; its reader gets `error`."""
+        """End sequence `number`, if it has not ended. Its stream receives `reason` and `error`."""
         ...
 
     def lose(self, error: BaseException) -> None:
-        """The device can compute no step any more."""
+        """Report that the device failed and cannot compute further steps."""
         ...
 
     def observe(self, observe: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that only counts or reports; an exception in it is logged and ends nothing."""
+        """Call a function that only counts or reports. An exception in it is logged and ends no request."""
         ...
 
 
 class Feature:
-    """The host half of a feature: plain data in, plain data out."""
+    """The host part of a scheduling feature. It receives and returns plain data only."""
 
-    looks_ahead = False  # whether it uses what matchers know of a sequence's next tokens
+    looks_ahead = False  # whether it uses the next tokens that matchers force
 
     def connect(self, scheduler: Scheduling) -> None:
-        """Note the scheduler that calls this feature from now on."""
+        """Store the scheduler that calls this feature from now on."""
 
     def check(self, request: Request) -> None:
-        """Raise ValueError, with a message for people, for a request that no step could serve."""
+        """Raise ValueError, with a message for users, if no step could ever serve `request`."""
 
     def claim(self, sequence: Sequence) -> Claim | None:
-        """Return the claim on `sequence`, which has just arrived; None where it is none of the feature's concern."""
+        """Return the claim on `sequence`, which has just arrived, or None if the feature does not apply to it."""
         return None
 
     # --- a step, in the order of the calls ------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Called at the start of scheduling a step."""
 
     def share(self, wanted: list[int]) -> None:
-        """Set 0 in `wanted`, the tokens that each running sequence could compute, for those that are not in this step."""
+        """Set entries of `wanted`, the number of tokens that each running sequence could compute, to 0 to exclude them from
+        this step."""
 
     def extend(self, wanted: list[int], plan: StepPlan) -> bool:
-        """Decide about ids on trial (`Claim.extra_ids`), within `plan.extra_room`; as `share` otherwise. False: there had
-        better be no step before what is in flight settles."""
+        """Choose draft tokens (`Claim.extra_ids`) within `plan.extra_room`, and change `wanted` as `share` does. Return
+        False if no step should be launched before those in flight have settled."""
         return True
 
     @property
@@ -147,10 +148,10 @@ class Feature:
         return False
 
     def admits(self) -> None:
-        """Prepare for sequences that may start in this step, before `Claim.may_start` is asked."""
+        """Prepare for sequences that may start in this step. Called before `Claim.may_start`."""
 
     def decided(self, rows: Several[ScheduledRow]) -> None:
-        """Note the rows of the step."""
+        """Called with all rows of the step after scheduling."""
 
     @property
     def has_work(self) -> bool:
@@ -158,38 +159,38 @@ class Feature:
         return False
 
     def complete(self, batch: ScheduledBatch) -> ScheduledBatch:
-        """Return `batch`, which will be launched, with the feature's part."""
+        """Return `batch`, which will be launched, with the feature's additions."""
         return batch
 
     def relaxes(self) -> bool:
-        """Lift, for the next step only, the restriction of `share` that blocks all sequences. Return False if there was
+        """Lift, for the next step only, the restriction by `share` that excluded all sequences. Return False if there was
         none."""
         return False
 
     # --- afterwards -----------------------------------------------------------------------------------------------
 
     def launches(self, batch: ScheduledBatch, door: Door) -> None:
-        """Start work beside the step of `batch`, which is launched next. Its completion is reported through `door`."""
+        """Start work in parallel with the step of `batch`, which is launched next. `door` reports its completion."""
 
     @property
     def slows_steps(self) -> bool:
-        """True while work beside steps makes them longer, so that their times are not typical."""
+        """True while parallel work makes steps slower, so that their times are not typical."""
         return False
 
     def record_step(self, batch: ScheduledBatch, step_s: float) -> None:
-        """Learn from a step: `step_s` seconds passed between the end of the step before it, or its launch, and its own end."""
+        """Record the time of a step: `step_s` seconds from the end of the previous step, or from its launch, to its own end."""
 
     def settled(self, batch: ScheduledBatch) -> None:
-        """Record that `batch` ran and the device has done its work."""
+        """Called when `batch` has run and the device has done its work."""
 
     def forget(self, batch: ScheduledBatch) -> None:
-        """Note that `batch` did not run."""
+        """Called when `batch` did not run."""
 
     def clear(self) -> None:
-        """Forget what the device had: the model has left it. No sequence runs."""
+        """Discard the state of the device, since the model was unloaded. No sequence is running."""
 
     def close(self) -> None:
-        """End what goes on beside steps. Does not wait."""
+        """Cancel work that runs in parallel with steps. Returns without waiting for it."""
 
     def metrics(self) -> list[Metric]:
         return []

@@ -52,8 +52,10 @@ def _encoders(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feat
 
 
 def takes_embeds(plan: EnginePlan, model: Model) -> bool:
-    """Return whether prompts may hold embeddings in the place of ids. Not where all tokens of an item or of a prompt see each
-    other: those of embeddings do not. Nor where layers need more than an embedding, or read items themselves."""
+    """Return whether prompts may contain embeddings instead of token ids.
+
+    Not if all tokens of an item or of a prompt attend to each other, since those of embeddings do not. Not if layers need
+    more than an embedding, or read media items themselves."""
     spec = None if model.encoder is None else model.encoder.spec
     takes = spec is None or not (spec.whole_items or spec.num_deepstack or spec.num_outputs)
     return plan.enable_prompt_embeds and model.spec.generates and takes and not plan.layout.in_one_step
@@ -91,6 +93,6 @@ FEATURES: tuple[Callable[[EnginePlan, Model, Adapters | None], Feature | None], 
 
 
 def features_of(plan: EnginePlan, model: Model, adapters: Adapters | None) -> list[Feature]:
-    """Return the features that `plan` and `model` ask for."""
+    """Return the scheduling features that `plan` and `model` require."""
     made = [make(plan, model, adapters) for make in FEATURES]
     return [feature for feature in made if feature is not None]

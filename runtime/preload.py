@@ -16,19 +16,20 @@ from typing import Any
 
 def preload_torch() -> threading.Thread | None:
     """Start the preloading thread and return it, or None if there is nothing to load. It need not be joined."""
-    import numpy  # noqa: F401  # torch imports it and it has libraries of its own: see above
+    import numpy  # noqa: F401  # torch needs it and it has libraries of its own, see above
 
     libraries = _libraries()
     if libraries is None:
         return None
-    library = libraries / "libtorch.so"  # its dependencies are all that is large
+    library = libraries / "libtorch.so"  # all large libraries are its dependencies
     thread = threading.Thread(target=_load, args=(library,), name="oneloop-preload", daemon=True)
     thread.start()
     return thread
 
 
 def preload_device() -> threading.Thread | None:
-    """The thread that makes the context in which torch will compute on the first NVIDIA GPU, begun; None where torch would not."""
+    """Start a thread that creates the CUDA context of the first NVIDIA GPU, and return it. None if torch has no CUDA
+    libraries."""
     libraries = _libraries()
     if libraries is None or not (libraries / "libtorch_cuda.so").exists():
         return None
@@ -43,7 +44,7 @@ def _libraries() -> Path | None:
 
 
 def _load(library: Path) -> None:
-    # A foreign call leaves the interpreter to others; ctypes.CDLL(library) would hold it, before Python 3.12.
+    # A foreign call releases the GIL. Before Python 3.12, ctypes.CDLL(library) would hold it.
     ctypes.CDLL(None).dlopen(os.fsencode(library), os.RTLD_NOW)
 
 
@@ -55,4 +56,4 @@ def _begin_context(open_driver: Any = ctypes.CDLL) -> None:
         return
     device, context = ctypes.c_int(), ctypes.c_void_p()
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # the one that the runtime takes; it stays
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # as the CUDA runtime does; never released

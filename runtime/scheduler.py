@@ -1,23 +1,23 @@
 """Scheduler: decides each step in plain data. No torch, no clock, no I/O.
 
-There is no prefill phase and no decode phase: in every step each sequence catches up its computed tokens with its known ones,
-within one token budget. Counts advance when a step is scheduled, so `schedule` can run ahead of the device; `settle` brings the
-sampled ids back, drops those of sequences that ended meanwhile, and corrects the counts.
+There is no prefill phase and no decode phase. In every step each sequence computes tokens that are known but not yet computed,
+within one token budget. Counts advance when a step is scheduled, so `schedule` can run ahead of the device. `settle` takes the
+sampled ids, drops those of sequences that ended meanwhile, and corrects the counts.
 
-A row with ids on trial is counted as if all of them were right: blocks, positions and ids in flight are reserved for the most.
-The device knows first which were right: a row scheduled behind unsettled ones names the greatest position that it can have.
-When a step settles, its sequence's counts go back by what it gained less than was reserved; blocks beyond stay with the
-sequence, for its next tokens. Only known tokens are offered to the prefix cache. What else decides a step is a `Feature`; this
-file knows none by name.
+A row with draft tokens is counted as if all of them were accepted: blocks, positions and ids in flight are reserved for the
+maximum. The device has the acceptance first: a row scheduled after unsettled ones names the greatest position that it can have.
+When a step settles, its sequence's counts are reduced by the number of rejected draft tokens; surplus blocks stay with the
+sequence, for its next tokens. Only known tokens are offered to the prefix cache. Everything else that affects a step is a
+`Feature`; this file contains none by name.
 
-Why it cannot deadlock: running sequences are preempted from the end of the policy's order, by earlier ones. The first in line
-therefore keeps its blocks, and the pool holds at least one sequence of the greatest length. Decodes are served in that order,
-and before prompts. If a decode needs blocks that rows of this step hold, it waits, and no sequence starts meanwhile. A prompt
-that starts is promised all its blocks.
+Why it cannot deadlock: running sequences are preempted from the end of the policy's order, in favour of earlier ones. The first
+sequence therefore keeps its blocks, and the pool holds at least one sequence of maximum length. Decodes are served in that
+order, and before prompts. If a decode needs blocks that rows of this step hold, it waits, and no sequence starts meanwhile. All
+blocks of a prompt are reserved when it starts.
 
-Why blocks may be freed while a launched step still reads or writes them: steps execute in the order they are launched, so a new
-owner's writes come after. That goes for a window's blocks too: a sequence gives up, before its next step is decided, those that
-this step and all later ones do not see, wherever unsettled steps really ended."""
+Why blocks may be freed while a launched step still reads or writes them: steps execute in the order of their launches, so a
+new owner's writes come after. The same holds for sliding windows: before its next step is decided, a sequence releases the
+blocks that neither this step nor later ones read, whichever draft tokens unsettled steps accept."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from runtime.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Limits of scheduling. `max_num_seqs`: rows of the device tables. `max_num_batched_tokens`: budget of one step; more
-    than `max_num_seqs`, so that prompts advance beside any decodes. `in_one_step`: prompts are never cut, so none longer
-    than a step may be added."""
+    """Limits of scheduling. `max_num_seqs`: rows of the device tables. `max_num_batched_tokens`: token budget of one step;
+    more than `max_num_seqs`, so that prompts advance even if all rows decode. `in_one_step`: prompts are never split, so a
+    prompt longer than a step must not be added."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -59,7 +59,8 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class _NewStep:
-    """A step while it is decided. `budget`: tokens that it may still hold. `num_plain`: of its rows, those that only decode."""
+    """A step that is being scheduled. `budget`: tokens that may still be added. `num_plain`: number of its rows that only
+    decode."""
 
     budget: int
     rows: list[ScheduledRow] = field(default_factory=list)
@@ -75,7 +76,8 @@ class Scheduler:
         self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache, policy: Policy, *,
         step_budget: StepBudget | None = None, features: Several[Feature] = (),
     ) -> None:  # fmt: skip
-        """Create a scheduler. `step_budget`: limit of prompt tokens beside decodes; None: only the step's."""
+        """Create a scheduler. `step_budget`: limit of prompt tokens in steps with decodes; None: only the step's token
+        budget applies."""
         self.limits = limits
         self.policy = policy
         self.blocks = SequenceBlocks(pool, cache)
@@ -86,7 +88,7 @@ class Scheduler:
         for feature in features:
             feature.connect(self)
 
-    # --- what the engine calls ------------------------------------------------------------------------------------
+    # --- called by the engine -------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
         params = sequence.sampling
@@ -97,7 +99,7 @@ class Scheduler:
         self.sequences.add(sequence)
 
     def schedule(self) -> ScheduledBatch | None:
-        """Return the next step, or None where no sequence can advance, or all had better wait for ids in flight."""
+        """Return the next step, or None if no sequence can advance or the steps in flight must settle first."""
         batch = self._next_step()
         if batch is None and any(feature.relaxes() for feature in self.features):
             return self._next_step()
@@ -106,7 +108,7 @@ class Scheduler:
     def settle(
         self, batch: ScheduledBatch, tokens: Several[list[int]], pooled: Several[memoryview | None] = ()
     ) -> list[settling.Settled]:
-        """Take in what each sampling and each pooling row of `batch` gained, in row order (`settling.settle`)."""
+        """Record the results of `batch`: `tokens` of each sampling row and `pooled` of each pooling row, in row order."""
         self.blocks.copies.release(batch.copies)
         for feature in self.features:
             feature.settled(batch)
@@ -117,11 +119,12 @@ class Scheduler:
         self.sequences.finish(sequence, reason)
 
     def forget_step(self, batches: Several[ScheduledBatch]) -> None:
-        """Start over all running sequences: `batches` did not run, so nothing that they were to write can be trusted."""
+        """Restart all running sequences, because `batches` did not run and the KV cache contents that they should have
+        written are invalid."""
         for batch in batches:
             self.blocks.copies.release(batch.copies)
             settling.forget(self.sequences, batch)
-        for sequence in list(self.running):  # they may share blocks with the above
+        for sequence in list(self.running):  # they may share blocks with sequences of `batches`
             self.sequences.preempt(sequence)
         self.blocks.cache.clear()
         for batch in batches:
@@ -129,29 +132,27 @@ class Scheduler:
                 feature.forget(batch)
 
     def check(self, request: Request) -> None:
-        """Raise ValueError, with a message for people, for a request that no step could serve."""
         for feature in self.features:
             feature.check(request)
 
     def learn(self, batch: ScheduledBatch, took_s: float, since_s: float) -> None:
-        """Learn from a step that took `took_s` and ended `since_s` after the step before it."""
+        """Record the times of a step: it ran for `took_s` seconds and ended `since_s` seconds after the previous step."""
         if not any(feature.slows_steps for feature in self.features):
             self.step_policy.budget.settled(batch, took_s)
         for feature in self.features:
             feature.record_step(batch, since_s)
 
     def decide_after_s(self, batch: ScheduledBatch) -> float:
-        """Return how long after the start of `batch` the next step should be decided."""
+        """Return how many seconds after the start of `batch` the next step should be scheduled."""
         return self.step_policy.budget.decide_after_s(batch)
 
     @property
     def load(self) -> float:
-        """0 with nothing to do; 1 for as many sequences as a step has, and 1 for all KV blocks."""
+        """Load of the engine: sequences as a fraction of the rows, plus KV blocks in use as a fraction of all; 0 if idle."""
         num = len(self.running) + len(self.waiting)
         return num / self.limits.max_num_seqs + self.blocks.pool.usage
 
     def clear(self) -> None:
-        """Forget what the device had: the model has left it. No sequence runs."""
         self.blocks.cache.clear()
         for feature in self.features:
             feature.clear()
@@ -163,7 +164,7 @@ class Scheduler:
         for feature in features:
             feature.begin()
         preemptions_before = self.sequences.num_preemptions
-        # Tokens between what is computed and what is known or in flight; none where nothing more is wanted.
+        # Tokens between the computed and the known or in-flight ones; 0 if the sequence needs no more.
         wanted = [
             num_tokens - sequence.num_computed_tokens
             if (num_tokens := sequence.num_known_tokens + sequence.num_in_flight) < sequence.max_tokens_total
@@ -198,7 +199,8 @@ class Scheduler:
         return batch
 
     def _decode(self, step: _NewStep, wanted: Several[int]) -> list[Sequence]:
-        """Add a row for each running sequence that decodes; return those in the middle of their prompts."""
+        """Add a row for each running sequence that decodes. Return the running sequences whose prompts are not fully
+        computed."""
         prompts: list[Sequence] = []
         blocks, rows, running, num_plain, budget = self.blocks, step.rows, self.running, 0, step.budget
         moves, busy = blocks.has_windows, any(feature.is_busy for feature in self.features)
@@ -219,13 +221,13 @@ class Scheduler:
                 prompts.append(sequence)
                 continue
             if sequence.claims and not self._reach(step, sequence, 1):
-                continue  # the last token of a prompt may lack something
+                continue  # the last token of a prompt may need another feature
             extra_ids: tuple[int, ...] = ()
             for claim in sequence.claims:
                 extra_ids = extra_ids or claim.extra_ids(num_wanted)
             num_tokens = num_wanted + len(extra_ids)
             if not self._grow(step, sequence, sequence.num_computed_tokens + num_tokens):
-                break  # it was the last in line and preempted itself
+                break  # the sequence was last in order and preempted itself
             rows.append(row_of(sequence, blocks, num_tokens, extra_ids))
             budget -= num_tokens
         step.num_plain, step.budget = num_plain, budget
@@ -234,9 +236,8 @@ class Scheduler:
     # --- prompts --------------------------------------------------------------------------------------------------
 
     def _compute_prompts(self, step: _NewStep, prompts: list[Sequence], scored_cost: int, *, may_start: bool) -> None:
-        """Spend what decodes left of a step: on running sequences in the middle of their `prompts`, and on those that wait, in
-        the policy's order. A waiting sequence that is next and does not fit is not overtaken by others that wait, so none
-        starves."""
+        """Use the rest of the step's budget for the running sequences `prompts` and for waiting ones, in the policy's order.
+        If the next waiting sequence does not fit, no other waiting sequence starts, so none starves."""
         policy, ending_cost = self.policy, self.step_policy.budget.ending_cost
         prompts = [sequence for sequence in prompts if sequence.row is not None]  # the others were preempted
         while step.budget > 0:
@@ -252,7 +253,7 @@ class Scheduler:
                         self._compute(step, sequence, num_tokens, cost)
                         step.budget -= ending_cost if num_tokens == num_wanted else 0
                     elif num_tokens:
-                        may_start = False  # there are no blocks even for those that run
+                        may_start = False  # there are too few blocks even for running sequences
                     continue
             if candidate is None:
                 return
@@ -269,8 +270,8 @@ class Scheduler:
                 return
 
     def _next_waiting(self) -> Sequence | None:
-        """Return the waiting sequence that may start next, or None. Not one that was preempted with an id still on the device:
-        it settles within the next steps."""
+        """Return the waiting sequence that may start next, or None. A preempted sequence with an id in flight cannot start
+        until the id has settled."""
         if not self.waiting or not self.sequences.free_rows:
             return None
         sequence = self.waiting[self.policy.next_waiting(self.waiting)]
@@ -282,16 +283,16 @@ class Scheduler:
         return None if sequence.num_in_flight else sequence
 
     def _start(self, step: _NewStep, sequence: Sequence, cost: int) -> None:
-        """Start a sequence for which blocks have been reserved, with as many tokens as fit at `cost` each."""
+        """Start a sequence whose blocks have been reserved, with as many tokens as fit in the budget at `cost` each."""
         self.sequences.start(sequence)
         num_wanted = sequence.num_tokens - sequence.num_computed_tokens
         num_tokens = self._reach(step, sequence, min(num_wanted, step.budget // cost))
         self.blocks.extend(sequence, sequence.num_computed_tokens + num_tokens)
-        if num_tokens:  # else it has its row, and goes on when it can
+        if num_tokens:  # otherwise it has a row and continues in a later step
             self._compute(step, sequence, num_tokens, cost)
 
     def _compute(self, step: _NewStep, sequence: Sequence, num_tokens: int, cost: int) -> None:
-        """Add a row for the next `num_tokens` tokens of a prompt, each of which counts as `cost`."""
+        """Add a row for the next `num_tokens` tokens of a prompt. Each reduces the budget by `cost`."""
         step.rows.append(row_of(sequence, self.blocks, num_tokens))
         step.budget -= num_tokens * cost
         self.policy.computes(sequence, num_tokens)
@@ -302,11 +303,11 @@ class Scheduler:
             num_tokens = claim.reach(num_tokens, self.limits.max_num_batched_tokens - step.num_tokens)
         return num_tokens
 
-    # --- room -----------------------------------------------------------------------------------------------------
+    # --- blocks ---------------------------------------------------------------------------------------------------
 
     def _grow(self, step: _NewStep, sequence: Sequence, end: int) -> bool:
-        """Give `sequence` blocks for its tokens up to `end`, at the cost of sequences later in line that are not in this step.
-        False where there are too few; if it was the last in line, it has been preempted itself."""
+        """Allocate blocks for the tokens of `sequence` up to `end`, by preempting sequences later in order that are not in
+        this step. Return False if there are too few blocks; `sequence` itself may have been preempted."""
         if self.blocks.has_windows:
             self.blocks.release_out_of_window(sequence)
         if end > sequence.num_slots:

@@ -1,7 +1,7 @@
-"""Step: one launch in flight, with what was decided, when it was launched, and the event after which its result can be read.
+"""Step: one launch in flight, with its batch, its launch time, and the event after which its result can be read.
 
-A batch with masked rows takes two launches: its forward pass at once, and the sampling when its masks are known. The loop awaits
-events; it never blocks on them and never polls them."""
+A batch with masked rows takes two launches: its forward pass at once, and the sampling when its masks are ready. The loop
+awaits events; it never blocks on them and never polls them."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from runtime.batch import ScheduledBatch
 from runtime.fault import Fault
 
 MaskWords = NDArray[np.int32]
-# Called on the thread that copies: rows of host memory, one for each block in order, as tensors [n, bytes] uint8 of several rows.
+# Called on the copying thread. Returns uint8 tensors [n, bytes] of host memory, together one row per block in order.
 HostPages = Callable[[], Sequence[Any]]
 
 
 class GpuEvent(Protocol):
-    """The end of work on a device, awaitable."""
+    """Awaitable event that marks the end of work on a device."""
 
     async def wait(self) -> None:
-        """Return when the work before the event has run; raise what it raised."""
+        """Return when the work before the event has run. Raise the exception that the work raised."""
         ...
 
 
 class SharedEvent(GpuEvent, Protocol):
-    """An event that is awaited together with others."""
+    """Event that also supports callbacks, so that one task can await several events."""
 
     def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
-        """Have the loop call it once the work has run, with what that raised."""
+        """Call `call` on the event loop once the work has run, with the exception that it raised or None."""
         ...
 
 
 class WorkerEvent:
-    """The event of a device that is a worker thread: a future that the thread completes through `call_soon_threadsafe`."""
+    """Event of a device that is a worker thread. It wraps a future that the thread completes through `call_soon_threadsafe`."""
 
     def __init__(self, future: asyncio.Future[Any]) -> None:
         self._future = future
 
     async def wait(self) -> None:
-        # Shielded: whoever stops waiting must not cancel work that the device has already begun.
+        # Shielded: a cancelled waiter must not cancel work that the device has started.
         await asyncio.shield(self._future)
 
     def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
@@ -56,8 +56,9 @@ class WorkerEvent:
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """Masks of a step. `words` [n, V / 32 up] int32: the tokens that each of the device rows `rows` may draw. A row with drafts has
-    several neighbouring entries: for its first draw, behind its first draft, and so on, as far as drafts may be drawn."""
+    """Token masks of a step. `words` [n, ceil(V / 32)] int32: bit masks of the allowed tokens for the device rows `rows`. A
+    row with draft tokens has several consecutive entries: for its first sampled token, for the one after its first draft
+    token, and so on."""
 
     rows: tuple[int, ...]
     words: MaskWords
@@ -65,9 +66,10 @@ class RowMasks:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of a step. `tokens`: for each sampling row, in row order, the ids that it gained: accepted drafts and one more,
-    [NOT_FINITE] if its logits were unusable. `logprobs`: for each sampling row those of its tokens or None; empty if none
-    were requested. `pooled`: for each pooling row, in row order, the future `Output.pooled`, None if it was not finite."""
+    """Result of a step. `tokens`: for each sampling row, in row order, its new ids: accepted draft tokens and one sampled
+    token, or [NOT_FINITE] if its logits were unusable. `logprobs`: for each sampling row those of its tokens or None; empty
+    if none were requested. `pooled`: for each pooling row, in row order, the value of `Output.pooled`, or None if it was not
+    finite."""
 
     tokens: list[list[int]]
     logprobs: Sequence[list[TokenLogprobs] | None] = ()
@@ -76,9 +78,9 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Launched step. `read` is valid after `done`, as is `read_prompt_logprobs`, which is slow: for each row with a
-    `PromptLogprobsSpan`, in row order, its entries, None if its logits are not finite. `idle_before_s`: the device's pause
-    before the step. `was_captured`: a graph was replayed."""
+    """A launched step. `read` and the slow `read_prompt_logprobs` may be called after `done`. The latter returns, for each
+    row with a `PromptLogprobsSpan`, its entries, or None if its logits are not finite. `idle_before_s`: idle time of the
+    device before the step. `was_captured`: True if a graph was replayed."""
 
     batch: ScheduledBatch
     done: GpuEvent
@@ -89,7 +91,7 @@ class Step:
     launched_s: float = field(default_factory=time.monotonic)
 
     async def result(self) -> StepResult:
-        """Raises what the device raised."""
+        """Wait for the step and return its result. Raises the device's error."""
         await self.done.wait()
         return self.read()
 
@@ -100,14 +102,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """The first part of a step, under way. Until `sample` has been called, or the step is given up, nothing else may be launched:
-    the logits wait in memory that the next step overwrites.
+    """The forward pass of a step whose sampling has not been launched. Nothing else may be launched until `sample` is called or
+    the step is dropped, because the next step overwrites the logits.
 
-    `sample` enqueues the rest of `batch`, or what `ScheduledBatch.split` left of it, and returns at once; it takes masks for all
-    masked rows that are sampled. `snapshot_logits`, called before it, copies the logits of the rows that were split off, and gives
-    up their drafts: they may be sampled together or in parts, whatever was launched meanwhile, as long as their sequences have
-    their rows. `done`: when
-    the logits are there; only asked for where that matters, since it may cost an event."""
+    `sample` enqueues the sampling of `batch`, or of its part from `ScheduledBatch.split`, and returns at once. It takes
+    masks for all sampled masked rows. `snapshot_logits` must be called before `sample`. It copies the logits of rows that
+    were split off and drops their draft tokens. They may then be sampled together or in parts, after other launches, while
+    their sequences keep their rows. `done` returns an event that marks when the logits are ready. Call it only if needed,
+    since it may create an event."""
 
     batch: ScheduledBatch
     sample: Callable[[ScheduledBatch, RowMasks], Step]
@@ -117,33 +119,34 @@ class ForwardOutput:
 
 
 class Runner(Protocol):
-    """Protocol of a model runner. FakeRunner in the tests is another one."""
+    """Interface of a model runner. The tests implement it as FakeRunner."""
 
     def encode(self, batch: ScheduledBatch) -> Sequence[asyncio.Future[None]]:
-        """Drop evicted encoder outputs and submit the encoder work of `batch`, beside steps. Call it before launching the
-        batch.
+        """Drop evicted encoder outputs and submit the encoder work of `batch`, in parallel with steps. Call it before launching
+        the batch.
 
-        Return a future per piece of work, in order, done when batches may use its outputs. It raises RowFailed if the item
-        cannot be encoded, or the device's error."""
+        Return one future per EncoderWork, in order, done when batches may use its outputs. A future raises RowFailed if the
+        item cannot be encoded, or the device's error."""
         ...
 
     def move_blocks(self, block_ids: Sequence[int], pages: HostPages, *, to_host: bool) -> asyncio.Future[Any]:
-        """Copy KV blocks to or from host memory, beside steps. No step in flight may write the blocks that are read, or use
-        those that are written. Batches launched once the future is done find what was copied; it raises what the device
-        raised."""
+        """Copy KV blocks to or from host memory, in parallel with steps. No step in flight may write blocks that are read,
+        or use blocks that are written. Batches launched after the future is done see the copied blocks. The future raises
+        the device's error."""
         ...
 
     def launch(self, batch: ScheduledBatch) -> Step:
-        """Enqueue `batch`, which has no masked rows, behind what was launched before and return at once."""
+        """Enqueue `batch`, which has no masked rows, after all earlier launches, and return at once."""
         ...
 
     def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
-        """The same for a batch with masked rows, up to its logits. Whatever other rows sample may be sampled now or later."""
+        """Enqueue `batch`, which has masked rows, up to its logits. Its unmasked rows may be sampled now or later."""
         ...
 
     def capture_next(self, *, idle: bool) -> Awaitable[Any] | None:
-        """Begin to prepare one kind of step that has been slower than it could be; nothing may be launched until that is done, but
-        steps may be in flight. Unless it is `idle`, only what many steps went without. None where there is nothing to do, now."""
+        """Start capturing a graph for one frequent kind of step that runs without one. Return an awaitable, or None if there
+        is nothing to capture. No step may be launched until it is done, but steps may be in flight. `idle`: capture rare
+        kinds of steps too."""
         ...
 
     def fault(self, error: BaseException) -> Fault:
@@ -151,5 +154,5 @@ class Runner(Protocol):
         ...
 
     async def close(self) -> bool:
-        """Bounded in time. False where what is being computed did not end."""
+        """Stop the runner within a bounded time. Return False if the running computation did not end."""
         ...

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
-else:  # which would cost what is saved in `--help`
+else:  # otherwise `--help` would become slower
     Loader = MetaPathFinder = object
 
-# And since which torch they may be: how its parts import each other is its own affair, and these have been tried.
+# Torch versions with which deferring was tested: how torch's parts import each other may change.
 DEFERRED = dict.fromkeys(("torch._meta_registrations", "torch.export"), (2, 11)) | dict.fromkeys(
     (
         "cuda.bindings.driver", "cuda.bindings.runtime", "torch._higher_order_ops", "torch.ao", "torch.compiler", "torch.func",
@@ -30,31 +30,29 @@ DEFERRED = dict.fromkeys(("torch._meta_registrations", "torch.export"), (2, 11))
     ),
     (2, 13),
 )  # fmt: skip
-# Functions that torch takes from them to be its own.
+# Functions of deferred modules that torch re-exports as its own.
 TORCH_S_OWN = {"torch._higher_order_ops": ("cond", "while_loop"), "torch.func": ("vmap",)}
-BEHIND = dict.fromkeys(
-    ("torch.compiler", "torch._higher_order_ops"), "torch.func"
-)  # else they would import it in a circle
+BEHIND = dict.fromkeys(("torch.compiler", "torch._higher_order_ops"), "torch.func")  # avoids a circular import
 NEEDS_ALL = (
     "torch._dynamo", "torch._export", "torch._inductor", "torch.distributed.tensor", "torch.onnx", "accelerate", "transformers",
 )  # fmt: skip
 
 
 def defer_parts_of_torch() -> None:
-    """Import torch without rarely used parts from now on. For a process of our own; does nothing if torch is imported
-    already."""
+    """Defer the import of rarely used parts of torch from now on. For processes of this project. Does nothing if torch is
+    imported."""
     if "torch" not in sys.modules and not any(isinstance(finder, _Deferring) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Deferring())
 
 
 def import_all_of_torch() -> None:
-    """Import everything that was deferred, and defer nothing any more: for code that is not ours."""
+    """Import everything that was deferred, and stop deferring. Call it before running third-party code."""
     for finder in [finder for finder in sys.meta_path if isinstance(finder, _Deferring)]:
         finder.end()
 
 
 class _Deferring(MetaPathFinder):
-    """Finds what is deferred, and notices what needs it."""
+    """Import hook that defers listed modules, and loads all of them if a module of `NEEDS_ALL` is imported."""
 
     def __init__(self) -> None:
         self._deferred: dict[str, _WhenAsked] = {}
@@ -93,7 +91,7 @@ class _WhenAsked(Loader):
         """Wrap `loader`. `prepare` is called before the module is executed."""
         self._loader, self._prepare = loader, prepare
         self._module: ModuleType | None = None
-        self._given: dict[str, object] = {}  # to torch, in the place of its functions
+        self._given: dict[str, object] = {}  # attributes that torch sets on the module in place of its functions
         self._filling = threading.RLock()
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -106,13 +104,13 @@ class _WhenAsked(Loader):
     def _first(self, module: ModuleType, name: str) -> object:
         if self._module is not None and name in TORCH_S_OWN.get(module.__name__, ()):
             return self._given.setdefault(name, partial(self._call, module, name))
-        # Who goes through all modules, as `inspect` and `warnings` do, wants nothing of this one.
+        # `inspect` and `warnings` go through all modules and must not load this one.
         if not name.startswith("__") or name == "__all__":
             self.fill()
         its_own = vars(module)["__getattr__"]
         if name not in vars(module) and isinstance(
             its_own, FunctionType
-        ):  # it finds some of its parts as they are asked for
+        ):  # torch finds some of its parts as they are needed
             return its_own(name)
         if name not in vars(module):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""The border between `server` and `runtime`: requests in, token ids and reasons out.
+"""Interface between `server` and `runtime`: requests in, token ids and finish reasons out.
 
-Standard library only, so the HTTP layer can be imported, typed and tested without torch. Nothing here knows text."""
+Standard library only, so the HTTP layer can be imported, typed and tested without torch. Nothing here contains text."""
 
 from runtime.api.client import AdapterClient, EngineClient
 from runtime.api.errors import (

@@ -1,4 +1,4 @@
-"""The engine as handlers see it."""
+"""EngineClient: the engine's interface for request handlers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.api.state import Activity, EngineHealth, Finished, Metric, SleepLev
 
 
 class AdapterClient(Protocol):
-    """The adapters that requests may name. On the event loop; files are read on threads."""
+    """Interface for loading and listing adapters. Called on the event loop; files are read on threads."""
 
     def all(self) -> Sequence[Adapter]:
         """Return all adapters in the order in which they were added."""
@@ -23,26 +23,26 @@ class AdapterClient(Protocol):
     def find(self, name: str) -> Adapter | None: ...
 
     async def load(self, name: str, path: str) -> Adapter:
-        """Read an adapter and give it this name. One that has the name already has lost it when this returns: who runs with it goes
-        on with it.
+        """Read an adapter and register it as `name`. An adapter that had this name loses it when this returns; its running
+        requests continue.
 
-        Raises AdapterRefused, and nothing has changed."""
+        Raises AdapterRefused without changing anything."""
         ...
 
     async def unload(self, name: str) -> bool:
-        """Take the name away and wait for the last request that has the adapter. False where there is no such name."""
+        """Remove `name` and wait for the last request that uses the adapter. Return False if the name does not exist."""
         ...
 
 
 class EngineClient(Protocol):
-    """The engine as handlers see it. All calls but `prepare` happen on the event loop that owns it; none of them blocks."""
+    """Interface of an engine. All calls except `prepare` are made on the engine's event loop, and none of them blocks."""
 
     @property
     def model(self) -> ModelInfo: ...
 
     @property
     def replicas(self) -> Sequence[EngineClient]:
-        """The engines that requests are shared out to; itself alone where there is one."""
+        """Engines between which requests are distributed; a single engine returns itself."""
         ...
 
     @property
@@ -54,15 +54,15 @@ class EngineClient(Protocol):
         self, prompt_ids: Sequence[int], cache_salt: str | None = None, adapter: Adapter | None = None,
         media: tuple[MediaItem, ...] = (),
     ) -> PreparedPrompt:  # fmt: skip
-        """The part of `submit` that grows with a prompt, for `Request.prepared`. May be called on any thread, and should be on
-        another than the loop's where the prompt is long.
+        """Check and hash a prompt for `Request.prepared`, in time proportional to its length. Thread-safe; for long prompts,
+        call it outside the event loop's thread.
 
-        Raises ValueError for ids that are no tokens of the model."""
+        Raises ValueError for ids outside the vocabulary."""
         ...
 
     def submit(self, requests: Sequence[Request], *, continues: bool = False) -> TokenStream:
-        """Admit all of them or none. `continues`: they are the next part of what was admitted before, so they are not refused for
-        a full queue.
+        """Admit all `requests` or none, and return the stream of their outputs. `continues`: they continue an admitted request,
+        so a full queue does not reject them.
 
         Raises ContextTooLong, Busy or EngineStopped."""
         ...
@@ -76,7 +76,8 @@ class EngineClient(Protocol):
     def metrics(self) -> Sequence[Metric]: ...
 
     def activity(self, *, after_step: int = 0, after_request: int = 0, num_cells: int = 1024) -> Activity:
-        """The steps and requests behind those numbers, as far as they are remembered; `num_cells`: of the map, at most."""
+        """Return recent steps and requests with numbers above `after_step` and `after_request`. `num_cells`: maximum size of
+        the KV map."""
         ...
 
     def when_finished(self, call: Callable[[Finished], None]) -> None:
@@ -84,7 +85,7 @@ class EngineClient(Protocol):
         ...
 
     def abort(self, ids: Collection[str] | None = None) -> int:
-        """End requests that have one of these names, or all, with ABORT, which their readers get; how many there were."""
+        """End the requests that have a name in `ids`, or all if it is None, with ABORT. Return their number."""
         ...
 
     def reset_prefix_cache(self) -> None:
@@ -92,13 +93,13 @@ class EngineClient(Protocol):
         ...
 
     async def sleep(self, level: SleepLevel = SleepLevel.HOST) -> None:
-        """Give memory back once nothing is left to do, and return then. The next request wakes it.
+        """Wait until the engine is idle, then free its memory. The next request wakes it.
 
         Raises SleepError."""
         ...
 
     async def wake_up(self) -> None:
-        """Return when it does not sleep any more. Raises SleepError where its model cannot be loaded again."""
+        """Wait until the engine is awake. Raises SleepError if its model cannot be loaded again."""
         ...
 
     async def start_profile(self, path: Path, *, delay_steps: int = 0, num_steps: int | None = None) -> None:
@@ -109,23 +110,24 @@ class EngineClient(Protocol):
         ...
 
     async def stop_profile(self) -> Path:
-        """Return when the profile was written: the one that is recorded, which ends, or that has ended by itself.
+        """End the running profile, if there is one, and return the path of the last profile once it is written.
 
         Raises ProfileError."""
         ...
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new requests, wait for the admitted ones, abort what is left after `timeout_s`; how many were aborted."""
+        """Reject new requests, wait for admitted ones, and abort the rest after `timeout_s`. Return the number of aborted
+        requests."""
         ...
 
     async def probe(self) -> None:
-        """Return when a step has settled from now on: others', where there is work, else one of a single token of its own.
+        """Wait until a step settles. An idle engine computes a step of one token for this.
 
-        Raises ProbeFailed or EngineStopped. As slow as the device is: the caller sets a limit."""
+        Raises ProbeFailed or EngineStopped. It has no time limit of its own, so the caller must set one."""
         ...
 
     async def death(self) -> str:
-        """Return the reason when the engine can never serve again. All its requests have ended by then."""
+        """Wait until the engine can never serve again, and return the reason. All its requests have ended by then."""
         ...
 
     async def close(self, limit_s: float = ...) -> bool:

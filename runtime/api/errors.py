@@ -1,22 +1,17 @@
 """Errors of the engine.
 
-EngineError
-├── ContextTooLong     the prompt and one token do not fit: the client's doing
-├── Busy               try again later
-│   ├── QueueFull
-│   └── CallerLimit    this caller has as much as he may
-├── EngineStopped      draining, or dead
-├── AdapterGone        it was unloaded between being found and being used
-├── AdapterRefused     of `AdapterClient` alone: it cannot be served, for a reason its owner can act on
-├── ProbeFailed        of `probe` alone: a token could not be computed
-├── ProfileError       of the two about profiles: there is one already, or none, or it cannot be recorded
-└── SleepError         of `sleep` and `wake_up`: it cannot, or could not"""
+EngineError ├── ContextTooLong the prompt and one token exceed the context: an error of the client ├── Busy try again later │
+├── QueueFull the engine's queue is full │ └── CallerLimit the caller has reached its own limit ├── EngineStopped draining,
+or dead ├── AdapterGone the adapter was unloaded between lookup and use ├── AdapterRefused raised by `AdapterClient` only:
+the adapter is not supported, for a reason that its owner can fix ├── ProbeFailed raised by `probe` only: a token could not
+be computed ├── ProfileError a profile is running already, or none is, or recording failed └── SleepError raised by `sleep`
+and `wake_up`: the engine cannot sleep, or could not wake"""
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Raised by `submit`; nothing of the call was admitted."""
+    """Base of errors that `submit` raises. None of the call's requests was admitted."""
 
 
 class ContextTooLong(EngineError):
@@ -29,7 +24,7 @@ class ContextTooLong(EngineError):
 
 
 class Busy(EngineError):
-    """Error: a limit refuses the request. `reason` names the limit in metrics; a retry after `retry_after_s` seconds is
+    """Error: a limit rejects the request. `reason` names the limit in metrics; a retry after `retry_after_s` seconds is
     likely to succeed."""
 
     def __init__(self, message: str, reason: str, retry_after_s: float) -> None:

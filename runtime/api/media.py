@@ -21,13 +21,13 @@ BESIDE_PICTURES: Final = "beside_pictures"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MediaItem:
-    """One picture, sound or video of a prompt, ready for the model's encoder.
+    """One image, audio or video of a prompt, ready for the model's encoder.
 
-    `modality`: "image", "audio" or "video"; EMBEDS for tokens of a prompt that are given as embeddings. `digest`: of the media's
-    bytes and of all options of its processing: items of the same digest have the same inputs. `positions` [N] int32, ascending: the
-    prompt's positions that take the encoder's N outputs, in their order; the ids there are the model's placeholder. `inputs`: the
-    processor's tensors of this item alone (pixel_values, image_grid_thw, …), as the model's own processor names them; or, below
-    EMBEDS, the N outputs themselves [N, W] of an encoder that ran elsewhere. Nobody writes to any of them."""
+    `modality`: "image", "audio" or "video"; EMBEDS for prompt tokens that are given as embeddings. `digest`: hash of the
+    media's bytes and of all processing options; items with the same digest have the same inputs. `positions` [N] int32,
+    ascending: prompt positions of the encoder's N outputs, in order; the ids there are the model's placeholder. `inputs`:
+    the processor's tensors of this item (pixel_values, image_grid_thw, …), under the names of the model's own processor; or,
+    under EMBEDS, the N outputs [N, W] of an encoder that ran elsewhere. They must not be modified."""
 
     modality: str
     digest: bytes
@@ -36,7 +36,7 @@ class MediaItem:
 
 
 def beside_pictures(media: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
-    """Return the items, with audio marked by the input BESIDE_PICTURES if there are images, for models that encode it
+    """Return the items. If there are images, audio items get the input BESIDE_PICTURES, for models that encode audio
     differently then."""
     if not {"image", "audio"} <= {item.modality for item in media}:
         return tuple(media)
@@ -75,8 +75,8 @@ def check_media(media: Sequence[MediaItem], modalities: frozenset[str], num_toke
 
 
 def media_of_blocks(media: Sequence[MediaItem], block_size: int) -> Mapping[int, bytes]:
-    """Return what a block's prefix-cache hash must contain besides token ids, by block index: item digests, output numbers
-    and positions. Blocks without media positions are absent."""
+    """Return extra input of the prefix-cache hash by block index, besides token ids: item digests, output numbers and
+    positions. Blocks without media positions are absent."""
     digests: dict[int, bytes] = {}
     for item in media:
         for block, first, places in _places(item, block_size):
@@ -85,7 +85,8 @@ def media_of_blocks(media: Sequence[MediaItem], block_size: int) -> Mapping[int,
 
 
 def _places(item: MediaItem, block_size: int) -> Iterator[tuple[int, int, bytes]]:
-    """Each block that `item` stands in, the first of its outputs there, and the places in the block of those that are."""
+    """Yield (block, first, places) for each block with positions of `item`: the first output number there, and the offsets
+    of the positions in the block as 32-bit integers."""
     positions = item.positions.tolist()
     start = 0
     while start < len(positions):

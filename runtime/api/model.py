@@ -1,4 +1,4 @@
-"""Facts of a model that the server needs to check requests and to describe itself."""
+"""ModelInfo: facts about a model with which the server checks requests and describes the model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SpeechInfo:
     n_fft: int = 400
 
     def silence(self) -> MediaItem:
-        """Return a window in which nothing is heard, which a probe of the model has."""
+        """Return a window of silence, for requests that probe the model."""
         import numpy as np
 
         features = np.zeros((self.num_mel_bins, self.num_frames), np.float32)
@@ -83,14 +83,14 @@ class ModelOutline:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts of the loaded model that the server needs to check requests and to describe itself.
+    """Facts about the loaded model with which the server checks requests and describes the model.
 
-    `pooler`: what pooled requests get of it; any model can be pooled. `generates`: whether it has a head that samples tokens, which
-    encoders have not: their requests all have PoolingParams, and their `max_model_len` is the longest text, special tokens
-    included, that the model's own files let through."""
+    `pooler`: defaults of pooling requests, which any model supports. `generates`: False for encoders, which have no head
+    that samples tokens. All their requests have PoolingParams, and `max_model_len` is the longest text that the model's
+    files allow, special tokens included."""
 
     architecture: str
-    max_model_len: int  # tokens, prompt and output together
+    max_model_len: int  # tokens of prompt and output together
     vocab_size: int
     eos_token_ids: frozenset[int]
     dtype: str
@@ -100,26 +100,26 @@ class ModelInfo:
     num_kv_blocks: int
     kv_block_size: int  # tokens
     kv_cache_bytes: int
-    max_concurrency: float  # of max_model_len tokens, that the KV cache holds at a time
+    max_concurrency: float  # sequences of max_model_len tokens that fit in the KV cache
     prefix_caching: bool
     max_num_seqs: int
     pooler: PoolerInfo
     generates: bool = True
-    kv_cache_note: str = ""  # what the KV cache is kept in, and what that gains, for people; empty where it is `dtype`
-    speculative: str = ""  # how tokens are guessed, for people; empty where they are not
-    reads_predictions: bool = False  # guesses are looked for in what a request predicts
-    modalities: frozenset[str] = frozenset()  # "image", "audio", "video": what it takes beside text
+    kv_cache_note: str = ""  # for users: dtype of the KV cache and its gain; empty if it is `dtype`
+    speculative: str = ""  # for users: method of speculative decoding; empty if disabled
+    reads_predictions: bool = False  # whether draft tokens are also taken from a request's prediction
+    modalities: frozenset[str] = frozenset()  # supported media: "image", "audio", "video"
     takes_embeds: bool = False  # prompts may be embeddings
-    speech: SpeechInfo | None = None  # of a model whose every request is a sound to write down, none for others
-    topology: str = ""  # how its devices are connected, for people; empty where there is nothing to tell
+    speech: SpeechInfo | None = None  # for models that transcribe audio, None for others
+    topology: str = ""  # for users: connection of its devices; empty if there is nothing to report
 
     @property
     def probe_media(self) -> tuple[MediaItem, ...]:
-        """Media that even a prompt of one token must have."""
+        """Media that a probe request must have, or ()."""
         return () if self.speech is None else (self.speech.silence(),)
 
     def check(self, request: Request) -> None:
-        """Check a request's parameters. Raises ValueError, with a message for people, if this model does not support them."""
+        """Raise ValueError, with a message for users, if this model does not support the request's parameters."""
         params = request.params
         if request.media:
             takes = self.modalities | ({EMBEDS} if self.takes_embeds else set())
@@ -132,9 +132,9 @@ class ModelInfo:
             raise ValueError(f"{self.architecture} generates no tokens; it can {', '.join(self.pooler.tasks)}")
 
     def resolve(self, params: PoolingParams, num_tokens: int) -> PoolingParams:
-        """Return `params` with every default filled in for a prompt of `num_tokens`; the same object if nothing was left open.
+        """Return `params` with all defaults filled in for a prompt of `num_tokens`; the same object if nothing changes.
 
-        Raises ValueError, with a message for people, if this model does not support them."""
+        Raises ValueError, with a message for users, if this model does not support them."""
         pooler, task, pooling = self.pooler, params.task, params.pooling
         by_tokens = task == "classify" and bool(params.label_token_ids)
         if by_tokens and not self.generates:

@@ -1,4 +1,4 @@
-"""Outputs: what crosses the border from `runtime` to `server`, and how it is read."""
+"""Outputs: the results that `runtime` returns to `server`, and the streams from which they are read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Protocol, Self
 
 
 class FinishReason(StrEnum):
-    STOP = "stop"  # end-of-sequence id or a stop token id; or the vector is there
+    STOP = "stop"  # end-of-sequence id or a stop token id, or pooling is done
     LENGTH = "length"  # max_tokens or the context length
     ABORT = "abort"  # the client left, or the server is shutting down
-    TIMEOUT = "timeout"  # its deadline has passed, or it has waited too long; `Output.retry_after_s` says which
-    ERROR = "error"  # the engine failed on it; `Output.error` says how
-    INVALID = "invalid"  # its constraints cannot be kept; `Output.error` tells the client how
+    TIMEOUT = "timeout"  # deadline passed, or waited too long to start (then `Output.retry_after_s` is set)
+    ERROR = "error"  # the engine failed; `Output.error` has the message
+    INVALID = "invalid"  # the constraints cannot be satisfied; `Output.error` has the message for the client
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class Output:
-    """Increment of one request of a `TokenStream` since the last read. Not frozen, because a frozen dataclass takes four times
-    as long to make; do not write to it.
+    """Increment of one request of a `TokenStream` since the last read. Do not modify it. It is not frozen, because a frozen
+    dataclass takes four times as long to create.
 
     `index`: position of the request in the `submit` call. `token_ids` include the token that ended it (EOS or stop token)
-    unless the sequence is `complete`: a matcher allowed no further token. `stop_token_id`: the id of
-    `SamplingParams.stop_token_ids` that ended it. `num_cached_tokens`: prompt tokens from the prefix cache. `logprobs`: one
-    for each of `token_ids`, None if not requested. `prompt_logprobs`: with the first Output, one for each prompt token but
-    the first. `pooled`: contiguous float32 numbers (format "f") in the task's shape; `numpy.asarray` makes an array without
-    a copy. `retry_after_s`: for a request that waited too long to start. `num_draft_tokens`, `num_accepted_tokens`: drafts
-    checked and accepted so far."""
+    unless `complete` is set: a matcher allowed no further token. `stop_token_id`: the id of `SamplingParams.stop_token_ids`
+    that ended it. `num_cached_tokens`: prompt tokens from the prefix cache. `logprobs`: one for each of `token_ids`, None if
+    not requested. `prompt_logprobs`: with the first Output, one for each prompt token but the first. `pooled`: contiguous
+    float32 numbers (format "f") in the task's shape; `numpy.asarray` converts it without a copy. `retry_after_s`: for a
+    request that waited too long to start. `num_draft_tokens`, `num_accepted_tokens`: draft tokens verified and accepted so
+    far."""
 
     index: int
     token_ids: list[int]
@@ -62,20 +62,20 @@ Take = Callable[[Sequence[Output]], Callable[[], Awaitable[None]] | None]
 
 
 class TokenWriter(Protocol):
-    """Writes the text of one request's ids to its client, where a step brings nothing else of the request.
+    """Fast path that writes the text of new ids of one request directly to its client, if a step yields only ids.
 
-    It closes when it cannot write at once. The stream then gives the ids to the reader, and opens the writer again."""
+    It closes if it cannot write at once. The stream then passes the ids to the reader, and opens the writer again."""
 
     is_open: bool
 
     @staticmethod
     def write_all(work: list[Any]) -> list[tuple[Any, Exception | None]]:
-        """Write each of `work`: tuples of a writer of this kind, a list of ids, and anything more. Return the tuples that were not
-        written, each with the error if there was one."""
+        """Write all of `work`: tuples of a writer of this class, a list of ids, and any further values. Return the tuples
+        that were not written, each with its error or None."""
         ...
 
 
-WriterOf = Callable[[int], TokenWriter | None]  # by a request's index
+WriterOf = Callable[[int], TokenWriter | None]  # called with a request's index
 
 
 class TokenStream(Protocol):
@@ -105,5 +105,6 @@ class TokenStream(Protocol):
                 await rest()
 
     def stop(self, index: int) -> None:
-        """End one request now, as complete: a stop string was found. Its blocks are free at once; no further Output for it."""
+        """End one request now as complete, because a stop string was found. Its blocks are freed at once; it yields no
+        further Output."""
         ...

@@ -1,4 +1,4 @@
-"""Requests: what crosses the border from `server` to `runtime`."""
+"""Requests: the input that `server` passes to `runtime`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Bitmask = bytes | bytearray | memoryview
 
 
 class TokenMatcher(Protocol):
-    """Matcher of one sequence: restricts the next token by the tokens before it (a grammar, banned words, a budget).
+    """Matcher of one sequence: restricts the next token depending on earlier tokens (a grammar, banned words, a budget).
 
-    Used for one sequence, on any thread, never in two calls at once. An exception ends that sequence only: ConstraintError
+    Used for one sequence, on any thread, never by two threads at once. An exception ends that sequence only: ConstraintError
     with INVALID, any other with ERROR."""
 
     def allowed(self) -> Bitmask | None:
@@ -25,12 +25,12 @@ class TokenMatcher(Protocol):
         ...
 
     def accept(self, token_id: int) -> None:
-        """The sequence has drawn `token_id`, one of `allowed`, and goes on; its prompt is never shown."""
+        """Advance by `token_id`, a sampled token that `allowed` permits. Called for output tokens only, not for the prompt."""
         ...
 
     def checkpoint(self) -> Callable[[], None]:
-        """Remember how far it is: called once, the result takes it back there from whatever it has accepted meanwhile. Guesses
-        are shown to it in between, of which the sequence may draw others."""
+        """Save the matcher's state. Return a function that restores it and may be called once. It undoes the acceptance of
+        draft tokens that the sequence did not sample."""
         ...
 
 
@@ -43,11 +43,12 @@ class ConstraintError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TranscriptRules:
-    """Rules of a speech model's output (Whisper, Radford et al. 2022). Log-probabilities are those after the rules.
+    """Token rules of a speech model's output (Whisper, Radford et al. 2022). Log-probabilities are computed after the rules.
 
-    `suppressed_ids` are never drawn, `first_suppressed_ids` not as the first token. `timestamp_begin`: the id of the timestamp 0,
-    above which all ids are timestamps: they begin the text, come in pairs, and never decrease; None where none is drawn.
-    `text_end`: ids below it are text. `max_initial_timestamp`: number of the last timestamp that may be the first token."""
+    `suppressed_ids` are never sampled, `first_suppressed_ids` not as the first token. `timestamp_begin`: id of timestamp 0.
+    All higher ids are timestamps: they start the text, come in pairs, and never decrease. None: the output has no
+    timestamps. `text_end`: ids below it are text. `max_initial_timestamp`: number of the last timestamp that may be the
+    first token."""
 
     suppressed_ids: frozenset[int] = frozenset()
     first_suppressed_ids: frozenset[int] = frozenset()
@@ -58,14 +59,15 @@ class TranscriptRules:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of choosing tokens for one sequence. The server validates them; the engine does not.
+    """Sampling parameters of one sequence. The server validates them; the engine does not.
 
-    `max_tokens` 0 computes the prompt only. `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 switch the filters off.
+    `max_tokens` 0 computes the prompt only. `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 disable the filters.
     `logit_bias` maps token ids to additive biases. `logprobs` k: log-probabilities of each token and of the k most likely
-    tokens, or of `logprob_token_ids`; `prompt_logprobs` k: the same for the prompt. `seed` None draws a fresh seed; with a
-    seed, the draw at output position p depends on (seed, p) only. `stop_token_ids` are the client's; the model's own are in
-    `ModelInfo`. `matchers`: each makes a matcher for a sequence, off the event loop; a token must satisfy all. A matcher
-    that allows only the end overrides `min_tokens`. `transcript`: only for models with `ModelInfo.speech`, without drafts."""
+    tokens, or of `logprob_token_ids`; `prompt_logprobs` k: the same for the prompt. `seed` None uses a random seed; with a
+    seed, the sample at output position p depends on (seed, p) only. `stop_token_ids` are the client's; the model's own are
+    in `ModelInfo`. `matchers`: factories, called off the event loop, of a matcher per sequence; a token must satisfy all. A
+    matcher that allows only the end overrides `min_tokens`. `transcript`: only for models with `ModelInfo.speech`; disables
+    draft tokens."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -130,7 +132,7 @@ CacheRoot = tuple[str | None, int]
 
 
 def cache_root(cache_salt: str | None, adapter: Adapter | None) -> CacheRoot:
-    """Return the start of a prefix-cache chain. Requests share blocks only if it is equal."""
+    """Return the root of a prefix-cache chain. Requests share blocks only if their roots are equal."""
     return cache_salt, 0 if adapter is None else adapter.key
 
 
@@ -203,8 +205,8 @@ class Request:
 
     @property
     def names(self) -> frozenset[str | None]:
-        """Ids by which the request can be aborted: its own, that of the answer of which it is a choice (`answer-number`),
-        its parent's."""
+        """Ids by which the request can be aborted: its own, its parent's, and for a choice "id-number" of a response, the
+        response's id."""
         return frozenset((self.id, self.id.rpartition("-")[0] or None, self.parent_id))
 
     @property
@@ -214,7 +216,7 @@ class Request:
 
     @property
     def sampling(self) -> SamplingParams:
-        """The params of a request to generate. Raises TypeError for one that is pooled."""
+        """Sampling parameters of the request. Raises TypeError if it is a pooling request."""
         if not isinstance(self.params, SamplingParams):
             raise TypeError(f"request {self.id} is pooled, not sampled")
         return self.params

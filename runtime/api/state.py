@@ -22,8 +22,8 @@ class SleepLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """Health of an engine. `ok`: steps settle in about their usual time. `reason`: the problem, for people. `hopeless`:
-    waiting will not help. `failing`: steps keep failing, and only a settled one shows recovery (`EngineClient.probe`).
+    """Health of an engine. `ok`: steps settle in about their usual time. `reason`: the problem, for users. `hopeless`: the
+    engine will not recover. `failing`: steps keep failing, and only a settled one shows recovery (`EngineClient.probe`).
     `sleep_level`: a sleeping engine wakes with the next request."""
 
     ok: bool
@@ -36,8 +36,7 @@ class EngineHealth:
 
     @classmethod
     def of_all(cls, found: Sequence[EngineHealth]) -> EngineHealth:
-        """Return the health of several engines together: the worst one's state, the sum of their requests, asleep if all
-        are."""
+        """Return the combined health of several engines: the worst state, the sum of requests, and asleep only if all are."""
         worst = min(found, key=lambda each: (each.ok, not each.hopeless))
         return replace(
             worst,
@@ -59,7 +58,8 @@ class HistogramData:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric family without prefix, unit suffix included, `_total` left out: `samples` maps label pairs to values."""
+    """One metric family, without the prefix and without `_total`, but with the unit suffix. `samples` maps label pairs to
+    values."""
 
     name: str
     help: str
@@ -68,10 +68,10 @@ class Metric:
 
 
 class StepRecord(NamedTuple):
-    """A settled step.
+    """Record of a settled step.
 
-    `number`: counted from 1. `num_prompt_tokens`: tokens of chunks. `num_decodes`: rows that only decode. `was_captured`:
-    replayed as a graph. `idle_s`: idle time of the device before it, None if unknown."""
+    `number`: counted from 1. `num_prompt_tokens`: tokens of prompt chunks. `num_decodes`: rows that only decode.
+    `was_captured`: replayed as a graph. `idle_s`: idle time of the device before it, None if unknown."""
 
     number: int
     launched_s: float
@@ -84,7 +84,7 @@ class StepRecord(NamedTuple):
 
 
 class RequestEvent(NamedTuple):
-    """Event of a request. `kind`: "chunk" (of its prompt, launched), "preempted", "resumed" or "deferred" (its mask was
+    """Event of a request. `kind`: "chunk" (a prompt chunk was launched), "preempted", "resumed" or "deferred" (its mask was
     late)."""
 
     kind: str
@@ -93,9 +93,9 @@ class RequestEvent(NamedTuple):
 
 
 class RequestRecord(NamedTuple):
-    """The life of a sequence. `number`: of those that have ended and were read, from 1; 0 of one that has not. Times: the monotonic
-    clock's. `delivered_s`: when its reader was done with all of it; `held_s`: how long what had settled waited for a reader that
-    was busy with what came before (its text, its socket), in all; of requests that were submitted together the same."""
+    """Timeline of a sequence, with times of the monotonic clock. `number`: counts ended and delivered requests from 1; 0 for
+    others. `delivered_s`: when its reader had consumed all output. `held_s`: total time that its outputs waited while the
+    reader was busy (detokenising, writing to its socket); the same for requests submitted together."""
 
     number: int
     id: str
@@ -114,7 +114,7 @@ class RequestRecord(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A request that has ended, and all that it generated."""
+    """A request that has ended, with its record and all generated token ids."""
 
     request: Request
     record: RequestRecord
@@ -122,12 +122,12 @@ class Finished(NamedTuple):
 
 
 class KVMap(NamedTuple):
-    """The KV blocks in the order of their ids. `cells`: for each `blocks_per_cell` of them three bytes: how many of 255 parts are
-    used by one sequence, shared by several, and free but cached; the rest is blank."""
+    """Usage of the KV blocks in the order of their ids. `cells`: three bytes for each `blocks_per_cell` blocks: the shares,
+    in 255ths, of blocks used by one sequence, shared by several, and free but cached."""
 
     num_blocks: int
     blocks_per_cell: int
-    num_reserved: int  # free blocks that running sequences have been promised
+    num_reserved: int  # free blocks that are reserved for running sequences
     cells: bytes
 
 
@@ -146,7 +146,7 @@ class Activity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """One moment of start-up: phase such as "download", "weights", "warmup"; `done` of `total` in `unit` ("B", "tensors")."""
+    """Progress of start-up: a phase such as "download", "weights", "warmup"; `done` of `total` in `unit` ("B", "tensors")."""
 
     phase: str
     done: int = 0

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from runtime.api import CallerLimit, QueueFull, Request
 from runtime.sequence import Sequence
 
-HALF_LIFE_S = 15.0  # of what is known of the rate at which requests start
+HALF_LIFE_S = 15.0  # half-life of the measured start rate
 MAX_RETRY_S = 600.0
-MAX_BUCKETS = 4096  # callers whose rate is known; beyond, those who are not in debt are forgotten
+MAX_BUCKETS = 4096  # callers with a token bucket; beyond, those with full buckets are forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class StartRate:
 
     def __init__(self) -> None:
         self._num = 0.0
-        self._span_s = 0.0  # in which these started
-        self._since_s: float | None = None  # since when there has been a queue and nobody started
+        self._span_s = 0.0  # total time in which these started
+        self._since_s: float | None = None  # start of the current wait; None while no request waits
 
     def waiting(self, now: float) -> None:
-        """Note that requests wait."""
+        """Start measuring, because requests are waiting."""
         if self._since_s is None:
             self._since_s = now
 
@@ -72,7 +72,7 @@ class TokenBucket:
         self._level -= num
 
     def seconds_until_some(self, now: float) -> float:
-        """0 where there are some now."""
+        """Return the time until a token is available, in seconds; 0 if one is available now."""
         self._refill(now)
         return 0.0 if self._level >= 1 else (1 - self._level) / self._per_s
 
@@ -101,8 +101,8 @@ class Callers:
 
 
 class Admission:
-    """Admission of an engine, which reports all events of sequences to it, on the event loop. `callers`: shared with other
-    engines."""
+    """Admission of one engine. The engine reports events of its sequences, on the event loop. `callers`: state shared with
+    other engines."""
 
     def __init__(self, limits: AdmissionLimits, clock: Callable[[], float], callers: Callers | None = None) -> None:
         self.limits = limits
@@ -111,8 +111,8 @@ class Admission:
         self._callers = callers or Callers()
 
     def check(self, requests: Several[Request], waiting: Several[Sequence], num_free_rows: int) -> None:
-        """Check whether `requests`, of one caller, may join those `waiting`, of which free rows start some at once. Raises
-        Busy."""
+        """Raise Busy if `requests`, all of one caller, may not join the queue `waiting`. `num_free_rows` of the queue start
+        at once."""
         self.check_caller(requests[0].caller, waiting, num_free_rows, num_new=len(requests))
         if self.limits.max_queued_tokens is not None and waiting:
             self._check_tokens(requests, waiting, self.limits.max_queued_tokens)
@@ -120,7 +120,7 @@ class Admission:
     def check_caller(
         self, caller: bytes | None, waiting: Several[Sequence], num_free_rows: int, *, num_new: int = 1
     ) -> None:
-        """Check the limits that do not depend on the prompts, before these are read. Raises Busy."""
+        """Raise Busy if a limit that does not depend on prompts is exceeded. Called before the prompts are read."""
         limits = self.limits
         num_waiting = max(0, len(waiting) - num_free_rows)
         if num_waiting >= limits.max_queue:
@@ -144,7 +144,7 @@ class Admission:
 
     def _check_tokens(self, requests: Several[Request], waiting: Several[Sequence], limit: int) -> None:
         prompts = {id(sequence.prompt_ids): sequence.num_prompt_tokens for sequence in waiting}
-        queued = sum(prompts.values())  # several answers to one prompt compute it once
+        queued = sum(prompts.values())  # requests with the same prompt compute it once
         new = sum({id(request.prompt_ids): len(request.prompt_ids) for request in requests}.values())
         if queued + new > limit:
             own, num_callers = _share(waiting, requests[0].caller, lambda sequence: sequence.num_prompt_tokens)
@@ -162,7 +162,7 @@ class Admission:
             self._rate.waiting(self._clock())
 
     def started(self, num: int, *, others_wait: bool) -> None:
-        """Note that `num` sequences are in a step for the first time."""
+        """Record that `num` sequences are in a step for the first time."""
         self._rate.started(num, self._clock(), others_wait=others_wait)
 
     @property
@@ -190,6 +190,6 @@ class Admission:
 def _share(
     waiting: Several[Sequence], caller: bytes | None, cost: Callable[[Sequence], int]
 ) -> tuple[int, int]:  # fmt: skip
-    """Return the part of `waiting` that is `caller`'s, and the number of callers including it."""
+    """Return the total `cost` of the sequences of `caller` in `waiting`, and the number of callers including `caller`."""
     own = sum(cost(sequence) for sequence in waiting if sequence.request.caller == caller)
     return own, len({sequence.request.caller for sequence in waiting} | {caller})

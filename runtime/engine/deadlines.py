@@ -1,4 +1,4 @@
-"""Deadlines: which sequences end when, if they have not ended by then, or have not started."""
+"""Deadlines: end sequences that have not finished by their deadline, or have not started within the queue time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from runtime.sequence import Sequence
 
 
 class Limit(Enum):
-    DEADLINE = "deadline"  # its client waits no longer
-    QUEUE_TIME = "queue time"  # it should have started
+    DEADLINE = "deadline"  # end of the request by its client's limit
+    QUEUE_TIME = "queue time"  # maximum time before the start
 
 
 class Deadlines:
-    """Time limits of open requests, on the engine's clock. A timer ends late ones, since a step may hang; the loop asks as well.
+    """Time limits of open requests, on the engine's clock. A timer ends late requests, because a step may hang. The loop checks
+    too.
 
-    Limits of sequences that end earlier are kept until their time, or until there are too many."""
+    Entries of sequences that end earlier are kept until their time, or until there are too many."""
 
     def __init__(
         self, requests: OpenRequests, admission: Admission, clock: Callable[[], float], num_waiting: Callable[[], int]
@@ -36,7 +37,8 @@ class Deadlines:
         self._timer_s: float | None = None
 
     def limit(self, sequences: Iterable[Sequence], *, continues: bool) -> None:
-        """Note the limits of `sequences`. `continues`: they go on with what was admitted before, and may wait as long as needed."""
+        """Add the time limits of `sequences`. `continues`: they continue an admitted request, so their queue time is
+        unlimited."""
         queue_time_s = None if continues else self._admission.limits.max_queue_time_s
         for sequence in sequences:
             if (deadline_s := sequence.request.deadline_s) is not None:
@@ -46,7 +48,6 @@ class Deadlines:
         self._set_timer()
 
     def end_due(self) -> None:
-        """End the sequences whose time is over."""
         if not self._heap or self._heap[0][0] > (now := self._clock()):
             return
         while self._heap and self._heap[0][0] <= now:
@@ -60,7 +61,7 @@ class Deadlines:
                 self._requests.end(number, FinishReason.TIMEOUT, "it has waited too long to start", retry_after_s)
 
     def clear(self) -> None:
-        """Forget all limits and the timer: no request is open."""
+        """Remove all limits and the timer. No request may be open."""
         self._heap.clear()
         self._set_timer()
 

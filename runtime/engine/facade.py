@@ -1,4 +1,5 @@
-"""Engine: what handlers call. Puts the loop together with what attaches to it; owns neither tensors nor text."""
+"""Engine: the interface used by request handlers. It creates the loop and connects its parts; it has neither tensors nor
+text."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence, Status
 from runtime.step import Runner
 
-CLOSE_LIMIT_S = 5.0  # for a step that is being computed when the engine is closed
+CLOSE_LIMIT_S = 5.0  # time for the current step to end when the engine is closed
 
 
 def _none_to_record() -> Recorder:
@@ -81,7 +82,7 @@ class Engine:
         more_metrics: Callable[[], list[Metric]] | None = None,
     ) -> None:
         """Create an engine and its loop. `callers`: shared with other engines if limits apply to all together.
-        `more_metrics`: metrics that the engine cannot count."""
+        `more_metrics`: returns metrics that are counted outside the engine."""
         work = asyncio.Event()
         self.adapters = adapters
         self._scheduler = scheduler
@@ -111,7 +112,7 @@ class Engine:
         if adapters is not None:
             adapters.connect(work.set, self._end_without_adapter)
 
-    # --- what there is to know ------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------------------------
 
     @property
     def replicas(self) -> tuple[Engine, ...]:
@@ -119,11 +120,11 @@ class Engine:
 
     @property
     def load(self) -> float:
-        """See `Replica`."""
+        """Load of the engine, with 2 added while it sleeps. See `Replica`."""
         return self._scheduler.load + 2 * bool(self._sleeping.level)
 
     def num_cached(self, prompt: PreparedPrompt) -> int:
-        """See `Replica`."""
+        """Return the number of prompt tokens in the prefix cache. See `Replica`."""
         return self._scheduler.blocks.cache.num_cached(cast("Several[BlockHash]", prompt.block_hashes))
 
     def health(self) -> EngineHealth:
@@ -184,7 +185,7 @@ class Engine:
         return self._requests.abort(ids)
 
     async def probe(self) -> None:
-        while self._accepting and self._requests:  # others' steps prove as much, and cost nothing
+        while self._accepting and self._requests:  # steps of other requests also prove that the device works
             if await self._probes.next_step(self._faults.death):
                 return
         if not self._accepting or self._faults.death.done():
@@ -208,13 +209,13 @@ class Engine:
         return stream
 
     def _changed(self, sequence: Sequence) -> None:
-        """Note that a sequence has ended."""
+        """Wake the loop after the end of a sequence."""
         if not sequence.request.is_probe:
             self._sleeping.used()
         self.loop.wake()
 
     def _end_without_adapter(self, key: int, why: str) -> None:
-        """End the sequences that wait for an adapter that cannot come."""
+        """End the waiting sequences of adapter `key`, which could not be loaded, with the error `why`."""
         for sequence in self._requests:
             adapter = sequence.request.adapter
             if adapter is not None and adapter.key == key and sequence.status is Status.WAITING:

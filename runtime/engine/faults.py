@@ -19,23 +19,23 @@ from runtime.step import Runner
 
 
 class DeviceLost(Exception):
-    """No step can be computed any more."""
+    """Error: the device has failed and cannot compute further steps."""
 
 
 class Faults:
-    """Consequences of failed steps and lost devices. `death` completes with the reason once the engine can never serve
+    """Handling of failed steps and lost devices. The future `death` completes with a reason once the engine can never serve
     again."""
 
     def __init__(self, requests: OpenRequests, health: StepHealth, clock: Callable[[], float]) -> None:
         self._requests = requests
         self._health = health
         self._clock = clock
-        self._spared: set[int] = set()  # sequences that were the largest of a step for which there was no memory
+        self._spared: set[int] = set()  # numbers of sequences that were the largest of a step that ran out of memory
         self._lost: BaseException | None = None
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def lose(self, error: BaseException) -> None:
-        """Note that the device can compute no step any more, as has become known beside steps."""
+        """Record a device failure that was detected outside steps. `check` raises it."""
         self._lost = error
 
     def check(self) -> None:
@@ -44,7 +44,7 @@ class Faults:
             raise DeviceLost from self._lost
 
     def blame(self, error: Exception, batch: ScheduledBatch, runner: Runner) -> None:
-        """End the requests of a failed step that it has to cost; the others start over. Raises DeviceLost."""
+        """End the requests that caused the failure of `batch`. The others can restart. Raises DeviceLost."""
         if isinstance(error, RowFailed):
             self._requests.end(error.number, FinishReason.ERROR, STEP_ERROR)
             return
@@ -64,7 +64,7 @@ class Faults:
         self._spared = {*filter(self._requests.by_number.__contains__, {*self._spared, largest})}
 
     def die(self, error: Exception) -> None:
-        """End all requests, since the loop ended with `error`."""
+        """End all requests after the loop failed with `error`."""
         if isinstance(error, DeviceLost):
             cause = error.__cause__
             where = ", ".join(getattr(cause, "__notes__", ()))

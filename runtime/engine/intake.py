@@ -1,4 +1,4 @@
-"""Intake: from requests, checked, to sequences."""
+"""Intake: checks requests and converts them to sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.sequence import Sequence
 
 
 class Intake:
-    """Checks of requests, and their conversion to sequences. `seed` makes the draws of requests without a seed repeatable."""
+    """Checks of requests, and their conversion to sequences. `seed`: makes sampling repeatable for requests without a seed."""
 
     def __init__(self, scheduler: Scheduler, model: ModelInfo, adapters: Adapters | None, seed: int | None) -> None:
         self._scheduler = scheduler
@@ -22,10 +22,10 @@ class Intake:
         self._adapters = adapters
         self._random = random.Random(seed)
         self._num_requests = 0
-        self._last_resolved = PoolingParams(), PoolingParams()  # as they were asked for, and what they came to
+        self._last_resolved = PoolingParams(), PoolingParams()  # the last params, and their resolved form
 
     def check(self, requests: Several[Request]) -> None:
-        """Raise what `EngineClient.submit` raises for requests that this engine could never serve."""
+        """Raise the errors of `EngineClient.submit` for requests that this engine could never serve."""
         known_ids: Several[int] | None = None
         for request in requests:
             self._check(request, knows_ids=request.prompt_ids is known_ids)
@@ -37,7 +37,7 @@ class Intake:
         return [self._sequence(request, group) for request in requests]
 
     def _check(self, request: Request, *, knows_ids: bool) -> None:
-        """Check a request. `knows_ids`: the ids of its prompt have been checked."""
+        """Check a request. `knows_ids`: the token ids of its prompt have been checked already."""
         self._model.check(request)
         self._scheduler.check(request)
         prepared = request.prepared
@@ -73,8 +73,9 @@ class Intake:
         )
 
     def _resolved(self, params: PoolingParams, num_tokens: int) -> PoolingParams:
-        """Return what `ModelInfo.resolve` does, the same object for all texts of equal params, which makes comparing them quick."""
-        if params.token_type_ids is not None:  # a text's own
+        """Return `ModelInfo.resolve(params, num_tokens)`. Equal params get the same object, which makes comparing them
+        quick."""
+        if params.token_type_ids is not None:  # specific to one prompt
             return self._model.resolve(params, num_tokens)
         if params is not self._last_resolved[0]:
             self._last_resolved = params, self._model.resolve(params, num_tokens)

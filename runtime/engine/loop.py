@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Loop:
-    """Loop of the engine, and the `Door` of features and masked sampling. `work` is set when there may be something to do."""
+    """Event loop task of the engine, and the `Door` of features and masked sampling. `work` is set when there may be work."""
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, requests: OpenRequests, work: asyncio.Event, *, mask_maker: MaskMaker,
@@ -65,12 +65,12 @@ class Loop:
         self._task = asyncio.create_task(self._live(), name="engine")
 
     def begin(self) -> None:
-        """Note that requests have been opened."""
+        """Start work after requests were opened."""
         self.idle.clear()
         self._work.set()
 
     async def close(self, limit_s: float) -> bool:
-        """End, within `limit_s`, once no request is open. False where a step did not end by itself."""
+        """End the loop once no request is open, or cancel it after `limit_s`. Return False if it was cancelled."""
         self._closing = True
         self._work.set()
         ended, _ = await asyncio.wait({self._task}, timeout=limit_s)
@@ -85,7 +85,7 @@ class Loop:
         except Exception as error:
             if not isinstance(
                 error, DeviceLost
-            ):  # a bug of ours, not of a request: report it instead of letting them wait
+            ):  # a bug of the engine, not of a request: report it instead of letting requests wait
                 log.exception("the engine loop died")
             self._faults.die(error)
             self.idle.set()
@@ -111,10 +111,10 @@ class Loop:
                 await self._settle_oldest()
             elif not launched and self._requests:
                 self._work.clear()
-                await self._work.wait()  # until a late mask comes, or another request
+                await self._work.wait()  # until a late mask is ready or a request arrives
 
     async def _wait_for_work(self) -> bool:
-        """Return True while there is something to schedule or settle, and wait for it; False at the end."""
+        """Wait until there is something to schedule or settle. Return False at the end of the loop."""
         if not self._requests and not self.in_flight:
             self._observers.idle()
             self._deadlines.clear()
@@ -130,21 +130,21 @@ class Loop:
         return bool(self._requests or self.in_flight or not self._closing)
 
     async def _let_come(self) -> None:
-        """Decide the next step no sooner than necessary: a request that arrives during a long step need not wait for two."""
+        """Delay scheduling during a long step, so that the next step includes requests that arrive meanwhile."""
         if len(self.in_flight) != 1 or self._steps_in_flight != 2:
             return
         (step,) = self.in_flight
         begun_s = max(step.launched_s, self.last_settled_s)
         left_s = begun_s + self._scheduler.decide_after_s(step.batch) - self._clock()
         if left_s > 0:
-            with contextlib.suppress(Exception):  # what the device raises is raised again where the step settles
+            with contextlib.suppress(Exception):  # device errors are raised again when the step settles
                 async with asyncio.timeout(left_s):
                     await step.done.wait()
 
     # --- launch ---------------------------------------------------------------------------------------------------
 
     async def _launch_next(self) -> bool:
-        """Return False where no sequence can advance."""
+        """Schedule and launch the next step. Return False if no sequence can advance."""
         batch = self._scheduler.schedule()
         if batch is None:
             return False
@@ -157,7 +157,7 @@ class Loop:
             if step is not None:
                 self._observers.launched(batch, step.launched_s)
             elif self._requests:
-                await asyncio.sleep(0)  # another try at once, but not before other tasks ran
+                await asyncio.sleep(0)  # retry at once, but let other tasks run first
             self._launched(step)
         return True
 
@@ -171,7 +171,7 @@ class Loop:
             settled = await self._settle_oldest()
         if settled:
             self._launched(await self._masked.sample(output))
-        else:  # what it computed rests on a step that failed
+        else:  # it depends on a step that failed
             self._scheduler.forget_step([batch])
         self.unsampled = None
 
@@ -183,7 +183,7 @@ class Loop:
     # --- settle ---------------------------------------------------------------------------------------------------
 
     async def _settle_oldest(self) -> bool:
-        """Return False where the oldest step failed, and with it all that was in flight."""
+        """Wait for the oldest step and settle it. Return False if it failed, which discards all steps in flight."""
         step = self.in_flight[0]
         try:
             result = await step.result()
@@ -197,7 +197,7 @@ class Loop:
         return True
 
     def settle(self, step: Step, result: StepResult, prompt_logprobs: list[list[TokenLogprobs] | None]) -> None:
-        """Take in what `step` brought, and hand it to the readers of its sequences."""
+        """Record the results of `step` and deliver them to the streams of its sequences."""
         batch, before_s, now = step.batch, self.last_settled_s, self._clock()
         self.last_settled_s = now
         self._observers.computed(step, before_s, now)
@@ -210,7 +210,7 @@ class Loop:
         self._observers.delivered_step(now)
 
     async def _fail(self, error: Exception) -> None:
-        """End the requests that the failure of the oldest step costs. The steps launched behind it start over."""
+        """End the requests that caused the failure of the oldest step. Other sequences of the steps in flight restart."""
         failed, *behind = self.in_flight
         self._faults.blame(error, failed.batch, self.runner)
         for step in behind:
@@ -224,14 +224,14 @@ class Loop:
     # --- idle and asleep ------------------------------------------------------------------------------------------
 
     async def _capture_while_idle(self) -> None:
-        """Capture one step after another: a request that arrives waits for one at most."""
+        """Capture graphs one by one until a request arrives, which therefore waits for one capture at most."""
         while not self._work.is_set() and (captured := self.runner.capture_next(idle=True)) is not None:
             await captured
         if not self._work.is_set():
             self._rested.set()
 
     async def rested(self) -> None:
-        """Return when there is nothing to do or to prepare, or no step can be computed any more: for measurements."""
+        """Wait until the loop has no work and no graph to capture, or has ended. For measurements."""
         self._rested.clear()
         self.wake()
         await asyncio.wait(
@@ -240,7 +240,7 @@ class Loop:
         rested.cancel()
 
     async def _wake_up(self) -> bool:
-        """Return False if there is no runner, because it is no longer needed or could not be built."""
+        """Wake a sleeping engine. Return False if there is no runner, because it is no longer needed or could not be built."""
         if not self._requests and not self._sleeping.should_wake:
             return False
         try:
@@ -252,7 +252,7 @@ class Loop:
         return True
 
     def _take_runner(self) -> Runner:
-        """Give the runner away, and forget what it kept."""
+        """Return the runner, replace it with one that refuses work, and clear the scheduler's device state."""
         runner, self.runner = self.runner, SleepingRunner()
         self._scheduler.clear()
         return runner
@@ -260,33 +260,29 @@ class Loop:
     # --- the door of features and of masked sampling --------------------------------------------------------------
 
     def wake(self) -> None:
-        """Note that there may be something to do."""
         self._work.set()
 
     def end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
-        """End sequence `number`, if it has not ended; its reader gets `error`."""
         self._requests.end(number, reason, error)
 
     def lose(self, error: BaseException) -> None:
-        """Note that the device can compute no step any more, as has become known beside steps."""
         self._faults.lose(error)
         self.wake()
 
     def observe(self, observe: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that only counts or reports; an exception in it is logged and ends nothing."""
         return self._observers.call(observe, *args)
 
     def enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
-        """Return what `enqueue` does; None where it failed, and the requests of `batch` have ended."""
+        """Return the result of `enqueue`. If it fails, end or restart the requests of `batch` and return None."""
         try:
             return enqueue()
         except Exception as error:
-            # What is in flight is not touched by it.
+            # Steps in flight are not affected.
             log.exception("a step of %d requests could not be launched", len(batch.rows))
             self._faults.blame(error, batch, self.runner)
             self._scheduler.forget_step([batch])
             return None
 
     def note_deferred(self, sampling: ScheduledBatch) -> None:
-        """Note rows that are sampled later, since their masks were late."""
+        """Record rows that are sampled later, because their masks were late."""
         self._observers.deferred(sampling, self._clock())

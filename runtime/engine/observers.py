@@ -1,4 +1,4 @@
-"""Observers: what counts, learns or reports at the loop's events. An exception in one is logged, and ends no request."""
+"""Observers: functions that count, learn or report at the loop's events. An exception in one is logged and ends no request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Observers:
         self.when_finished: list[Callable[[Finished], None]] = []
 
     def call(self, observe: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return what an observer returns, or None after an exception in it."""
+        """Return the result of `observe`, or None after an exception in it, which is logged."""
         try:
             return observe(*args, **kwargs)
         except Exception:
@@ -53,47 +53,42 @@ class Observers:
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def launched(self, batch: ScheduledBatch, launched_s: float) -> None:
-        """Note a step that has been launched."""
         num_started = self.call(self._meter.launched, batch, launched_s)
         if num_started:
             self._admission.started(num_started, others_wait=bool(self._scheduler.waiting))
 
     def computed(self, step: Step, before_s: float, now: float) -> None:
-        """Note a step that has ended. `before_s`: when the step before it ended."""
+        """Record a step that has ended. `before_s`: end of the previous step."""
         began_s = max(step.launched_s, before_s)
         self.call(self._meter.settled, step, began_s, now)
         self.call(self._health.settled, step.batch, now - began_s)
         self.call(self._scheduler.learn, step.batch, now - began_s, now - before_s)
 
     def settled(self, all_settled: Several[Settled], now: float) -> None:
-        """Record the results of a step, before the sequences get them."""
+        """Record the results of a step, before they are added to the sequences."""
         self.call(self._meter.gained, all_settled, now)
 
     def delivered_step(self, now: float) -> None:
-        """Note that readers have got what a step brought."""
         self.call(self._profiling.settled)
         self.call(self._meter.report, now)
 
     def deferred(self, sampling: ScheduledBatch, now: float) -> None:
-        """Note rows that are sampled later, since their masks were late."""
+        """Record rows that are sampled later, because their masks were late."""
         self.call(self._meter.deferred, sampling, now)
 
     def busy(self) -> None:
-        """Note that work has come after a pause."""
         self._meter.busy()
 
     def idle(self) -> None:
-        """Note that there is no work, or no engine any more."""
         self._meter.idle()
 
     # --- one sequence ---------------------------------------------------------------------------------------------
 
     def finished(self, sequence: Sequence) -> None:
-        """Note a sequence that has ended."""
         if (finished := self.call(self._meter.finished, sequence)) is not None:
             for call in self.when_finished:
                 self.call(call, finished)
 
     def delivered(self, sequence: Sequence, held_s: float) -> None:
-        """Note that the reader of a sequence is done with its last output; `held_s`: see `EngineTokenStream`."""
+        """Record that the reader of a sequence has consumed its last output. `held_s`: see `EngineTokenStream`."""
         self.call(self._meter.delivered, sequence, held_s)

@@ -1,4 +1,4 @@
-"""Open requests: where the tokens of each sequence go, and the ways in which a sequence ends."""
+"""Open requests: delivery of tokens to streams, and the ways in which a sequence ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_FINITE_ERROR = "the model's output for this request is not finite"
 
 
 class OpenRequest(NamedTuple):
-    """A sequence whose outputs are those of request `place` of `stream`."""
+    """An open sequence and its stream. `place`: index of its request in the stream."""
 
     sequence: Sequence
     stream: EngineTokenStream
@@ -30,7 +30,7 @@ class OpenRequest(NamedTuple):
 
 
 class OpenRequests:
-    """The sequences that have not ended, by number. `changed` is called with each that ends."""
+    """The sequences that have not ended, by number. `changed` is called with each sequence that ends."""
 
     def __init__(
         self, scheduler: Scheduler, admission: Admission, observers: Observers, mask_maker: MaskMaker,
@@ -52,7 +52,7 @@ class OpenRequests:
         return iter([sequence for sequence, _, _ in self.by_number.values()])
 
     def open(self, sequences: Several[Sequence]) -> EngineTokenStream:
-        """Put `sequences`, which were submitted together, in line. Return the stream of their outputs."""
+        """Add `sequences`, which were submitted together, to the queue. Return the stream of their outputs."""
         stream = EngineTokenStream(
             len(sequences),
             lambda index, reason: self._leave(sequences[index], reason),
@@ -70,11 +70,11 @@ class OpenRequests:
     # --- what a step brought --------------------------------------------------------------------------------------
 
     def deliver(self, all_settled: Several[Settled], logprobs: Several[list[TokenLogprobs] | None]) -> None:
-        """Hand over what a step brought. `logprobs`: by sampling row of the step, or empty."""
+        """Deliver the results of a step to the streams. `logprobs`: by sampling row of the step, or empty."""
         by_number, notes_all = self.by_number, self._admission.counts_tokens
         for settled in all_settled:
             sequence, token_ids, finish, place, _ = settled
-            if finish is None and not logprobs:  # as nearly all
+            if finish is None and not logprobs:  # the usual case
                 _, stream, index = by_number[sequence.number]
                 if stream.put_ids(index, token_ids):
                     if notes_all or sequence.has_matchers:
@@ -83,7 +83,7 @@ class OpenRequests:
             self._put(settled, logprobs[place] if logprobs and token_ids else None)
 
     def deliver_prompt_logprobs(self, number: int, entries: list[TokenLogprobs] | None) -> None:
-        """Hand over log-probabilities of a prompt; None, where a logit was not finite, ends the request."""
+        """Deliver prompt log-probabilities of sequence `number`. None, for logits that were not finite, ends the request."""
         if entries is None:
             self.end(number, FinishReason.ERROR, NOT_FINITE_ERROR)
         elif number in self.by_number:
@@ -121,7 +121,7 @@ class OpenRequests:
     def end(
         self, number: int, reason: FinishReason, error: str | None = None, retry_after_s: float | None = None
     ) -> None:
-        """End sequence `number` from the server's side, if it has not ended; its reader gets all of these."""
+        """End sequence `number`, if it has not ended, for a reason of the server. Its stream receives the arguments."""
         if number not in self.by_number:
             return
         sequence, stream, index = self.by_number[number]
@@ -141,14 +141,14 @@ class OpenRequests:
         stream.put(output)
 
     def end_all(self, reason: FinishReason, error: str | None = None) -> int:
-        """End all sequences as `end` does. Return how many there were."""
+        """End all sequences as `end` does. Return their number."""
         numbers = list(self.by_number)
         for number in numbers:
             self.end(number, reason, error)
         return len(numbers)
 
     def abort(self, ids: Collection[str] | None) -> int:
-        """End those that have one of these names, or all, but for probes. Return how many there were."""
+        """End the requests that have a name in `ids`, or all if it is None, except probes. Return their number."""
         asked = [
             sequence.number
             for sequence in self
@@ -159,13 +159,12 @@ class OpenRequests:
         return len(asked)
 
     def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence for its reader, which has all it wants (STOP), or is gone (ABORT)."""
+        """End a sequence for its reader, which needs no more (STOP) or has left (ABORT)."""
         if sequence.number in self.by_number:
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
-        """Take a sequence that has ended out of the books."""
         del self.by_number[sequence.number]
         self._admission.ended(sequence.request.caller)
         self._mask_maker.forget(sequence)
@@ -179,7 +178,7 @@ def _of(sequence: Sequence) -> dict[str, str]:
 
 
 def _log_left(sequences: Several[Sequence]) -> None:
-    """Log, in one line however many they are, that their reader has left before their end."""
+    """Log in one line that the client of `sequences` disconnected before their end."""
     num_tokens = sum([sequence.num_output_tokens for sequence in sequences])
     others = f" and {len(sequences) - 1} more of it" if len(sequences) > 1 else ""
     log.info(

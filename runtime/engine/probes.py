@@ -1,4 +1,4 @@
-"""Probes: waiting for a sign that steps are computed."""
+"""Probes: wait for a proof that the device still computes steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.step import StepResult
 
 
 class Probes:
-    """Events of steps for callers of `EngineClient.probe`."""
+    """Futures of the next settled step, for callers of `EngineClient.probe`."""
 
     def __init__(self) -> None:
         self._next: asyncio.Future[bool] | None = None
@@ -25,12 +25,11 @@ class Probes:
         return waiting.done() and waiting.result()
 
     def settled(self, result: StepResult) -> None:
-        """Note a step that has settled. It proves nothing where all that it sampled is not finite."""
+        """Report a settled step to waiting probes, unless none of its sampled results was finite."""
         if self._next is not None and (not result.tokens or any(ids != [NOT_FINITE] for ids in result.tokens)):
             self._answer(True)
 
     def idle(self) -> None:
-        """Note that no work is left."""
         self._answer(False)
 
     def _answer(self, has_settled: bool) -> None:

@@ -11,11 +11,11 @@ from runtime.api import CacheRoot, PreparedPrompt
 from runtime.api.media import MediaItem, media_of_blocks
 from runtime.kv.prefix_cache import BlockHash, PrefixCache
 
-_PIECE = 4096  # tokens, a millisecond or less
+_PIECE = 4096  # tokens per piece, a millisecond or less
 
 
 def check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raises ValueError where there are none, or some that no token has."""
+    """Raise ValueError if `token_ids` is empty or contains an id outside the vocabulary."""
     if not token_ids:
         raise ValueError("a prompt needs at least one token")
     if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
@@ -35,5 +35,5 @@ def prepare(
         if cache.enabled:
             hashes += cache.hash_blocks(piece, root, hashes[-1] if hashes else None, extras, len(hashes))
         if start + size < len(token_ids):
-            time.sleep(0)  # whoever waits for the interpreter has it now
+            time.sleep(0)  # lets waiting threads take the GIL
     return PreparedPrompt(token_ids, root, hashes, media)

@@ -24,11 +24,11 @@ STATES = {
     SleepLevel.AWAKE: "awake",
     SleepLevel.HOST: "weights_offloaded",
     SleepLevel.DROPPED: "discard_all",
-}  # vLLM's words
+}  # as in vLLM
 
 
 class RunnerFactory(Protocol):
-    """Builder of a runner after sleep."""
+    """Factory that builds a runner again after sleep."""
 
     async def build(self) -> Runner:
         """Build a runner for the same model, rows and blocks as the first. Raises the errors of starting an engine."""
@@ -68,8 +68,8 @@ class SleepingRunner:
 
 
 class Sleeping:
-    """Sleep of an engine. `after_s`: idle seconds before it sleeps by itself, or None. `wake`: makes the engine's loop check
-    again."""
+    """Sleep state of an engine. `after_s`: idle seconds before it sleeps by itself, or None. `wake`: makes the engine's loop
+    check for work."""
 
     def __init__(
         self, runner_factory: RunnerFactory | None, after_s: float | None, wake: Callable[[], None], clock: Callable[[], float],
@@ -83,13 +83,13 @@ class Sleeping:
         self._call_later = call_later or asyncio.get_running_loop().call_later
         self._alarm: asyncio.TimerHandle | None = None
         self._last_used_s = clock()
-        self._wanted: SleepLevel | None = None  # what somebody asked for and has not got
-        self._changed: asyncio.Future[None] | None = None  # tells who asked
+        self._wanted: SleepLevel | None = None  # the requested level, until it is reached
+        self._changed: asyncio.Future[None] | None = None  # completes when the requested level is reached or fails
 
-    # --- who asks -------------------------------------------------------------------------------------------------
+    # --- for callers ----------------------------------------------------------------------------------------------
 
     async def become(self, level: SleepLevel) -> None:
-        """Return when the engine has reached `level`, which it does when it is idle. A later call replaces an earlier one.
+        """Wait until the engine has reached `level`, which happens when it is idle. A later call replaces an earlier one.
 
         Raises SleepError."""
         if self._runner_factory is None:
@@ -97,7 +97,7 @@ class Sleeping:
                 "this engine cannot sleep: it was built without model files, so it could not reload the model"
             )
         if level is self.level is SleepLevel.AWAKE:
-            self._tell()  # who wanted it to sleep is overruled
+            self._tell()  # a pending request to sleep is cancelled
             return
         self._wanted = level
         if self._changed is None:
@@ -107,7 +107,7 @@ class Sleeping:
         await asyncio.shield(changed)
 
     def used(self) -> None:
-        """A request came, or ended."""
+        """Restart the idle time, because a request arrived or ended."""
         self._last_used_s = self._clock()
 
     # --- the engine's loop ----------------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ class Sleeping:
         return self.level is not SleepLevel.AWAKE and self._wanted is SleepLevel.AWAKE
 
     async def rest(self, take_runner: Callable[[], Runner]) -> None:
-        """Sleep if it is time or requested, or set an alarm. Call when there is nothing to do. `take_runner` gives the
-        runner away."""
+        """Sleep if it was requested or the idle time is over; otherwise set an alarm. Call it when the engine is idle.
+        `take_runner` returns the runner to close."""
         wanted = self._wanted
         if wanted is None and self._is_late():
             wanted = SleepLevel.HOST
@@ -130,7 +130,7 @@ class Sleeping:
         self._set_alarm()
 
     async def wake(self) -> Runner:
-        """Raises what building does; it still sleeps then."""
+        """Build and return a new runner. If this fails, the engine stays asleep and the error is raised."""
         assert self._runner_factory is not None, "it fell asleep"
         began_s = time.monotonic()
         try:
@@ -186,4 +186,4 @@ class Sleeping:
             changed.set_result(None)
         else:
             changed.set_exception(error)
-            changed.exception()  # seen, should nobody wait for it any more
+            changed.exception()  # marks the exception as retrieved, in case no caller waits for it

@@ -18,17 +18,17 @@ from typing import Any, Self
 
 from runtime.api import FinishReason, Output, Take, TokenLogprobs, TokenWriter, WriterOf
 
-STREAMS_A_TURN = 64  # handed over at once, half a millisecond; then the loop looks for what else there is
-WRITERS_A_TURN = 256  # the same of those that are written at once
+STREAMS_A_TURN = 64  # streams per turn, about half a millisecond; other callbacks run between turns
+WRITERS_A_TURN = 256  # writers per turn, likewise
 
 
-# For `TokenWriter.write_all`, and for when it could not: the writer and its ids; the stream, and the request's index in it.
+# Arguments of `TokenWriter.write_all` (writer and ids), and the stream and request index for ids that were not written.
 _ToWrite = tuple[TokenWriter, list[int], "EngineTokenStream", int]
 
 
 class StreamNotifier:
-    """Queue of streams with news for `hand_to` readers, and of ids for their writers, in order of arrival. Ids are written
-    first; a stream has no ids queued after such news."""
+    """Queue of streams with new Outputs, and of ids for writers, in order of arrival. Ids are written first; a stream with
+    queued Outputs has no queued ids."""
 
     def __init__(self) -> None:
         self._streams: list[EngineTokenStream] = []
@@ -108,34 +108,35 @@ class EngineTokenStream:
         """Open all requests. `notifier`: shared by all streams of an engine; None: a private one. `left`: called with all
         requests that the reader left early, once all of them have ended."""
         self.held_s = 0.0
-        self._since_s = 0.0  # since when something waits for a reader that is busy; 0 while nothing does
-        self._ended: list[int] = []  # whose last Output has not been dealt with
+        self._since_s = 0.0  # time since which Outputs wait for a busy reader; 0 if none wait
+        self._ended: list[int] = []  # requests whose last Output was read but not yet reported
         self._end = end
         self._delivered = delivered
         self._left = left
         self._clock = clock
         self._interval = interval
-        self._silent = set(range(num_requests))  # of which nothing has come yet
-        self._open = set(range(num_requests))  # may still produce something
-        self._fresh: dict[int, Output] = {}  # since the last read
-        self._unwritten: dict[int, list[int]] = {}  # ids that writers did not take, which come before those in `_fresh`
-        self._prompts: dict[int, list[TokenLogprobs]] = {}  # until the first Output
+        self._silent = set(range(num_requests))  # requests without any Output so far
+        self._open = set(range(num_requests))  # requests that have not ended
+        self._fresh: dict[int, Output] = {}  # Outputs since the last read, by request
+        self._unwritten: dict[int, list[int]] = {}  # ids that writers did not write; they precede those in `_fresh`
+        self._prompts: dict[int, list[TokenLogprobs]] = {}  # prompt logprobs, until the first Output
         self._create_future = asyncio.get_running_loop().create_future
         self._reader: asyncio.Future[Callable[[], Awaitable[None]] | None] | None = None
         self._notifier = notifier or StreamNotifier()
-        self._take: Take | None = None  # while it is not busy with what it was given
-        self._is_due = False  # to be handed over
+        self._take: Take | None = None  # the reader's function, while it is not busy
+        self._is_due = False  # whether it is queued in the notifier
         self._writer_of: WriterOf | None = None
-        self._writers: dict[int, TokenWriter | None] = {}  # of those of which something has come
+        self._writers: dict[int, TokenWriter | None] = {}  # writers of requests with a first Output
 
     # --- the engine's side ----------------------------------------------------------------------------------------
 
     def hold_prompt_logprobs(self, index: int, more: list[TokenLogprobs]) -> None:
-        """The next of the prompt's; the request's first Output will have them all."""
+        """Append prompt log-probabilities of request `index`, which its first Output will contain."""
         self._prompts.setdefault(index, []).extend(more)
 
     def put_ids(self, index: int, token_ids: list[int]) -> bool:
-        """Give ids that bring nothing else to a writer. Return False where there is none, or earlier Outputs wait."""
+        """Queue ids for the request's writer, if no earlier Output waits. Return False if they must be passed to `put`
+        instead."""
         if self._take is None or self._is_due or self._fresh:
             return False
         writer = self._writers.get(index)
@@ -145,7 +146,8 @@ class EngineTokenStream:
         return True
 
     def not_written(self, index: int, token_ids: list[int], error: Exception | None) -> None:
-        """Give ids that a writer did not take to the reader, before all that came since."""
+        """Deliver ids that a writer could not write to the reader, before all later ids. With `error`, end the reader
+        instead."""
         if error is not None and self._take is not None and self._reader is not None:
             self._fail(self._reader, error)
             return
@@ -154,13 +156,13 @@ class EngineTokenStream:
             self.put(Output(index, []))
 
     def put(self, output: Output) -> None:
-        """The stream owns it from now on."""
+        """Add an Output for the reader, or merge it into the waiting one. The stream may modify `output` afterwards."""
         index, finish = output.index, output.finish
         if index not in self._open:
             return
         before = self._fresh.get(index)
         if before is None:
-            if self._reader is None and not self._fresh:  # a reader that waits costs no look at the clock
+            if self._reader is None and not self._fresh:  # an idle reader needs no clock call
                 self._since_s = self._clock()
             self._fresh[index] = output
         else:
@@ -196,7 +198,7 @@ class EngineTokenStream:
             if self._left is not None:
                 self._left(left)
         self._tell_delivered()
-        # These have the stream: so it goes with its last reader, and not when somebody looks for cycles.
+        # Holds the stream's requests, so that reference counting frees the stream without the cycle collector.
         self._delivered = self._writer_of = None
         self._writers.clear()
 
@@ -204,14 +206,14 @@ class EngineTokenStream:
         return self
 
     async def __anext__(self) -> list[Output]:
-        if self._ended and not self._fresh:  # all that has ended was read
+        if self._ended and not self._fresh:  # all ended requests were read
             self._tell_delivered()
         if not self._fresh:
             if not self._open:
                 raise StopAsyncIteration
             self._reader = self._create_future()
             await self._reader
-            if not self._fresh:  # woken by the stop of the last one
+            if not self._fresh:  # woken by `stop` of the last request
                 raise StopAsyncIteration
         return self._taken()
 
@@ -227,7 +229,7 @@ class EngineTokenStream:
         return [*fresh.values()]
 
     async def hand_to(self, take: Take, writer_of: WriterOf | None = None) -> None:
-        """See `TokenStream`; wakes no task for a step."""
+        """Call `take` with all Outputs, as in `TokenStream`, without waking a task in each step."""
         self._writer_of = writer_of if self._interval == 1 else None
         while self._fresh or self._open:
             if self._fresh:
@@ -246,7 +248,7 @@ class EngineTokenStream:
             self._tell_delivered()
 
     def hand_over(self) -> None:
-        """Give the reader what there is, unless it is busy, has left, or has had it meanwhile."""
+        """Pass the waiting Outputs to the reader, unless it is busy, has left, or has them already."""
         self._is_due = False
         take, reader = self._take, self._reader
         if take is None or reader is None or reader.done():
@@ -265,7 +267,7 @@ class EngineTokenStream:
             self._tell_delivered()
 
     def _handed(self, take: Take) -> Callable[[], Awaitable[None]] | None:
-        """Return what `take` returns for all Outputs. Writers may go on where it was done at once."""
+        """Return the result of `take` for all waiting Outputs. If it is None, writers may be used again."""
         outputs = self._taken()
         rest = take(outputs)
         if rest is None and self._writer_of is not None:
@@ -316,5 +318,5 @@ class EngineTokenStream:
                 self._notifier.add(self)
             return
         reader, self._reader = self._reader, None
-        if reader is not None and not reader.done():  # done: the reader was cancelled where it waited
+        if reader is not None and not reader.done():  # done: the waiting reader was cancelled
             reader.set_result(None)

@@ -35,13 +35,13 @@ class DecodeTurns:
         self._num_turns = 0
 
     def record(self, sequences: Iterable[Sequence]) -> None:
-        """Note that these decode in the step being decided, and others rest."""
+        """Record that `sequences` decode in the step being scheduled, and other sequences pause."""
         self._num_turns += 1
         for sequence in sequences:
             sequence.last_turn = self._num_turns
 
     def shared(self, decodes: Several[Sequence]) -> Turns:
-        """Return the turns of `decodes`."""
+        """Return the selection of `decodes` for the next step."""
         requests: dict[bytes | None, dict[int, list[Sequence]]] = {}  # rows by caller and group
         for sequence in decodes:
             requests.setdefault(sequence.request.caller, {}).setdefault(sequence.group, []).append(sequence)
@@ -50,7 +50,7 @@ class DecodeTurns:
         share = min(shares.values(), default=0)
         if all(sum(map(len, groups.values())) == share for groups in requests.values()):
             return Turns(decodes, len(decodes), decodes, frozenset())
-        places: list[tuple[int, int, Sequence]] = []  # of each row among its caller's, and when it had its last turn
+        places: list[tuple[int, int, Sequence]] = []  # place among the caller's rows, last turn, row
         for groups in requests.values():
             ranks = [
                 (rank, sequence.last_turn, sequence.number, sequence)
@@ -75,12 +75,11 @@ class DecodeTurns:
 
 
 def request_key(sequence: Sequence) -> RequestKey:
-    """Return the caller and the group of the sequence."""
     return sequence.request.caller, sequence.group
 
 
 def num_requests(requests: Set[RequestKey], narrowest: Iterable[Sequence]) -> int:
-    """Return how many requests `narrowest` share steps with. All requests of one caller count as one beside another caller's."""
+    """Return the number of `requests` that share steps with `narrowest`. If all are of one other caller, they count as one."""
     callers = {caller for caller, _ in requests}
     if len(callers) == 1 and any(one.request.caller not in callers for one in narrowest):
         return 1

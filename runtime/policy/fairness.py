@@ -30,19 +30,19 @@ class Policy(Protocol):
         ...
 
     def waits(self, sequence: Sequence) -> None:
-        """Note that the sequence arrived or was preempted. It is not in the list of waiting ones yet."""
+        """Called when the sequence arrived or was preempted, before it is added to the waiting list."""
         ...
 
     def starts(self, sequence: Sequence) -> None:
-        """Note that the sequence waits no longer, and runs."""
+        """Called when a waiting sequence starts to run."""
         ...
 
     def ends(self, sequence: Sequence) -> None:
-        """Note that the sequence ended, running or waiting."""
+        """Called when the sequence ended, running or waiting."""
         ...
 
     def computes(self, sequence: Sequence, num_tokens: int) -> None:
-        """Note that a step computes `num_tokens` of the sequence's prompt."""
+        """Called when a step computes `num_tokens` of the sequence's prompt."""
         ...
 
     def next_waiting(self, waiting: Several[Sequence]) -> int:
@@ -50,8 +50,8 @@ class Policy(Protocol):
         ...
 
     def next_prompt(self, prompts: Several[Sequence]) -> int:
-        """Return the index of the prompt that continues first. `prompts`, running sequences in the middle of theirs, is not
-        empty."""
+        """Return the index of the prompt that continues first. `prompts`: running sequences with partly computed prompts,
+        not empty."""
         ...
 
     def overtakes(self, waiting: Sequence, prompt: Sequence) -> bool:
@@ -60,7 +60,7 @@ class Policy(Protocol):
 
 
 class FirstCome:
-    """Order of arrival."""
+    """Policy that serves sequences in order of arrival."""
 
     def order(self, sequence: Sequence) -> tuple[int, int]:
         return 0, sequence.number
@@ -88,20 +88,20 @@ class FirstCome:
 
 
 class Priority(FirstCome):
-    """Order of priorities, the smallest first, then of arrival."""
+    """Policy that serves sequences by ascending priority value, then in order of arrival."""
 
     def order(self, sequence: Sequence) -> tuple[int, int]:
         return sequence.request.priority, sequence.number
 
 
 class Fair(FirstCome):
-    """Equal shares of tokens for callers; requests of a caller in the order of arrival."""
+    """Policy that gives callers equal shares of tokens, and serves each caller's requests in order of arrival."""
 
     def __init__(self) -> None:
-        self._counters: dict[bytes | None, float] = {}  # by caller, since somebody began to wait
-        self._waiting: dict[bytes | None, list[int]] = {}  # by caller: numbers in order, never none
-        self._started: dict[int, Sequence] = {}  # by number: those that run
-        self._counted: dict[int, int] = {}  # by number: output tokens that have been counted, of those that run
+        self._counters: dict[bytes | None, float] = {}  # by caller; empty while no sequence waits
+        self._waiting: dict[bytes | None, list[int]] = {}  # by caller: sorted sequence numbers, never an empty list
+        self._started: dict[int, Sequence] = {}  # running sequences by number
+        self._counted: dict[int, int] = {}  # by number: counted output tokens of running sequences
 
     def waits(self, sequence: Sequence) -> None:
         self._stop(sequence)

@@ -1,13 +1,13 @@
-"""Step budget: how many prompt tokens a step may hold beside decodes. Pure: it gets the load, and decides.
+"""Step budget: the number of prompt tokens that a step may hold together with decodes. Pure functions of the load.
 
-Prompt tokens in a step delay running streams; prompt tokens left out delay new requests. At a given throughput the two delays
-have one sum (Little's law), and the budget divides it:
+Prompt tokens in a step delay running streams; prompt tokens left out delay new requests. At a given throughput the sum of the two
+delays is fixed (Little's law), and the budget divides it:
 - While prompts are computed in time, a step takes half of `max_itl_s`.
 - If waiting prompts would take longer than `target_ttft_s`, the step grows with them, up to `max_itl_s`.
-- On a platform with a `Slowdown`, where each row costs about what it costs alone, a step is also bounded by the time of its
-  decodes alone. So a single stream has no gaps of many times its own. Then decodes of wide requests take turns
+- On a platform with a `Slowdown`, where rows of a step cost nearly as much as alone, the time of a step is also limited to a
+  multiple of its decodes' time. This bounds the gaps of a single stream. Decodes of wide requests then alternate
   (`decode_turns.py`).
-- Prompts get half as long as the decodes of the step take, at least, so they always progress."""
+- Prompts get at least half as much time as the decodes of the step, so they always progress."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from typing import NamedTuple
 from runtime.batch import ScheduledBatch
 from runtime.policy.step_cost import LearnedCost, StepCost
 
-# Share of a prompt token's cost at the start that it costs at least: small steps make tokens look cheaper than in large ones.
-# All of it where a step has a slowdown: kernels that serve a dozen rows in one pass over the weights need two for one row more.
+# Minimum cost of a prompt token, as a share of its cost at start-up: small steps make tokens look cheaper than in large ones.
+# The full cost with a slowdown: kernels for a dozen rows in one pass over the weights need two passes for one more row.
 _LEAST_OF_MEASURED = 2 / 3
 _BESIDE_PROMPTS = 1.5  # minimum time of a step with prompts, in times of its decodes
-_SHARED = 32  # steps, of which one is for the narrowest decodes alone, so that their time is known
-_FIRST_ROWS, _GROWTH = 4, 2  # decodes that take turns: at first, and growth over the most rows of any step
+_SHARED = 32  # one in so many steps has the narrowest decodes only, to measure their time
+_FIRST_ROWS, _GROWTH = 4, 2  # alternating decodes: initial number, and growth factor over the most rows observed
 _SURE = 0.95  # share of a step's expected time after which the next step is decided
-_EVERY = 8  # steps without prompts, of which one is observed where no slowdown needs all
+_EVERY = 8  # without a slowdown, one in so many steps without prompts is observed
 WORTHWHILE_TOKENS, SHORTEST_ITL_S, TTFT_PER_ITL = 3072, 0.02, 5.0
 
 
 class Decodes(NamedTuple):
-    """Rows that decode, and their context tokens."""
+    """Number of decoding rows, and of their context tokens."""
 
     num_rows: int
     num_context_tokens: int
@@ -45,7 +45,7 @@ class Load(NamedTuple):
     prompts or share decode steps; all requests of one caller count as one if another caller has a stream."""
 
     num_decodes: int
-    num_context_tokens: int  # of decodes
+    num_context_tokens: int  # context tokens of decodes
     num_waiting_tokens: int
     depth: int = 0
     narrowest: Decodes | None = None
@@ -67,11 +67,12 @@ class StepBudget:
         return most.num_decodes
 
     def is_for_narrowest(self) -> bool:
-        """Return whether the next mixed step is for its narrowest decodes alone. Called if `has_turns`."""
+        """Return whether the next mixed step should contain the narrowest decodes only. Called if `has_turns`."""
         return False
 
     def prompt_tokens(self, load: Load) -> int | None:
-        """Return how many prompt tokens a step may hold beside decodes, at least 1; None: no limit but the step's."""
+        """Return the maximum number of prompt tokens in a step with decodes, at least 1; None: only the step's token limit
+        applies."""
         return None
 
     def decide_after_s(self, batch: ScheduledBatch) -> float:
@@ -80,12 +81,12 @@ class StepBudget:
         return 0.0
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
-        """Note that the step of `batch` took `took_s` seconds."""
+        """Learn from the step of `batch`, which took `took_s` seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedBudget(StepBudget):
-    """Fixed number of prompt tokens beside decodes, whatever their time; None: no limit."""
+    """Budget with a fixed number of prompt tokens in steps with decodes; None: no limit."""
 
     num_tokens: int | None
 
@@ -95,8 +96,8 @@ class FixedBudget(StepBudget):
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Maximum time of a mixed step, in times of the narrowest decodes alone: beside one request, or the requests of one other
-    caller; and beside any number of requests."""
+    """Maximum time of a mixed step, as a multiple of the time of its narrowest decodes. `by_one`: with one other request, or
+    only requests of one other caller. `by_many`: with more requests."""
 
     by_one: float
     by_many: float
@@ -112,8 +113,8 @@ class Lead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlatformSteps:
-    """Defaults of a platform. `longest_itl_s`: maximum of the default goal. `least_tokens`: prompt tokens below which a step does
-    not pay. `lead`: None decides the next step as soon as one begins."""
+    """Defaults of a platform. `longest_itl_s`: upper bound of the default `max_itl_s`. `least_tokens`: fewer prompt tokens
+    in a step are not worth it. `lead`: None schedules the next step as soon as one begins."""
 
     longest_itl_s: float
     least_tokens: int
@@ -131,8 +132,8 @@ class Goals:
     def resolve(
         cls, max_itl_s: float | None, target_ttft_s: float | None, token_s: float, platform: PlatformSteps
     ) -> Goals:
-        """Return the goals as given. The default `max_itl_s` is the time of WORTHWHILE_TOKENS prompt tokens, within the platform's
-        bounds; the default `target_ttft_s` is five times that."""
+        """Return the goals, with defaults for None. The default `max_itl_s` is the time of WORTHWHILE_TOKENS prompt tokens,
+        within the platform's bounds. The default `target_ttft_s` is TTFT_PER_ITL times `max_itl_s`."""
         slowdown = None
         if max_itl_s is None:
             max_itl_s = min(max(WORTHWHILE_TOKENS * token_s, SHORTEST_ITL_S), platform.longest_itl_s)
@@ -141,7 +142,8 @@ class Goals:
 
 
 class TimedBudget(StepBudget):
-    """Prompt tokens that keep `goals`, by the learned cost of steps; at least `least`, as far as a slowdown allows."""
+    """Budget that keeps `goals` by the learned cost of steps. It allows at least `least` prompt tokens, unless a slowdown
+    forbids it."""
 
     def __init__(self, cost: StepCost, goals: Goals, *, least: int = 1, lead: Lead | None = None) -> None:
         self.goals = goals
@@ -191,7 +193,7 @@ class TimedBudget(StepBudget):
         cost, least_s = self.learned.cost, self.learned.assumed.token_s
         if self.goals.slowdown is None:
             least_s *= _LEAST_OF_MEASURED
-        else:  # if rows take less than at the start, where other work had the cores, tokens do, too
+        else:  # if rows are faster than at start-up, when other processes used the cores, so are tokens
             least_s *= min(1.0, self.learned.alone_factor(1))
         token_s = max(cost.token_s + load.depth * cost.pair_s, least_s)
         return int(self.learned.prompts_within(step_s, load.num_decodes, load.num_context_tokens) / token_s)
@@ -199,7 +201,7 @@ class TimedBudget(StepBudget):
     def decide_after_s(self, batch: ScheduledBatch) -> float:
         lead, cost = self._lead, self.learned.cost
         if lead is None or cost.base_s + cost.token_s * batch.num_tokens < 2 * lead.step_s:
-            return 0.0  # the step ends before its time has been computed
+            return 0.0  # the step ends before its time could be computed
         return max(0.0, _SURE * self.learned.expected_s(batch) - lead.step_s - lead.row_s * len(batch.rows))
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:

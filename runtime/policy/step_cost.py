@@ -1,11 +1,11 @@
-"""Step cost: the expected time of a step, from its contents, and how that is learned from past steps. No clock of its own.
+"""Step cost: the expected time of a step, from its contents, learned from past steps. No clock of its own.
 
-The time of a step is the sum of its parts. A GPU reads weights while it computes prompts, so these two add up as powers:
-`overlap` 1 is one after the other, as on a few cores; 1.3 fits 0.6B and 8B on an H200 from 1 row to 8,192 tokens within 6 %.
+The time of a step is the sum of its parts. A GPU reads weights while it computes prompts, so these two times add up as powers:
+`overlap` 1 is the plain sum, as on a few cores; 1.3 fits 0.6B and 8B on an H200 from 1 row to 8,192 tokens within 6 %.
 
-Two things are learned, both as factors on what was assumed at the start. Decodes have a factor for each number of rows, from
-steps without prompts. Prompts have one factor, from what steps with prompts take beyond their decodes. So an error about prompts
-never makes decodes look longer, which would allow longer steps."""
+Two kinds of factors on the cost assumed at start-up are learned. Decodes have a factor for each number of rows, from steps
+without prompts. Prompts have one factor, from the time of mixed steps beyond their decodes. So an error in the cost of
+prompts never makes decodes look longer, which would allow longer steps."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MEMORY = 16  # steps with prompts whose mean is the factor of prompts
 _LATELY = (
     16  # steps of a number of rows, whose lower quartile is their factor: other work on the machine makes steps longer
 )
-_MOST_ODD = 3.0  # maximum ratio of a step's time to the expected time, either way, that is learned from
-_MOST_OF_PROMPTS = 2.0  # the same for the time of its prompts
+_MOST_ODD = 3.0  # maximum ratio, in both directions, of a step's time to the expected one; other steps are ignored
+_MOST_OF_PROMPTS = 2.0  # likewise for the time of the prompts
 
 
 class TimedSteps(NamedTuple):
-    """Times measured at the start, in seconds: the smallest step, each further token of a long prompt, and each decoding row."""
+    """Times measured at start-up, in seconds: the smallest step, each further token of a long prompt, and each decoding row."""
 
     base_s: float
     token_s: float
@@ -58,7 +58,8 @@ class StepCost:
 
     @classmethod
     def assumed(cls, timed: TimedSteps, kv_share: float = 0.0) -> StepCost:
-        """Return the cost by times of the start. `kv_share`: bytes of a token in the KV cache per byte of the weights."""
+        """Return the cost from times measured at start-up. `kv_share`: bytes of a token in the KV cache per byte of the
+        weights."""
         base_s, token_s, row_s = timed
         context_s = base_s * max(kv_share, 1e-7)
         pair_s, scored_s = token_s / _PAIRS_PER_TOKEN, (SCORED_COST - 1) * token_s
@@ -68,11 +69,9 @@ class StepCost:
         return cls(base_s, token_s, row_s, context_s, pair_s, scored_s, overlap=1.0)
 
     def decode_s(self, num_rows: int, num_context: int) -> float:
-        """Return the time of a step without prompts."""
         return self.base_s + self.row_s * num_rows + self.context_s * num_context
 
     def prompts_s(self, contents: _Contents) -> float:
-        """Return the time of the prompts in a step, computed alone."""
         return (
             self.token_s * contents.num_tokens + self.pair_s * contents.num_pairs + self.scored_s * contents.num_scored
         )
@@ -83,20 +82,20 @@ class LearnedCost:
 
     def __init__(self, assumed: StepCost, *, every: int = 1) -> None:
         self.assumed = assumed
-        self.most_rows = 0  # in any observed step
+        self.most_rows = 0  # most rows of any observed step
         self._every = every
-        self._num_decodes = 0  # steps without prompts
+        self._num_decodes = 0  # number of steps without prompts
         self._lately: dict[
             int, deque[float]
         ] = {}  # factors of steps without prompts, by bit length of their number of rows
-        self._alone: dict[int, float] = {}  # the lower quartile of each
-        self._beside: dict[int, float] = {}  # for numbers of rows that only steps with prompts had
+        self._alone: dict[int, float] = {}  # lower quartile of each
+        self._beside: dict[int, float] = {}  # likewise for row counts that only mixed steps had
         self._prompts = 1.0
-        self._num_prompts = 0  # steps with prompts
+        self._num_prompts = 0  # number of steps with prompts
 
     @property
     def cost(self) -> StepCost:
-        """The cost as learned, for a step with a single decode."""
+        """The learned cost, for a step with a single decode."""
         one, decode, prompt = self.assumed, self.alone_factor(1), self._prompts
         return replace(
             one, base_s=one.base_s * decode, row_s=one.row_s * decode, context_s=one.context_s * decode,
@@ -104,30 +103,30 @@ class LearnedCost:
         )  # fmt: skip
 
     def alone_factor(self, num_rows: int) -> float:
-        """Return the learned factor of steps without prompts: that of fewer rows where these were not observed, else of more."""
+        """Return the learned factor of steps without prompts for `num_rows`. If it was not observed, use fewer rows, else
+        more."""
         known, size = self._alone, num_rows.bit_length()
         if not known:
             return 1.0
         return known[max((each for each in known if each <= size), default=min(known))]
 
     def alone_s(self, num_rows: int, num_context: int) -> float:
-        """Return the time of a step without prompts, by steps without prompts only."""
+        """Return the expected time of a step without prompts, learned from steps without prompts only."""
         return self.alone_factor(num_rows) * self.assumed.decode_s(num_rows, num_context)
 
     def decode_s(self, num_rows: int, num_context: int) -> float:
-        """Return the time of a step without prompts."""
+        """Return the expected time of a step without prompts, learned from all steps."""
         return self._decode_factor(num_rows) * self.assumed.decode_s(num_rows, num_context)
 
     def _decode_factor(self, num_rows: int) -> float:
         return self._beside.get(num_rows.bit_length()) or self.alone_factor(num_rows)
 
     def prompts_within(self, step_s: float, num_rows: int, num_context: int) -> float:
-        """Return the time of prompts, computed alone, that keep a step with these decodes within `step_s`."""
+        """Return the maximum time of prompts, computed alone, that keeps a step with these decodes within `step_s`."""
         base_s = self._decode_factor(num_rows) * self.assumed.base_s
         return _difference(step_s - (self.decode_s(num_rows, num_context) - base_s), base_s, self.assumed.overlap)
 
     def expected_s(self, batch: ScheduledBatch) -> float:
-        """Return the expected time of the step of `batch`."""
         return self._expected_s(_contents(batch))
 
     def _expected_s(self, contents: _Contents) -> float:
@@ -165,8 +164,8 @@ class LearnedCost:
             self._learn_prompts(contents, self.prompts_within(took_s, num_rows, contents.num_context))
 
     def _is_about_decodes(self, contents: _Contents, expected_s: float) -> bool:
-        """Return whether the cost of decodes is the likely error about a step with prompts: they are most of it, and steps with so
-        many of them alone were not observed."""
+        """Return whether an unexpected time of a mixed step is likely due to its decodes: they dominate it, and steps of as
+        many rows without prompts were not observed."""
         if contents.num_scored or contents.num_rows.bit_length() in self._alone:
             return False
         return 2 * self.decode_s(contents.num_rows, contents.num_context) > expected_s
@@ -180,7 +179,8 @@ class LearnedCost:
 
 
 class _Contents(NamedTuple):
-    """Rows that decode or end a prompt, context tokens of the former, prompt tokens, their pairs, and those with logprobs."""
+    """Contents of a step: rows that decode or end a prompt, context tokens of decodes, prompt tokens, their attention pairs,
+    and prompt tokens with logprobs."""
 
     num_rows: int
     num_context: int
@@ -208,10 +208,10 @@ def _contents(batch: ScheduledBatch) -> _Contents:
 
 
 def _difference(sum_s: float, one_s: float, overlap: float) -> float:
-    """Return the time that adds up with `one_s` to `sum_s`; 0 where nothing is left."""
+    """Return the time whose overlapping sum with `one_s` is `sum_s`, or 0."""
     return (sum_s**overlap - one_s**overlap) ** (1 / overlap) if sum_s > one_s else 0.0
 
 
 def _sum(one_s: float, other_s: float, overlap: float) -> float:
-    """Return the time of two things that overlap."""
+    """Return the total time of two parts that overlap."""
     return float((one_s**overlap + other_s**overlap) ** (1 / overlap))

@@ -21,12 +21,12 @@ _TILES = (
     (2048, 256),
     (1024, 128),
     (0, _TILE),
-)  # tokens of a step, and what it is cut to: as graphs are captured
+)  # token counts of steps, and the multiple to which they are reduced, as for captured graphs
 
 
 class Queues(NamedTuple):
-    """The sequences when a step is decided. `wanted`: tokens that each of `running` could compute. `num_could_start`: free rows.
-    `hit_share`: expected share of prefix cache hits in waiting tokens."""
+    """The sequences when a step is scheduled. `wanted`: tokens that each of `running` could compute. `num_could_start`: free
+    rows. `hit_share`: expected share of prefix cache hits in waiting tokens."""
 
     running: Several[Sequence]
     wanted: list[int]
@@ -36,7 +36,7 @@ class Queues(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """The plan of a step. `budget`: its tokens. `extra_room`: tokens that it may compute on trial. `scored_cost`: cost of a prompt
+    """Plan of a step. `budget`: its tokens. `extra_room`: maximum number of draft tokens. `scored_cost`: cost of a prompt
     token with logprobs, in tokens."""
 
     num_decodes: int
@@ -46,8 +46,7 @@ class StepPlan(NamedTuple):
 
 
 def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
-    """Return the tokens of a step with `num_decodes` and `num_prompt_tokens`, without those that would only begin another tile of
-    the matrix units."""
+    """Return the token count of a step, reduced so that the last matrix tile is full unless the step is small."""
     total = num_decodes + num_prompt_tokens
     return (
         total if num_prompt_tokens < 2 * _TILE else total - total % next(tile for size, tile in _TILES if total >= size)
@@ -55,12 +54,12 @@ def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
 
 
 def _is_answering(sequence: Sequence) -> bool:
-    """Return whether the sequence has begun to answer and continues, even if it waits for a mask or ids now."""
+    """Return whether the sequence has begun to generate and continues, even while it waits for a mask or ids in flight."""
     return bool(sequence.output_ids or sequence.num_in_flight) and sequence.num_tokens < sequence.max_tokens_total
 
 
 class StepPolicy:
-    """Plans steps. `budget`: prompts beside decodes. `max_num_tokens`: maximum of any step."""
+    """Planner of steps. `budget`: limit of prompt tokens in steps with decodes. `max_num_tokens`: token limit of any step."""
 
     def __init__(self, budget: StepBudget, max_num_tokens: int) -> None:
         self.budget = budget
@@ -68,7 +67,7 @@ class StepPolicy:
         self._turns = DecodeTurns()
 
     def plan(self, queues: Queues) -> StepPlan:
-        """Plan a step. Decodes that rest in it get 0 in `queues.wanted`."""
+        """Plan a step. Decodes that pause in it get 0 in `queues.wanted`."""
         wanted = queues.wanted
         turns, alone = self._take_turns(queues) if self.budget.has_turns else (None, False)
         num_decodes, num_again, num_prompts = wanted.count(1), 0, 0
@@ -90,11 +89,11 @@ class StepPolicy:
                 scored_cost = max(1, min(SCORED_COST, mixed))
         return StepPlan(
             num_decodes, budget, (budget - num_decodes - num_again) // 2, scored_cost
-        )  # prompts move on, too
+        )  # prompts also progress
 
     def _take_turns(self, queues: Queues) -> tuple[Turns, bool]:
-        """Return the turns of decodes, and whether only the narrowest decode, without prompts. Sequences that rest in this step get
-        0 in `queues.wanted`."""
+        """Return the selection of decodes, and whether only the narrowest ones decode, without prompts. Sequences that pause
+        in this step get 0 in `queues.wanted`."""
         running, wanted, budget = queues.running, queues.wanted, self.budget
         turns = self._turns.shared(
             [

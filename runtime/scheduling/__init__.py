@@ -1,1 +1,1 @@
-"""Parts of the scheduler: the lines of sequences, the rows of a step, and what steps bring back."""
+"""Parts of the scheduler: queues of sequences, rows of a step, and settling of step results."""

@@ -1,4 +1,4 @@
-"""Sequences that have not finished: those waiting in line, and those running with a row and blocks."""
+"""Sequences that have not finished: those in the waiting queue, and those running with a row and blocks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from runtime.sequence import Sequence, Status
 
 
 class Sequences:
-    """Waiting and running sequences, in the policy's order, and the rows of the device tables. The two lists keep their
-    identity."""
+    """Waiting and running sequences, in the policy's order, and the free rows of the device tables. The two list objects are
+    never replaced."""
 
     def __init__(self, num_rows: int, blocks: SequenceBlocks, policy: Policy) -> None:
         self._blocks = blocks
         self._policy = policy
         self._by_number: dict[int, Sequence] = {}
-        self.find = self._by_number.get  # a sequence by its number, None where it has finished
+        self.find = self._by_number.get  # returns a sequence by its number, None if it has finished
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.free_rows = list(range(num_rows - 1, -1, -1))
@@ -40,13 +40,13 @@ class Sequences:
         insort(self.running, sequence, key=self._policy.order)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Put a running sequence back in line, for lack of blocks."""
+        """Move a running sequence back to the waiting queue, because blocks are needed."""
         self.suspend(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
 
     def suspend(self, sequence: Sequence) -> None:
-        """Put a running sequence back in line, to be computed again. Ids still in flight arrive later and are kept."""
+        """Move a running sequence back to the waiting queue; it will be recomputed. Ids in flight arrive later and are kept."""
         self.running.remove(sequence)
         self._give_back(sequence)
         sequence.status = Status.WAITING
@@ -54,7 +54,7 @@ class Sequences:
         self._wait(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence, whatever it was doing: its row and blocks are free when this returns."""
+        """End a waiting or running sequence. Its row and blocks are free when this returns."""
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
             self._give_back(sequence)

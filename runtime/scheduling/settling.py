@@ -1,4 +1,4 @@
-"""Settling: takes what a step brought into its sequences, and corrects counts that were reserved for the most."""
+"""Settling: adds the results of a step to its sequences, and corrects counts that were reserved for the maximum."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from runtime.sequence import Sequence, Status
 
 
 class Settled(NamedTuple):
-    """Result of a step for a sequence: its sampled token ids, or what was pooled, and how it ended, if it did. `place`:
-    index among the step's sampling or pooling rows."""
+    """Result of a step for a sequence: new token ids or pooled values, and the finish reason if it ended. `place`: index
+    among the step's sampling or pooling rows."""
 
     sequence: Sequence
     token_ids: list[int]
@@ -22,7 +22,7 @@ class Settled(NamedTuple):
     pooled: memoryview | None = None
 
 
-_made = tuple.__new__  # of a named tuple: in a third of the time that its class takes
+_made = tuple.__new__  # creates a named tuple in a third of the constructor's time
 
 
 def settle(
@@ -31,14 +31,14 @@ def settle(
     tokens: Several[list[int]],
     pooled: Several[memoryview | None],
 ) -> list[Settled]:
-    """Take in what each sampling and each pooling row of `batch` gained, in row order. Sequences that end here are finished; what
-    they sampled behind their end is dropped. A row that gained nothing computes its last token again."""
+    """Add the results of the sampling and pooling rows of `batch`, in row order, to their sequences. Sequences that end are
+    finished; tokens after their end are dropped. A row without a token computes its last token again."""
     sampling, find, settled = batch.sampling_rows, sequences.find, []
     for place, (row, token_ids) in enumerate(zip(sampling, tokens, strict=True)):
         sequence, work = find(row.number), row.work
         if sequence is None:
-            continue  # it ended while this step ran: tokens too many were computed
-        if work is SAMPLE and len(token_ids) == 1 and not sequence.learns:  # as nearly all
+            continue  # it ended while this step ran, so its tokens are surplus
+        if work is SAMPLE and len(token_ids) == 1 and not sequence.learns:  # the usual case
             token_id, num_known = token_ids[0], sequence.num_known_tokens + 1
             if token_id not in sequence.ending_ids and num_known < sequence.max_tokens_total:
                 sequence.num_in_flight -= 1
@@ -75,13 +75,15 @@ def settle(
 
 
 def roll_back(sequence: Sequence, num_tokens: int) -> None:
-    """Count `num_tokens` fewer than were reserved. A sequence that has been preempted meanwhile starts over anyway."""
+    """Reduce the computed tokens of `sequence` by `num_tokens`, which were reserved in excess. No effect on preempted
+    sequences."""
     if not any([claim.rewinds() for claim in sequence.claims]) and sequence.row is not None:  # noqa: C419 - each is asked
         sequence.num_computed_tokens -= num_tokens
 
 
 def _end_with(sequences: Sequences, sequence: Sequence, token_id: int) -> FinishReason:
-    """End it with `token_id`, which is its last token; but where it failed, or wanted none, it has no further one."""
+    """Finish the sequence with its last token `token_id`. The token is not appended if its logits were not finite or
+    max_tokens is 0."""
     if token_id == NOT_FINITE:
         finish = FinishReason.ERROR
     elif not sequence.sampling.max_tokens:
@@ -95,7 +97,7 @@ def _end_with(sequences: Sequences, sequence: Sequence, token_id: int) -> Finish
 
 
 def forget(sequences: Sequences, batch: ScheduledBatch) -> None:
-    """Take back what was counted for `batch`, which did not run, and preempt its sequences."""
+    """Undo the counts of `batch`, which did not run, and preempt its sequences."""
     for row in batch.rows:
         sequence = sequences.find(row.number)
         if sequence is None:
