@@ -41,11 +41,8 @@ def _read(word: str) -> Any:
 
 
 def systems(wanted: dict[str, Any], model: str, files: ModelFiles) -> Iterator[System]:
-    """Yield oneloop, then the systems of --beside."""
+    """Yield the systems of --beside, then oneloop: while it captures CUDA graphs, torch cannot draw random weights."""
     tokens, device, threads = wanted["tokens"], wanted["device"], wanted["threads"]
-    options = {"device": device, **({} if device == "cuda" else {"threads": threads})}
-    options |= DEFAULTS[device] | engine_options(wanted["engine_options"])
-    yield Oneloop(model, tokens, options)
     for name in wanted["beside"]:
         if name == "transformers":
             yield Transformers(files, tokens, device)
@@ -53,6 +50,9 @@ def systems(wanted: dict[str, Any], model: str, files: ModelFiles) -> Iterator[S
             yield FasterWhisper(files.path, threads, wanted["compute_type"])
         else:
             yield WhisperCpp(Path(wanted["ggml"]), threads)
+    options = {"device": device, **({} if device == "cuda" else {"threads": threads})}
+    options |= DEFAULTS[device] | engine_options(wanted["engine_options"])
+    yield Oneloop(model, tokens, options)
 
 
 def emit_floor(config: dict[str, Any], device: str) -> None:
