@@ -1,1 +1,1 @@
-"""Constraints on what a sequence may draw next: matchers on threads, token masks, and deferred sampling where a mask is late."""
+"""Constraints on sampled tokens: matchers on threads, token masks, and deferred sampling for late masks."""

@@ -1,8 +1,8 @@
-"""Deferred sampling: rows left out of their step's sampling, since their masks were late, until they can be sampled by themselves.
+"""Deferred sampling: rows whose masks are late are left out of their step's sampling and sampled separately later.
 
-Their logits are kept, so nothing is computed twice: the state of a recurrent layer could not take it. But those behind drafts
-are not: a row whose masks are late gains one token. One that ends or is preempted meanwhile is not sampled: by then its place
-in the device tables may be another's."""
+Their logits are kept, so nothing is computed twice, which recurrent states would not permit. Logits after draft tokens are
+not kept: a row with late masks gains one token. A sequence that ends or is preempted meanwhile is not sampled, since its row
+may belong to another sequence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DeferredSampling:
         self._snapshots.append(replace(snapshot, batch=defer(self._scheduler, snapshot.batch)))
 
     def take_ready(self) -> tuple[ForwardOutput, ScheduledBatch] | None:
-        """Take those rows of one step whose masks have come, to be sampled now."""
+        """Remove and return the rows of one step whose masks are ready, with the step's logits; None if there are none."""
         current = partial(is_current, self._scheduler)
         self._snapshots = [snapshot for snapshot in self._snapshots if any(map(current, snapshot.batch.rows))]
         for snapshot in self._snapshots:
@@ -40,8 +40,8 @@ class DeferredSampling:
 
 
 def defer(scheduler: Scheduler, sampling: ScheduledBatch) -> ScheduledBatch:
-    """Note that `sampling`, split off its step, comes later, when all steps before that one have settled. Until then its
-    sequences have nothing to compute and are in no step. Return what is to be sampled then: ids on trial are given up."""
+    """Mark the rows of `sampling`, which was split off its step, as deferred: their sequences are not scheduled until they
+    are sampled. Return the batch to sample later, without draft tokens."""
     rows = []
     for row in sampling.rows:
         sequence, work = scheduler.sequences.find(row.number), row.work
@@ -66,7 +66,7 @@ def is_current(scheduler: Scheduler, row: ScheduledRow) -> bool:
 
 
 def resume(scheduler: Scheduler, sampling: ScheduledBatch) -> None:
-    """Note that `sampling`, which was deferred and is current, is under way."""
+    """Count the samples of `sampling`, a deferred batch that is now launched, as in flight."""
     for row in sampling.rows:
         if (sequence := scheduler.sequences.find(row.number)) is not None:
             sequence.num_in_flight += 1

@@ -1,12 +1,12 @@
-"""MaskMaker: matchers of constrained sequences, and the masks that their next draws require.
+"""MaskMaker: runs the matchers of constrained sequences and computes the token masks of their next samples.
 
-Matchers run on their own threads, never on the event loop, and in parallel if the library releases the GIL. A mask that is
-slower than its forward pass is late: only its own sequence waits for it, and the sequence ends if the mask takes longer than
+Matchers run on their own threads, never on the event loop, and in parallel if the library releases the GIL. A mask that takes
+longer than its forward pass is late: only its own sequence waits for it. The sequence ends if the mask takes longer than
 LIMIT_S.
 
 Sampled tokens are recorded as they settle and passed to the matchers when the next mask is needed, so a preempted sequence
-loses nothing. Draft tokens are passed as well, for the mask after each draft, and rolled back. Independent of grammars and
-of steps."""
+loses nothing. Draft tokens are passed as well, for the mask after each one, and rolled back. Independent of grammars and
+steps."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from runtime.constrain.masks import allows, mask_of, mask_of_set, num_words, onl
 from runtime.sequence import Forced, Sequence
 from runtime.step import GpuEvent, MaskWords, RowMasks
 
-LIMIT_S = 1.0  # for a mask, of which a usual one takes ten microseconds and a bad one ten milliseconds
-GRACE_S = 0.002  # at least, however short the forward pass: a thread that wakes up late is no reason to draw twice
-MASKS_PER_THREAD = 8  # fewer than that are done before another thread has woken
+LIMIT_S = 1.0  # per mask; a usual one takes ten microseconds and a slow one ten milliseconds
+GRACE_S = 0.002  # minimum time before a mask is late: a thread that wakes up late should not cause a second sampling
+MASKS_PER_THREAD = 8  # fewer masks are done before a second thread has woken
 USUAL_THREADS = max(2, min(8, os.cpu_count() or 1))
-MAX_FORCED = 16  # tokens that are looked ahead for as long as each is the only one
-MAX_THREADS = 32  # with those that slow masks hold
+MAX_FORCED = 16  # maximum number of forced tokens to look ahead
+MAX_THREADS = 32  # including threads blocked by slow masks
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Sequence `number` samples no more: it is complete (STOP), its constraints cannot be kept (INVALID), or one failed (ERROR)."""
+    """End of sequence `number`: it is complete (STOP), its constraints cannot be met (INVALID), or a matcher failed (ERROR)."""
 
     number: int
     finish: FinishReason
@@ -48,13 +48,13 @@ class Ended:
 
 class MaskMaker:
     def __init__(self, model: ModelInfo, late_one_made: Callable[[], None], *, looks_ahead: bool = False) -> None:
-        """Prepare masks for `model`. `late_one_made` is called on the loop at least once after the last of several late
-        masks. With `looks_ahead`, tokens that a grammar forces are stored in `Sequence.forced`."""
+        """Create a mask maker for `model`. `late_one_made`: called on the event loop after late masks are ready, at least
+        after the last. `looks_ahead`: store tokens that a grammar forces in `Sequence.forced`."""
         self._looks_ahead = looks_ahead
         self._num_words = num_words(model.vocab_size)
         self._eos_token_ids = model.eos_token_ids
         self._late_one_made = late_one_made
-        self._sequences: dict[int, _Constraint] = {}  # by the sequence's number
+        self._sequences: dict[int, _Constraint] = {}  # by sequence number
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="oneloop-masks")
 
     def add(self, sequence: Sequence) -> None:
@@ -64,7 +64,7 @@ class MaskMaker:
             )
 
     def note(self, number: int, token_ids: Several[int]) -> None:
-        """Note that `token_ids` of sequence `number` have settled."""
+        """Record that `token_ids` of sequence `number` have settled."""
         constraint = self._sequences.get(number)
         if constraint is not None:
             constraint.fresh_ids.extend(token_ids)
@@ -75,14 +75,14 @@ class MaskMaker:
             constraint.mask.give_up("it has ended")
 
     async def make(self, rows: Several[ScheduledRow], computed: Callable[[], GpuEvent]) -> None:
-        """Make masks for what these rows sample next, everything their sequences sampled having been noted. Returns when all are
-        there, or when what they are for has been `computed` and some are late: those will be there later."""
+        """Compute masks for the next samples of `rows`, whose earlier samples are recorded. Return when all masks are ready,
+        or when the step is `computed` and some masks are late; these continue on their threads."""
         queue = deque(mask for row in rows if (mask := self._wanted(row)) is not None)
         masks = tuple(queue)
         jobs = [self._run(queue) for _ in range(min(USUAL_THREADS, -(-len(queue) // MASKS_PER_THREAD)))]
         if jobs:
             await asyncio.wait(jobs, timeout=GRACE_S)
-        if queue:  # behind a slow one
+        if queue:  # the rest waits behind a slow mask
             jobs += [self._run(deque([mask])) for mask in _emptied(queue)]
             await asyncio.wait(jobs, timeout=GRACE_S)
         under_way = [job for job in jobs if not job.done()]
@@ -94,12 +94,12 @@ class MaskMaker:
             self._watch(mask)
 
     def has_mask(self, number: int) -> bool:
-        """Return whether the mask is ready. Also True for an ended sequence, whose samples are discarded."""
+        """Return whether the mask is ready. True also for an ended sequence, whose samples are discarded."""
         constraint = self._sequences.get(number)
         return constraint is None or (constraint.mask is not None and constraint.mask.made is not None)
 
     def take(self, rows: Several[ScheduledRow]) -> tuple[RowMasks, list[Ended]]:
-        """The masks of `rows`, all of which are there; and the sequences that sample no more, whose masks allow all."""
+        """Return the masks of `rows`, all of which are ready, and the sequences that end, whose masks allow all tokens."""
         words: list[MaskWords] = []
         owners: list[int] = []
         ended: list[Ended] = []
@@ -121,7 +121,7 @@ class MaskMaker:
         self._threads.shutdown(wait=False)
 
     def _wanted(self, row: ScheduledRow) -> _Mask | None:
-        """Return the mask to make; None if it is in progress or no longer needed."""
+        """Return a new mask to compute for `row`, or None if it is in progress or no longer needed."""
         constraint = self._sequences.get(row.number)
         if constraint is None or constraint.mask is not None:
             return None
@@ -135,7 +135,7 @@ class MaskMaker:
         return asyncio.get_running_loop().run_in_executor(self._threads, _make_all, queue)
 
     def _watch(self, mask: _Mask) -> None:
-        """Ends a sequence whose mask takes too long; but to wait for a thread is not its fault."""
+        """End the sequence of a mask that takes longer than LIMIT_S. Time spent waiting for a thread does not count."""
         if mask.made is not None:
             return
         left_s = LIMIT_S if mask.begun_s is None else mask.begun_s + LIMIT_S - time.monotonic()
@@ -150,8 +150,8 @@ class _Constraint:
     def __init__(self, sequence: Sequence, words: int, eos_token_ids: frozenset[int], *, looks_ahead: bool) -> None:
         params = sequence.sampling
         self.sequence = sequence
-        self.fresh_ids: list[int] = []  # settled, and not yet shown to the matchers
-        self.mask: _Mask | None = None  # for the next draw, once it is wanted
+        self.fresh_ids: list[int] = []  # settled tokens that the matchers have not received
+        self.mask: _Mask | None = None  # mask of the next sample, once requested
         self._num_words = words
         self._looks_ahead = looks_ahead
         self._matchers: tuple[TokenMatcher, ...] | None = None
@@ -165,8 +165,8 @@ class _Constraint:
         return mask
 
     def masks(self, draft_ids: Several[int]) -> _Made | Ended:
-        """Return the masks for the next draw and for draws after drafts, up to the first draft that is not allowed or ends
-        the text."""
+        """Return the masks for the next sample and for samples after draft tokens, up to the first draft token that is not
+        allowed or ends the text."""
         if self._matchers is None:
             self._matchers = tuple(make() for make in self.sequence.sampling.matchers)
         fresh_ids, self.fresh_ids = self.fresh_ids, []
@@ -179,7 +179,7 @@ class _Constraint:
         masks, forced = [mask], None
         if draft_ids or (self._looks_ahead and only_token(mask) is not None):
             take_back = [matcher.checkpoint() for matcher in self._matchers]
-            with contextlib.suppress(Exception):  # about something that the sequence may never draw
+            with contextlib.suppress(Exception):  # draft tokens may never be sampled, so their errors do not matter
                 self._go_on(masks, draft_ids, self._matchers)
                 if self._looks_ahead:
                     forced = self._forced(masks[-1], self.sequence.num_output_tokens + len(masks) - 1, self._matchers)
@@ -188,7 +188,8 @@ class _Constraint:
         return _Made(np.stack(masks), forced=forced)
 
     def _forced(self, mask: MaskWords | Ended, start: int, matchers: tuple[TokenMatcher, ...]) -> Forced | None:
-        """Return the tokens from position `start` on that are the only allowed ones. `mask` is the mask of position `start`."""
+        """Return the tokens from position `start` on at which only one token is allowed. `mask`: the mask of position
+        `start`."""
         ids: list[int] = []
         while len(ids) < MAX_FORCED and not isinstance(mask, Ended):
             token_id = only_token(mask)
@@ -201,7 +202,7 @@ class _Constraint:
         return Forced(start, tuple(ids)) if ids else None
 
     def _go_on(self, masks: list[MaskWords], draft_ids: Several[int], matchers: tuple[TokenMatcher, ...]) -> None:
-        """Append those behind drafts to `masks`, which has the one before them."""
+        """Append the masks after each of `draft_ids` to `masks`, whose last entry is the mask before them."""
         for num, token_id in enumerate(draft_ids, self.sequence.num_output_tokens + 1):
             if token_id in self._ends or not allows(masks[-1], token_id):
                 return
@@ -213,7 +214,7 @@ class _Constraint:
             masks.append(mask)
 
     def _mask(self, matchers: tuple[TokenMatcher, ...], num_tokens: int) -> MaskWords | Ended:
-        """Return the mask after `num_tokens` tokens."""
+        """Return the mask after `num_tokens` output tokens, combined over all matchers, or the end of the sequence."""
         mask = np.full(self._num_words, -1, dtype=np.int32)
         for matcher in matchers:
             allowed = matcher.allowed()
@@ -235,13 +236,13 @@ class _Constraint:
 
 class _Made(NamedTuple):
     words: MaskWords  # [masks, words]
-    end: Ended | None = None  # then `words` allows all
+    end: Ended | None = None  # if set, `words` allows all tokens
     forced: Forced | None = None
 
 
 class _Mask:
-    """Masks of a sequence's next draw and of draws after its drafts. A thread computes them into `made`, unless the loop
-    cancels first."""
+    """Masks of a sequence's next sample and of samples after its draft tokens. A thread computes them into `made`, unless
+    the loop cancels first."""
 
     def __init__(self, constraint: _Constraint, draft_ids: tuple[int, ...], words: int) -> None:
         self._constraint = constraint
@@ -259,8 +260,8 @@ class _Mask:
         return None if self.made is None else self.made.forced
 
     def behind(self, draft_ids: tuple[int, ...]) -> MaskWords:
-        """Return masks [masks, words] for the row's current `draft_ids`, which may differ from those that the masks were
-        requested for."""
+        """Return masks [masks, words] for the row's current `draft_ids`, which may differ from those for which the masks
+        were computed."""
         assert self.made is not None
         pairs = zip(self._draft_ids, draft_ids, strict=False)
         num_equal = next((num for num, (one, other) in enumerate(pairs) if one != other), len(draft_ids))
@@ -274,12 +275,12 @@ class _Mask:
             made = self._constraint.masks(self._draft_ids)
         except ConstraintError as error:
             made = Ended(self._constraint.sequence.number, FinishReason.INVALID, str(error))
-        except BaseException as error:  # a library's panic is no Exception
+        except BaseException as error:  # panics of libraries are not Exceptions
             made = Ended(self._constraint.sequence.number, FinishReason.ERROR, f"a constraint failed: {error}")
         self.made = self._ended(made) if isinstance(made, Ended) else made
 
     def give_up(self, error: str) -> None:
-        """Discard the mask; a running matcher finishes without effect."""
+        """Discard the mask and end the sequence with `error`; a running matcher finishes without effect."""
         self.made = self._ended(Ended(self._constraint.sequence.number, FinishReason.ERROR, error))
 
     def _ended(self, end: Ended) -> _Made:
@@ -292,7 +293,7 @@ def _make_all(queue: deque[_Mask]) -> None:
 
 
 def _emptied(queue: deque[_Mask]) -> Iterator[_Mask]:
-    """One after another, while others may take some as well."""
+    """Remove and yield the entries of `queue`, which threads may empty at the same time."""
     with contextlib.suppress(IndexError):
         while True:
             yield queue.popleft()
@@ -307,5 +308,5 @@ async def _either(*awaited: Coroutine[None, None, object]) -> None:
 
 
 async def _passed(event: GpuEvent) -> None:
-    with contextlib.suppress(Exception):  # whoever samples with it gets the exception
+    with contextlib.suppress(Exception):  # the sampling raises the exception
         await event.wait()

@@ -20,22 +20,22 @@ T = TypeVar("T")
 
 
 class Engine(Protocol):
-    """Parts of the engine that masked sampling uses."""
+    """Interface of the engine for masked sampling."""
 
     def enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
         """Return the result of `enqueue()`; None if it failed and the requests of `batch` have ended."""
         ...
 
     def end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
-        """End sequence `number`, if it has not ended, and tell its reader."""
+        """End sequence `number`, if it has not ended. Its stream receives `reason` and `error`."""
         ...
 
     def wake(self) -> None:
-        """A mask has come for a row that was deferred."""
+        """Make the engine's loop check for work, because the mask of a deferred row is ready."""
         ...
 
     def note_deferred(self, sampling: ScheduledBatch) -> None:
-        """The masks of its rows were late."""
+        """Record that the masks of these rows were late."""
         ...
 
 
@@ -46,7 +46,7 @@ class MaskedSampling:
         self._deferred = DeferredSampling(scheduler, mask_maker)
 
     async def sample(self, output: ForwardOutput) -> Step | None:
-        """The step that samples `output`, but for rows whose masks are late. All before it has settled."""
+        """Launch the sampling of `output`, except rows whose masks are late. All earlier steps must have settled."""
         batch = output.batch
         masked = batch.masked_rows
         await self._mask_maker.make(masked, output.done)
@@ -54,7 +54,7 @@ class MaskedSampling:
         return self._sample(output, self._defer(output, batch, late) if late else batch)
 
     def sample_deferred(self) -> Step | None:
-        """A step of deferred rows whose masks have come; None where there is none."""
+        """Launch the sampling of deferred rows whose masks are ready; return None if there are none."""
         ready = self._deferred.take_ready()
         return None if ready is None else self._sample(*ready)
 

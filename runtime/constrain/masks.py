@@ -1,4 +1,4 @@
-"""Token masks: a bit for each token of the vocabulary, as `TokenMatcher.allowed` and the sampling tables have them."""
+"""Token masks: one bit for each token of the vocabulary, in the format of `TokenMatcher.allowed` and the sampling tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def allows(mask: MaskWords, token_id: int) -> bool:
 
 
 def only_token(mask: MaskWords) -> int | None:
-    """The one token that may be drawn; None where there are several, or none."""
+    """Return the single allowed token of `mask`, or None if it allows several or none."""
     (words,) = mask.nonzero()
     if len(words) != 1:
         return None

@@ -63,7 +63,7 @@ class StepBudget:
     ending_cost = 0
 
     def num_decodes(self, most: Load) -> int:
-        """Return how many of the decodes of `most` a step may hold. Called if `has_turns`."""
+        """Return the maximum number of decodes in a step under the load `most`. Called if `has_turns`."""
         return most.num_decodes
 
     def is_for_narrowest(self) -> bool:

@@ -1,1 +1,1 @@
-"""Runs scheduled batches: inputs, model, sampler, in order."""
+"""Execution of scheduled batches: inputs, forward pass and sampling, in order."""

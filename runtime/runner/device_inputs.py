@@ -1,8 +1,8 @@
 """Device inputs: tensors that a step reads, at the fixed addresses of captured graphs, filled by one upload and two kernels.
 
 The host packs a step into pinned memory. Several buffers are used in rotation, so a step can be packed while earlier ones
-run. Block tables, computed token counts and last sampled ids live on the device only; positions, slots and lengths are
-computed from them there."""
+run. Block tables, computed token counts and last sampled ids are stored on the device only, which computes positions, slots
+and lengths from them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, seen_acro
 
 _Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
 _Part = list[int] | _Int32s
-_UPDATES = 1 << 14  # table entries of one upload; a step that has more takes several
+_UPDATES = 1 << 14  # table entries per upload; a larger step takes several uploads
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Shape of a captured step. `num_tokens` and `num_rows` include padding. `uniform`: every row decodes one token after
-    what earlier steps wrote. `drafts`: some row has drafts; `adapters`: some row has an adapter."""
+    """Shape of a captured step. `num_tokens` and `num_rows` include padding. `uniform`: every row computes one token and has
+    no new sequence. `drafts`: some row has draft tokens; `adapters`: some row has an adapter."""
 
     num_tokens: int
     num_rows: int
@@ -43,8 +43,8 @@ class StepShape:
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow], *, adapters: bool = False) -> StepShape:
-        """Return the shape without padding. A new row may share blocks that other rows fill in the same step, so its tokens
-        must be stored before they are read; a uniform step does both in one kernel."""
+        """Return the shape without padding. A new row may share blocks that other rows fill in the same step, so its keys
+        and values must be stored before they are read; a uniform step does both in one kernel."""
         uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
         if uniform:
             return cls(len(rows), len(rows), uniform, adapters=adapters)
@@ -60,7 +60,7 @@ def spans_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[int, int, int], ...]:
 
 
 def _by_token(rows: Sequence[ScheduledRow], padded: int) -> _Int32s:
-    """Return [3 * padded]: for each token the row that samples after it, or -1; whether it is a draft; its row."""
+    """Return [3 * padded] int32: for each token the row that samples after it or -1, whether it is a draft token, its row."""
     facts = np.full((3, padded), -1, np.int32)
     owners, guesses, table_rows = facts
     guesses.fill(0)
@@ -75,8 +75,8 @@ def _by_token(rows: Sequence[ScheduledRow], padded: int) -> _Int32s:
 
 
 class DeviceInputs:
-    """Inputs of steps at fixed device addresses. `kv_caches`: the model's. `max_proposed`: drafts of a device drafter per
-    row."""
+    """Inputs of steps at fixed device addresses. `kv_caches`: the model's. `max_proposed`: maximum draft tokens of a row
+    that the device makes."""
 
     def __init__(
         self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, layout: KVLayout, steps_in_flight: int,
@@ -106,15 +106,15 @@ class DeviceInputs:
             block_tables=zeros(torch.int32, *self._updates.shape),
             num_state_tables=layout.num_state_tables, block_size=layout.kernel_block_size,
         )  # fmt: skip
-        # The slot of each row's adapter, and at last none, for padding, whose row is -1; and what the device was told of last.
+        # Adapter slot of each row, with an extra -1 at the end for padding (row -1); and the values that were uploaded last.
         self._adapter_slots = zeros(torch.int32, rows + 1).fill_(-1) if adapters else None
         self._entered_slots = [-1] * rows
         self._rope_deltas = zeros(torch.int64, rows + 1) if axes else None
         self._entered_deltas = [0] * rows
-        # A step with guesses begins with what it says of its tokens: `_by_token`, of each. What ops.unpack reads is behind that.
+        # A step with draft tokens starts with its data by token (`_by_token`). The data that ops.unpack reads follows.
         capacity = 4 * tokens + 4 * rows + 3 * _UPDATES
         self._device_packed = torch.full((capacity,), -1, dtype=torch.int32, device=device)
-        # One more than can be under way: the upload of the oldest has run when its turn comes again.
+        # One more than the steps in flight, so the upload from the oldest buffer has run before the buffer is reused.
         pinned = [
             torch.zeros(capacity, dtype=torch.int32, pin_memory=is_remote(device)) for _ in range(steps_in_flight + 1)
         ]
@@ -138,8 +138,8 @@ class DeviceInputs:
         return self._tensors.sample_positions
 
     def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
-        """Longest contexts first: attention gives each row to blocks in this order, and a long one that came last would run
-        alone."""
+        """Return `rows` with the longest contexts first. Attention processes rows in this order; a long row at the end would
+        run alone."""
         return tuple(sorted(rows, key=lambda row: row.start + row.num_tokens, reverse=True))
 
     def shape_of(self, rows: Sequence[ScheduledRow]) -> StepShape:
@@ -160,7 +160,7 @@ class DeviceInputs:
         return inputs_with_drafts(step.forward, rows, self.num_computed, step.rows, step.query_start_loc)
 
     def upload(self, rows: Sequence[ScheduledRow], shape: StepShape) -> None:
-        """Enqueue everything that `rows` bring, padded to `shape`: what `placed` shows until the next call's work runs."""
+        """Enqueue the upload of all data of `rows`, padded to `shape`. `placed` uses it until the next upload."""
         num_tokens = len(rows) if shape.uniform else sum([row.num_tokens for row in rows])
         _enter(rows, lambda binding: binding.adapter_slot, self._entered_slots, self._adapter_slots)
         _enter(rows, lambda binding: binding.rope_delta, self._entered_deltas, self._rope_deltas)
@@ -180,9 +180,9 @@ class DeviceInputs:
     def placed(self, shape: StepShape, rows: tuple[ScheduledRow, ...] | None) -> StepInputs:
         """Enqueue the computation of positions and slots for the last uploaded step, and return its StepInputs.
 
-        `rows` None: for any rows, as in a captured graph. In a step with drafts every token has logits and is a request of
-        its own for attention, because single queries are faster than a few per row. Recurrent layers still use one state per
-        row."""
+        `rows` None: the inputs of a captured graph, valid for any rows. In a step with draft tokens every token has logits
+        and is a separate request for attention, because single queries are faster than a few per row. Recurrent layers still
+        use one state per row."""
         ops.place_tokens(
             self._tensors, padded_tokens=shape.num_tokens, padded_rows=shape.num_rows, uniform=shape.uniform
         )
@@ -254,7 +254,7 @@ class DeviceInputs:
     def put_drafts(self, rows: Tensor, nth: Tensor, ids: Tensor) -> None:
         places = self._tensors.last_ids
         entries = self._max_num_seqs + rows * self._max_proposed + nth
-        places[torch.where(rows >= 0, entries, len(places) - 1)] = ids  # the last one is for what nobody wants
+        places[torch.where(rows >= 0, entries, len(places) - 1)] = ids  # the last entry receives ids that nothing reads
 
     def behind(self, rows: Tensor, ids: Tensor, offset: Tensor) -> ForwardStep:
         placed = ops.place_behind(self._tensors, rows, offset)
@@ -288,7 +288,7 @@ class DeviceInputs:
         return seen_across(seen, self._num_outputs, len(positions))
 
     def _slots_of_tokens(self, by_row: ops.AttentionMeta, num_tokens: int) -> Tensor:
-        """The slot of each token's adapter, [T] int32, -1 for none and for padding."""
+        """Return the adapter slot of each token, [T] int32; -1 for tokens without an adapter and for padding."""
         assert self._adapter_slots is not None
         return _of_tokens(self._adapter_slots, by_row, num_tokens)
 
@@ -312,7 +312,7 @@ class DeviceInputs:
         return by_axis
 
     def _new_entries(self, rows: Sequence[ScheduledRow]) -> tuple[list[int], list[int], list[int]]:
-        """New entries of the block tables: which of all tables of all rows, index, block id."""
+        """Return new entries of the block tables as three lists: index of table and row, index in the table, and block id."""
         tables: list[int] = []
         indices: list[int] = []
         values: list[int] = []
@@ -327,7 +327,7 @@ class DeviceInputs:
         for row in rows:
             ids.extend(row.token_ids)
             if len(row.token_ids) + len(row.draft_ids) < row.num_tokens:
-                ids.append(-1 - row.row)  # what this row sampled last, which only the device knows
+                ids.append(-1 - row.row)  # stands for the id that this row sampled last, which is on the device only
             if row.guessed_on_device:
                 first = -1 - self._max_num_seqs - self._max_proposed * row.row
                 ids.extend(range(first, first - len(row.draft_ids), -1))
@@ -348,7 +348,7 @@ class DeviceInputs:
 
 
 def _written(parts: Sequence[_Part], to: _Int32s) -> int:
-    """Write them one behind the other; how many numbers they are. Of 512 of a list numpy makes an array in 14 us, this takes 4."""
+    """Copy `parts` into `to` one after another, return the total length. A list of 512 takes 4 us, as a numpy array 14 us."""
     at = 0
     for part in parts:
         if isinstance(part, list):
@@ -389,7 +389,7 @@ def _of_tokens(table: Tensor, by_row: ops.AttentionMeta, num_tokens: int) -> Ten
 def _enter(
     rows: Sequence[ScheduledRow], value_of: Callable[[RowBinding], int], entered: list[int], table: Tensor | None
 ) -> None:
-    """Write values of rows with a new sequence to `table`, if there is one, where they differ from `entered`."""
+    """Write values of the bindings of new sequences to `table`, if it is not None, for rows that differ from `entered`."""
     if table is None:
         return
     changed = []

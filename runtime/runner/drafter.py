@@ -1,6 +1,6 @@
-"""Drafter: makes drafts on the device after each step, in rounds of one draft token per participating row.
+"""Drafter: makes draft tokens on the device after each step, in rounds of one draft token per participating row.
 
-Drafts stay on the device, in `Inputs.draft_ids`, and the next step reads them there. All buffers of a round have fixed
+Draft tokens stay on the device, in `Inputs.draft_ids`, and the next step reads them there. All buffers of a round have fixed
 addresses, so rounds can be captured and replayed; no round depends on the host."""
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from runtime.sample.sampler import Sampler
 
 
 class Drafter:
-    """Makes no drafts: the base of those that do, and the drafter where drafts, if any, come from the host.
+    """Drafter that makes no draft tokens: the base class, and the drafter if they come from the host or are disabled.
 
-    `rounds`: kinds of rounds, which may be captured. `follows`: whether it has a part of its own in steps."""
+    `rounds`: kinds of rounds, which may be captured. `follows`: whether its own layers compute every step."""
 
     rounds: Sequence[Round] = ()
     follows = False
 
     def bind(self, row: int, binding: RowBinding) -> None:
-        """Note that a new sequence has taken `row`. Called before the first step with it is enqueued."""
+        """Called when a new sequence gets `row`, before its first step is enqueued."""
 
     def begin(self, rows: Sequence[ScheduledRow]) -> None:
-        """Prepare for a step of `rows`, all of them bound, that it follows."""
+        """Prepare to follow a step of `rows`, all of which are bound."""
 
     def keep(self, hidden: Any) -> Any:
-        """Return what it will read of the model's hidden states, as before logits are computed of them. Enqueues a copy at most,
-        in steps that it does not follow, too."""
+        """Return the parts of `hidden`, the model's hidden states, that `follow` needs. At most enqueues a copy. Called
+        before logits are computed, also in steps that the drafter does not follow."""
         return None
 
     def follow(self, step: StepInputs, kept: Any) -> None:
-        """Enqueue its own part of a step, which has been sampled, given what it kept. It changes nothing of the step, and uploads
-        nothing."""
+        """Enqueue the drafter's own computation of a step, after sampling, with the result of `keep`. Must not change the
+        step or upload."""
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:
-        """Enqueue the drafts of `rows`, whose step has been sampled."""
+        """Enqueue the rounds that make draft tokens for `rows`, after their step has been sampled."""
 
 
 class ProposalGraphs(Protocol):
@@ -56,7 +56,7 @@ class NoProposalGraphs:
 
 
 class Round:
-    """A kind of round. `compute`: enqueues one for the first rows that want drafts; `graphs`: captured ones."""
+    """One kind of draft round. `compute`: enqueues a round for the first rows of `Wanting`. `graphs`: captured rounds."""
 
     def __init__(self, compute: Callable[[int], None]) -> None:
         self.compute = compute
@@ -68,13 +68,13 @@ class Round:
 
 
 class Wanting:
-    """Rows that get drafts after a step, most drafts first. `number` [1]: index of the current round."""
+    """Rows that get draft tokens after a step, those with most draft tokens first. `number` [1]: index of the current round."""
 
     def __init__(self, inputs: Inputs, sampler: Sampler) -> None:
         self._inputs = inputs
         self._sampler = sampler
         max_num_seqs, device = len(inputs.last_ids), inputs.last_ids.device
-        self._rows = torch.zeros((2, max_num_seqs), dtype=torch.int64, device=device)  # and how many guesses each wants
+        self._rows = torch.zeros((2, max_num_seqs), dtype=torch.int64, device=device)  # rows, and counts
         self._ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
 
@@ -91,17 +91,17 @@ class Wanting:
         return [sum(count > nth for count in counts) for nth in range(counts[0])]
 
     def ids(self, num_rows: int) -> Tensor:
-        """Return the last draft or sampled ids of the first `num_rows`, [num_rows] int64."""
+        """Return the last draft or sampled ids of the first `num_rows` rows, [num_rows] int64."""
         return self._ids[:num_rows]
 
     def rows(self, num_rows: int) -> Tensor:
-        """Return the first `num_rows`, [num_rows] int64, -1 for rows that want no draft token in this round."""
+        """Return the first `num_rows` rows, [num_rows] int64, with -1 for rows without a draft token in this round."""
         rows, counts = self._rows[:, :num_rows]
         return torch.where(self.number < counts, rows, -1)
 
     def draw(self, rows: Tensor, logits: Tensor, positions: Tensor) -> None:
-        """Draw a draft token for each of `rows` from logits [num_rows, V], at positions [num_rows] int64, by the row's own
-        settings and noise. This ends the round."""
+        """Sample a draft token for each of `rows` from logits [num_rows, V], at positions [num_rows] int64, with the row's
+        parameters and noise. This ends the round."""
         ids = self._sampler.guessing().draw(logits, rows.to(torch.int32), positions)
         self._ids[: len(rows)] = ids
         self._inputs.put_drafts(rows, self.number, ids)

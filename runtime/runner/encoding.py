@@ -43,7 +43,7 @@ class _Item:
 
 
 class Encoding:
-    """Call it on the event loop, but for `embedded`."""
+    """Encoder outputs of a runner. All methods except `embedded` are called on the event loop."""
 
     def __init__(self, model: Model, lane: Lane, device: torch.device) -> None:
         self._model = model
@@ -52,7 +52,7 @@ class Encoding:
         self._items: dict[bytes, _Item] = {}
 
     def refuse(self, batch: ScheduledBatch) -> None:
-        """Raises ValueError for work that there is no encoder for."""
+        """Raise ValueError if the batch has encoder work but the model has no encoder."""
         if self._model.encoder is None and any(EMBEDS not in work.item.inputs for work in batch.encoder_work):
             numbers = sorted({work.number for work in batch.encoder_work})
             raise ValueError(f"encoder work for sequences {numbers}: this model has no encoder")
@@ -60,7 +60,7 @@ class Encoding:
     def start(self, batch: ScheduledBatch) -> list[asyncio.Future[None]]:
         """Drop the outputs that the batch evicts, and submit its encoder work.
 
-        Return a future per piece of work, in order, done when its outputs are ready. It raises RowFailed if the item cannot
+        Return one future per EncoderWork, in order, done when its outputs are ready. It raises RowFailed if the item cannot
         be encoded, or the device's error."""
         self.refuse(batch)
         for key in batch.encoder_drops:
@@ -75,7 +75,7 @@ class Encoding:
         return [item.done for item in items]
 
     def _begin(self, items: list[_Item]) -> None:
-        """All of one modality; encoded elsewhere, or none of them."""
+        """Start encoding `items`, which are of one modality and either all or none given as embeddings."""
 
         def encode() -> list[Tensor]:
             wanted = [item for item in items if item.is_wanted]
@@ -100,7 +100,7 @@ class Encoding:
                 item.done.set_result(None)
             return
         is_lost = self._lane.fault_beside(error) is Fault.LOST
-        if len(items) > 1 and not is_lost:  # one of them is to blame, and nobody knows which
+        if len(items) > 1 and not is_lost:  # the failing item is unknown, so each is encoded alone
             for item in items:
                 self._begin([item])
             return
@@ -176,6 +176,6 @@ def _table(step: ForwardStep, row: ScheduledRow, index: int) -> int:
 
 
 def _runs(positions: Int32s) -> Iterator[tuple[int, int]]:
-    """Beginning and end of each run of positions that stand side by side."""
+    """Yield (start, stop) of each run of consecutive positions."""
     for run in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1):
         yield int(run[0]), int(run[-1]) + 1

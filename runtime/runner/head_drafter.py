@@ -1,12 +1,12 @@
-"""HeadDrafter: drafts from layers that read the model's hidden states (`models/draft_head.py`).
+"""HeadDrafter: draft tokens from layers that read the model's hidden states (`models/draft_head.py`).
 
 After each step the head computes the step's tokens, at the same positions and in its own blocks of the same tables. Its input
 is the model's hidden state and the following token, which is in the step or was just sampled. For a chunk of a prompt the host
-supplies the token after the chunk. The output at a row's last token is the first draft; the head's hidden state is the input of
-the next.
+supplies the token after the chunk. The output at a row's last token is the first draft token; the head's hidden state is the
+input of the next.
 
-KV of rejected drafts is overwritten by the step with the right tokens. If a row starts after blocks from the prefix cache,
-the head's KV of the last cached token was computed with the token that followed in the earlier sequence."""
+KV of rejected draft tokens is overwritten by the next step. If a row starts after blocks from the prefix cache, the head's
+KV of the last cached token was computed with the token that followed in the earlier sequence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runtime.sample.sampler import Sampler
 
 
 class HeadDrafter(Drafter):
-    """Drafter by a head. `kv_caches`: the head's own."""
+    """Drafter that uses a draft head. `kv_caches`: the head's own."""
 
     follows = True
 
@@ -42,9 +42,9 @@ class HeadDrafter(Drafter):
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=getattr(torch, head.dtype), device=device)
 
-        self._last = zeros(num_rows + 1, head.hidden_size)  # of each row's last token; and one for nobody's
-        self._hidden = zeros(num_rows, head.hidden_size)  # of those that want guesses: what the next is made of
-        self._known: dict[int, tuple[Sequence[int], Sequence[int]]] = {}  # ids that each row was bound with
+        self._last = zeros(num_rows + 1, head.hidden_size)  # of each row's last token; one unused
+        self._hidden = zeros(num_rows, head.hidden_size)  # hidden states from which the next draft tokens are made
+        self._known: dict[int, tuple[Sequence[int], Sequence[int]]] = {}  # prompt, output ids by row
 
     def bind(self, row: int, binding: RowBinding) -> None:
         self._known[row] = binding.prompt_ids, binding.output_ids
@@ -57,7 +57,7 @@ class HeadDrafter(Drafter):
             self._inputs.last_ids[pieces] = ids
 
     def _behind(self, row: ScheduledRow) -> int | None:
-        """The known token behind those of a row that samples none."""
+        """Return the known token after the row's tokens, if the row does not sample; otherwise None."""
         if isinstance(row.work, Sample):
             return None
         prompt, output = self._known[row.row]
@@ -73,7 +73,7 @@ class HeadDrafter(Drafter):
         forward, starts = step.forward, step.query_start_loc.long()
         rows, num_tokens = step.rows.long(), len(forward.positions)
         known = rows.clamp(min=0)
-        # The last token of each row that is right: with it the row has computed as many as its table says.
+        # Last accepted token of each row: after it the row has computed as many tokens as its table entry.
         last = (
             starts[:-1]
             + self._inputs.num_computed[known]
@@ -81,9 +81,9 @@ class HeadDrafter(Drafter):
             - forward.positions[starts[:-1].clamp(max=num_tokens - 1)]
         )
         last = torch.where(rows >= 0, last, num_tokens).clamp(min=0)
-        next_ids = torch.cat([forward.input_ids.roll(-1), forward.input_ids[:1]])  # and a place for rows that are none
+        next_ids = torch.cat([forward.input_ids.roll(-1), forward.input_ids[:1]])  # the last entry is for padding rows
         next_ids[last.clamp(max=num_tokens)] = self._inputs.last_ids[known]
-        # Adapters are the model's, and so is what it sees: the head reads ids alone, each at its own position.
+        # The head does not use adapters or media embeddings: it reads plain token ids at their positions.
         own = replace(forward, input_embeds=None, adapters=None, rope_positions=None, rope_table=None, deepstack=None)
         own = replace(own, input_ids=next_ids[:-1], hidden_states=self._head.read(kept), kv_caches=self._kv_caches)
         hidden = self._head.forward(own)
@@ -95,9 +95,9 @@ class HeadDrafter(Drafter):
             (self._further if nth else self._first).enqueue(num_rows)
 
     def _guess_first(self, num_rows: int) -> None:
-        """Make the first draft of each row from the hidden state of its last followed token."""
+        """Make the first draft token of each row from the hidden state of its last computed token."""
         rows = self._wanting.rows(num_rows)
-        hidden = self._last[rows]  # the last one where a row wants none
+        hidden = self._last[rows]  # index -1, the unused entry, for rows without a draft token
         self._hidden[:num_rows] = hidden
         positions = self._inputs.num_computed[rows.clamp(min=0)].long() + 1
         self._wanting.draw(rows, self._head.compute_logits(hidden), positions)

@@ -1,6 +1,6 @@
-"""Host tables: the block tables of every row, one for each of a step's tables, as the kernels count blocks.
+"""Host tables: the block tables of all rows on the host, in the kernels' block numbers.
 
-Written in launch order, like everything a step reads. A table of states has one entry a row. Knows numbers, no device."""
+Written in launch order. A table of recurrent states has one entry per row. Has numbers only, no device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Int64s = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Update(NamedTuple):
-    """Change of a block table: `ids` of the entries of `row` from `first_entry` on."""
+    """Update of a block table: the entries of `row` from `first_entry` on become `ids`."""
 
     table: int
     row: int
@@ -27,7 +27,8 @@ class Update(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """A block of the pool is `size` blocks of a layer as kernels count them, each beside `num_sub_slots` - 1 of other layers."""
+    """Mapping of pool blocks to a table. A pool block is `size` kernel blocks, each next to `num_sub_slots` - 1 of other
+    layers."""
 
     table: int
     size: int
@@ -35,12 +36,12 @@ class _Table(NamedTuple):
 
 
 class TableUpdates:
-    """Changes of block tables in the kernels' block numbers. `shape`: [tables, max_num_seqs, entries of the longest]."""
+    """Updates of block tables in the kernels' block numbers. `shape`: [tables, max_num_seqs, maximum entries]."""
 
     def __init__(self, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:
         size = layout.block_size // layout.kernel_block_size
         self.shape = layout.num_tables, max_num_seqs, layout.max_entries(max_model_len)
-        self._tables: list[list[_Table]] = []  # of each group
+        self._tables: list[list[_Table]] = []  # tables of each group of layers
         for group in layout.groups:
             first = sum(map(len, self._tables))
             tables = range(first, first + group.width)
@@ -65,7 +66,7 @@ class TableUpdates:
 
 
 class HostTables:
-    """Block tables on the host: `entries` [tables, max_num_seqs, entries of the longest] int32."""
+    """Block tables on the host: `entries` [tables, max_num_seqs, maximum entries] int32."""
 
     def __init__(self, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:
         self._updates = TableUpdates(layout, max_num_seqs, max_model_len)
@@ -76,16 +77,16 @@ class HostTables:
         self._states = self.entries[first_state:, :, 0]
 
     def write(self, rows: Iterable[ScheduledRow]) -> None:
-        """Enter what `rows` bring."""
+        """Write the new blocks of `rows` to the tables."""
         for table, row, first, ids in self._updates.of(rows):
             self.entries[table, row, first : first + len(ids)] = ids
 
     def slot_mapping(self, token_rows: Int64s, positions: Int64s) -> Int64s:
-        """Return [tables without states, T]: the slots of tokens with these rows and positions, both [T]."""
+        """Return KV slots [tables without states, T] of tokens, given the row and the position of each, both [T]."""
         entries = positions // self._block_size
         blocks = self._flat.take(token_rows * self.entries.shape[2] + entries, axis=1)
         return (blocks - entries) * self._block_size + positions
 
     def states(self, rows: Int64s) -> Int64s | tuple[()]:
-        """Return [tables of states, B]: the state entries of rows [B]."""
+        """Return state entries [tables of states, B] of rows [B]."""
         return self._states.take(rows, axis=1).astype(np.int64) if len(self._states) else ()

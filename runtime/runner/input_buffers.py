@@ -29,7 +29,7 @@ from runtime.runner.step_inputs import (
 
 
 class InputBuffers:
-    """Inputs of steps on a CPU. `kv_caches`: the model's. `max_proposed`: drafts of a drafter per row."""
+    """Inputs of steps on a CPU. `kv_caches`: the model's. `max_proposed`: maximum draft tokens per row from a drafter."""
 
     def __init__(
         self, max_num_seqs: int, max_model_len: int, layout: KVLayout, kv_caches: Sequence[LayerKV] = (),
@@ -46,7 +46,7 @@ class InputBuffers:
         self._num_computed: Int64s = self.num_computed.numpy()  # the same memory
         self._adapter_slots = np.full(max_num_seqs, -1, np.int32)  # by row
         self._rope_deltas = np.zeros(max_num_seqs, np.int64)  # by row
-        self._had_adapters = self._had_deltas = False  # some row, ever: where none has, nobody looks behind a step
+        self._had_adapters = self._had_deltas = False  # whether any row ever had one; otherwise the tables are not read
 
     def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
         return rows
@@ -153,7 +153,7 @@ class InputBuffers:
     def _seen(
         self, by_table: Sequence[ops.AttentionMeta], positions: Int64s, starts: Int64s
     ) -> tuple[ops.AttentionMeta, ...]:
-        """Return attention metadata as layers want it. `starts`: position of each row's first token."""
+        """Return attention metadata in the form that the layers read. `starts`: position of each row's first token."""
 
         def num_pieces(chunk: int) -> int:
             return int(len(starts) + np.sum(positions % chunk == 0) - np.sum(starts % chunk == 0))
@@ -162,7 +162,7 @@ class InputBuffers:
         return seen_across(by_table, self._num_outputs, len(positions))
 
     def _starts(self, rows: Sequence[ScheduledRow], row_ids: Int64s) -> Int64s:
-        """The token at which each row begins, [B]."""
+        """Update the tables with new sequences and restarts, and return the position of each row's first token, [B]."""
         for row in rows:
             if row.binding is not None:
                 self._num_computed[row.row] = row.binding.num_computed
@@ -175,7 +175,7 @@ class InputBuffers:
         return self._num_computed[row_ids]
 
     def _ids(self, rows: Sequence[ScheduledRow], ends: list[int], row_ids: Int64s) -> Int64s:
-        """Known ids and guesses from the batch; the one that a row lacks from what it sampled last."""
+        """Return the step's input ids: known ids, draft tokens, and the last sampled ids of rows that are one id short."""
         flat: list[int] = []
         late_tokens: list[int] = []
         late_rows: list[int] = []
@@ -204,7 +204,7 @@ class InputBuffers:
 
 
 def _int64(values: list[int] | Int64s) -> torch.Tensor:
-    if not len(values):  # a step may be pieces of prompts alone; and kernels refuse the strides of numpy's empty arrays
+    if not len(values):  # a step may have prompt chunks only, and kernels reject the strides of empty numpy arrays
         return torch.empty(0, dtype=torch.int64)
     return torch.from_numpy(np.array(values, np.int64))
 

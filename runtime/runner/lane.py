@@ -1,4 +1,4 @@
-"""Lane: the place where steps are computed in order, and the notification of the event loop. Provided by the platform.
+"""Lane: executes the work of steps in order and notifies the event loop. Provided by the platform.
 
 It is a computing thread, or a device queue that the event loop fills; a runner is independent of the choice."""
 
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """Whole step in progress. `value`, once `done`: result of its work. `idle_before_s`, once `done`: idle time of the
+    """Whole step in progress. Once `done`: `value` returns the result of its work, and `idle_before_s` the idle time of the
     device before it, None if unknown."""
 
     value: Callable[[], Any]
@@ -37,38 +37,38 @@ class Launched(NamedTuple):
 
 
 class Lane(Protocol):
-    """Call it on the event loop."""
+    """Interface of a lane. Called on the event loop."""
 
     def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
-        """Submit the first part of a step; or, where nothing `opens` by it, what comes between the parts of others."""
+        """Submit the first part of a step. `opens` False: submit work between the parts of other steps."""
         ...
 
     def finish(self, work: Callable[[], Any], behind: Part | None = None, *, brief: bool = False) -> Launched:
-        """Submit the rest of a step, or all of it. `brief`: it takes so little that a thread may watch for its end all the time."""
+        """Submit the rest of a step, or all of it. `brief`: the step is so short that a thread may busy-wait for its end."""
         ...
 
     def beside(self, work: Callable[[], Sequence[Tensor]], name: str = "encoder") -> asyncio.Future[Any]:
-        """Submit work that runs beside steps. Work of one `name` runs in order, on a thread of its own.
+        """Submit work that runs in parallel with steps. Work with the same `name` runs in order, on its own thread.
 
         When the future is done, steps submitted later may read the tensors that `work` returned. The future raises errors of
         `work` or of the device."""
         ...
 
     def fault_beside(self, error: BaseException) -> Fault:
-        """Classify an error of work beside steps, as `fault` does."""
+        """Classify an error of `beside` work, as `fault` does."""
         ...
 
     def ids_to_host(self, ids: Tensor) -> Tensor:
-        """Start a copy, in a step's work: its ids [n] int64 on their way to the host, to be read before as many steps more as can
-        be in flight have been launched."""
+        """Start copying a step's ids [n] int64 to the host, within the step's work. The host must read them before as many
+        further steps are launched as can be in flight."""
         ...
 
     def reader(self, read: Callable[[], Any]) -> Callable[[], Any]:
-        """Make a reader, in a step's work: what gives, once the step is done, what `read` makes of tensors on the host."""
+        """Return a function that returns `read()`, which reads host tensors, once the step is done. Called in a step's work."""
         ...
 
     def synchronize(self) -> None:
-        """Wait, on the thread that builds, for all that was computed there."""
+        """Block the building thread until all its computations are done."""
         ...
 
     def fault(self, error: BaseException) -> Fault:
@@ -80,5 +80,5 @@ class Lane(Protocol):
         ...
 
     def stop(self) -> None:
-        """Close it, of a runner that never served."""
+        """Close the lane of a runner that never served."""
         ...

@@ -1,8 +1,8 @@
-"""LookupDrafter: n-gram drafts on the device. A row's draft is the continuation of an earlier occurrence of its last tokens, in
-prompt or output. The host gets draft ids only after verification, so steps with drafts are still launched one ahead.
+"""LookupDrafter: n-gram draft tokens on the device. A row's draft is the continuation of an earlier occurrence of its last
+tokens, in prompt or output. The host gets draft ids only after verification, so steps are still launched one ahead.
 
-It keeps each row's text: the end of the prompt, then accepted drafts and sampled ids, appended by a few small kernels in
-each step."""
+It stores each row's text: the end of the prompt, then accepted and sampled ids, appended by a few small kernels in each
+step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runtime.speculate.gram_index import MAX_PROMPT
 
 
 class LookupDrafter(Drafter):
-    """Drafter by n-grams."""
+    """Drafter that looks up n-grams in the row's own text."""
 
     follows = True
 
@@ -29,8 +29,8 @@ class LookupDrafter(Drafter):
         self._lookup = lookup
         self._inputs = inputs
         (num_rows, self._num), device = inputs.draft_ids.shape, inputs.draft_ids.device
-        width = lookup.max_model_len + self._num + 1  # wrong guesses are written behind the text
-        # The last row and length are nobody's.
+        width = lookup.max_model_len + self._num + 1  # rejected draft tokens are written after the text
+        # The last row and length are for padding.
         self._history = torch.zeros((num_rows + 1, width), dtype=torch.int32, device=device)
         self._lengths = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self._guesses = torch.arange(self._num, device=device)
@@ -39,16 +39,16 @@ class LookupDrafter(Drafter):
         prompt, output = binding.prompt_ids, binding.output_ids
         first = max(0, len(prompt) - MAX_PROMPT)
         ids = np.array([*prompt[first:], *output], np.int32)
-        self._history[row, :first].fill_(-1)  # it held somebody else's text
+        self._history[row, :first].fill_(-1)  # it contained the text of another sequence
         upload(self._history[row, first : first + len(ids)], ids)
         self._lengths[row].fill_(first + len(ids))
 
     def follow(self, step: StepInputs, kept: None) -> None:
-        """Append what rows have gained; the rest of their text came with their binding."""
+        """Append the tokens that rows sampled in this step. Earlier tokens were stored when the rows were bound."""
         inputs, history, nobody = self._inputs, self._history, len(self._lengths) - 1
         known = step.rows.long().clamp(min=0)
         has_sampled = torch.zeros(nobody + 1, dtype=torch.bool, device=history.device)
-        # Not by an index: its True would come from the host, which a captured graph cannot have.
+        # Not by indexing with True, which would be copied from the host, impossible in a captured graph.
         has_sampled.index_fill_(0, torch.where(step.sample_rows >= 0, step.sample_rows, nobody).long(), True)
         samples = (step.rows >= 0) & has_sampled[known]
         rows = torch.where(samples, known, nobody)

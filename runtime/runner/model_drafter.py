@@ -1,9 +1,9 @@
 """ModelDrafter: runs a separate draft model after each step.
 
 The draft model computes every step's tokens like the model, at the same positions and in its own blocks of the same tables.
-So prompts, chunks, prefix cache hits and rejected drafts need no special case. For rows with drafts it then decodes further:
-one token at a time, sampled with the row's own parameters and noise of (seed, position), so a draft most likely equals the
-model's draw. Penalties are omitted, because they count sampled tokens only."""
+So prompts, chunks, prefix cache hits and rejected draft tokens need no special case. For rows that need draft tokens it then
+decodes further: one token at a time, sampled with the row's own parameters and noise of (seed, position), so a draft token
+most likely equals the model's sample. Penalties are omitted, because they count sampled tokens only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from runtime.speculate.config import Lookup
 def drafter_of(
     model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler, lookup: Lookup | None
 ) -> Drafter:
-    """Return the drafter of `model`; one that makes no drafts where `lookup` is None and the model has no draft model or head."""
+    """Return the drafter of `model`. Without `lookup`, a draft model and a draft head, it makes no draft tokens."""
     if lookup is not None:
         return LookupDrafter(lookup, inputs)
     if not isinstance(model, ModelPair):
@@ -38,7 +38,7 @@ def drafter_of(
 
 
 class ModelDrafter(Drafter):
-    """Drafter by a model. `kv_caches`: the draft model's own."""
+    """Drafter that uses a draft model. `kv_caches`: the draft model's own."""
 
     follows = True
 
@@ -51,7 +51,7 @@ class ModelDrafter(Drafter):
         self.rounds = (self._round,)
 
     def follow(self, step: StepInputs, kept: None) -> None:
-        # Adapters are the model's, and so is what it sees: the draft reads ids alone, each at its own position.
+        # The draft model does not use adapters or media embeddings: it reads plain token ids at their positions.
         own = replace(step.forward, input_embeds=None, rope_positions=None, deepstack=None, blocks=())
         self._model.forward(replace(own, kv_caches=self._kv_caches, adapters=None))
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class RankWorker(Worker):
-    """Thread of a rank. `ways`: links of its stage, if there are several. `stage`: set once the exchanged tensors are known."""
+    """Worker thread of a rank. `ways`: links of its stage, if there are several. `stage`: set when the tensors are known."""
 
     def __init__(self, rank: HostRank, ways: Ways | None = None) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class RankWorker(Worker):
         return 0 if self.ways is None else self.ways.number
 
     def has(self, tables: RowTables) -> None:
-        """The runner whose steps it computes has these."""
+        """Set the tables of the runner whose steps this thread computes."""
         if self.stage is not None:
             self.stage.tables = tables
 
     def has_gone(self) -> None:
-        """Fail other ranks that wait for this one within a step."""
+        """Fail the waits of other ranks for this rank, which has ended."""
         rank, where = self.rank, []
         if rank.size > 1:
             where.append(f"rank {rank.number} of {rank.size}")
@@ -46,7 +46,7 @@ class RankWorker(Worker):
             group.end(", ".join(where))
 
     def of_step(self, work: Callable[[], T]) -> Callable[[], T]:
-        """See `Worker`. Every rank is given the same steps in the same order."""
+        """Return `work` wrapped in the meeting of its step, see `Worker`. Every rank gets the same steps in the same order."""
         meeting, stage = self.rank.group.claim(self.rank.number), self.stage
         if stage is None:
             return lambda: self.rank.within(meeting, work)

@@ -1,8 +1,8 @@
-"""The runner: carries a scheduled batch out by putting its collaborators in order, and nothing else.
+"""ModelRunner: executes a scheduled batch by calling its parts in order.
 
-Bind rows, copy blocks, fill inputs; then a captured step, or the model's forward pass, prompt log-probabilities, pooling,
-logits and sampling; then results on their way to the host. Knows neither which model nor which feature it runs, nor on what
-device: where work runs, and how its end is known, is its lane's."""
+Bind rows, copy blocks, fill inputs; then replay a captured step, or run the model's forward pass, prompt log-probabilities,
+pooling, logits and sampling; then copy results to the host. It is independent of model, features and device: the lane
+decides where work runs and how its end is detected."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ NO_OUTPUTS: EncoderOutputs = MappingProxyType({})
 
 
 _NO_IDS = torch.empty(0, dtype=torch.int64)
-_BRIEF = 1024  # tokens of a step whose end is watched for, where nothing else is under way
+_BRIEF = 1024  # steps of fewer tokens are awaited by busy-waiting if nothing else is in flight
 
 
 class Sampled(NamedTuple):
-    """ids [S] int64, the logits [S, V] they were drawn from, the `positions` [S] int64 at which they stand, and the guesses among
-    them, if any."""
+    """Result of sampling: ids [S] int64, their logits [S, V], their positions [S] int64 in the sequences, and the draft
+    tokens in the step, if any."""
 
     ids: Tensor
     logits: Tensor
@@ -54,8 +54,8 @@ class Sampled(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A step up to what its unmasked rows sample, and what others are pooled to. `logits_of`: the rows that have the first logits
-    rows, as in StepInputs; `starts`, `stops`: where those of each begin and end."""
+    """A step after sampling its unmasked rows and pooling. `logits_of`: rows in the order of their logits, as in StepInputs.
+    `starts`, `stops`: range of logits rows of each."""
 
     logits_of: tuple[ScheduledRow, ...]
     sampled: Sampled
@@ -64,14 +64,14 @@ class Computed(NamedTuple):
     prompt_logprobs: PromptLogprobs | None = None
     pooled: Pooled | None = None
     was_captured: bool = False
-    hidden: Any = None  # of a captured step with rows that are pooled: what these read
+    hidden: Any = None  # of a captured step with pooled rows: hidden states for pooling
 
     @classmethod
     def of(
         cls, rows: tuple[ScheduledRow, ...], sampled: Sampled, prompt_logprobs: PromptLogprobs | None = None,
         pooled: Pooled | None = None,
     ) -> Computed:  # fmt: skip
-        """Return the results of `rows`, in order: a logits row each, and one more for each draft."""
+        """Return the results of `rows`, in order. Each row has one logits row, plus one for each draft token."""
         starts: Sequence[int] = range(len(rows))
         stops: Sequence[int] = range(1, len(rows) + 1)
         if sampled.drafts is not None:
@@ -81,7 +81,7 @@ class Computed(NamedTuple):
 
     @classmethod
     def by_token(cls, rows: tuple[ScheduledRow, ...], sampled: Sampled) -> Computed:
-        """Each token of `rows`, in order, has a logits row, of which the last ones of a row are sampled."""
+        """Return the results of `rows` in a step that has logits for every token. The last ones of a row are sampled."""
         stops = list(accumulate(row.num_tokens for row in rows))
         starts = [stop - 1 - num_drafts(row) for row, stop in zip(rows, stops, strict=True)]
         return cls(rows, sampled, starts, stops)
@@ -98,7 +98,7 @@ class Graphs(Protocol):
         ...
 
     def capture_next(self, capturable: Capturable, *, idle: bool) -> asyncio.Future[Any] | None:
-        """See `Runner`."""
+        """Start capturing one missing graph, as `Runner.capture_next` does."""
         ...
 
 
@@ -123,7 +123,7 @@ class ModelRunner:
         self, model: Model, cache: KVCache, inputs: Inputs, sampler: Sampler, lane: Lane, graphs: Graphs,
         lookup: Lookup | None = None, *, pools: bool = False,
     ) -> None:  # fmt: skip
-        """Create a runner. `lookup`: device n-gram drafts. `pools`: captured steps sample nothing, even if the model could."""
+        """Create a runner. `lookup`: n-gram settings for drafts on the device. `pools`: captured steps do not sample."""
         self._model = model
         self._cache = cache
         self._inputs = inputs
@@ -188,7 +188,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> None:
-        """One step without a graph, start to end on the calling thread: for warm-up."""
+        """Run one step without a graph on the calling thread and wait for it. Used for warm-up."""
         rows = self._bound(batch)
         self.compute(self._inputs.fill(rows), rows)
         self._lane.synchronize()
@@ -197,7 +197,7 @@ class ModelRunner:
         self._lane.stop()
 
     def capturable(self, step: StepInputs) -> tuple[Sampled, Any, Callable[[], None] | None]:
-        """Enqueue the capturable part of a step: all except optional outputs of rows, such as logprobs.
+        """Enqueue the part of a step that a graph can contain: everything except optional outputs of rows, such as logprobs.
 
         Return the sampled tokens, the hidden states, and a function that enqueues the drafter's part for a separate graph,
         or None."""
@@ -217,11 +217,11 @@ class ModelRunner:
         kept = self.drafter.keep(hidden) if follows else None
         device = step.forward.positions.device
         samples = any(isinstance(row.work, Sample) for row in rows)
-        logits: Tensor | None = None  # of what is sampled
+        logits: Tensor | None = None  # logits of sampled tokens
 
         def logits_of(tokens: Tensor) -> Tensor:
-            """Return logits of prompt tokens. The first call also computes those that are sampled, since reading the head's
-            weights takes as long for both."""
+            """Return logits of prompt tokens. The first call also computes the logits to be sampled, because the head's
+            weights are then read only once."""
             nonlocal logits
             if logits is not None or not samples or step.logit_tokens is None:
                 return self._model.compute_logits(hidden, tokens)
@@ -269,7 +269,7 @@ class ModelRunner:
         )
 
     def _bound(self, batch: ScheduledBatch) -> tuple[ScheduledRow, ...]:
-        """Return the step's rows after binding new sequences in all tables with per-row state."""
+        """Bind new sequences in all per-row tables, load adapters, copy blocks. Return the step's rows in computing order."""
         rows = self._inputs.arranged(batch.rows)
         for load in batch.adapter_loads:
             assert self._model.adapters is not None
@@ -289,7 +289,7 @@ class ModelRunner:
 
     def _bind(self, row: ScheduledRow, binding: RowBinding) -> None:
         try:
-            if type(row.work) is not Pool:  # of which nothing is ever sampled
+            if type(row.work) is not Pool:  # pooled rows are never sampled
                 self._sampler.bind(row.row, binding)
             self._logprobs.bind(row.row, binding)
             self._pooling.bind(row.row, binding)
@@ -301,7 +301,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def whole(self, batch: ScheduledBatch, outputs: EncoderOutputs = NO_OUTPUTS) -> Outputs:
-        """All of a step whose rows need no mask, on the calling thread. One of block copies alone has no rows."""
+        """Compute a step without masked rows on the calling thread. A step of block copies alone has no rows."""
         if not batch.rows:
             self._bound(batch)
             return Outputs(lambda: StepResult([]), list)
@@ -327,8 +327,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _snapshot(self, batch: ScheduledBatch, computed: Computed) -> Computed:
-        """The logits of `batch`, masked rows that will be sampled later, out of the next step's way; but not those behind drafts,
-        which have been computed for nothing."""
+        """Copy the logits of masked rows that will be sampled later, since the next step overwrites them. Logits after draft
+        tokens are dropped."""
         wanted = {row.row for row in batch.rows}
         chosen = [
             (row, start) for row, start in zip(computed.logits_of, computed.starts, strict=True) if row.row in wanted
@@ -343,7 +343,7 @@ class ModelRunner:
         return Computed.of(rows, Sampled(ids[index], logits[index], positions[index]))
 
     def _sampled_masked(self, batch: ScheduledBatch, computed: Computed, masks: RowMasks) -> Computed:
-        """Masked rows were none of the sampler's so far: counts and last ids learn of their tokens here and only here."""
+        """Sample masked rows with their masks. The sampler skipped them before, so this updates penalty counts and last ids."""
         rows = batch.sampled_by(computed.logits_of)
         if not masks.rows:
             return computed._replace(logits_of=rows)
@@ -359,7 +359,7 @@ class ModelRunner:
         late_rows = index_on(device, sample_rows, torch.int32)
         words = torch.empty(masks.words.shape, dtype=torch.int32, device=device)
         upload(words, masks.words)
-        # As many logits rows as before, of which the sampler skips most: their kernels are compiled, their memory is planned for.
+        # Same number of logits rows, most of them skipped: their kernels are compiled and their memory is planned.
         drawn = self._sampler.sample(
             logits, late_rows, positions, self._inputs.last_ids, drafts,
             Masks(index_on(device, mask_rows, torch.int32), words),
@@ -396,8 +396,8 @@ def read_result(
     batch: ScheduledBatch, rows: tuple[ScheduledRow, ...], spans: tuple[Sequence[int], Sequence[int]], ids: Tensor,
     guesses: Tensor | None, logprobs: StepLogprobs | None, pooled: Pooled | None,
 ) -> StepResult:  # fmt: skip
-    """Return the step's result. `spans`: begin and end of the sampled logits rows of each of `rows`. `guesses`: as in
-    `Drafts.ids`, if only the device knew some. The tensors must be computed."""
+    """Return the step's result. `spans`: start and end of the sampled logits rows of each of `rows`. `guesses`: draft ids as
+    in `Drafts.ids`, if some were only on the device. The tensors must be computed."""
     drawn = ids.tolist()
     if len(drawn) == len(rows):
         tokens = {row.row: [token_id] for row, token_id in zip(rows, drawn, strict=True)}

@@ -1,4 +1,4 @@
-"""StepInputs: tensors that the model and the sampler read in one step, including drafts.
+"""StepInputs: tensors that the model and the sampler read in one step, including draft tokens.
 
 Independent of the device: an `Inputs` fills the tensors."""
 
@@ -39,11 +39,11 @@ class StepInputs(NamedTuple):
 
 
 class Inputs(Protocol):
-    """Fills a step's tensors, and keeps the tables by row that outlive it, all in launch order.
+    """Builder of a step's input tensors, with per-row tables that persist between steps. Called in launch order.
 
-    last_ids [max_num_seqs] int64: what each row sampled last, the next step's input. num_computed [max_num_seqs], integers: how
-    many tokens of it are in the KV cache, as far as steps have been filled; guesses not accepted are taken off later.
-    draft_ids [max_num_seqs, D] int64: what a drafter guesses that follows, of which the next step takes some."""
+    last_ids [max_num_seqs] int64: last sampled id of each row, an input of the next step. num_computed [max_num_seqs],
+    integers: number of its tokens in the KV cache after all filled steps; rejected draft tokens are subtracted later.
+    draft_ids [max_num_seqs, D] int64: draft tokens from a drafter, of which the next step uses some."""
 
     @property
     def last_ids(self) -> Tensor: ...
@@ -57,21 +57,21 @@ class Inputs(Protocol):
         ...
 
     def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
-        """A step of these rows, arranged, as they are: the result is valid until the next step is filled."""
+        """Return the inputs of a step with `rows`, in computing order. They are valid until the next call."""
         ...
 
     def behind(self, rows: Tensor, ids: Tensor, offset: Tensor) -> ForwardStep:
-        """A step of one token for each of `rows` [B] int64, -1 for none, which are the last ones: `ids` [B] int64, which stand
-        `offset` [1] int64 behind the first that is not computed. All on the device; it changes no table."""
+        """Return a step with one more token for each of `rows` [B] int64 (-1: padding, at the end): `ids` [B] int64, at
+        `offset` [1] int64 after the row's first uncomputed position. All tensors stay on the device; no table changes."""
         ...
 
     def put_drafts(self, rows: Tensor, nth: Tensor, ids: Tensor) -> None:
-        """Enter `ids` [B] int64 as guess number `nth` [1] int64 of `rows` [B] int64, -1 for none, all on the device."""
+        """Store `ids` [B] int64 as draft token number `nth` [1] int64 of `rows` [B] int64 (-1: none), all on the device."""
         ...
 
 
 def token_types(rows: Sequence[ScheduledRow]) -> list[int] | None:
-    """The kind of each of the step's tokens, None where all are of kind 0."""
+    """Return the token type of each of the step's tokens, or None if all are 0."""
     given = [row.work.params.token_type_ids if type(row.work) is Pool else None for row in rows]
     if not any(given):
         return None
@@ -82,8 +82,8 @@ def token_types(rows: Sequence[ScheduledRow]) -> list[int] | None:
 
 
 def rope_positions(rows: Sequence[ScheduledRow], positions: Int64s) -> Int64s | None:
-    """Return M-RoPE positions [3, T] of a step's tokens, those of rows without media at `positions` [T]; None if no row has
-    media positions."""
+    """Return M-RoPE positions [3, T] of a step's tokens, or None if no row has media positions. `positions` [T]: for rows
+    without media."""
     if not any(row.media is not None and row.media.rope_positions is not None for row in rows):
         return None
     by_axis = np.repeat(positions[None], 3, axis=0)
@@ -96,8 +96,8 @@ def rope_positions(rows: Sequence[ScheduledRow], positions: Int64s) -> Int64s | 
 def seen_across(
     by_table: Sequence[ops.AttentionMeta], num_outputs: Sequence[int | None], num_tokens: int
 ) -> tuple[ops.AttentionMeta, ...]:
-    """Return attention metadata by block table, where tokens attend to all `num_outputs` outputs of an encoder; None for
-    other tables."""
+    """Return attention metadata by block table. Tables with `num_outputs` are for cross-attention to that many encoder
+    outputs."""
     return tuple(
         meta if num is None else ops.across(meta, num_tokens, num)
         for meta, num in zip(by_table, num_outputs, strict=True)
@@ -120,8 +120,8 @@ def seen_in_chunks(
 
 
 class LogitsRows(NamedTuple):
-    """Logits rows of a step with drafts: rows that sample, `tokens` whose logits are computed, `rows` of these tokens (-1 if
-    the mask is late), and 1 or 0 per token for whether it is a draft."""
+    """Logits rows of a step with draft tokens: the rows that sample; `tokens` whose logits are computed; `rows` of these
+    tokens (-1 if the mask is late); `is_guess`: 1 for each token that is a draft token, else 0."""
 
     logits_of: tuple[ScheduledRow, ...]
     tokens: list[int]
@@ -147,8 +147,8 @@ class LogitsRows(NamedTuple):
 def inputs_with_drafts(
     forward: ForwardStep, rows: Sequence[ScheduledRow], num_computed: Tensor, table_rows: Tensor, query_start_loc: Tensor
 ) -> StepInputs:  # fmt: skip
-    """A step some of whose rows have guesses: logits for each of these too. Uploads, so not in a captured graph. `table_rows`,
-    `query_start_loc`: as in a StepInputs."""
+    """Return the inputs of a step with draft tokens, each of which has logits. It uploads, so it cannot be captured.
+    `table_rows`, `query_start_loc`: as in a StepInputs."""
     device = forward.positions.device
     wanted = LogitsRows.of(rows)
     tokens, is_guess = index_on(device, wanted.tokens), index_on(device, wanted.is_guess)

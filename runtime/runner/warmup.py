@@ -1,4 +1,4 @@
-"""Warm-up: real steps before the first request, so that kernels are compiled and /health speaks of a model that has run."""
+"""Warm-up: runs real steps before the first request, to compile kernels and to let /health report a working model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from runtime.kv.block_table import NewBlocks
 from runtime.kv.layout import KVLayout
 from runtime.models.model import Model
 
-# Asks for everything that a sampler can do. Not for log-probabilities: the kernels behind them are 200 MiB of host memory.
+# Uses all sampler features except log-probabilities, whose kernels take 200 MiB of host memory.
 _PARAMS = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, top_k=5, min_p=0.01, presence_penalty=0.1, seed=0)
 
-POOLED = Pool(PoolingParams(pooling="mean", use_activation=True))  # what a model without a head can be asked
+POOLED = Pool(PoolingParams(pooling="mean", use_activation=True))  # pooling work that models without a head support
 
 
 def work_of(model: Model, *, pools: bool = False) -> Work:
@@ -25,14 +25,14 @@ def work_of(model: Model, *, pools: bool = False) -> Work:
 
 
 def adapter_slots_of(model: Model) -> tuple[int, ...]:
-    """A slot with no adapter and one that may have one, if the model has room for any; the last is the most that a row can be."""
+    """Return the adapter slots for warm-up steps: -1 (no adapter), and 0 if the model supports adapters."""
     return (-1,) if model.adapters is None else (-1, 0)
 
 
 def prompts(
     lengths: list[int], layout: KVLayout, num_blocks: int, work: Work = SAMPLE, adapter_slot: int = -1
 ) -> ScheduledBatch:
-    """One step of whole prompts, in rows 0 and on. With more blocks than there are, they share them."""
+    """Return a step of whole prompts, in rows 0, 1 and so on. They share blocks if there are too few."""
     blocks, rows = count(), []
     for row, length in enumerate(lengths):
         ids, new = (0,) * length, []
@@ -53,10 +53,10 @@ def with_a_short_one(lengths: list[int], max_num_seqs: int) -> list[int]:
 
 
 def next_tokens(batch: ScheduledBatch, num_drafts: int = 0) -> ScheduledBatch:
-    """Return the step after `batch`: one token for each of its rows, the sampled one, and `num_drafts` drafts.
+    """Return the step after `batch`: one token for each of its rows, the sampled one, and `num_drafts` draft tokens.
 
-    The step leaves nothing behind, since tables and blocks are overwritten by their next owners. Rows without sampling
-    continue likewise."""
+    It has no lasting effect, since tables and blocks are overwritten by their next owners. Rows without sampling continue
+    likewise."""
     num_tokens, guesses = 1 + num_drafts, (0,) * num_drafts
     rows = tuple(
         ScheduledRow(

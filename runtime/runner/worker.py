@@ -20,7 +20,7 @@ from runtime.step import WorkerEvent
 
 T = TypeVar("T")
 
-CLOSE_LIMIT_S = 1.0  # for what is being computed when it is closed
+CLOSE_LIMIT_S = 1.0  # time for the running work to end when the worker is closed
 
 
 class _Job(NamedTuple):
@@ -32,12 +32,12 @@ class Worker:
     def __init__(self, name: str = "oneloop-worker") -> None:
         self.num_users = 1
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._untold: deque[_Job] = deque()  # in their order; the one that is being computed is the first
+        self._untold: deque[_Job] = deque()  # in order of submission; the running job is the first
         self._gone = False
-        self._lock = Lock()  # between a thread that ends and whoever brings it something
+        self._lock = Lock()  # guards against submissions while the thread ends
         self._thread = Thread(target=self._compute, name=name, daemon=True)
         self._thread.start()
-        atexit.register(self._end)  # an interpreter that ends may not be met by a thread inside compiled code
+        atexit.register(self._end)  # a thread inside compiled code must not outlive the interpreter
 
     def share(self) -> None:
         """Add a user. The worker ends when the last user has closed it; work of all users runs in order of submission."""
@@ -45,26 +45,24 @@ class Worker:
 
     @property
     def is_busy(self) -> bool:
-        """True while something is computed or queued, as far as the event loop, the caller, knows."""
+        """True while work is running or queued, as known to the event loop."""
         return any(not job.done.done() for job in tuple(self._untold))
 
     def submit(self, work: Callable[[], None]) -> WorkerEvent:
-        """Enqueue and return. Call it on the event loop.
-
-        Raises WorkerGone."""
+        """Enqueue the work of a step and return its event. Called on the event loop. Raises WorkerGone."""
         return WorkerEvent(self.enqueue(self.of_step(work)))
 
     def of_step(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Return `work`, a part of the step being submitted, in the form to run."""
+        """Return `work`, part of the step being submitted, wrapped for the thread."""
         return work
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` for loading and warm-up, which want the result."""
+        """Run `work` on the thread and return its result. For loading and warm-up."""
         result: T = await self.enqueue(work)
         return result
 
     async def close(self, limit_s: float = CLOSE_LIMIT_S) -> bool:
-        """Close after everything submitted has been computed. Return False if that takes longer than `limit_s`."""
+        """Close after all submitted work has run. Return False if that takes longer than `limit_s`."""
         self.num_users -= 1
         if self.num_users:
             return True
@@ -77,7 +75,7 @@ class Worker:
         self._thread.join(limit_s)
 
     def enqueue(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """A future of what `work` gives. Call it on the event loop. Raises WorkerGone."""
+        """Return a future of the result of `work`. Call it on the event loop. Raises WorkerGone."""
         with self._lock:
             if self._gone:
                 raise WorkerGone("the worker thread has ended")
@@ -92,11 +90,11 @@ class Worker:
                 result, error = None, None
                 try:
                     result = job.work()
-                except BaseException as raised:  # a library's panic, or SystemExit, is no Exception
+                except BaseException as raised:  # panics of libraries and SystemExit are not Exceptions
                     error = raised
                 _tell(job, result, error)
                 self._untold.popleft()
-                del job, result, error  # they hold tensors, and the next job may be long in coming
+                del job, result, error  # they hold tensors, and the next job may come late
         finally:
             with self._lock:
                 self._gone = True
@@ -106,11 +104,11 @@ class Worker:
             self.has_gone()
 
     def has_gone(self) -> None:
-        """Called by the thread when it ends, whatever ended it."""
+        """Called by the thread when it ends for any reason."""
 
 
 def _tell(job: _Job, result: Any, error: BaseException | None) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits
+    with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
         job.done.get_loop().call_soon_threadsafe(_complete, job.done, result, error)
 
 
@@ -121,8 +119,8 @@ def _complete(done: asyncio.Future[Any], result: Any, error: BaseException | Non
         done.set_result(result)
         return
     if not isinstance(error, Exception) or isinstance(error, StopIteration):
-        # Neither may pass through a coroutine as it is: the one would end the event loop, the other cannot be set.
+        # Neither may be raised in a coroutine: one would end the event loop, the other cannot be set on a future.
         error, cause = RuntimeError(f"{type(error).__name__}: {error}"), error
         error.__cause__ = cause
     done.set_exception(error)
-    done.exception()  # seen: an engine that has died does not wait for it
+    done.exception()  # marks the exception as retrieved: a dead engine does not await it

@@ -1,1 +1,1 @@
-"""Sampling: from logits to token ids, stages in order and one draw."""
+"""Sampling: converts logits to token ids, in ordered stages and one random draw."""

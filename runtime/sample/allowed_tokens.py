@@ -1,4 +1,4 @@
-"""Allowed tokens: nothing else can be drawn. For the whole of a sequence; one with matchers has other masks in each step."""
+"""Allowed tokens: restricts all samples of a sequence to a set of tokens. Matchers use separate masks in each step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runtime.sample.stage import Record
 
 class AllowedTokens:
     def __init__(self, masks: torch.Tensor) -> None:
-        """masks [R, V / 32 up] int32."""
+        """Create the stage. masks [R, ceil(V / 32)] int32: one bit per token."""
         self._masks = masks
 
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
         allowed = binding.params.allowed_token_ids
         if binding.masked:
-            record.words[tables.FLAGS] |= tables.MASKED  # each of its draws brings masks
+            record.words[tables.FLAGS] |= tables.MASKED  # its masks arrive with each sampling
         elif allowed is not None:
             record.words[tables.FLAGS] |= tables.MASKED
             upload(self._masks[row], mask_of_set(allowed, self._masks.shape[1]))

@@ -1,10 +1,10 @@
-"""Drafts: draft tokens of a row, computed in one step and verified against the sampler's draws.
+"""Drafts: draft tokens of a row, computed in one step and verified against the sampled tokens.
 
-A draw depends on (seed, position), the logits and earlier draws. Penalties count accepted drafts as drawn tokens. So a row
-that accepts drafts while they equal the draws has exactly the tokens of one-by-one decoding. `ops.sample` does this on the
-device, and `accepted_ids` on the host. A row with matchers has a mask for each draw, made as if the earlier drafts had been
-drawn (`constrain/mask_maker.py`). It is sampled up to its last mask: a draft that is not allowed, or one that ends the
-grammar."""
+A sample depends on (seed, position), the logits and earlier samples. Penalties count accepted draft tokens as sampled. So a
+row that accepts draft tokens while they equal the samples has exactly the tokens of one-by-one decoding. `ops.sample` does
+this on the device, and `accepted_ids` on the host. A row with matchers has a mask for each sample, made as if the earlier
+draft tokens had been sampled (`constrain/mask_maker.py`). It is sampled up to its last mask: that of a draft token that is
+not allowed, or that ends the grammar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def num_drafts(row: ScheduledRow) -> int:
 
 
 def accepted_ids(drawn: Sequence[int], draft_ids: Sequence[int]) -> list[int]:
-    """Return the token ids that a row gains: the accepted drafts and the draw after them. `drawn` has one id more than
+    """Return the new token ids of a row: the accepted draft tokens and the sample after them. `drawn` has one id more than
     `draft_ids`."""
     for count, (token_id, guess) in enumerate(zip(drawn, draft_ids, strict=False)):
         if token_id != guess:
@@ -27,7 +27,7 @@ def accepted_ids(drawn: Sequence[int], draft_ids: Sequence[int]) -> list[int]:
 
 
 def check_drafts(rows: Sequence[ScheduledRow]) -> None:
-    """Raises ValueError for drafts that cannot be checked, but for those of a stage that hands on, which another one checks."""
+    """Raise ValueError for draft tokens that this step cannot verify. Pipeline stages before the last one verify none."""
     for row in rows:
         if row.guessed_on_device and row.work is None and len(row.draft_ids) < row.num_tokens:
             continue

@@ -19,7 +19,7 @@ from runtime.sample.stage import Record
 class Draw:
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
         params = binding.params
-        if params.greedy or params.top_k == 1:  # the largest of one is the largest
+        if params.greedy or params.top_k == 1:  # top-k of 1 is the largest logit
             return
         words, floats = record.words, record.floats
         words[tables.FLAGS] |= tables.SAMPLED

@@ -10,17 +10,17 @@ from ops.transfer import upload
 from runtime.batch import RowBinding
 from runtime.sample.stage import Record
 
-MAX_BIASES = 1024  # tokens of one request
+MAX_BIASES = 1024  # biased tokens of one request
 
 
 class LogitBias:
     def __init__(self, ids: torch.Tensor, values: torch.Tensor) -> None:
-        """ids [R, MAX_BIASES] int32 with values [R, MAX_BIASES] float32."""
+        """Create the stage with tables `ids` [R, MAX_BIASES] int32 and `values` [R, MAX_BIASES] float32."""
         self._ids = ids
         self._values = values
 
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
-        """Raises ValueError for more biases than there is room for."""
+        """Write the biases of a row. Raises ValueError if there are more than MAX_BIASES."""
         bias = sorted(binding.params.logit_bias.items())
         if not bias:
             return

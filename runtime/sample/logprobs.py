@@ -26,10 +26,10 @@ class TokenStats:
 
     @classmethod
     def of(cls, logits: Tensor, ids: Tensor, count: int, token_ids: Tensor | None = None) -> TokenStats:
-        """logits [n, V], ids [n] int64: with the `count` most likely tokens, and behind them those of `token_ids` [n, m]."""
+        """Return statistics of ids [n] int64 in logits [n, V]: of `count` most likely tokens, then of `token_ids` [n, m]."""
         logprobs = torch.log_softmax(logits.float(), dim=-1)
         own = logprobs.gather(1, ids[:, None])
-        # Compared into floats: on a CPU the sum of as many booleans takes five times as long.
+        # Compared into floats: on a CPU summing booleans takes five times as long.
         above = torch.gt(logprobs, own, out=torch.empty_like(logprobs))
         top, top_ids = torch.topk(logprobs, min(count, logprobs.shape[1]), dim=-1)
         if token_ids is not None:
@@ -42,7 +42,7 @@ class TokenStats:
         return cls(*(torch.cat(parts) for parts in zip(*((p.own, p.top, p.top_ids) for p in pieces), strict=True)))
 
     def to_host(self) -> TokenStats:
-        """The same, on its way: to be read once the work enqueued before has run."""
+        """Return a copy that is being transferred to the host. Read it after the work enqueued so far has run."""
         return TokenStats(to_host(self.own), to_host(self.top), to_host(self.top_ids))
 
     def read(self, shown: Sequence[slice]) -> list[TokenLogprobs]:
@@ -68,7 +68,7 @@ class StepLogprobs:
         return StepLogprobs(self.rows, self.shown, self.stats.to_host())
 
     def by_row(self) -> dict[int, list[TokenLogprobs]]:
-        """Reads the tensors, so they must be there."""
+        """Return log-probabilities by row. The tensors must be computed."""
         found: dict[int, list[TokenLogprobs]] = {}
         for row, entry in zip(self.rows, self.stats.read(self.shown), strict=True):
             found.setdefault(row, []).append(entry)

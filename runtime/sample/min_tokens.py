@@ -1,4 +1,4 @@
-"""Minimum length: what would end the sequence cannot be drawn before `min_tokens` tokens."""
+"""Minimum length: tokens that end the sequence are banned until `min_tokens` tokens are sampled."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ops.transfer import upload
 from runtime.batch import RowBinding
 from runtime.sample.stage import Record
 
-MAX_STOP_TOKEN_IDS = 1024  # of one request
+MAX_STOP_TOKEN_IDS = 1024  # stop ids of one request
 
 
 class MinTokens:
     def __init__(self, ban_ids: torch.Tensor, eos_token_ids: frozenset[int]) -> None:
-        """ban_ids [R, MAX_STOP_TOKEN_IDS + the model's own] int32."""
+        """Create the stage. ban_ids [R, MAX_STOP_TOKEN_IDS + number of EOS ids] int32."""
         self._ban_ids = ban_ids
         self._eos_token_ids = eos_token_ids
 
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
-        """Raises ValueError for more stop ids than there is room for."""
+        """Write the banned ids of a row. Raises ValueError if there are too many."""
         params = binding.params
         banned = params.stop_token_ids | (frozenset() if params.ignore_eos else self._eos_token_ids)
         if not params.min_tokens or not banned:

@@ -17,7 +17,7 @@ from runtime.sample.stage import Record
 
 class Penalties:
     def __init__(self, counts: torch.Tensor) -> None:
-        """counts [R, V] int16; written for rows that ask, since a row of it is as long as the vocabulary."""
+        """Create the stage. counts [R, V] int16: written only for rows with penalties, since rows are long."""
         self._counts = counts
 
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:

@@ -1,7 +1,7 @@
-"""Log-probabilities of prompts: how likely the model found each token behind those before it.
+"""Log-probabilities of prompt tokens, given the tokens before them.
 
-Where a decode needs the logits of one token, these need those of nearly all: a long prompt's are computed and reduced in slices,
-so the memory they take does not grow with it."""
+A decode needs the logits of one token; these need the logits of nearly all. Long prompts are computed and reduced in slices,
+so the memory does not grow with the prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.api import TokenLogprobs
 from runtime.batch import PromptLogprobsSpan, ScheduledRow
 from runtime.sample.logprobs import TokenStats
 
-SLICE_BYTES = 32 << 20  # of float32 logits at a time
+SLICE_BYTES = 32 << 20  # maximum size of float32 logits in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class PromptLogprobs:
         spans = tuple(span for _, span in wanted)
         tokens: list[int] = []
         for index, span in wanted:
-            before = firsts[index] + span.start - 1 - rows[index].start  # its logits are about the token behind it
+            before = firsts[index] + span.start - 1 - rows[index].start  # its logits predict the next token
             tokens.extend(range(before, before + len(span.token_ids)))
         token_index = index_on(device, tokens)
         targets = index_on(device, [id for span in spans for id in span.token_ids])

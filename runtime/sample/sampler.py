@@ -1,4 +1,4 @@
-"""Sampler: parameters of each row by stage, in device tables, and the one operation that reads them.
+"""Sampler: per-row parameters of all stages in device tables, and the operation that samples with them.
 
 After `bind` sampling needs nothing from the host, so `sample` can be captured and replayed for any rows."""
 
@@ -28,7 +28,7 @@ class Sampler:
         self, vocab_size: int, eos_token_ids: frozenset[int], max_num_seqs: int, device: torch.device,
         synthetic: SyntheticAcceptance | None = None, *, transcribes: bool = False,
     ) -> None:  # fmt: skip
-        """Allocate the sampling tables. `synthetic` decides which drafts are accepted, instead of the model. `transcribes`: rows
+        """Allocate the sampling tables. `synthetic`: accepts draft tokens at random, for measurements. `transcribes`: rows
         may have TranscriptRules."""
         self._synthetic = synthetic
         self._transcripts = Transcripts(vocab_size, max_num_seqs, device) if transcribes else None
@@ -45,13 +45,13 @@ class Sampler:
 
     @property
     def nbytes(self) -> int:
-        """Device memory of the tables, bytes."""
+        """Device memory of the tables, in bytes."""
         return self._tables.nbytes + (0 if self._transcripts is None else self._transcripts.nbytes)
 
     def bind(self, row: int, binding: RowBinding) -> None:
-        """A new sequence has taken `row`. Enqueued on the current stream, before the step that first samples it.
+        """Write the sampling parameters of the new sequence of `row`. Enqueued on the current stream, before its first use.
 
-        Raises ValueError for a list longer than its table has room for."""
+        Raises ValueError if a list is longer than its table."""
         record = Record()
         for stage in self._stages:
             stage.bind(row, binding, record)
@@ -63,9 +63,9 @@ class Sampler:
     ) -> Tensor:  # fmt: skip
         """Sample ids [S] int64 from logits [S, V]; NOT_FINITE if a logits row has NaN, +inf or no value above -inf.
 
-        sample_rows [S] int32: row of each logits row, -1 for none, whose id is undefined. sample_positions [S] int64: index
-        of the sampled token. Only rows with `drafts` have several logits rows. last_ids [max_num_seqs] int64: set to the
-        last accepted id of each sampled row, 0 for NOT_FINITE. `masks`: masks of rows with matchers; no other row is then
+        sample_rows [S] int32: row of each logits row; -1: not sampled, id undefined. sample_positions [S] int64: index of
+        the sampled token. Only rows with `drafts` have several logits rows. last_ids [max_num_seqs] int64: set to the last
+        accepted id of each sampled row, 0 for NOT_FINITE. `masks`: masks of rows with matchers; no other row is then
         sampled."""
         if self._synthetic is not None and drafts is not None:
             self._synthetic.decide(logits, sample_positions, drafts)
@@ -82,7 +82,8 @@ class Sampler:
 
 
 class GuessSampler:
-    """Draws what rows would draw of other logits, by their own settings and noise. It counts nothing, so penalties are left out."""
+    """Sampler of draft tokens from other logits, with the rows' parameters and noise. It does not count, so it has no
+    penalties."""
 
     def __init__(self, tables: SamplingTables) -> None:
         records = tables.records.clone()
@@ -91,5 +92,6 @@ class GuessSampler:
         self._last_ids = records.new_empty(len(records), dtype=torch.int64)
 
     def draw(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """logits [B, V] -> ids [B] int64, 0 where they are unusable. rows [B] int32, positions [B] int64 as in `Sampler.sample`."""
+        """Return ids [B] int64 sampled from logits [B, V], 0 if unusable. rows [B] int32, positions [B] int64: see
+        `Sampler`."""
         return ops.sample(logits, rows, positions, self._last_ids, self._tables).clamp(min=0)

@@ -15,7 +15,7 @@ from runtime.batch import RowBinding
 
 
 class Record:
-    """A row's record in the making: see ops/sampling/tables.py for its words. All zero means the largest logit."""
+    """A row's record under construction: see ops/sampling/tables.py for its words. All zero means greedy sampling."""
 
     def __init__(self) -> None:
         self.words: NDArray[np.int32] = np.zeros(RECORD, dtype=np.int32)

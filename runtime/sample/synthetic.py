@@ -1,9 +1,8 @@
-"""Synthetic acceptance: guesses are right by chance and not by truth, so that the speed of drafts can be measured with weights
-that mean nothing.
+"""Synthetic acceptance: accepts draft tokens at random, to measure the speed of speculative decoding with meaningless weights.
 
-Before anything is drawn, a guess that is to be right gets the largest logit there is at its place, and another one none. So
-everything behind it (filters, draws, counts, what a row gains) is as it always is, in any kernel and in a captured graph. Which
-guesses these are hangs on their place in text and step; answers are nonsense."""
+Before sampling, an accepted draft token gets the largest possible logit at its position, and a rejected one -inf. Everything
+after it (filters, sampling, counts) runs as usual, in any kernel and in captured graphs. The choice depends on the positions
+in text and step only. The generated text is meaningless."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class SyntheticAcceptance:
 
     @classmethod
     def of(cls, config: SpeculativeConfig | None, device: torch.device) -> Self | None:
-        """Return the synthetic acceptance of `config`, or None if drafts are checked by the model."""
+        """Return the synthetic acceptance of `config`, or None if the model verifies draft tokens."""
         chance = None if config is None else config.synthetic_acceptance
         return None if chance is None else cls(chance, device)
 
@@ -32,8 +31,8 @@ class SyntheticAcceptance:
         self._is_right = (draws < chance).to(device)
 
     def decide(self, logits: Tensor, positions: Tensor, drafts: Drafts) -> None:
-        """logits [L, V], changed in place; positions [L] int64: where what each draws will stand."""
-        guesses = drafts.ids[1:, None]  # what stands behind each logits row, if it is the same row's
+        """Change logits [L, V] in place to accept or reject draft tokens. positions [L] int64: of the sampled tokens."""
+        guesses = drafts.ids[1:, None]  # draft token after each logits row of the same row
         index = guesses.clamp(min=0)
         places = (31 * positions[:-1, None] + torch.arange(len(index), device=logits.device)[:, None]) % _NUM_DRAWS
         decided = torch.where(self._is_right[places], torch.finfo(logits.dtype).max / 4, -torch.inf).to(logits.dtype)

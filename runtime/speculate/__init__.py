@@ -1,1 +1,1 @@
-"""Speculate: guesses of how sequences go on, and how many of them are worth a step's while. See README.md."""
+"""Speculative decoding: draft tokens of sequences, and how many are worth verifying in a step. See README.md."""

@@ -10,25 +10,25 @@ from typing import Any, Final, NamedTuple, Self
 METHODS: Final = ("ngram", "suffix", "draft_model", "ngram_gpu", "ngram_cpu", "mtp", "eagle", "eagle3")
 HEADS: Final = ("mtp", "eagle", "eagle3")  # layers that read the model's hidden states
 WITH_MODEL: Final = ("draft_model", "eagle", "eagle3")  # methods with a checkpoint of their own
-DEVICE_METHODS: Final = ("draft_model", "ngram_gpu", *HEADS)  # methods that make drafts on the device, behind a step
+DEVICE_METHODS: Final = ("draft_model", "ngram_gpu", *HEADS)  # methods with drafts made on the device
 _LOOKUPS: Final = ("ngram", "ngram_gpu", "ngram_cpu")
 _OF_METHODS: Final = {
     "prompt_lookup_": _LOOKUPS,
     "suffix_decoding_": ("suffix",),
     "model": WITH_MODEL,
 }  # keys, by prefix
-_REFUSED: Final = {  # methods of vLLM
+_REFUSED: Final = {  # methods of vLLM that are not supported
     "extract_hidden_states": "it makes no drafts",
     "medusa": "its heads are pickle files, which are never loaded; use an eagle3 head",
     "mlp_speculator": "eagle3 heads are right more often",
 }
-MAX_DRAFTS: Final = 64  # of a sequence in a step
+MAX_DRAFTS: Final = 64  # per sequence and step
 _DEFAULT_DRAFTS: Final = 8
 _DEFAULT_OF_HEADS: Final = 3
 
 
 class Lookup(NamedTuple):
-    """Minimum and maximum of last tokens to look up, in a text of at most `max_model_len` tokens."""
+    """Settings of n-gram lookup: minimum and maximum number of last tokens to look up, and the maximum length of the text."""
 
     shortest: int
     longest: int
@@ -39,11 +39,11 @@ class Lookup(NamedTuple):
 class SpeculativeConfig:
     """Options of speculative decoding. Raises ValueError for invalid ones.
 
-    `num_speculative_tokens`: maximum drafts of a sequence in a step; `adaptive`: fewer, or none, where that is faster.
-    `prompt_lookup_*` (n-grams): how many last tokens are looked up. `suffix_decoding_*` (suffix): maximum last tokens, past
-    answers that are kept, maximum drafts for each token in common, and minimum chance of all drafts up to one. `model`
-    (draft_model, eagle, eagle3): as `--model` takes it. `synthetic_acceptance`: accept drafts by this chance, to measure speed;
-    answers are nonsense."""
+    `num_speculative_tokens`: maximum draft tokens of a sequence in a step; `adaptive`: fewer, or none, if that is faster.
+    `prompt_lookup_*` (n-grams): number of last tokens to look up. `suffix_decoding_*` (suffix): maximum number of last
+    tokens, stored past answers, maximum draft tokens per matching token, and minimum probability that all are accepted.
+    `model` (draft_model, eagle, eagle3): name or path, as for `--model`. `synthetic_acceptance`: probability of accepting
+    draft tokens, to measure speed; answers are nonsense."""
 
     method: str
     num_speculative_tokens: int
@@ -85,10 +85,10 @@ class SpeculativeConfig:
         if method is None:
             raise ValueError(f"method is missing: one of {', '.join(METHODS)}")
         if isinstance(method, str) and method.endswith("_mtp"):
-            method = values["method"] = "mtp"  # vLLM has a name for each family's
+            method = values["method"] = "mtp"  # vLLM has a separate name for each model family
         _check_method(method)
         if "prompt_lookup_max" in values and "prompt_lookup_min" not in values:
-            values["prompt_lookup_min"] = values["prompt_lookup_max"]  # as vLLM has it
+            values["prompt_lookup_min"] = values["prompt_lookup_max"]  # as in vLLM
         elif "prompt_lookup_min" in values and "prompt_lookup_max" not in values:
             values["prompt_lookup_max"] = values["prompt_lookup_min"]
         for key in values:
@@ -121,13 +121,13 @@ class SpeculativeConfig:
             raise ValueError(f"adaptive {self.adaptive!r} is neither true nor false")
 
     def where(self, *, on_device: bool) -> Self:
-        """Return the configuration with ngram_gpu or ngram_cpu for ngram."""
+        """Return the configuration with `ngram` replaced by `ngram_gpu` or `ngram_cpu`."""
         if self.method != "ngram":
             return self
         return replace(self, method="ngram_gpu" if on_device else "ngram_cpu")
 
     def lookup(self, max_model_len: int) -> Lookup | None:
-        """Return what is looked up on the device, or None."""
+        """Return the settings of n-gram lookup on the device, or None."""
         if self.method != "ngram_gpu":
             return None
         return Lookup(self.prompt_lookup_min, self.prompt_lookup_max, max_model_len)
@@ -138,12 +138,12 @@ class SpeculativeConfig:
 
     @property
     def reads_predictions(self) -> bool:
-        """True if a request's prediction is looked up."""
+        """True if draft tokens are also taken from a request's prediction."""
         return self.method == "suffix" or self.method in _LOOKUPS
 
     @property
     def follows(self) -> bool:
-        """True if the drafter has layers of its own that compute each step as the model does."""
+        """True if the drafter has its own layers, which must compute every step of the model."""
         return self.method in HEADS or self.method in WITH_MODEL
 
     def __str__(self) -> str:

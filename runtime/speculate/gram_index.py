@@ -11,9 +11,9 @@ from itertools import islice
 
 from runtime.sequence import Sequence
 
-BORDER = -1  # between texts; no gram with it is looked up
-PLACES_A_STEP = 1024  # that are indexed in a step, of all texts together: about a millisecond
-PLACES_LOOKED_AT = 16  # of a gram
+BORDER = -1  # separates texts; an n-gram that contains it is not looked up
+PLACES_A_STEP = 1024  # positions indexed per step, over all texts: about a millisecond
+PLACES_LOOKED_AT = 16  # occurrences of an n-gram that are examined
 MAX_PROMPT = 32_768  # last tokens of a prompt that are indexed, at some 300 bytes each
 
 
@@ -33,9 +33,9 @@ class GramIndex:
         self.ids += ids
 
     def index(self, most: int) -> int:
-        """Index up to `most` more places that something follows, in order. Return how many these were."""
+        """Index up to `most` more positions in order, except the text's last one. Return the number of indexed positions."""
         first = self._num_indexed + 1
-        end = min(len(self.ids), first + most)  # the last place is that of the tokens to look up
+        end = min(len(self.ids), first + most)  # the last position is the n-gram to look up
         if first >= end:
             return 0
         ids = self.ids
@@ -52,7 +52,7 @@ class GramIndex:
         return end - first
 
     def places(self, last: tuple[int, ...]) -> Iterator[int]:
-        """Return where `last`, which is as long as one of the sizes, has stood, the latest place first."""
+        """Yield the positions after earlier occurrences of `last`, the latest first. Its length must be an indexed size."""
         earlier = self._earlier[len(last)]
         place = self._latest[len(last)].get(last, 0)
         while place:
@@ -60,7 +60,7 @@ class GramIndex:
             place = earlier[place]
 
     def places_of_end(self, text: GramIndex, size: int) -> Iterator[int]:
-        """Return the latest places of the last `size` tokens of `text`."""
+        """Return the latest positions after occurrences of the last `size` tokens of `text`."""
         last = tuple(text.ids[-size:])
         return islice(self.places(last), PLACES_LOOKED_AT) if len(last) == size else iter(())
 
@@ -74,17 +74,17 @@ class GramIndex:
 
 
 class GrowingTexts:
-    """Prediction, prompt and answer of each sequence that asks for guesses, indexed piece by piece."""
+    """Indexed text (prediction, prompt and output) of each sequence for which drafts are made. Indexed in pieces."""
 
     def __init__(self, *sizes: int) -> None:
         self._sizes = sizes
         self._texts: dict[int, GramIndex] = {}  # by number
-        self._num_taken: dict[int, int] = {}  # tokens of the answer, by number
-        self._left = PLACES_A_STEP  # that may be indexed in this step
-        self._asked: set[int] = set()  # numbers; a step begins when one is asked again
+        self._num_taken: dict[int, int] = {}  # indexed output tokens, by sequence number
+        self._left = PLACES_A_STEP  # positions that may still be indexed in this step
+        self._asked: set[int] = set()  # sequence numbers in this step; a repeated one starts the next step
 
     def caught_up(self, sequence: Sequence) -> GramIndex:
-        """Return the sequence's text with all that is known by now."""
+        """Return the sequence's text after appending all newly known tokens."""
         number = sequence.number
         if number in self._asked:
             self._asked.clear()
@@ -104,10 +104,10 @@ class GrowingTexts:
         return text
 
     def index(self, text: GramIndex) -> None:
-        """Index more of a text, as far as the step allows."""
+        """Index more of `text`, within the limit of the step."""
         self._left -= text.index(self._left)
 
     def finished(self, sequence: Sequence) -> bool:
-        """Forget the sequence. Return whether it asked for guesses."""
+        """Drop the text of the sequence. Return whether there was one."""
         self._num_taken.pop(sequence.number, None)
         return self._texts.pop(sequence.number, None) is not None

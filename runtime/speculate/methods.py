@@ -1,4 +1,4 @@
-"""Methods: makes a proposer of a SpeculativeConfig. A further method is a line here."""
+"""Methods: creates the proposer of a SpeculativeConfig. A new method is one line here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _suffix(config: SpeculativeConfig) -> Proposer:
 PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
     "ngram_cpu": _ngram,
     "suffix": _suffix,
-}  # of those that guess on the host
+}  # methods with drafts on the host
 
 
 def speculation_of(
@@ -36,8 +36,8 @@ def speculation_of(
 ) -> Speculation:
     """Return the speculation for `config`.
 
-    `draft_share`: assumed cost of a draft, in steps of one row. `follow_share`: assumed cost of following a step with a
-    draft model or head, in such steps. `longest`: maximum tokens of a step with drafts, which is the longest captured step."""
+    `draft_share`: assumed cost of a draft token, in steps of one row. `follow_share`: assumed cost of running the draft
+    model or head after a step, in such steps. `longest`: maximum tokens of a step with draft tokens."""
     config = config.where(on_device=False)
     cost = VerificationCost(draft_share, follow_share) if config.adaptive else None
     if config.on_device:

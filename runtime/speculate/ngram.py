@@ -1,6 +1,7 @@
-"""N-gram, or prompt lookup: what followed the last tokens where they stood before, in prompt, prediction or answer, may follow now.
+"""N-gram drafts (prompt lookup): tokens that followed an earlier occurrence of the last tokens, in prompt, prediction or
+output.
 
-The longest run of last tokens that stood somewhere counts, and of equal runs the latest; but the client's prediction goes first."""
+The longest match is used, and the latest of equally long ones; but matches in the client's prediction come first."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from runtime.speculate.gram_index import BORDER, GramIndex, GrowingTexts
 
 
 class Ngram:
-    """Proposer that looks up `shortest` to `longest` last tokens."""
+    """Proposer that looks up the last `shortest` to `longest` tokens."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest = shortest
@@ -30,7 +31,7 @@ class Ngram:
         self._texts.finished(sequence)
 
     def _place(self, text: GramIndex, num_predicted: int) -> int:
-        """Return where the longest run of last tokens ends, 0 where there is none. The prediction is at the start of the text."""
+        """Return the position after the longest match of the last tokens, 0 for none. The text starts with the prediction."""
         best, best_length = 0, 0
         for size in dict.fromkeys((self._longest, self._shortest)):
             for place in text.places_of_end(text, size):
@@ -44,7 +45,7 @@ class Ngram:
 
 
 def _following(ids: list[int], place: int, most: int) -> list[int]:
-    """Return what stands behind `place`; where that reaches the end of the text, it goes round."""
+    """Return the `most` tokens from `place` on. If they reach the end of the text, the sequence is repeated."""
     period = len(ids) - place
     found = ids[place : place + most] if period >= most else [ids[place + i % period] for i in range(most)]
     return found[: found.index(BORDER)] if BORDER in found else found

@@ -1,4 +1,4 @@
-"""Proposer: guesses the next tokens of a sequence, so that one step can check several tokens."""
+"""Proposer: drafts the next tokens of a sequence, so that one step can verify several tokens."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from runtime.sequence import Sequence
 
 
 class Proposer(Protocol):
-    """Called on the event loop, so each call is quick: a long text is learned in pieces."""
+    """Interface of host drafters. Called on the event loop, so calls are short: long texts are indexed in pieces."""
 
     def propose(self, sequence: Sequence, most: int) -> Several[int]:
-        """Return up to `most` ids that may follow what is known of `sequence`; none without a guess. Called about once a step for
-        each decoding sequence. It must not change the sequence."""
+        """Return up to `most` draft tokens that may follow the known tokens of `sequence`, or none. Called about once a step
+        for each decoding sequence. It must not change the sequence."""
         ...
 
     def finished(self, sequence: Sequence) -> None:
-        """Forget `sequence`, which has ended, whether a guess was asked for it or not."""
+        """Remove the state of `sequence`, which has ended. There may be none."""
         ...
 
 
 class Anything:
-    """Proposer for synthetic acceptance, which decides by chance: the prompt's last token, over and over."""
+    """Proposer for synthetic acceptance, where content is irrelevant: repeats the prompt's last token."""
 
     def propose(self, sequence: Sequence, most: int) -> Several[int]:
         return [sequence.prompt_ids[-1]] * most

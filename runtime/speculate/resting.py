@@ -1,14 +1,14 @@
-"""Resting: pauses a draft model or head when drafts do not pay, and tracks the tokens that it has not computed.
+"""Resting: pauses a draft model or head when draft tokens do not pay, and tracks the tokens that it has not computed.
 
-A draft model or head must compute every token of the model before it can draft: it *follows* steps. If drafts do not pay,
+A draft model or head must compute every token of the model before it can draft: it *follows* steps. If draft tokens do not pay,
 following only costs. So after some unprofitable steps of a size it rests in steps of that size, which then cost the same as
 without speculation. Since texts change, it follows again for a while after each rest, and rests grow longer. Some of these
-steps verify a few drafts even if they do not pay, to measure whether they would.
+steps verify a few draft tokens even if they do not pay, to measure whether they would.
 
-A sequence that misses tokens from a rest has no drafts; nor has a sequence that reuses its blocks from the prefix cache.
-Blocks are tracked by id until they are reallocated. Once drafts pay, one sequence at a time may be recomputed from its first
-missing token, after steps without drafts have cost as much. So the total is at most twice the minimum. A prompt whose cached
-prefix misses tokens is computed from there as if it were not cached. Both are limited to `_ANEW` tokens."""
+A sequence that misses tokens from a rest has no draft tokens; nor has a sequence that reuses its blocks from the prefix
+cache. Blocks are tracked by id until they are reallocated. Once draft tokens pay, one sequence at a time may be recomputed
+from its first missing token, after steps without draft tokens have cost as much. So the total is at most twice the minimum.
+A prompt whose cached prefix misses tokens is computed from there as if uncached. Both are limited to `_ANEW` tokens."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from runtime.batch import Sample
 from runtime.sequence import Sequence
 from runtime.speculate.speculation import Speculation
 
-TRIED = 48  # steps without gain until a rest
-_PAID = 2  # steps without gain that a step with gain makes up for
-_PROBED = range(16, 24)  # steps without gain, of each PROBE_EVERY, that check some drafts
+TRIED = 48  # steps without gain before a rest
+_PAID = 2  # steps without gain that one step with gain cancels
+_PROBED = range(16, 24)  # of each PROBE_EVERY steps without gain, those that verify some draft tokens
 PROBE_EVERY = 256
-RESTS = (1024, 2048, 4096, 8192)  # steps of the first rest, and so on
-_ANEW = 4096  # maximum tokens that are computed anew, while others wait
+RESTS = (1024, 2048, 4096, 8192)  # lengths of successive rests, in steps
+_ANEW = 4096  # maximum number of recomputed tokens, since other requests wait
 
 
 class _Size:
-    """Steps of about as many rows: `num_refused` did not pay, `num_rests` since they last paid for long, `num_rested` steps."""
+    """State of one step size. `num_refused`: steps that did not pay; `num_rests`, `num_rested`: rests, and steps in this
+    one."""
 
     def __init__(self) -> None:
         self.num_refused = self.num_rests = self.num_rested = 0
 
 
 class Resting:
-    """Owner of the rest of drafts. `follows`: the step being decided is followed by the drafter, if it has rows for it;
-    `is_followed`: it has such rows."""
+    """Controller of rests. `follows`: the drafter follows the step being scheduled, if any of its rows needs it.
+    `is_followed`: the step has such rows."""
 
     def __init__(self, speculation: Speculation, block_size: int = 1) -> None:
         self._speculation = speculation
@@ -43,14 +44,14 @@ class Resting:
         self._sizes: dict[int, _Size] = {}  # by bit length of the number of rows
         self._blocks: set[int] = set()
         self._num_running = 0
-        self._some_lack = False  # perhaps
-        self._missed = 0.0  # steps that drafts would have saved since a sequence was computed anew
+        self._some_lack = False  # whether some sequence may lack draft KV
+        self._missed = 0.0  # steps that draft tokens would have saved since a sequence was last recomputed
         self.follows = self.is_followed = True
 
     # --- sizes ----------------------------------------------------------------------------------------------------
 
     def follows_size(self, num_rows: int) -> bool:
-        """Return whether the next step, of `num_rows`, is followed."""
+        """Return whether the drafter follows the next step, of `num_rows` rows."""
         size = self._size(num_rows)
         if not self._speculation.rests or size.num_refused < TRIED:
             return True
@@ -62,11 +63,11 @@ class Resting:
         return True
 
     def probes(self, num_rows: int) -> bool:
-        """Return whether the next step, of `num_rows`, makes some drafts, whether they pay or not."""
+        """Return whether the next step, of `num_rows`, makes some draft tokens even if they do not pay."""
         return not self._speculation.paid and self._size(num_rows).num_refused % PROBE_EVERY in _PROBED
 
     def note(self, num_rows: int, *, pays: bool) -> None:
-        """Note whether drafts were taken to pay in a step of `num_rows`."""
+        """Record whether draft tokens were expected to pay in a step of `num_rows`."""
         size = self._size(num_rows)
         size.num_refused = max(0, size.num_refused + (-_PAID if pays else 1))
         if not size.num_refused:
@@ -78,23 +79,23 @@ class Resting:
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def begin(self, num_running: int) -> None:
-        """Begin a step of `num_running` sequences, and perhaps more."""
+        """Begin scheduling a step with `num_running` running sequences."""
         self._num_running = num_running
         self.follows = self.follows_size(num_running)
         self.is_followed = False
 
     def advances(self, sequence: Sequence) -> None:
-        """Note that the step computes tokens of the sequence."""
+        """Record that the step computes tokens of the sequence."""
         if sequence.first_unfollowed >= 0:
             return
         if self.follows:
             self.is_followed = self.is_followed or self._may_have_drafts(sequence)
-        else:  # from its computed tokens on, or earlier, as far as drafts in flight are wrong
+        else:  # from its computed tokens on, or earlier if draft tokens in flight are rejected
             sequence.first_unfollowed = sequence.num_computed_tokens - sequence.num_in_flight
             self._some_lack = True
 
     def to_compute_anew(self, running: Several[Sequence]) -> Sequence | None:
-        """Return a sequence for which that is worth while by now."""
+        """Return a running sequence whose missing draft KV is now worth recomputing, or None."""
         if not (self._some_lack and self.follows):
             return None
         lacking = [
@@ -116,21 +117,21 @@ class Resting:
     # --- the prefix cache -----------------------------------------------------------------------------------------
 
     def remember(self, block_ids: Several[int]) -> None:
-        """Note blocks in the prefix cache that hold such tokens."""
+        """Record prefix-cache blocks that lack draft KV of some tokens."""
         self._blocks.update(block_ids)
 
     def forget(self, block_ids: Several[int]) -> None:
-        """Note that these blocks were allocated again."""
+        """Record that blocks were reallocated, so they no longer lack draft KV."""
         if self._blocks:
             self._blocks.difference_update(block_ids)
 
     def among(self, block_ids: Several[int]) -> list[int]:
-        """Return the blocks that hold such tokens."""
+        """Return those of `block_ids` that lack draft KV."""
         return [block_id for block_id in block_ids if block_id in self._blocks] if self._blocks else []
 
     def first_of(self, num_entries: int, ids: Several[Several[int]], widths: Several[int]) -> int:
-        """Return the first such token of a prefix of `num_entries`, -1 if there is none. `ids`: blocks of its last entries, for
-        each group of layers; `widths`: blocks of an entry, for each group."""
+        """Return the first token without draft KV in a prefix of `num_entries` entries, -1 if there is none. `ids`: blocks
+        of its last entries, for each group of layers; `widths`: blocks of an entry, for each group."""
         if not self._blocks:
             return -1
         found = []
@@ -142,7 +143,7 @@ class Resting:
         return min(found) * self._block_size if found else -1
 
     def is_computed_anew(self, sequence: Sequence, first_unfollowed: int) -> bool:
-        """Return whether a sequence that starts computes its cached prefix from there on itself."""
+        """Return whether a starting sequence recomputes its cached prefix from token `first_unfollowed` on."""
         if not self.follows or not self._may_have_drafts(sequence):
             return False
         return sequence.num_tokens - first_unfollowed <= _ANEW and self._speculation.gain(self._num_running + 1) > 0

@@ -1,8 +1,8 @@
-"""Scheduling of drafts: which sequences have some in a step, and which have the device make some behind it.
+"""Scheduling of draft tokens: which sequences verify draft tokens in a step, and for which the device makes some after it.
 
-Drafts of the host stand behind known ids: if a sequence that should have some has ids in flight, the step waits for them. Without
-drafts, steps are scheduled one ahead as usual. Drafts of the device wait for nothing: a row says how many to make and has blocks
-for them, and the next step checks them unseen. `Resting` decides where they are made."""
+Draft tokens of the host continue known ids: if such a sequence has ids in flight, the step waits for them. Without draft
+tokens, steps are scheduled one ahead as usual. Draft tokens of the device need no wait: a row contains their number and has
+blocks for them, and the next step verifies them without the host. `Resting` decides in which steps the device makes them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from runtime.speculate.speculation import Speculation
 
 
 class DraftScheduling(Feature):
-    """Host half of drafts. `speculation`: proposals and their worth."""
+    """Scheduling feature of draft tokens. `speculation`: chooses draft tokens and their number."""
 
     looks_ahead = True
 
     def __init__(self, speculation: Speculation) -> None:
         self.speculation = speculation
-        self.num_computed_anew = 0  # sequences, so that drafts of them could be made again
-        self._reported = 0, 0, 0  # drafts, their tokens and those accepted, when the log was written last
-        self.drafts: dict[int, tuple[int, ...]] = {}  # of this step, by number of the sequence
-        self.to_propose: dict[int, int] = {}  # drafts that are wanted behind this step, by number
+        self.num_computed_anew = 0  # sequences recomputed to restore their draft KV
+        self._reported = 0, 0, 0  # drafts, their tokens and accepted tokens at the last log line
+        self.drafts: dict[int, tuple[int, ...]] = {}  # of this step, by sequence number
+        self.to_propose: dict[int, int] = {}  # number of draft tokens to make after this step, by sequence number
 
     def connect(self, scheduler: Scheduling) -> None:
         self.scheduler = scheduler
@@ -72,14 +72,14 @@ class DraftScheduling(Feature):
         return bool(self.drafts) or self.speculation.on_device
 
     def _find(self, wanted: list[int], room: int) -> dict[int, tuple[int, ...]] | None:
-        """Return drafts for decodes by number, `room` in all at most. None where a sequence that should have some has ids in
-        flight; but where others have drafts of the device, it gets 0 in `wanted`, and they go on."""
+        """Return draft tokens for decodes by sequence number, at most `room` in total. None if a sequence must wait for its
+        ids in flight before it can draft. With drafts on the device, such a sequence alone waits: it gets 0 in `wanted`."""
         running = self.scheduler.running
         most, could_draft = self.scheduler.limits.max_num_batched_tokens, []
         for sequence, num_wanted in zip(running, wanted, strict=True):
             if (num_wanted == 1 or sequence.rewound_to >= 0) and num_wanted and self._takes_drafts(sequence):
-                # No step computes what lies beyond the last token; and with what may be computed anew it stays within the budget,
-                # or a window could not be sure of what it shows.
+                # No step computes beyond the last token. Recomputed tokens must fit in the budget too,
+                # or a sliding window could lack blocks.
                 num = min(sequence.max_tokens_total - sequence.num_tokens, most - sequence.num_in_flight) - 1
                 if num > 0:
                     could_draft.append((sequence, num))
@@ -104,14 +104,14 @@ class DraftScheduling(Feature):
         return drafts
 
     def _takes_drafts(self, sequence: Sequence) -> bool:
-        """Return whether the sequence may have drafts. Recurrent states with masks have none, because late masks drop drafts
-        that the states have read."""
+        """Return whether the sequence may have draft tokens. Sequences with recurrent states and masks have none, because
+        late masks drop draft tokens that the states have included."""
         return sequence.takes_drafts and not (self.has_states and sequence.has_matchers)
 
     def _proposals(self, wanted: Several[int], drafts: Mapping[int, Several[int]]) -> dict[int, int]:
-        """Return the number of drafts to make after the step, by sequence number. `drafts`: drafts that the step verifies.
+        """Return the number of draft tokens to make after the step, by sequence number. `drafts`: those that the step verifies.
 
-        Sequences whose drafts the host must have get none: their masks would depend on ids that are only on the device."""
+        Sequences whose draft tokens must be on the host get none: their masks would depend on ids that are on the device."""
         most, could_draft = self.scheduler.limits.max_num_batched_tokens, []
         for sequence, num_wanted in zip(self.scheduler.running, wanted, strict=True):
             decodes = num_wanted == 1 or (num_wanted and sequence.rewound_to >= 0)
@@ -130,7 +130,7 @@ class DraftScheduling(Feature):
         return nums
 
     def decided(self, rows: Several[ScheduledRow]) -> None:
-        """Note that all rows lack the tokens of this step, where it has none for whose sake it would be followed."""
+        """Record that all rows lack the draft KV of this step, if no row in it needs the drafter to follow."""
         if not self.resting.follows or self.resting.is_followed:
             return
         starts = {row.number: row.start for row in rows}
@@ -178,7 +178,7 @@ class DraftScheduling(Feature):
 
 
 class _Drafts(Claim):
-    """The drafts of one sequence. `copy`: its recurrent states, while a step checks some that these have read."""
+    """Claim of a sequence with draft tokens. `copy`: copy of its recurrent states while a step verifies draft tokens."""
 
     __slots__ = ("_feature", "_found", "_sequence", "_speculation", "_stale", "copy")
     learns = True
@@ -188,8 +188,8 @@ class _Drafts(Claim):
         self._speculation = feature.speculation
         self._sequence = sequence
         self.copy: states.StateCopy | None = None
-        self._found = -1  # the first unfollowed token of what it found in the prefix cache
-        self._stale: Several[BlockIds] = ()  # blocks found there that it computes anew
+        self._found = -1  # first token without draft KV in its cached prefix
+        self._stale: Several[BlockIds] = ()  # cached blocks that it recomputes
 
     # --- it starts ------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class _Drafts(Claim):
         return draft_ids if draft_ids and self._has_blocks(num_tokens + len(draft_ids)) else ()
 
     def _has_blocks(self, num_tokens: int) -> bool:
-        """Return whether `num_tokens` more, and a copy of its states, cost no other sequence a block."""
+        """Return whether `num_tokens` more tokens, and a copy of the states, fit in free blocks."""
         blocks = self._feature.scheduler.blocks
         missing = blocks.num_missing(self._sequence, self._sequence.num_computed_tokens + num_tokens)
         if self._feature.has_states:
@@ -237,13 +237,13 @@ class _Drafts(Claim):
         return row._replace(num_proposed=num) if num else row
 
     def lacks_from(self, start: int) -> None:
-        """Note that tokens from `start` on, or before that as far as drafts in flight are wrong, were not followed."""
+        """Record that the drafter lacks tokens from `start` on, or from earlier if draft tokens in flight are rejected."""
         if self._sequence.first_unfollowed < 0:
             self._sequence.first_unfollowed = max(0, start - self._sequence.num_in_flight)
             self.registered(0)
 
     def registered(self, first_entry: int) -> None:
-        """Note the prefix-cache entries, from this one on, that lack draft KV of some tokens."""
+        """Record the prefix-cache entries, from `first_entry` on, that lack draft KV of some tokens."""
         sequence, block_size = self._sequence, self._feature.scheduler.blocks.cache.block_size
         if sequence.first_unfollowed < 0:
             return
@@ -254,7 +254,7 @@ class _Drafts(Claim):
     def settled(self, num_extra: int, token_ids: Several[int]) -> None:
         self._speculation.settled(self._sequence, num_extra, token_ids)
         if num_extra and self.copy is not None and len(token_ids) == 1 + num_extra:
-            self._drop_copy()  # without drafts it is that of a step behind this one
+            self._drop_copy()  # without draft tokens the copy would be one step behind
 
     def rewinds(self) -> bool:
         if self.copy is None:

@@ -16,17 +16,17 @@ from runtime.speculate.acceptance import Acceptance, Chances
 from runtime.speculate.proposer import Proposer
 from runtime.speculate.verification_cost import Cost, VerificationCost
 
-LOOK_EVERY = 8  # steps, in one of which a guess is made for a sequence that has no drafts
-PLAIN_EVERY = 256  # steps with drafts, of which one does without
+LOOK_EVERY = 8  # one in so many steps makes a draft for comparison, for sequences without draft tokens
+PLAIN_EVERY = 256  # one in so many steps with draft tokens runs without
 WORTH_WHILE = 1.02  # minimum rate of tokens with drafts, relative to the rate without
-GUESSED = 4  # tokens of a guess that is only compared
-PROBED_ROWS = 4  # sequences with drafts in a step that probes
-_KEPT = 0.995  # weight of the past in calibration, from draft to draft
-_PRIOR = 10.0  # drafts that were as expected, to begin with
+GUESSED = 4  # tokens of a draft that is only compared
+PROBED_ROWS = 4  # sequences with draft tokens in a probing step
+_KEPT = 0.995  # weight of the past in calibration, per draft
+_PRIOR = 10.0  # weight of the initial ratio of 1, in draft tokens
 
 
 def forced_ids(sequence: Sequence, most: int) -> tuple[int, ...]:
-    """Return up to `most` ids that the sequence's matchers leave as the only continuation of what is known or in flight."""
+    """Return up to `most` ids that the sequence's matchers force after the tokens that are known or in flight."""
     if sequence.forced is None:
         return ()
     first = sequence.num_output_tokens + sequence.num_in_flight - sequence.forced.start
@@ -34,40 +34,40 @@ def forced_ids(sequence: Sequence, most: int) -> tuple[int, ...]:
 
 
 class Speculation:
-    """Drafts that the host makes.
+    """Speculative decoding with draft tokens from the host.
 
-    `most`: maximum drafts of a sequence in a step. `cost` None: always as many as that. `compares`: guesses that no step checked
-    are compared with what came; False if acceptance is synthetic. `longest`: maximum tokens of a step with weighed drafts."""
+    `most`: maximum draft tokens of a sequence in a step. `cost` None: always use the maximum. `compares`: unverified drafts
+    are compared with the sampled tokens; False if acceptance is synthetic. `longest`: maximum tokens of a step with drafts."""
 
     on_device = False
-    rests = False  # whether making drafts costs something in every step, which is saved where they do not pay
+    rests = False  # whether making draft tokens costs time in every step, which can be paused if they do not pay
 
     def __init__(
         self, proposer: Proposer, most: int, cost: VerificationCost | None = None, *, compares: bool = True,
         longest: int | None = None,
     ) -> None:  # fmt: skip
-        self.num_drafts = 0  # rows of steps that had some
+        self.num_drafts = 0  # rows with draft tokens
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.num_accepted_at = [0] * most  # by position in the draft
-        self.paid = True  # whether drafts were taken to pay in the step planned last
+        self.paid = True  # whether draft tokens were expected to pay in the last planned step
         self._proposer = proposer
         self._most = most
         self._cost = cost
         self._compares = compares
         self._longest = longest
         self._chances = Chances()
-        self._rows: dict[int, Acceptance] = {}  # by number of the sequence
+        self._rows: dict[int, Acceptance] = {}  # by sequence number
         self._num_asked = 0
-        self._num_drafted = 0  # steps in which drafts paid
+        self._num_drafted = 0  # number of steps in which draft tokens paid
         self._expected = self._were_right = 0.0
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def guesses(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, tuple[int, ...]]:
-        """Return drafts for a step of `num_rows`, by sequence number, each at most as long as its limit in `could_draft`.
+        """Return draft tokens for a step of `num_rows`, by sequence number, each at most as long as its limit in `could_draft`.
 
-        Forced ids are not weighed: as rows of later steps they would cost the same, and their row waits for masks anyway."""
+        Forced ids are always included: as rows of later steps they would cost the same, and their row waits for masks."""
         certain = {
             sequence.number: ids
             for sequence, most in could_draft
@@ -107,25 +107,25 @@ class Speculation:
     def to_propose(
         self, could_draft: Several[tuple[Sequence, int]], num_rows: int, *, probes: bool = False
     ) -> dict[int, int]:
-        """Return how many drafts the device is to make behind the next step, by number of the sequence."""
+        """Return the number of draft tokens that the device makes after the next step, by sequence number."""
         return {}
 
     def is_on_host(self, sequence: Sequence) -> bool:
-        """Return whether the host makes the sequence's drafts."""
+        """Return whether the host makes the sequence's draft tokens."""
         return True
 
     def _room(self, num_rows: int) -> int:
-        """Return how many drafts a step of `num_rows` has at most."""
+        """Return the maximum number of draft tokens in a step of `num_rows`."""
         return num_rows * self._most if self._longest is None else max(0, self._longest - num_rows)
 
     def _cost_of(self, num_rows: int) -> Cost | None:
-        """Return the cost of drafts in a step of `num_rows`; None before such a step without drafts was observed."""
+        """Return the cost of draft tokens in a step of `num_rows`; None until such a step without draft tokens was observed."""
         assert self._cost is not None
         self._num_asked += 1
         return self._cost.of(num_rows)
 
     def _pays(self, cost: Cost, gain: float, num_drafts: int, num_rows: int) -> bool:
-        """Return whether `num_drafts`, of which `gain` should be right, raise the rate of their step."""
+        """Return whether `num_drafts` draft tokens, with `gain` expected to be accepted, increase tokens per second."""
         rate = (1 + gain * self._calibration / num_rows) / (1 + cost.any + cost.each * num_drafts)
         self.paid = num_drafts > 0 and rate >= WORTH_WHILE
         self._num_drafted += self.paid
@@ -134,7 +134,7 @@ class Speculation:
     # --- what is known --------------------------------------------------------------------------------------------
 
     def gain(self, num_rows: int) -> float:
-        """Return by how much drafts for all of `num_rows` would raise the rate of a step, 0 where they would not pay."""
+        """Return the relative gain in tokens per second if all `num_rows` rows had draft tokens; 0 if they do not pay."""
         cost = None if self._cost is None else self._cost.of(num_rows)
         if cost is None:
             return 0.0
@@ -158,13 +158,13 @@ class Speculation:
 
     @property
     def _calibration(self) -> float:
-        """Right drafts for each that was expected to be right: drafts are chosen where chances are overestimated."""
+        """Ratio of accepted to expected draft tokens, below 1 since drafts are chosen where estimates are too high."""
         return (self._were_right + _PRIOR) / (self._expected + _PRIOR)
 
     # --- afterwards -----------------------------------------------------------------------------------------------
 
     def settled(self, sequence: Sequence, num_drafts: int, token_ids: Several[int]) -> None:
-        """Note that a step checked `num_drafts` and brought `token_ids`, which are not the sequence's yet."""
+        """Record that a step verified `num_drafts` draft tokens and yielded `token_ids`, not yet added to the sequence."""
         row = self._rows.get(sequence.number)
         if row is not None:
             if num_drafts:
@@ -190,7 +190,7 @@ class Speculation:
         self._proposer.finished(sequence)
 
     def record_step(self, batch: ScheduledBatch, step_s: float) -> None:
-        """Learn from the step of `batch`, which took `step_s` from the end of the step before it, unless it has prompts or late
+        """Learn from the step of `batch`, which ended `step_s` seconds after the previous one, unless it has prompts or late
         masks."""
         if self._cost is None:
             return
@@ -203,21 +203,21 @@ class Speculation:
                 or row.binding
             ):
                 return
-            num_drafts += row.num_tokens - 1  # with what was right and is computed again, for the sake of states
+            num_drafts += row.num_tokens - 1  # with accepted tokens that are recomputed for recurrent states
         if batch.rows:
             self._cost.learn(len(batch.rows), num_drafts, step_s, followed=batch.follows)
 
 
 class DeviceSpeculation(Speculation):
-    """Speculation with drafts made on the device after a step (`runtime/runner/drafter.py`); the next step verifies all of
-    them.
+    """Speculative decoding with draft tokens made on the device after a step (`runtime/runner/drafter.py`). The next step
+    verifies all of them.
 
-    The host chooses the number of drafts, and receives their ids when they have been verified, so steps are launched one ahead
-    as usual. Costs are learned from steps that both verify and make drafts, or do neither.
+    The host chooses the number of draft tokens and gets their ids after verification, so steps are launched one ahead as usual.
+    Costs are learned from steps that both verify and make draft tokens, or do neither.
 
     The host's `proposer` drafts for sequences with matchers, whose masks need the ids, and for those with a prediction if
-    `predictions`. Its drafts continue settled ids, so the sequence skips steps until ids in flight have settled. It does so
-    only if that gains more than the one token lost. `rests`: see `Resting`."""
+    `predictions`. Its drafts continue settled ids, so the sequence skips steps until its ids in flight have settled. It does
+    so only if that gains more than the one token lost. `rests`: see `Resting`."""
 
     on_device = True
 
@@ -264,10 +264,9 @@ class DeviceSpeculation(Speculation):
     def to_propose(
         self, could_draft: Several[tuple[Sequence, int]], num_rows: int, *, probes: bool = False
     ) -> dict[int, int]:
-        """Return the number of drafts to make after the next step, by sequence number, within the limits in `could_draft`.
+        """Return the number of draft tokens to make after the next step, by sequence number, limited by `could_draft`.
 
-        `probes`: make some drafts even if they do not pay, because drafts of the device are measured only when a step
-        verifies them."""
+        `probes`: make some even if they do not pay, because device drafts are measured only when a step verifies them."""
         if self._cost is None:
             return {sequence.number: min(most, self._most) for sequence, most in could_draft}
         cost = self._cost_of(num_rows)
@@ -286,7 +285,7 @@ class DeviceSpeculation(Speculation):
                 room -= num
         if not self._pays(cost, gain, sum(nums.values()), num_rows):
             return nums if probes else {}
-        pauses = self._num_drafted % PLAIN_EVERY < 2  # two steps: the second neither checks drafts nor makes any
+        pauses = self._num_drafted % PLAIN_EVERY < 2  # two steps, so one neither verifies nor makes draft tokens
         return {} if pauses else nums
 
     def _chances_of(self, sequence: Sequence) -> Chances:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from runtime.sequence import Sequence
 from runtime.speculate.gram_index import BORDER, GramIndex, GrowingTexts
 
-SIZES = (6, 2)  # tokens that are looked up, the longer ones first
-MAX_PAST_TOKENS = 131_072  # of all past answers, some 300 bytes each
+SIZES = (6, 2)  # sizes of n-grams to look up, longest first
+MAX_PAST_TOKENS = 131_072  # of all past answers, about 300 bytes each
 
 
 class _Place(NamedTuple):
@@ -29,10 +29,10 @@ class _Place(NamedTuple):
 
 
 class Suffix:
-    """Proposer by votes.
+    """Proposer that continues matches in this text and in past answers by weighted votes.
 
-    `depth`: maximum last tokens that are compared; `max_answers`: past answers that are kept; `factor`: maximum drafts for each
-    token in common; `min_probability`: minimum chance that all drafts up to one are right."""
+    `depth`: maximum number of last tokens to compare; `max_answers`: stored past answers; `factor`: maximum draft tokens per
+    matching token; `min_probability`: minimum probability that all are accepted."""
 
     def __init__(self, depth: int, max_answers: int, factor: float, min_probability: float) -> None:
         self._depth = depth
@@ -76,7 +76,7 @@ class Suffix:
                     votes[voter.text.ids[at]] += voter.length
             if not votes:
                 break
-            (token_id, weight) = max(votes.items(), key=lambda vote: vote[1])  # of equal ones that of the latest place
+            (token_id, weight) = max(votes.items(), key=lambda vote: vote[1])  # of equal weights the latest match
             probability *= weight / votes.total()
             if token_id == BORDER or probability < self._min_probability:
                 break
@@ -90,7 +90,8 @@ class Suffix:
 
 
 class PastAnswers:
-    """The latest answers by cache salt, in all at most `max_answers` and `max_tokens`. The least recently used salt goes first."""
+    """The latest answers by cache salt, in total at most `max_answers` and `max_tokens`. The least recently used salt goes
+    first."""
 
     def __init__(self, max_answers: int, max_tokens: int = MAX_PAST_TOKENS) -> None:
         self._max_answers = max_answers
@@ -126,14 +127,14 @@ class PastAnswers:
 
 
 class _Generations:
-    """The answers of a salt in two texts, a young one that grows and an old one that is dropped as a whole. Each has at most
-    `max_answers` and `max_tokens`."""
+    """The answers of one salt in two texts: a new one that grows, and an old one that is dropped as a whole. Each has at
+    most `max_answers` and `max_tokens`."""
 
     def __init__(self, max_answers: int, max_tokens: int) -> None:
         self._max_answers = max_answers
         self._max_tokens = max_tokens
         self._old = self._young = GramIndex(*SIZES)
-        self._num_old = self._num_young = 0  # answers
+        self._num_old = self._num_young = 0  # numbers of answers
 
     @property
     def num_tokens(self) -> int:
@@ -147,7 +148,7 @@ class _Generations:
         return [self._young] if self._old is self._young else [self._young, self._old]
 
     def add(self, ids: Several[int]) -> None:
-        """Remember an answer, or the end of a very long one."""
+        """Store an answer, or the end of a very long one."""
         ids = (*ids[1 - self._max_tokens :], BORDER)
         if self._num_young == self._max_answers or len(self._young) + len(ids) > self._max_tokens:
             self._old, self._num_old = self._young, self._num_young

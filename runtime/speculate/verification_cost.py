@@ -1,31 +1,31 @@
-"""Verification cost: time that drafts add to a step, relative to steps without drafts, learned from past steps. Has no clock.
+"""Verification cost: time that draft tokens add to a step, relative to steps without them, learned from past steps. No clock.
 
 It is learned by number of rows, in powers of two. With few rows a draft is nearly free, since the weights are read anyway;
-with many rows it costs as much as a row. Each size has the time of steps without drafts, and least-squares estimates of two
-costs: of having any drafts (the previous step must settle first, or a draft model must follow), and of each draft. Recent
+with many rows it costs as much as a row. Each size has the time of steps without draft tokens, and least-squares estimates
+of two costs: of having any (the previous step must settle first, or a draft model must follow), and of each one. Recent
 steps weigh more, and the initial assumptions weigh as much as a few steps."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-_ASSUMED_SHARE = 0.05  # assumed cost of any drafts
-_MOST_ASSUMED = 0.5  # maximum of the assumed cost of a draft, so that drafts that are mostly right are tried
-_KEPT = 0.97  # weight of the past, from step to step with drafts
-_KEPT_OF_PLAIN = 0.9  # the same for steps without drafts
-_ODD = 3.0  # maximum ratio of a step's time to the expected time, either way, that is learned from
-_PRIOR_ANY, _PRIOR_EACH = 0.5, 4.0  # weights of the assumptions, in steps, and in steps times drafts squared
+_ASSUMED_SHARE = 0.05  # assumed cost of having any draft tokens
+_MOST_ASSUMED = 0.5  # maximum assumed cost of a draft token, so that well accepted ones are tried
+_KEPT = 0.97  # weight of the past, per step with draft tokens
+_KEPT_OF_PLAIN = 0.9  # likewise for steps without
+_ODD = 3.0  # maximum ratio, in both directions, of a step's time to the expected one; other steps are ignored
+_PRIOR_ANY, _PRIOR_EACH = 0.5, 4.0  # weights of the assumptions: in steps, and in steps times draft tokens squared
 
 
 class Cost(NamedTuple):
-    """Cost of any drafts and of each draft, in steps without drafts."""
+    """Costs relative to a step without draft tokens: of having any, and of each."""
 
     any: float
     each: float
 
 
 class _Size:
-    """Steps of about as many rows. `plain_s`: time of a step without drafts; `followed`: whether a draft model followed it."""
+    """State of one step size. `plain_s`: time of a step without draft tokens. `followed`: whether a draft model followed it."""
 
     def __init__(self, assumed: Cost, plain_s: float, *, followed: bool) -> None:
         self.cost = assumed
@@ -36,7 +36,7 @@ class _Size:
 
     def learn(self, num_drafts: int, took_s: float, *, followed: bool) -> None:
         if not num_drafts and followed != self._followed:
-            if not followed:  # what such a step takes without drafts was only assumed
+            if not followed:  # the time of such a step without draft tokens was only assumed
                 self._plain_s, self._followed = took_s, False
             return
         expected = 1 + (self.cost.any + self.cost.each * num_drafts if num_drafts else 0.0)
@@ -60,10 +60,10 @@ class _Size:
 
 
 class VerificationCost:
-    """Cost of drafts by number of rows.
+    """Cost of draft tokens by number of rows.
 
-    `draft_share`: assumed cost of a draft, in steps of one row. `follow_share`: assumed cost of following a step, until a step
-    that was not followed is known."""
+    `draft_share`: assumed cost of a draft token, in steps of one row. `follow_share`: assumed cost of following a step,
+    until a step without following was observed."""
 
     def __init__(self, draft_share: float, follow_share: float = 0.0) -> None:
         self.draft_share = draft_share
@@ -71,14 +71,14 @@ class VerificationCost:
         self._sizes: dict[int, _Size] = {}  # by the bit length of a number of rows
 
     def of(self, num_rows: int) -> Cost | None:
-        """Return the cost for `num_rows`, or None before a step of about as many rows without drafts was observed."""
+        """Return the cost for `num_rows`, or None until a step of a similar size without draft tokens was observed."""
         size = self._sizes.get(num_rows.bit_length())
         return None if size is None else size.cost
 
     def learn(self, num_rows: int, num_drafts: int, took_s: float, *, followed: bool = False) -> None:
-        """Learn from a step of `num_rows` without prompts, which took `took_s`, including the wait before it."""
+        """Learn from a step of `num_rows` without prompts, which took `took_s` seconds, including the wait before it."""
         if not took_s:
-            return  # shorter than the clock's resolution: nothing can be expressed in such steps
+            return  # shorter than the clock's resolution
         if followed and not num_drafts:
             took_s /= 1 + self._follow_share
         size = self._sizes.get(num_rows.bit_length())
@@ -88,6 +88,6 @@ class VerificationCost:
             self._sizes[num_rows.bit_length()] = _Size(self.assumed(num_rows), took_s, followed=followed)
 
     def assumed(self, num_rows: int) -> Cost:
-        """Return the assumed cost: a row of a step costs as much as a draft."""
+        """Return the assumed cost: a draft token costs as much as a row."""
         share = min(self.draft_share, _MOST_ASSUMED)
         return Cost(_ASSUMED_SHARE, share / (1 + share * (num_rows - 1)))
