@@ -1,1 +1,1 @@
-"""Encoding: cached outputs of media encoders, and the encoder work before a step."""
+"""Media encoders: cached outputs, and scheduling of encoder work before steps."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-Holder: TypeAlias = tuple[int, int]  # a sequence's number, and where in it the item begins
+Holder: TypeAlias = tuple[int, int]  # number of a sequence, and the position of the item in it
 
 
 class EncoderCache:
@@ -16,8 +16,8 @@ class EncoderCache:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.num_used = 0
-        self._sizes: dict[bytes, int] = {}  # in the order of their last use
-        self._holders: dict[bytes, set[Holder]] = {}  # of those that are held
+        self._sizes: dict[bytes, int] = {}  # in LRU order
+        self._holders: dict[bytes, set[Holder]] = {}  # of protected outputs
         self._dropped: list[bytes] = []
 
     def __contains__(self, key: bytes) -> bool:
@@ -27,7 +27,7 @@ class EncoderCache:
         return len(self._sizes)
 
     def hold(self, key: bytes, holder: Holder) -> None:
-        """Protect outputs from eviction for `holder`. They are present, or about to be."""
+        """Protect outputs from eviction for `holder`. They exist, or are being computed."""
         self._sizes[key] = self._sizes.pop(key)
         self._holders.setdefault(key, set()).add(holder)
 
@@ -43,7 +43,7 @@ class EncoderCache:
                 del self._holders[key]
 
     def add(self, key: bytes, size: int) -> bool:
-        """Evict outputs to add `size` outputs of a new key. Return False if pinned outputs leave too little space."""
+        """Evict outputs to make space for `size` outputs of a new key. Return False if protected outputs leave too little."""
         free = self.capacity - self.num_used
         going: list[bytes] = []
         for other, other_size in self._sizes.items():

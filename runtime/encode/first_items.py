@@ -1,4 +1,4 @@
-"""Warm-up of encoders beside normal steps, so that no request waits for compilation or allocation."""
+"""Warm-up of encoders in parallel with normal steps, so that no request waits for compilation or allocation."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ async def encode_first(
     """Encode each group of `groups` in one call and discard the outputs.
 
     `prompt`: a one-row step that is computed with the first item's outputs as its embeddings, or None; with `crosses`, it
-    reads them by cross-attention. An item that cannot
-    be encoded is skipped, so the error goes to the first request with such an item. Other device errors are raised."""
+    reads them by cross-attention. An item that cannot be encoded is skipped, so the error is left to the first such request.
+    Other device errors are raised."""
     for index, items in enumerate(groups):
         report(LoadProgress("encoder", index, len(groups), "steps"))
         work = tuple(EncoderWork(number, item.digest, item) for number, item in enumerate(items))
@@ -44,7 +44,7 @@ async def encode_first(
 
 
 async def _all(ends: Sequence[Awaitable[None]]) -> None:
-    """Raises what one of them does, once all have ended."""
+    """Wait for all of `ends`, then raise an error if there was one."""
     errors = [each for each in await asyncio.gather(*ends, return_exceptions=True) if each is not None]
     if errors:
         raise next((each for each in errors if not isinstance(each, RowFailed)), errors[0])

@@ -22,8 +22,8 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 
 class _Grid(NamedTuple):
-    """Grid of an item. `places`: positions of its tokens; `times`: positions of its time steps; `sound`: positions of its
-    audio."""
+    """Grid of an item. `places`: positions of its tokens in the prompt; `times`: rotary positions of its time steps;
+    `sound`: positions of its audio in the prompt."""
 
     places: Int32s
     sizes: tuple[int, int, int]
@@ -34,12 +34,12 @@ class _Grid(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class VisionPositions:
     """Rules of a model's M-RoPE positions. `merge_size`: patches per token, in height and in width. `tokens_per_second`: scale
-    of a video's time axis, whose items give seconds per grid step; None: one position a step. `by_frame`: each frame is a grid,
-    with text between. `behind_time`: text continues after the grid's time if that is longer than its sides. `whole_times`:
-    times between two positions are refused.
+    of a video's time axis, whose items contain seconds per grid step; None: one position a step. `by_frame`: each frame is a
+    grid, with text between. `behind_time`: text continues after the grid's time if that is longer than its sides.
+    `whole_times`: fractional times are rejected.
 
-    A video's audio may stand among its tokens (Qwen2.5-Omni, 2025) or directly behind; both begin at one position.
-    `shares_ends`: so do the two tokens before and after them."""
+    A video's audio may be interleaved with its tokens (Qwen2.5-Omni, 2025) or follow directly; both begin at one position.
+    `shares_ends`: the two tokens before them share a position, as do the two after them."""
 
     merge_size: int
     tokens_per_second: float | None = None
@@ -52,7 +52,7 @@ class VisionPositions:
         """Return positions [3, num_tokens]. Raises ValueError if a grid has another number of tokens than its item has
         positions."""
         positions = np.empty((3, num_tokens), np.int32)
-        done = following = 0  # tokens that are placed, and where the next one stands
+        done = following = 0  # tokens that have positions, and the next position
         for grid in self._grids(media):
             start, stop = int(grid.places[0]), int(grid.places[-1]) + 1
             text = start - done
@@ -70,7 +70,7 @@ class VisionPositions:
             positions[:, grid.sound] = np.arange(following, following + len(grid.sound))
             seen, heard = stop, int(grid.sound[-1]) + 1
             done = max(seen, heard)
-            following = int(positions[:, min(seen, heard) : done].max()) + 1  # behind what ends last
+            following = int(positions[:, min(seen, heard) : done].max()) + 1  # after the one that ends last
             if self.shares_ends and done < num_tokens:
                 positions[:, done] = following
                 done += 1
@@ -78,9 +78,9 @@ class VisionPositions:
         return positions
 
     def _grids(self, media: Sequence[MediaItem]) -> Iterator[_Grid]:
-        """Each grid of tokens, in their order."""
+        """Yield each grid of tokens, in prompt order."""
         for item, behind in zip_longest(media, media[1:]):
-            if item.modality not in _GRIDS:  # a sound's tokens stand like a text's
+            if item.modality not in _GRIDS:  # audio tokens have positions like text
                 continue
             grid = item.inputs.get(_GRIDS[item.modality])
             if grid is None:
@@ -107,7 +107,7 @@ class VisionPositions:
             return np.arange(steps)
         given = item.inputs.get("second_per_grid_ts", item.inputs.get("video_second_per_grid"))
         seconds = np.float32(1.0 if given is None else given.reshape(-1)[0])
-        if self.behind_time:  # rounded as it was when it was trained
+        if self.behind_time:  # rounded as in training
             times = np.arange(steps, dtype=np.float32) * seconds * np.float32(self.tokens_per_second)
             if self.whole_times and (times != times.round()).any():
                 raise ValueError(
@@ -119,14 +119,14 @@ class VisionPositions:
 
 
 def _is_sound_of(behind: MediaItem | None, video: MediaItem) -> TypeGuard[MediaItem]:
-    """Return whether item `behind` is the audio of `video`: no token between them separates them."""
+    """Return whether item `behind` is the audio of `video`: no other token separates them."""
     if behind is None or (video.modality, behind.modality) != ("video", "audio"):
         return False
     return bool(behind.positions[0] <= video.positions[-1] + 1)
 
 
 def _check_side_by_side(modality: str, places: Int32s, sound: Int32s | None) -> None:
-    """Raises ValueError."""
+    """Raise ValueError if an item's tokens are not contiguous."""
     num, last = len(places), int(places[-1])
     if sound is not None:
         num, last = num + len(sound), max(last, int(sound[-1]))

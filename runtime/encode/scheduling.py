@@ -1,9 +1,9 @@
-"""Scheduling of encoders: items to encode before a chunk of a prompt, and the chunk's limit without them.
+"""Scheduling of encoders: which items are encoded before a chunk of a prompt, and how far a chunk reaches without them.
 
 A chunk may end between or within media items. It needs the outputs of all items that it reaches, and ends before an item
-whose outputs are missing. Missing outputs are encoded beside steps, and later chunks follow when they are ready. A sequence
-pins the items that its chunks have begun and not finished, and the next item, which needs only encoding. So two sequences
-cannot deadlock."""
+whose outputs are missing. Missing outputs are encoded in parallel with steps, and later chunks follow when they are ready. A
+sequence pins the items that its chunks have begun and not finished, and the next item, which needs only encoding. So two
+sequences cannot deadlock."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ RopePositions: TypeAlias = "Callable[[Several[MediaItem], int], Int32s]"
 @dataclass(frozen=True, slots=True)
 class EncoderLimits:
     """Limits of encoder work. `max_num_encoder_tokens`: outputs that a step may begin to encode, unless one item has more.
-    `cache_size`: outputs kept. `max_model_len`: number of positions. `whole_items`: items are never cut, since their tokens
-    attend to each other. `width`: size of an output. `rope_positions`: M-RoPE positions, if the model has them.
-    `whole_prompts`: prompts are never cut. `apart`: audio next to images is encoded differently. `num_outputs`: of every item,
-    where layers read it by cross-attention; 0 where items have an output for each position."""
+    `cache_size`: outputs kept. `max_model_len`: number of positions. `whole_items`: items are never split, since their
+    tokens attend to each other. `width`: size of an output. `rope_positions`: M-RoPE positions, if the model has them.
+    `whole_prompts`: prompts are never split. `apart`: audio next to images is encoded differently. `num_outputs`: outputs of
+    each item, if layers read it by cross-attention; 0 if items have one output per position."""
 
     max_num_encoder_tokens: int
     cache_size: int
@@ -61,9 +61,9 @@ class EncoderScheduling(Feature):
         self.limits = limits
         self.cache = EncoderCache(limits.cache_size)
         self._work: list[EncoderWork] = []
-        self._pending: dict[bytes, EncoderWork] = {}  # of what is in the cache: whose outputs are not there yet
-        self._finished: list[tuple[bytes, Holder]] = []  # what sequences need in that step, and not behind it
-        self._left = limits.max_num_encoder_tokens  # of the step that is being decided
+        self._pending: dict[bytes, EncoderWork] = {}  # cached keys whose outputs are not ready
+        self._finished: list[tuple[bytes, Holder]] = []  # items that sequences need in the step, but not later
+        self._left = limits.max_num_encoder_tokens  # budget left in the step being scheduled
         self.stats = EncoderStats()
 
     def connect(self, scheduler: Scheduling) -> None:
@@ -76,7 +76,7 @@ class EncoderScheduling(Feature):
         return _ReadItem(self, sequence) if self.limits.num_outputs else _Items(self, sequence)
 
     def check(self, request: Request) -> None:
-        """Raises ValueError, whose message is for people, for what no step could hold, and for grids that do not fit."""
+        """Raise ValueError, with a message for users, for items that exceed a limit and grids that do not fit."""
         if not request.media:
             return
         max_num_batched_tokens = self._max_num_batched_tokens
@@ -117,7 +117,7 @@ class EncoderScheduling(Feature):
                 )
 
     def admit(self, sequence: Sequence) -> None:
-        """Note where its tokens stand, once."""
+        """Compute the M-RoPE positions of a new sequence."""
         media, locate = sequence.request.media, self.limits.rope_positions
         if media and locate is not None:
             sequence.rope_positions = locate(media, sequence.num_prompt_tokens + 1)
@@ -125,8 +125,8 @@ class EncoderScheduling(Feature):
             sequence.max_tokens_total = min(sequence.max_tokens_total, longest)
 
     def reach(self, sequence: Sequence, num_tokens: int, most: int) -> int:
-        """Return how many of the next `num_tokens` a step may compute with the outputs that exist: fewer if an item does not
-        fit, more (up to `most`) if an item must not be cut."""
+        """Return how many of the next `num_tokens` a step may compute with existing outputs: fewer if an item does not fit,
+        more (up to `most`) if an item must not be split."""
         if self.limits.whole_prompts:
             return self._reach_whole(sequence, num_tokens, most)
         start = sequence.num_computed_tokens
@@ -146,12 +146,12 @@ class EncoderScheduling(Feature):
                     continue
                 end = last + 1
             if not self.provide(item, sequence):
-                end = begins  # of another, among whose positions this one's are, some may stand before
+                end = begins  # positions of this item may be interleaved with those of another
         return end - start
 
     def _reach_whole(self, sequence: Sequence, num_tokens: int, most: int) -> int:
-        """Return the reach of a prompt that is computed at once, when all of its items are encoded. A sequence that cannot
-        hold all items holds none, so that two sequences cannot block each other."""
+        """Return the reach of a prompt that is computed in one step, after all its items are encoded. A sequence that cannot
+        pin all items pins none, so that two sequences cannot block each other."""
         missing = sequence.num_prompt_tokens - sequence.num_computed_tokens
         if missing > most:
             return 0
@@ -163,7 +163,7 @@ class EncoderScheduling(Feature):
         return max(num_tokens, missing)
 
     def provide(self, item: MediaItem, sequence: Sequence) -> bool:
-        """Hold an item's outputs, or have it encoded. False where they are not there yet."""
+        """Pin an item's outputs, and schedule their encoding if they do not exist. Return whether they are ready."""
         key, num, holder = key_of(item, sequence.request.cache_salt), self.limits.size(item), _holder(sequence, item)
         if key in self.cache:
             if not self.cache.is_held_by(key, holder):
@@ -180,14 +180,14 @@ class EncoderScheduling(Feature):
         return key not in self._pending
 
     def encoded(self, work: EncoderWork) -> bool:
-        """Note that the outputs of `work` exist. Return False if no sequence waits for them any more."""
+        """Record that the outputs of `work` exist. Return False if no sequence needs them any more."""
         if self._pending.get(work.key) is not work:
             return False
         del self._pending[work.key]
         return True
 
     def failed(self, work: EncoderWork) -> bool:
-        """Note that `work` failed; other sequences with the same item try again. Return False as `encoded` does."""
+        """Record that `work` failed; other sequences with the same item retry. Return False as `encoded` does."""
         if not self.encoded(work):
             return False
         self.cache.forget(work.key)
@@ -198,7 +198,7 @@ class EncoderScheduling(Feature):
         return bool(self._pending)
 
     def of_row(self, sequence: Sequence, start: int, end: int) -> RowMedia | None:
-        """Return the media of a row that computes prompt tokens [start, end), or None. After the step, the sequence holds
+        """Return the media of a row that computes prompt tokens [start, end), or None. After the step, the sequence pins
         only items that it has begun."""
         if start >= sequence.num_prompt_tokens:
             return None
@@ -218,14 +218,15 @@ class EncoderScheduling(Feature):
         return RowMedia(tuple(spans), None if positions is None else positions[:, start:end], prompt_len)
 
     def read(self, sequence: Sequence) -> RowMedia:
-        """Return the media of a row whose step reads the sequence's one item by cross-attention; it is needed no longer then."""
+        """Return the media of a row whose step reads the sequence's only item by cross-attention. The item is unpinned after
+        it."""
         (item,) = sequence.request.media
         key = key_of(item, sequence.request.cache_salt)
         self._finished.append((key, _holder(sequence, item)))
         return RowMedia((), crossed=key)
 
     def release(self, sequence: Sequence) -> None:
-        """Release all items of a sequence that ended or starts over."""
+        """Unpin all items of a sequence that ended or was preempted."""
         for item in sequence.request.media:
             self.cache.release(key_of(item, sequence.request.cache_salt), _holder(sequence, item))
 
@@ -234,13 +235,13 @@ class EncoderScheduling(Feature):
         return bool(self._work)
 
     def complete(self, batch: ScheduledBatch) -> ScheduledBatch:
-        """Add the items to encode before the step, and the outputs to evict for them. The next step has a budget of its own."""
+        """Return the batch with the items to encode and the outputs to evict for them. The next step has its own budget."""
         for key, holder in self._finished:
             self.cache.release(key, holder)
         self._finished.clear()
         dropped = self.cache.take_dropped()
         for key in dropped:
-            if key not in self.cache:  # it was for sequences that have been preempted, or have ended
+            if key not in self.cache:  # it was for sequences that were preempted or have ended
                 self._pending.pop(key, None)
         work = tuple(each for each in self._work if self._pending.get(each.key) is each)
         self._work.clear()
@@ -266,7 +267,7 @@ class EncoderScheduling(Feature):
         door.wake()
 
     def clear(self) -> None:
-        """Forget all outputs: none is there any more."""
+        """Remove all outputs, because the device has lost them."""
         self.cache.clear()
         self._pending.clear()
 
@@ -275,7 +276,7 @@ class EncoderScheduling(Feature):
 
 
 class _Items(Claim):
-    """The items of one sequence's prompt."""
+    """Claim of a sequence whose prompt contains media items."""
 
     __slots__ = ("_feature", "_sequence")
 
@@ -297,7 +298,7 @@ class _Items(Claim):
 
 
 class _ReadItem(Claim):
-    """The one item of a sequence, whose outputs layers keep by cross-attention from the first step after it takes a row."""
+    """Claim of a sequence with one item that layers read by cross-attention, in the first step after it gets a row."""
 
     __slots__ = ("_feature", "_is_read", "_sequence")
 

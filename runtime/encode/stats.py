@@ -1,4 +1,4 @@
-"""Encoder stats: counts of encoder work, and the state of the encoder cache."""
+"""Encoder statistics: counts of encoder work, and the state of the encoder cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EncoderStats:
         self._tokens: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._time = Histogram(REQUEST_S)
-        self.num_queries = 0  # items that chunks came to, and those that were there, or about to be
+        self.num_queries = 0  # items that chunks needed, and those already cached or being encoded
         self.num_hits = 0
 
     def encoded(self, work: EncoderWork, took_s: float) -> None:

@@ -1,1 +1,1 @@
-"""LoRA adapters of one base model: loading, storage and slots on the device. See README.md."""
+"""LoRA adapters of one base model: loading, host memory and device slots. See README.md."""

@@ -1,8 +1,8 @@
-"""Adapters by name: load, replace and unload while requests run. Files are read on threads; everything else runs on the event
+"""Adapters by name: load, replace and unload while requests run. Files are read on threads; all other work runs on the event
 loop.
 
-A name refers to a version. Loading under an existing name creates a new version; requests with the old one keep it to their
-end. No torch: the store owns the tensors."""
+A name refers to a version. Loading under an existing name creates a new version; running requests keep the old one. No
+torch: the store owns the tensors."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Facts(Protocol):
 
 class Store(Protocol):
     def read(self, key: int, path: str) -> Facts:
-        """Bring an adapter into memory. On any thread; takes long. Raises WeightsError."""
+        """Load an adapter into memory. Thread-safe; takes long. Raises WeightsError."""
         ...
 
     def drop(self, key: int) -> None:
-        """Let go of it in memory."""
+        """Remove an adapter from memory."""
         ...
 
     def has(self, key: int) -> bool:
@@ -48,16 +48,16 @@ class Store(Protocol):
         ...
 
     def enter(self, fresh: Self) -> None:
-        """Have `fresh`'s model from now on."""
+        """Use the model of `fresh` from now on."""
         ...
 
     def forget(self, key: int) -> None:
-        """Forget an adapter that will not be requested again."""
+        """Remove an adapter that will not be requested again."""
         ...
 
 
 class Adapters:
-    """An AdapterClient. `slots`: for the scheduler."""
+    """Implementation of AdapterClient. `slots`: used by the scheduler."""
 
     def __init__(self, limits: LoraLimits, store: Store) -> None:
         self._store = store
@@ -71,8 +71,7 @@ class Adapters:
         self._fail: Callable[[int, str], None] = lambda key, why: None
 
     def connect(self, wake: Callable[[], None], fail: Callable[[int, str], None]) -> None:
-        """Set callbacks: `wake` when an adapter that a request waits for is in memory; `fail(key, why)` when it cannot be
-        loaded."""
+        """Set callbacks: `wake` after an awaited adapter was loaded; `fail(key, why)` if it cannot be loaded."""
         self._wake, self._fail = wake, fail
 
     def all(self) -> Sequence[Adapter]:
@@ -125,7 +124,7 @@ class Adapters:
         return True
 
     def _give_up(self, key: int, read: asyncio.Future[Facts]) -> None:
-        """Discard an adapter that no request needs any more, and ignore errors of its reading."""
+        """Discard an adapter whose load was cancelled, and ignore errors of reading it."""
         if not read.cancelled():
             read.exception()
         self._store.forget(key)
@@ -136,7 +135,7 @@ class Adapters:
         self.slots.leave()
 
     def awake(self, fresh: Adapters) -> None:
-        """The model is there again; `fresh` was made for what it is now."""
+        """Use the newly built model of `fresh`, after sleep."""
         self._store.enter(fresh._store)
 
     def close(self) -> None:
@@ -168,6 +167,6 @@ class Adapters:
         else:
             if self._store.has(key):
                 self.slots.loaded(key)
-            else:  # the model has gone to sleep meanwhile
+            else:  # the model was put to sleep meanwhile
                 self.slots.failed(key)
             self._wake()

@@ -1,4 +1,4 @@
-"""Contents of an adapter's folder, and whether it fits a model: for `oneloop lora inspect`."""
+"""Inspection of an adapter's folder, and a check that it fits a model: for `oneloop lora inspect`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from runtime.weights.safetensors_file import SafetensorsCheckpoint
 
 
 def inspect(path: str, model: str | None, max_rank: int) -> dict[str, Any]:
-    """Return facts of an adapter as JSON data. `refusal`: why it cannot be served with `model`, or with any model if that is
-    None.
+    """Return facts about an adapter as JSON data. `refusal`: the reason why `model`, or any model if that is None, cannot serve
+    it.
 
     Raises WeightsError if there is no adapter to read, or the model cannot be found."""
     folder = Path(path)
@@ -57,7 +57,7 @@ def _targets(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, i
 
 
 def _fit(folder: Path, model: str, max_rank: int) -> dict[str, Any]:
-    """Raises WeightsError where it does not fit."""
+    """Return facts about an adapter that fits `model`. Raises WeightsError if it does not fit."""
     spec = describe(resolve(model, None, lambda progress: None, load_format="dummy").config, "auto")
     if not isinstance(spec, DecoderSpec):
         raise WeightsError(f"{spec.architecture} runs through transformers, where no adapters are served")

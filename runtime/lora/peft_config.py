@@ -1,4 +1,4 @@
-"""adapter_config.json as PEFT writes it: which rank and scale each module's adapter has, and what cannot be served, by name."""
+"""PEFT's adapter_config.json: rank and scale of each adapted module. Unsupported features are rejected by name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ N = TypeVar("N", int, float)
 
 CONFIG = "adapter_config.json"
 _MAX_BYTES = 1 << 20
-# Ways to begin a training that take the adapter's beginning out of the base weights, which are then other than ours.
+# Initialisations that change the base weights, so an adapter trained with them does not fit the original base weights.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """Fields of adapter_config.json. `rank_pattern`, `alpha_pattern`: values for modules whose whole name, or its end behind
-    a dot, matches. `base`: the name of the model it was trained on."""
+    """Fields of adapter_config.json. `rank_pattern`, `alpha_pattern`: values for modules whose full name, or its last
+    components, match. `base`: name of the base model."""
 
     rank: int
     alpha: float
@@ -88,14 +88,14 @@ class PeftConfig:
         return _matching(self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Return the factor of the product of A and B."""
+        """Return the factor by which the product of A and B is multiplied."""
         rank = self.rank_of(module)
         alpha = _matching(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
 def _matching(pattern: Mapping[str, N], module: str, default: N) -> N:
-    """The value of the first key, a regular expression, that matches the name's end from a dot on, as PEFT takes it."""
+    """Return the value of the first key, a regular expression, that matches the last components of `module`, as PEFT does."""
     for key, value in pattern.items():
         if re.match(rf"(?:.*\.)?(?:{key})$", module):
             return value

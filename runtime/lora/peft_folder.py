@@ -38,13 +38,13 @@ _REFUSED = {
 
 
 class Fingerprint(NamedTuple):
-    """Sizes, times and numbers of a folder's files when they were read, to detect changes."""
+    """Sizes, times and inode numbers of a folder's files when they were read, to detect changes."""
 
     files: tuple[tuple[int, int, int], ...]
 
     @classmethod
     def of(cls, folder: Path) -> Fingerprint:
-        """Raises WeightsError where a file is missing."""
+        """Return the fingerprint of a folder. Raises WeightsError if a file is missing."""
         try:
             stats = [(folder / name).stat() for name in (CONFIG, WEIGHTS)]
         except OSError as error:
@@ -54,7 +54,7 @@ class Fingerprint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """Weights of an adapter. `parts`: its changes by layer name."""
+    """Weights of an adapter. `parts`: its matrices by layer name."""
 
     parts: Mapping[str, tuple[LoraPart, ...]]
     config: PeftConfig
@@ -67,7 +67,7 @@ class AdapterWeights:
 
 
 def read_adapter(folder: Path, targets: Targets, max_rank: int) -> AdapterWeights:
-    """Raises WeightsError saying what is wrong, and where."""
+    """Read and check an adapter. Raises WeightsError that names the problem and the tensor."""
     Fingerprint.of(folder)
     config = PeftConfig.read(folder)
     files = SafetensorsCheckpoint(folder, (), single=WEIGHTS)
@@ -103,7 +103,7 @@ def _read(
 
 
 def module_of(folder: Path, name: str) -> str:
-    """The module that a tensor belongs to. Raises WeightsError."""
+    """Return the name of the module to which tensor `name` belongs. Raises WeightsError."""
     return _parse(folder, name)[0]
 
 
@@ -120,12 +120,12 @@ def _parse(folder: Path, name: str) -> tuple[str, str]:
 
 
 def _check_copy(folder: Path, files: SafetensorsCheckpoint, module: str, name: str | None, targets: Targets) -> None:
-    """PEFT writes the base's own matrix beside an adapter of the embedding or of the head: it is left alone, if it can be that."""
+    """Check the base's embedding or head that PEFT stores with some adapters. It is ignored, but must have the base's shape."""
     if name is None:
         return
     target = find_embedding(targets, module) or find(targets, module)
     if target is None and not targets.embeddings:
-        return  # that there is no room is said of the adapter itself
+        return  # the caller reports that embeddings are not supported
     if target is None or target.linear.name not in (EMBEDDING, HEAD):
         raise WeightsError(f"{folder}: tensor {name}: modules_to_save are not supported")
     size = target.linear.out_features, target.linear.in_features
@@ -141,7 +141,7 @@ def _parts(
     folder: Path, files: SafetensorsCheckpoint, config: PeftConfig, module: str, halves: Mapping[str, str],
     targets: Targets, max_rank: int,
 ) -> Iterator[tuple[Target, LoraPart]]:  # fmt: skip
-    """Yield the layers that a module's A and B change: one layer, or one for every expert."""
+    """Yield the layers that a module's A and B change, with the matrices: one layer, or one for every expert."""
     target = find(targets, module)
     if ".lora_embedding_" in halves["A"]:
         target = find_embedding(targets, module)
@@ -154,7 +154,7 @@ def _parts(
         b = _tensor(folder, files, halves["B"], (target.rows, rank))
         yield target, _part(folder, module, target, a, b, scale)
         return
-    # PEFT wraps a module once for each of its parameters that it adapts; which one this is only the shapes tell.
+    # PEFT wraps a module once per adapted parameter of it; only the shapes show which parameter it is.
     wrapped = module
     while wrapped.endswith(_WRAPPED):
         wrapped = wrapped.removesuffix(_WRAPPED)
@@ -173,7 +173,7 @@ def _parts(
     named, count, first = f"{wrapped}.{stack.parameter}", len(stack.targets), stack.targets[0]
     rank, scale = _rank(folder, config, named, max_rank), config.scale_of(named)
     a = _tensor(folder, files, halves["A"], (count * rank, first.linear.in_features))
-    b = _tensor(folder, files, halves["B"], (first.rows, rank * count))  # of each rank the experts in turn
+    b = _tensor(folder, files, halves["B"], (first.rows, rank * count))  # ordered by rank, then by expert
     for number, each in enumerate(stack.targets):
         own = a[number * rank : (number + 1) * rank], np.ascontiguousarray(b[:, number::count])
         yield each, _part(folder, module, each, *own, scale)
@@ -196,15 +196,15 @@ def _part(folder: Path, module: str, target: Target, a: Array, b: Array, scale: 
 
 
 def _our_order(transform: Transform, target: Target) -> Array | None:
-    """The row of a checkpoint's part that each row of the decoder's is, by what is done to the whole weight. None where rows would
-    leave their part."""
+    """Return, for each row of the decoder's layer, its row in the checkpoint. None if the transform mixes rows of other
+    parts."""
     if isinstance(transform, InterleavedHalves):
-        transform = InterleavedHalves()  # B's rows are outputs, however its layer's weight lies
+        transform = InterleavedHalves()  # B's rows are outputs, independent of the weight's orientation
     num_rows = target.linear.out_features
     numbers = np.arange(num_rows, dtype=np.float64)[:, None]
     stored = undo(transform, numbers, (num_rows, 1))[:, 0].astype(
         np.int64
-    )  # where each of our rows stands in checkpoints
+    )  # position of each of our rows in checkpoints
     own = stored[target.start : target.start + target.rows] - target.start
     if own.min() < 0 or own.max() >= target.rows:
         return None
@@ -225,7 +225,7 @@ def _tensor(folder: Path, files: SafetensorsCheckpoint, name: str, shape: Shape)
 
 
 def _as_torch(values: Array) -> torch.Tensor:
-    """16-bit integers are the bits of bfloat16."""
+    """Convert to torch. 16-bit integers are the bits of bfloat16."""
     tensor = torch.from_numpy(values)
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 

@@ -1,11 +1,11 @@
-"""Slots: adapters that are loaded, their slots in the device's tables, and the order in which waiting adapters get a slot.
+"""Slots: loaded adapters, their slots in the device's tables, and the order in which waiting adapters get a slot.
 
-Bookkeeping in plain data: no torch, no files, no clock. An adapter here is a version that never changes. Loading another
-version under the same name creates a new adapter with its own prefix-cache blocks; both may run at the same time.
+Plain data: no torch, no files, no clock. An adapter here is a version that never changes. Loading another version under the
+same name creates a new adapter with its own prefix-cache blocks; both may run at the same time.
 
-A sequence starts only if its adapter is in a slot or can take an unused one. If all slots are in use, the adapter that has had
+A sequence starts only if its adapter is in a slot or can get an unused one. If all slots are in use, the adapter that has had
 its slot longest is drained: sequences that arrived after the first one waiting for a slot may not start with it, and its slot
-is freed with its last running sequence. So the wait for a slot is bounded by the running sequences. Only one adapter drains at
+is freed after its last running sequence. So the wait for a slot is bounded by the running sequences. Only one adapter drains at
 a time.
 
 A slot is written by the step in which its adapter's first sequence starts, after all steps that read the previous adapter.
@@ -23,16 +23,16 @@ from runtime.batch import AdapterLoad
 from runtime.config import LoraLimits
 from runtime.sequence import Sequence
 
-_MAX_LABELS = 128  # adapters that metrics tell apart; all others are one
+_MAX_LABELS = 128  # adapters with their own metric label; others share one
 _OTHERS = "others"
 
-Order = Callable[[Sequence], tuple[int, int]]  # the smallest is served first
+Order = Callable[[Sequence], tuple[int, int]]  # sort key; the smallest is served first
 
 
 class Where(Enum):
-    STORED = "stored"  # in its files alone
+    STORED = "stored"  # on disk only
     LOADING = "loading"
-    READY = "ready"  # in memory
+    READY = "ready"  # in host memory
 
 
 @dataclass(slots=True, eq=False)
@@ -43,34 +43,34 @@ class Version:
     name: str
     where: Where = Where.STORED
     slot: int | None = None
-    since: int = 0  # when it took its slot; a count of such events
-    used: int = 0  # when a sequence of it started last
+    since: int = 0  # logical time when it got its slot
+    used: int = 0  # logical time when one of its sequences last started
     num_users: int = 0
     num_running: int = 0
-    num_placing: int = 0  # steps in flight that write it into a slot
-    makes_room_for: tuple[int, int] | None = None  # nobody behind this starts
-    is_retired: bool = False  # it has no name any more, and goes with its last user
+    num_placing: int = 0  # steps in flight that write it to a slot
+    makes_room_for: tuple[int, int] | None = None  # sequences after this one in order may not start
+    is_retired: bool = False  # it has no name any more, and is removed after its last user
     when_unused: list[Callable[[], None]] = field(default_factory=list)
 
 
 class AdapterSlots:
-    """Scheduling of adapters over device slots and host memory. `load(key)` begins to load an adapter; `loaded` or `failed`
-    is called afterwards. `drop(key)` removes it from memory."""
+    """Assignment of adapters to device slots and host memory. `load(key)` starts loading an adapter, and its end is reported
+    to `loaded` or `failed`. `drop(key)` removes it from memory."""
 
     def __init__(self, limits: LoraLimits, load: Callable[[int], None], drop: Callable[[int], None]) -> None:
         self.limits = limits
         self._load, self._drop = load, drop
         self._versions: dict[int, Version] = {}
         self._in_slot: list[Version | None] = [None] * limits.max_loras
-        self._loads: list[AdapterLoad] = []  # of the step being decided
+        self._loads: list[AdapterLoad] = []  # of the step being scheduled
         self._clock = 0
         self.num_loads = self.num_slot_loads = self.num_evictions = self.num_slot_evictions = 0
         self._num_requests: dict[str, int] = {}
 
-    # --- adapters come and go -------------------------------------------------------------------------------------
+    # --- load and unload ------------------------------------------------------------------------------------------
 
     def add(self, key: int, name: str, *, in_memory: bool = True) -> None:
-        """An adapter whose files have been read and found good, and which is in memory unless nothing can be."""
+        """Add an adapter whose files have been checked. `in_memory`: it was loaded; it is kept if host memory allows."""
         self._versions[key] = version = Version(key, name)
         if not in_memory:
             return
@@ -87,21 +87,20 @@ class AdapterSlots:
         self._go_if_unused(version)
 
     def loaded(self, key: int) -> None:
-        """Note that an adapter is in memory."""
+        """Record that an adapter was loaded into memory."""
         version = self._versions.get(key)
         if version is None:
-            self._drop(key)  # it has been retired, and its users have left
+            self._drop(key)  # it was retired, and has no users
         else:
             self._ready(version)
 
     def failed(self, key: int) -> None:
-        """Note that an adapter could not be read. Loading is tried again when a request waits for it."""
+        """Record that an adapter could not be read. Loading is tried again for the next request that needs it."""
         if (version := self._versions.get(key)) is not None:
             version.where = Where.STORED
 
     def leave(self) -> None:
-        """Clear memory and slots after the model was released: adapters remain in their files only. No sequence may be
-        running."""
+        """Clear memory and slots after the model was released. The adapters' files remain. No sequence may be running."""
         assert not any(version.num_running for version in self._versions.values()), "nobody runs"
         for version in self._versions.values():
             self._leave_slot(version)
@@ -126,23 +125,23 @@ class AdapterSlots:
         for call in version.when_unused:
             call()
 
-    # --- what the scheduler tells ---------------------------------------------------------------------------------
+    # --- called by the scheduler ----------------------------------------------------------------------------------
 
     def waits(self, key: int) -> None:
-        """A sequence of this adapter has arrived."""
+        """Record that a sequence with this adapter has arrived."""
         version = self._versions[key]
         version.num_users += 1
         label = version.name if version.name in self._num_requests or len(self._num_requests) < _MAX_LABELS else _OTHERS
         self._num_requests[label] = self._num_requests.get(label, 0) + 1
 
     def ends(self, key: int) -> None:
-        """Note that a sequence ended; it does not run either."""
+        """Record that a sequence with this adapter has ended; `stops` was called before if it ran."""
         version = self._versions[key]
         version.num_users -= 1
         self._go_if_unused(version)
 
     def starts(self, key: int) -> int:
-        """Note that a sequence has a row. Return the slot of its adapter from the step being decided on."""
+        """Record that a sequence gets a row. Return the slot of its adapter, valid from the step being scheduled."""
         version = self._versions[key]
         if version.slot is None:
             slot = self._free_slot()
@@ -159,7 +158,7 @@ class AdapterSlots:
         return version.slot
 
     def stops(self, key: int) -> None:
-        """Note that a sequence has given its row back."""
+        """Record that a sequence has released its row."""
         self._versions[key].num_running -= 1
 
     def may_start(self, sequence: Sequence, order: Order) -> bool:
@@ -172,8 +171,8 @@ class AdapterSlots:
         return version.where is Where.READY and self._free_slot() is not None
 
     def turn(self, waiting: Several[Sequence], order: Order) -> None:
-        """Prepare a step: load the adapters of `waiting` sequences in order, and choose the slot to free for the first that
-        finds none."""
+        """Prepare a step: load the adapters of `waiting` sequences in order, and select the slot to free for the first
+        sequence without one."""
         blocked: Sequence | None = None
         asked: set[int] = set()
         for sequence in waiting:
@@ -194,12 +193,12 @@ class AdapterSlots:
             min(holders, key=lambda holder: holder.since).makes_room_for = order(blocked)
 
     def _lacks_room(self, sequence: Sequence) -> bool:
-        """Return whether a sequence whose adapter has no slot must wait for one, or for memory."""
+        """Return whether a sequence must wait for a device slot, or for host memory, for its adapter."""
         assert sequence.request.adapter is not None
         return self._free_slot() is None or self._versions[sequence.request.adapter.key].where is Where.STORED
 
     def take_loads(self) -> tuple[AdapterLoad, ...]:
-        """Return the adapters to write into slots before the step that has just been decided."""
+        """Return the adapters to write into slots before the step that was just scheduled."""
         if not self._loads:
             return ()
         loads, self._loads = tuple(self._loads), []
@@ -208,24 +207,24 @@ class AdapterSlots:
         return loads
 
     def settled(self, loads: Iterable[AdapterLoad]) -> None:
-        """Note that a step has settled, and so has written these."""
+        """Record that a step has settled, so `loads` are written to their slots."""
         for load in loads:
             version = self._versions[load.key]
             version.num_placing -= 1
             self._go_if_unused(version)
 
     def forget(self, loads: Iterable[AdapterLoad]) -> None:
-        """Mark these slots as empty after the step that should have written them did not run. No sequence uses them."""
+        """Mark the slots of `loads` as empty, since the step that should have written them did not run. They are unused."""
         for load in loads:
             holder = self._in_slot[load.slot]
             if holder is not None and holder.key == load.key:
                 self._leave_slot(holder)
         self.settled(loads)
 
-    # --- room -----------------------------------------------------------------------------------------------------
+    # --- slots and memory -----------------------------------------------------------------------------------------
 
     def _free_slot(self) -> int | None:
-        """Return a slot without running sequences, or None. Empty slots come first, then slots of unwanted or drained
+        """Return a slot without running sequences, or None. Empty slots come first, then slots of unused or drained
         adapters, then LRU."""
         best: tuple[bool, int] | None = None
         found = None
@@ -270,7 +269,7 @@ class AdapterSlots:
         self._clock += 1
         return self._clock
 
-    # --- numbers --------------------------------------------------------------------------------------------------
+    # --- metrics --------------------------------------------------------------------------------------------------
 
     def metrics(self) -> list[Metric]:
         in_memory = sum(version.where is Where.READY for version in self._versions.values())

@@ -1,4 +1,4 @@
-"""Adapters in memory: read from their folders, checked, and converted to the form that the model's layers take.
+"""AdapterStore: adapters in host memory, read from their folders, checked, and converted to the format of the model's layers.
 
 Reading runs on threads, releasing on the event loop. A folder must still have the same content when it is read again,
 because cached prefix blocks and running sequences depend on it."""
@@ -22,7 +22,7 @@ class AdapterFacts(NamedTuple):
 
 
 class AdapterStore:
-    """Adapters in host memory. `rooms`: slots of the model, or of each of its shards; all have the same adapters."""
+    """Adapters in host memory. `rooms`: adapter storage of the model, or of each of its shards, all with the same adapters."""
 
     def __init__(self, rooms: Sequence[ModelAdapters], targets: Targets, max_rank: int) -> None:
         self._rooms = rooms
@@ -52,11 +52,11 @@ class AdapterStore:
         return bool(self._rooms) and all(room.has(key) for room in self._rooms)
 
     def leave(self) -> None:
-        """The model goes, and with it all that is in memory."""
+        """Drop the model, and with it all adapters in memory."""
         self._rooms = ()
 
     def enter(self, fresh: AdapterStore) -> None:
-        """Have the rooms of the model's successor, which `fresh` was made for."""
+        """Use the storage of the rebuilt model, for which `fresh` was created."""
         self._rooms = fresh._rooms
 
     def forget(self, key: int) -> None:

@@ -1,5 +1,5 @@
-"""Targets: which modules of a checkpoint an adapter may change, and where they are in the decoder. Derived from the spec and the
-rules by which its checkpoints are written, for any family alike: a merged projection's parts are targets by themselves."""
+"""Targets: modules of a checkpoint that an adapter may change, and their place in the decoder. Derived from the spec and its
+checkpoint rules, for all model families. Each part of a merged projection is a separate target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PREFIX = "model."
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Rows [start, start + rows) of `linear`. `transform`: its rows stand in another order in checkpoints."""
+    """Rows [start, start + rows) of `linear`. `transform`: converts from the row order of checkpoints, if it differs."""
 
     linear: Linear
     start: int
@@ -30,7 +30,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A parameter of a module that holds the matrices of all experts of a layer: the target of each."""
+    """Parameter of a module that contains the matrices of all experts of a layer. `targets`: one for each expert."""
 
     parameter: str
     targets: tuple[Target, ...]
@@ -71,7 +71,7 @@ def targets_of(spec: DecoderSpec, *, experts: bool = True, vocabulary: bool = Tr
         for module, parameters in found.items():
             stacks.setdefault(module, {}).update(parameters)
     for linear in linears:
-        if linear.name == HEAD:  # so transformers' modules have it, whatever checkpoints call it
+        if linear.name == HEAD:  # name in transformers, whatever checkpoints use
             modules.setdefault(HEAD, Target(linear, 0, linear.out_features))
     return Targets(
         modules,
@@ -84,17 +84,17 @@ def targets_of(spec: DecoderSpec, *, experts: bool = True, vocabulary: bool = Tr
 
 
 def find(targets: Targets, module: str) -> Target | None:
-    """The target of a module's name, which may have a "model." more or less at its beginning than checkpoints have."""
+    """Return the target of a module name. A leading "model." may be missing or extra."""
     return _found(targets.modules, module)
 
 
 def find_embedding(targets: Targets, module: str) -> Target | None:
-    """The same where the module is the embedding."""
+    """Return the target of a module name if the module is the embedding."""
     return _found(targets.embeddings, module)
 
 
 def find_stacks(targets: Targets, module: str) -> tuple[Stack, ...]:
-    """The same for a module that holds matrices of experts."""
+    """Return the stacks of a module that contains matrices of experts, or ()."""
     return _found(targets.stacks, module) or ()
 
 

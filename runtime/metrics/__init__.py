@@ -1,1 +1,1 @@
-"""Numbers about a running engine, for /metrics and the log."""
+"""Metrics of a running engine, for /metrics and the log."""

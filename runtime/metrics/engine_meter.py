@@ -1,6 +1,6 @@
-"""Engine meter: what the engine does, in numbers. It is called at each event and keeps counters, histograms and the log's lines.
+"""EngineMeter: counters, histograms and log lines of an engine, updated at each event.
 
-A sequence's own times stand on the sequence, so a request that ends takes its history with it."""
+A sequence's own times are stored on the sequence, so they are freed with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("oneloop.engine")
 
 
 class EngineMeter:
-    """Counts what the engine does. Its calls come from the event loop."""
+    """Counts events of the engine. Called on the event loop."""
 
     def __init__(self, model: ModelInfo, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -37,19 +37,19 @@ class EngineMeter:
         self._history = History()
         self._cache_facts = (
             ("block_size", str(model.kv_block_size)),
-            ("num_gpu_blocks", str(model.num_kv_blocks)),  # vLLM's name, whatever the device
+            ("num_gpu_blocks", str(model.num_kv_blocks)),  # name of vLLM, for any device
             ("enable_prefix_caching", str(scheduler.blocks.cache.enabled)),
         )
 
-    # --- the engine as a whole ------------------------------------------------------------------------------------
+    # --- engine ---------------------------------------------------------------------------------------------------
 
     def busy(self) -> None:
-        """Work has come after a pause."""
+        """Start the meter's timers, because work arrived after an idle time."""
         self._throughput.restart()
         self._lag.start()
 
     def idle(self) -> None:
-        """Stop the meter's timers: there is no work, or no engine."""
+        """Stop the meter's timers, because there is no work, or no engine."""
         self._lag.stop()
 
     def submitted(self, num_requests: int) -> None:
@@ -100,7 +100,7 @@ class EngineMeter:
                 self._history.note(sequence, "preempted", now)
 
     def deferred(self, sampling: ScheduledBatch, now: float) -> None:
-        """The masks of its rows were late."""
+        """Record that the masks of these rows were late."""
         for row in sampling.rows:
             if (sequence := self._scheduler.sequences.find(row.number)) is not None:
                 self._history.note(sequence, "deferred", now)
@@ -113,15 +113,15 @@ class EngineMeter:
         self._history.settled(step, now)
 
     def report(self, now: float) -> None:
-        """The throughput line in the log, if it is time for one."""
+        """Log the throughput line, if it is due."""
         self._throughput.maybe(now)
 
-    # --- one sequence ---------------------------------------------------------------------------------------------
+    # --- sequences ------------------------------------------------------------------------------------------------
 
     def gained(self, settled: Iterable[Settled], now: float) -> None:
-        """Count the tokens of a step. Sequences that ended with their prompt, scored or pooled, have none."""
+        """Count the tokens of a step. Sequences that only score or pool their prompt have none."""
         stats = self._stats
-        waited: dict[float, int] = {}  # since when, how many tokens: most rows of a step were in the one before it
+        waited: dict[float, int] = {}  # tokens by the time of the previous token: most rows of a step share it
         for sequence, token_ids, finish, _, _ in settled:
             num_tokens = len(token_ids)
             if sequence.request.is_probe or not (num_tokens or finish is not FinishReason.ERROR):
@@ -136,13 +136,13 @@ class EngineMeter:
                     stats.time_to_first_token.observe(now - sequence.request.arrival_s)
             elif num_tokens == 1:
                 waited[last_s] = waited.get(last_s, 0) + 1
-            elif num_tokens:  # those that come together have waited alike
+            elif num_tokens:  # tokens of one step have waited equally long
                 stats.inter_token_latency.observe((now - last_s) / num_tokens, num_tokens)
         for last_s, times in waited.items():
             stats.inter_token_latency.observe(now - last_s, times)
 
     def finished(self, sequence: Sequence) -> Finished | None:
-        """Count a sequence that has ended. None for a probe."""
+        """Count a sequence that has ended. Return its record, or None for a probe."""
         if sequence.request.is_probe:
             return None
         stats, now = self._stats, time.monotonic()
@@ -164,7 +164,7 @@ class EngineMeter:
         return Finished(sequence.request, record, sequence.output_ids)
 
     def delivered(self, sequence: Sequence, held_s: float) -> None:
-        """Note that the reader of `sequence` has read its last output. Outputs waited `held_s` for the reader in total."""
+        """Record that the reader of `sequence` has read its last output. `held_s`: total time that outputs waited for it."""
         self._history.delivered(sequence, time.monotonic(), held_s)
 
     def _prompt_computed(self, sequence: Sequence, now: float) -> None:
@@ -175,12 +175,12 @@ class EngineMeter:
         if sequence.first_scheduled_s is not None:
             stats.prefill_time.observe(now - sequence.first_scheduled_s)
 
-    # --- what there is to tell ------------------------------------------------------------------------------------
+    # --- reports --------------------------------------------------------------------------------------------------
 
     def activity(
         self, live: Iterable[Sequence], now: float, after_step: int, after_request: int, num_cells: int
     ) -> Activity:
-        """See `EngineClient`. `live`: sequences that have not ended."""
+        """Return recent activity, see `EngineClient`. `live`: sequences that have not ended."""
         return self._history.activity(self._scheduler, live, now, after_step, after_request, num_cells)
 
     @property
@@ -236,7 +236,7 @@ def _step_cost(budget: StepBudget) -> list[Metric]:
 
 
 def _num_tasks() -> int:
-    """0 where no loop runs."""
+    """Return the number of asyncio tasks, 0 without a running loop."""
     try:
         return len(asyncio.all_tasks())
     except RuntimeError:

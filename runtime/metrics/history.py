@@ -18,21 +18,19 @@ from runtime.step import Step
 
 NUM_STEPS = 2048
 NUM_REQUESTS = 512
-NUM_LIVE = 256  # of those that have not ended, at most so many are told of
-MAX_EVENTS = 128  # of one request; later ones are not noted
+NUM_LIVE = 256  # maximum number of open requests in a view
+MAX_EVENTS = 128  # per request; later ones are dropped
 
 
 class History:
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int, ScheduledCounts, bool, float | None]] = deque(maxlen=NUM_STEPS)
         self._requests: deque[RequestRecord] = deque(maxlen=NUM_REQUESTS)
-        self._undelivered: dict[
-            int, RequestRecord
-        ] = {}  # by the sequence's number: those that have ended, and are being read
+        self._undelivered: dict[int, RequestRecord] = {}  # ended sequences that are still being read, by number
         self.num_steps = 0
         self._num_requests = 0
 
-    # --- what happens ---------------------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------------------
 
     def settled(self, step: Step, now: float) -> None:
         self.num_steps += 1
@@ -50,13 +48,13 @@ class History:
         return record
 
     def delivered(self, sequence: Sequence, now: float, held_s: float) -> None:
-        """Note that the reader of an ended sequence has read everything."""
+        """Record that the reader of an ended sequence has read everything."""
         record = self._undelivered.pop(sequence.number, None)
-        if record is not None:  # a probe's is not kept
+        if record is not None:  # probes have no record
             self._num_requests += 1
             self._requests.append(record._replace(number=self._num_requests, delivered_s=now, held_s=held_s))
 
-    # --- what there is to tell ------------------------------------------------------------------------------------
+    # --- views ----------------------------------------------------------------------------------------------------
 
     def activity(
         self,
@@ -87,7 +85,7 @@ class History:
         ]
 
 
-ScheduledCounts = tuple[int, int]  # tokens of prompts, and rows that decode
+ScheduledCounts = tuple[int, int]  # prompt tokens, and rows that decode
 
 
 def counts(batch: ScheduledBatch) -> ScheduledCounts:

@@ -1,4 +1,4 @@
-"""Counters and histograms in plain Python, written on the hot path; `EngineClient.metrics` turns them into `Metric`s."""
+"""Counters and histograms in plain Python, updated on the hot path; `EngineClient.metrics` converts them to `Metric`s."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 
 from runtime.api import FinishReason, HistogramData, Metric
 
-# Finer than the field's: a small model on a GPU answers in under a millisecond per token.
+# Finer than usual: a small model on a GPU takes less than a millisecond per token.
 INTER_TOKEN_S = (
     0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04,
     0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -27,7 +27,7 @@ POWERS_OF_TWO = tuple(float(2**i) for i in range(15))
 
 
 def one_two_five(limit: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50, … up to `limit`."""
+    """Return the bounds 1, 2, 5, 10, 20, 50, … up to `limit`."""
     bounds: list[float] = []
     decade = 1
     while True:
@@ -53,7 +53,7 @@ class Histogram:
 
 
 class EngineStats:
-    """Written by the Engine; names are vLLM's, so that its dashboards read ours."""
+    """Statistics of an engine. Their names are vLLM's, so that its dashboards work."""
 
     def __init__(self, max_model_len: int) -> None:
         lengths = one_two_five(max_model_len)

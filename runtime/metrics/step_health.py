@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from runtime.batch import ScheduledBatch
 
-_FORGETS = 0.1  # of the way from the slowest step lately to the one that settled last, when that was faster
+_FORGETS = 0.1  # decay of the slowest time, per faster step, towards that step's time
 
 
 class HealthLimits(NamedTuple):
@@ -18,7 +18,7 @@ class HealthLimits(NamedTuple):
 
     `min_s`: no step is too slow before this time. `min_unseen_s`: the same for a kind without history, whose kernels may
     need compilation. `first_s`: the same for the first step. `hopeless_s`: after this time of one slow step, or of failures
-    without a success, the engine is considered dead. `num_failures`: number of consecutive failures that is no accident."""
+    without a success, the engine is considered dead. `num_failures`: consecutive failures that count as failing."""
 
     factor: float = 10.0
     min_s: float = 5.0
@@ -47,7 +47,7 @@ class StepKind(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Health of the engine's steps. `reason`: the problem, for people, or None. `hopeless`: waiting will not help."""
+    """Health of the engine's steps. `reason`: the problem, for users, or None. `hopeless`: the engine will not recover."""
 
     reason: str | None = None
     hopeless: bool = False
@@ -56,8 +56,8 @@ class Verdict(NamedTuple):
 class StepHealth:
     def __init__(self, limits: HealthLimits) -> None:
         self._limits = limits
-        self._slowest_s: dict[StepKind, float] = {}  # lately
-        self._num_failures = 0  # since a step settled
+        self._slowest_s: dict[StepKind, float] = {}  # slowest recent step of each kind
+        self._num_failures = 0  # since the last settled step
         self._first_failure_s = 0.0
         self._last_failure_s = 0.0
 
@@ -68,7 +68,7 @@ class StepHealth:
         self._slowest_s[kind] = max(duration_s, slowest_s + _FORGETS * (duration_s - slowest_s))
 
     def failed(self, now_s: float) -> None:
-        """A step could not be launched, or ended with an error."""
+        """Record that a step could not be launched, or ended with an error."""
         if not self._num_failures:
             self._first_failure_s = now_s
         self._num_failures += 1
@@ -76,7 +76,7 @@ class StepHealth:
 
     @property
     def failing(self) -> bool:
-        """Return True after enough consecutive failed steps that only a settled step shows recovery."""
+        """True after enough consecutive failed steps that only a settled step shows recovery."""
         return self._num_failures >= self._limits.num_failures
 
     def verdict(self, oldest: ScheduledBatch | None, age_s: float) -> Verdict:
@@ -95,7 +95,7 @@ class StepHealth:
         limits, kind = self._limits, StepKind.of(batch)
         if (slowest_s := self._slowest_s.get(kind)) is not None:
             return max(limits.min_s, limits.factor * slowest_s)
-        # Scoring a prompt takes as long as its vocabulary is large: other steps say nothing of that.
+        # The cost of scoring a prompt grows with the vocabulary, so other steps are not comparable.
         comparable = [seen for seen in self._slowest_s if seen.scores or not kind.scores]
         if not comparable:
             return limits.first_s

@@ -1,4 +1,4 @@
-"""The throughput line in the log, at most once in REPORT_S and only while steps settle."""
+"""Throughput line in the log, at most once per REPORT_S seconds and only while steps settle."""
 
 from __future__ import annotations
 

@@ -1,2 +1,1 @@
-"""Parallel: one model on several devices of one process: each rank computes its shard of a step, and tensors are exchanged on the
-way."""
+"""Parallel execution of one model on several devices: each rank computes its shard of a step, and ranks exchange tensors."""

@@ -1,9 +1,9 @@
-"""Connections between the process that schedules a model and those that compute its other stages, and their messages as bytes.
+"""Connections between the process that schedules a model and the processes of its other stages, with messages as bytes.
 
-Only a process that has the model's secret may open one. Messages (`messages.py`) go by msgpack, each after its length in bytes.
-They are plain data: numbers, texts, tuples, lists, mappings, frozen sets, arrays of numbers, and instances of the classes of
-`MODULES`. Reading can create nothing else, and runs only the constructors of these classes. Both ends have the same release.
-Rows of a step are written by columns, since all rows of most steps have the same value in most columns."""
+A connection requires the model's secret. Messages (`messages.py`) are msgpack, each preceded by its length in bytes. They
+are plain data: numbers, texts, tuples, lists, mappings, frozen sets, arrays of numbers, and instances of the classes of
+`MODULES`. Decoding creates nothing else, and runs only the constructors of these classes. Both ends need the same release.
+Rows of a step are encoded by columns, since in most steps all rows have the same value in most columns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CLASSES: dict[str, type] = {
 
 
 class _Parts(NamedTuple):
-    """Codec of a class. `of`: the parts of an instance, in order; `whole`: makes an instance of them."""
+    """Codec of a class. `of`: returns the parts of an instance, in order; `whole`: creates an instance from its parts."""
 
     of: Callable[[Any], Iterable[Any]]
     whole: Callable[[Any], Any]
@@ -70,7 +70,7 @@ _INT64 = 1 << 63
 
 
 class _Tag(IntEnum):
-    """Type of a list by its first element. A text there is the name of a class."""
+    """First element of an encoded list, which gives its type. A text there is the name of a class."""
 
     TUPLE = 0
     LIST = 1
@@ -81,20 +81,20 @@ class _Tag(IntEnum):
     PARTIAL = 6
     INTEGER = 7
     ROWS = 8
-    SCALARS = 9  # a tuple of them
-    NESTED = 10  # a list of them, or of lists of them
+    SCALARS = 9  # a tuple of numbers or texts
+    NESTED = 10  # a list of numbers or texts, or of such lists
 
 
 _EMPTY = [_Tag.SCALARS, ()]
 
 
 def packed(message: object) -> bytes:
-    """Raises TypeError where something of it is no plain data."""
+    """Encode a message. Raises TypeError if part of it is not plain data."""
     return _encoder.encode(_said(message))
 
 
 def unpacked(data: bytes | memoryview) -> Any:
-    """Raises ValueError, TypeError or LookupError where `data` is not what `packed` gives."""
+    """Decode a message. Raises ValueError, TypeError or LookupError if `data` was not encoded by `packed`."""
     return _made(_decoder.decode(data))
 
 
@@ -141,7 +141,7 @@ def _said(value: Any) -> Any:
         return [kind.__name__, *map(_said, _PARTS[kind.__name__].of(value))]
     if isinstance(value, type) and _CLASSES.get(value.__name__) is value:
         return [_Tag.CLASS, value.__name__]
-    if isinstance(value, Sequence) and not isinstance(value, tuple):  # a prompt's ids, as who read them keeps them
+    if isinstance(value, Sequence) and not isinstance(value, tuple):  # a prompt's ids may be any sequence type
         return _said(list(value))
     raise TypeError(f"a {kind.__qualname__} is no plain data")
 
@@ -181,7 +181,7 @@ def _made(said: Any) -> Any:
             return frozenset(map(_made, rest))
         case _Tag.ARRAY:
             dtype, shape, data = rest
-            return np.frombuffer(bytearray(data), np.dtype(dtype)).reshape(shape)  # to be written to, as it was
+            return np.frombuffer(bytearray(data), np.dtype(dtype)).reshape(shape)  # writable
         case _Tag.PARTIAL:
             function, arguments, named = map(_made, rest)
             return partial(function, *arguments, **named)
@@ -261,6 +261,6 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Close after everything sent has been written."""
+        """Close after all sent data is written."""
         if self._transport is not None:
             self._transport.close()

@@ -1,4 +1,4 @@
-"""FarRunner: the local runner of a pipeline stage that another process computes.
+"""FarRunner: the local proxy of the runner of a pipeline stage in another process.
 
 Steps are sent when they are launched, and settle when the other process reports their end. If that process or its host
 fails, waiting calls and later launches raise `ProcessGone`."""
@@ -30,15 +30,15 @@ from runtime.parallel.messages import (
 from runtime.parallel.stages import Turn
 from runtime.step import ForwardOutput, GpuEvent, RowMasks, Runner, Step, StepResult, WorkerEvent
 
-CLOSE_LIMIT_S = 5.0  # for what is computed there to end
+CLOSE_LIMIT_S = 5.0  # time for running work there to end
 
 
 class ProcessGone(WorkerGone):
-    """The process that computes a stage has ended, or is not to be reached any more."""
+    """Error: the process of a stage has ended or is unreachable."""
 
 
 class FarFailure(RuntimeError):
-    """Error of a step in another process, with its message."""
+    """Error of a step in another process, with its message and its fault."""
 
     def __init__(self, text: str, fault: Fault) -> None:
         super().__init__(text)
@@ -47,7 +47,7 @@ class FarFailure(RuntimeError):
 
 @dataclass(slots=True)
 class _Pending:
-    """A step that is there. `prompt_logprobs`: where it `has_prompt_logprobs`, which come behind its end."""
+    """A step in flight. `prompt_logprobs`: prompt log-probabilities, if `has_prompt_logprobs`; they arrive after its end."""
 
     has_prompt_logprobs: bool
     ended: asyncio.Future[Done]
@@ -56,7 +56,7 @@ class _Pending:
     def fail(self, error: BaseException) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
-            self.ended.exception()  # seen: an engine that has died does not wait for it
+            self.ended.exception()  # marks the exception as retrieved: a dead engine does not await it
         if not self.prompt_logprobs.done():
             self.prompt_logprobs.set_exception(error)
 
@@ -66,13 +66,13 @@ class _Pending:
 
 
 class _Kept:
-    """The logits of a step, which the other process keeps until this goes."""
+    """Reference to the logits of a step in the other process, which frees them when this object is freed."""
 
 
 class FarRunner:
     def __init__(self, connection: Connection, place: str, beside: Runner) -> None:
-        """Create a runner of another process. `place`: of the process, for people. `beside`: this process's runner, which
-        classifies errors."""
+        """Create the proxy. `place`: name of the process for messages. `beside`: this process's runner, which classifies
+        errors."""
         self.next = Turn()
         self._connection, self._beside = connection, beside
         self._place = place
@@ -103,7 +103,7 @@ class FarRunner:
         return Fault.LOST if isinstance(error, ProcessGone) else self._beside.fault(error)
 
     async def close(self) -> bool:
-        """See `Runner`. True where the process has ended its work."""
+        """Stop the other process's runner, as in `Runner`. Return False if it did not confirm in time."""
         if self._gone is not None:
             return True
         self._closing = self._loop.create_future()
@@ -111,7 +111,7 @@ class FarRunner:
         await asyncio.wait({self._closing}, timeout=CLOSE_LIMIT_S)
         return self._closing.done()
 
-    # --- what comes -----------------------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------------------------
 
     def on_message(self, message: object) -> None:
         match message:
@@ -126,7 +126,7 @@ class FarRunner:
                 self._pending.pop(number).fail(_as_raised(message))
 
     def lost(self, why: str) -> ProcessGone:
-        """Nothing more comes from there."""
+        """Fail all steps in flight, because the connection is lost. Return the error."""
         if self._gone is None:
             self._gone = ProcessGone(why)
             self._gone.add_note(f"{self._place}: {why}")
@@ -137,12 +137,12 @@ class FarRunner:
             self._closing.set_result(True)
         return self._gone
 
-    # --- what goes ------------------------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------------------------
 
     def _work(
         self, batch: ScheduledBatch, of: int | None = None, masks: RowMasks | None = None, *, to_sample: bool = False
     ) -> tuple[int, _Pending]:
-        """Send work. If it is `to_sample`, only the sampling reports an end. Raises ProcessGone."""
+        """Send work, return its number and pending result. `to_sample`: only the later sampling ends it. Raises ProcessGone."""
         turn, self.next = self.next, Turn()
         number, pending = self._awaited(has_prompt_logprobs=bool(batch.prompt_logprobs_rows))
         if to_sample:
@@ -151,7 +151,7 @@ class FarRunner:
         return number, pending
 
     def _awaited(self, *, has_prompt_logprobs: bool = False) -> tuple[int, _Pending]:
-        """Raises ProcessGone."""
+        """Register a new pending step and return it with its number. Raises ProcessGone."""
         if self._gone is not None:
             raise self._gone
         self._num_sent += 1
@@ -186,8 +186,8 @@ class FarRunner:
         return ForwardOutput(batch, sample, snapshot_logits, done)
 
     def _forget(self, number: int) -> None:
-        """Forget a forward pass. Called on whatever thread drops the last reference."""
-        with suppress(RuntimeError):  # the loop has been closed
+        """Free a forward pass in the other process. Called on the thread that drops the last reference."""
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._send_forget, number)
 
     def _send_forget(self, number: int) -> None:

@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class Apart(RuntimeError):
-    """Another rank has failed in this step, or will compute no step any more."""
+    """Error: another rank or stage has failed in this step, or has ended."""
 
 
 class Gone(Apart, WorkerGone):
-    """A rank will compute no step any more. A note says which, where that is known."""
+    """Error: a rank or stage has ended and will compute no further step. A note names it, if known."""
 
     def __init__(self, where: str = "") -> None:
         super().__init__("another rank has ended")
@@ -35,7 +35,7 @@ class Gone(Apart, WorkerGone):
 
 
 class Peers(Protocol):
-    """The ranks of a model as one of them, `number` of `size`, knows them. All call the same methods in the same order."""
+    """Collective operations of one rank, `number` of `size`. All ranks call the same methods in the same order."""
 
     @property
     def number(self) -> int: ...
@@ -43,7 +43,7 @@ class Peers(Protocol):
     def size(self) -> int: ...
 
     def sum(self, x: Tensor) -> Tensor:
-        """x, of one shape on every rank -> the sum over them, a fresh tensor."""
+        """Return the sum of x over all ranks as a new tensor. x has the same shape on every rank."""
         ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -51,7 +51,7 @@ class Peers(Protocol):
         ...
 
     def concat(self, x: Tensor) -> Tensor:
-        """x [T, N] -> [T, size * N]: the columns of all ranks in their order."""
+        """Return [T, size * N]: the columns of x [T, N] of all ranks, in rank order."""
         ...
 
 
@@ -73,7 +73,7 @@ class Meeting:
         return made
 
     def leave(self, gone: Gone | None = None) -> None:
-        """Fail all waits of this meeting, because a rank has failed in this step, or is `gone` for good."""
+        """Fail all waits of this meeting, because a rank has failed in this step, or has ended (`gone`)."""
         self._gone = self._gone or gone
         self._barrier.abort()
 
@@ -82,8 +82,8 @@ class Group:
     def __init__(self, size: int) -> None:
         self.size = size
         self._lock = threading.Lock()
-        self._steps = [0] * size  # claimed by each rank
-        self._unclaimed: dict[int, Meeting] = {}  # by some
+        self._steps = [0] * size  # meetings claimed by each rank
+        self._unclaimed: dict[int, Meeting] = {}  # meetings that some rank has not claimed
         self._under_way: WeakSet[Meeting] = WeakSet()
         self._ended: Gone | None = None
 
@@ -97,7 +97,7 @@ class Group:
             meeting = self._unclaimed.setdefault(step, Meeting(self.size))
             self._under_way.add(meeting)
             if min(self._steps) > step:
-                del self._unclaimed[step]  # those who have claimed it keep it
+                del self._unclaimed[step]  # ranks that have claimed it keep it
             return meeting
 
     def end(self, where: str = "") -> None:
@@ -129,7 +129,7 @@ class HostRank:
             self.is_alone = False
 
     def within(self, meeting: Meeting, work: Callable[[], T]) -> T:
-        """Run a step, or whatever else all ranks run, which meets there."""
+        """Run `work`, a step or other work of all ranks, with `meeting` for its exchanges."""
         self._meeting = meeting
         try:
             return work()
@@ -149,7 +149,7 @@ class HostRank:
         return self._exchange(x, lambda every: torch.cat([*every], dim=1))
 
     def least(self, number: int) -> int:
-        """The smallest of what all ranks give, of all stages."""
+        """Return the minimum of `number` over all ranks of all stages."""
         return int(self.everyone.concat(torch.tensor([[number]])).min())
 
     def _exchange(self, x: Tensor, made_of: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:

@@ -1,10 +1,10 @@
-"""Links: the ways by which stages of a model hand tensors to each other, each in one direction.
+"""Links: one-way channels through which the stages of a model send tensors to each other.
 
-Tensors are taken in the order in which they are given. A stage that failed in a step gives a failure instead, and the stage that
-takes it fails in that step alone. A link that has ended means that its other stage has gone.
+Tensors are received in the order in which they are sent. A stage that failed in a step sends a failure instead, and the
+receiving stage fails in that step only. If a link has ended, the stage at its other end has ended.
 
-Between threads of a process a link is a queue (`ThreadLink`), between processes a connection (`HostLink`). On the connection one
-byte a step says whether tensors follow. CUDA devices send the tensors by other ways (`runtime/platform/cuda_peers.py`)."""
+Between threads of a process a link is a queue (`ThreadLink`), between processes a connection (`HostLink`). There, one byte
+per step marks whether tensors follow. CUDA devices send tensors by other channels (`runtime/platform/cuda_peers.py`)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from torch import Tensor
 from runtime.parallel.group import Apart, Gone, Group, HostRank
 
 _GIVEN, _LEFT = b"\1", b"\0"
-_HELLO = struct.Struct("<HHH")  # from which stage, of which kind, of which line
+_HELLO = struct.Struct("<HHH")  # sending stage, kind and line
 SECRET_BYTES = 32
-CONNECT_LIMIT_S = 60.0  # to a port that is open
-HELLO_LIMIT_S = 5.0  # for who has connected to say the secret
+CONNECT_LIMIT_S = 60.0  # for connecting to an open port
+HELLO_LIMIT_S = 5.0  # for a new connection to send the secret
 _FIRST_BYTES = SECRET_BYTES + _HELLO.size
 _FAR_LEFT = "another stage has failed in this step"
 
 
 class Kind(IntEnum):
-    """Purposes of a link. HIDDEN: hidden states, to the next stage. DRAWS: draws of the last stage, to each stage before it. UP and
-    DOWN: numbers that all agree on at the start, to the first stage and from it."""
+    """Purposes of a link. HIDDEN: hidden states, to the next stage. DRAWS: sampled ids of the last stage, to each earlier
+    stage. UP and DOWN: numbers that all stages agree on at start-up, to the first stage and from it."""
 
     HIDDEN = 0
     DRAWS = 1
@@ -42,23 +42,23 @@ class Kind(IntEnum):
 
 
 class Link(Protocol):
-    """One end of a link. The giving end calls `give` or `leave` as often as the other end calls `take`."""
+    """One end of a one-way link. The sender calls `give` or `leave` once for each `take` of the receiver."""
 
     def give(self, tensors: Sequence[Tensor]) -> None:
-        """Give tensors, after all that this thread has computed or enqueued. The caller may change them then. Raises Gone."""
+        """Send tensors, after all work that this thread has enqueued. They may be modified afterwards. Raises Gone."""
         ...
 
     def leave(self) -> None:
-        """Give nothing this time, because this stage has failed. Raises Gone."""
+        """Send a failure instead of tensors, because this stage has failed in the step. Raises Gone."""
         ...
 
     def take(self, into: Sequence[Tensor]) -> None:
-        """Wait for tensors and write them to `into`, before all that this thread does or enqueues next. Raises Apart, or Gone."""
+        """Wait for tensors and copy them to `into`, before later work of this thread. Raises Apart after a failure, or Gone."""
         ...
 
 
 class ThreadLink:
-    """A `Link` between two threads, both of its ends. `arrivals`: a place for the taking device's stream (`PeerLink`)."""
+    """Both ends of a `Link` between two threads. `arrivals`: stream of the receiving device, used by `PeerLink`."""
 
     def __init__(self) -> None:
         self._given: SimpleQueue[Any] = SimpleQueue()
@@ -84,7 +84,7 @@ class ThreadLink:
         self._given.put(given)
 
     def get(self) -> Any:
-        """Wait for what is put next. Raises Apart, or Gone."""
+        """Wait for the next item and return it. Raises Apart, or Gone."""
         given = self._given.get()
         if self._gone is not None:
             self.put(None)
@@ -95,7 +95,7 @@ class ThreadLink:
 
 
 class HostLink:
-    """A `Link` of contiguous tensors of the host over a connection. `where`: the name of its other end."""
+    """A `Link` over a socket, for contiguous host tensors. `where`: name of its other end."""
 
     def __init__(self, connection: socket.socket, where: str) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -116,7 +116,7 @@ class HostLink:
         for tensor in into:
             self.receive(_bytes(tensor))
 
-    # --- for links that send tensors by another way ----------------------------------------------------------------
+    # --- for links that send tensors by other channels ------------------------------------------------------------
 
     def send(self, data: bytes | memoryview) -> None:
         try:
@@ -128,7 +128,7 @@ class HostLink:
         self.send(_GIVEN)
 
     def receive(self, room: memoryview) -> None:
-        """Wait until `room` is full."""
+        """Receive bytes until `room` is full."""
         try:
             while room:
                 num = self.connection.recv_into(room)
@@ -139,14 +139,14 @@ class HostLink:
             raise Gone(self.where) from error
 
     def await_word(self) -> None:
-        """Wait until something is given. Raises Apart if the other stage has failed in this step."""
+        """Wait until the sender sends tensors. Raises Apart if it has failed in this step."""
         word = bytearray(1)
         self.receive(memoryview(word))
         if word == _LEFT:
             raise Apart(_FAR_LEFT)
 
 
-_SMALL_BYTES = 64 << 10  # up to which one write is cheaper than two
+_SMALL_BYTES = 64 << 10  # for fewer bytes, one write is cheaper than two
 
 
 def _are_small(tensors: Sequence[Tensor]) -> bool:
@@ -158,10 +158,10 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 class Ways(NamedTuple):
-    """The links of stage `number` of `size`, of one line. A line has the stages' ranks of one number.
+    """The links of stage `number` of `size` in one line. A line consists of the ranks with one number, one in each stage.
 
-    `before`: from the stage before. `behind`: to the next stage. `drawn`: from the last stage, its draws. `takers`: of the last
-    stage, the links to all others, by stage. `end`: ends the line, with the name of the stage that has gone."""
+    `before`: from the previous stage. `behind`: to the next stage. `drawn`: sampled ids from the last stage. `takers`: links
+    from the last stage to all others, by stage. `end`: ends the line; its argument names the stage that has ended."""
 
     number: int
     size: int
@@ -173,7 +173,7 @@ class Ways(NamedTuple):
 
 
 class Line:
-    """The links of one line whose stages are all threads of this process."""
+    """The links of one line whose stages are threads of this process."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -193,13 +193,13 @@ class Line:
         )
 
     def end(self, where: str = "") -> None:
-        """Fail all stages that wait for another. `where`: the stage that has gone, if it is known."""
+        """Fail all waits of stages for each other. `where`: name of the stage that has ended, if known."""
         for link in (*self._hidden, *self._drawn):
             link.end(Gone(where))
 
 
 class LinkPort:
-    """A port at which other processes connect to the stage of this one. They have to send the model's secret first."""
+    """Listening socket of this process's stage. Other processes that connect must send the model's secret first."""
 
     def __init__(self, host: str, secret: bytes) -> None:
         """Listen. `host`: an address of this machine that the other processes can connect to. Raises OSError."""
@@ -212,7 +212,7 @@ class LinkPort:
     def connected(
         self, stage: int, num_stages: int, num_lines: int, addresses: Sequence[tuple[str, int]]
     ) -> StageLinks:
-        """Connect stage number `stage` of a model, whose stages listen at `addresses`. Waits for the other stages.
+        """Connect stage number `stage` to all other stages, which listen at `addresses`. Blocks until they are connected.
 
         Raises Gone, or OSError if a stage cannot be reached."""
         last = num_stages - 1
@@ -244,7 +244,7 @@ class LinkPort:
         return StageLinks(ways, Agreement(not stage, outgoing, incoming))
 
     def _awaited(self, hello: tuple[int, int, int]) -> socket.socket:
-        """Wait for the connection that begins with `hello`, or until this port is closed. Fetching files may precede it."""
+        """Wait for the connection that starts with `hello`, or until this port is closed. The peer may be downloading files."""
         while hello not in self._came:
             connection, _ = self._socket.accept()
             connection.settimeout(HELLO_LIMIT_S)
@@ -261,20 +261,20 @@ class LinkPort:
     def close(self) -> None:
         """Fail all waits at this port and its links."""
         for each in (self._socket, *self._came.values(), *self._made):
-            with suppress(OSError):  # a thread that waits notices a shutdown, but not a close
+            with suppress(OSError):  # shutdown wakes a blocked thread; close does not
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
 
 class Agreement:
-    """Numbers that the processes of a model agree on at the start. `outgoing`, `incoming`: links of the first stage to and from all
-    others, or of another stage to and from the first."""
+    """Exchange of numbers between the processes of a model at start-up. `outgoing`, `incoming`: links of the first stage to
+    and from all others, or of another stage to and from the first."""
 
     def __init__(self, is_first: bool, outgoing: Sequence[HostLink], incoming: Sequence[HostLink]) -> None:
         self._is_first, self._outgoing, self._incoming = is_first, outgoing, incoming
 
     def least(self, number: int) -> int:
-        """Return the smallest number that a process gives. Waits for all of them. Raises Gone."""
+        """Return the minimum of `number` over all processes. Blocks until all have called it. Raises Gone."""
         numbers = [torch.tensor([number])]
         if not self._is_first:
             self._give(numbers[0])
@@ -293,14 +293,14 @@ class Agreement:
 
 
 class StageLinks(NamedTuple):
-    """The links of the stage of one process to all others. `ways`: by line."""
+    """Links of one process's stage to all others. `ways`: by line."""
 
     ways: tuple[Ways, ...]
     agreement: Agreement
 
 
 class AgreeingRank(HostRank):
-    """A rank of the one stage that this process computes. Its numbers are agreed on with all processes."""
+    """Rank of the only stage in this process. `least` takes the minimum over all processes."""
 
     def __init__(self, group: Group, number: int, device: int, agreement: Agreement) -> None:
         super().__init__(group, number, device)

@@ -1,7 +1,7 @@
-"""Messages between the process that schedules a model and those that compute its other stages.
+"""Messages between the process that schedules a model and the processes of its other stages.
 
-Plain data, on a connection to each of these processes (`connection.py`). A step is sent when it is launched, and its end is sent
-back."""
+Plain data, sent over one connection to each of these processes (`connection.py`). A step is sent when it is launched, and
+its end is sent back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModelName:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Answer of a process that joined. `links`: where other stages connect. `place`: its host and process, for people."""
+    """Reply of a process that joined. `links`: address at which its stage listens. `place`: host and process, for messages."""
 
     stage: int
     links: tuple[str, int]
@@ -59,7 +59,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A stage that has computed its first steps. `plan` and `model`: as the last one has them, which are the engine's; bytes: of
+    """Reply after a stage was built and warmed up. `plan` and `model`: the engine uses those of the last stage. Bytes: over
     all its devices."""
 
     plan: EnginePlan
@@ -70,7 +70,8 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class NotBuilt:
-    """Answer of a process that failed. `kind`: the class name of a start's error; otherwise `text` is a traceback."""
+    """Reply of a process that could not build its stage. `kind`: class name of a start-up error, or else `text` is a
+    traceback."""
 
     kind: str
     text: str
@@ -94,7 +95,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Tell, as the end of `number`, when the logits of `of` are there."""
+    """Request to report, as the end of `number`, when the logits of `of` are ready."""
 
     number: int
     of: int
@@ -113,7 +114,7 @@ class Close: ...
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End of a step. `result` is the last stage's, None from others; pooled vectors are arrays."""
+    """End of a step. `result`: from the last stage only, else None; pooled vectors are arrays."""
 
     number: int
     result: StepResult | None = None
@@ -123,7 +124,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Prompt log-probabilities of a step that is done."""
+    """Prompt log-probabilities of a finished step."""
 
     number: int
     entries: list[list[TokenLogprobs] | None]
@@ -131,7 +132,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Error of a launch or a step. `row`: of a RowFailed. `is_apart`: the cause is another stage or rank."""
+    """Error of a launch or a step. `row`: sequence number, for a RowFailed. `is_apart`: another stage or rank caused it."""
 
     number: int
     fault: Fault
@@ -142,7 +143,7 @@ class Failed:
 
 
 def with_arrays(result: StepResult) -> StepResult:
-    """Return `result` with vectors as arrays, which can be sent."""
+    """Return `result` with pooled vectors as arrays, which can be sent."""
     return StepResult(
         result.tokens,
         result.logprobs,

@@ -1,4 +1,4 @@
-"""StageProcesses: the processes that compute all stages of a model but the first, each on its own host.
+"""StageProcesses: the processes of all stages of a model except the first, each on its own host.
 
 A `Launcher` starts them (`server/ray/stages.py` uses Ray). They connect to this process, receive their configuration, and
 then receive steps through `FarRunner`. If one of them ends, the model ends, since no other process has its layers."""
@@ -23,25 +23,25 @@ log = logging.getLogger("oneloop.start")
 
 
 class Launcher(Protocol):
-    """Begins processes on other hosts."""
+    """Interface for starting processes on other hosts."""
 
     @property
     def host(self) -> str:
-        """An address of this machine that the others reach."""
+        """Return an address of this machine that the other hosts can reach."""
         ...
 
     def begin(self, joins: Sequence[Join], ended: Callable[[int, str], None]) -> None:
-        """A process for each of `joins`, which does `stage_process.compute_stage` of it. `ended`: called on the loop with the
-        stage of one that has ended or could not be begun, and why."""
+        """Start a process for each of `joins`, which runs `stage_process.compute_stage`. `ended(stage, why)` is called on
+        the event loop if a process has ended or could not be started."""
         ...
 
     async def close(self) -> None:
-        """End them, whatever they do."""
+        """Kill the processes."""
         ...
 
 
 class StageFailed(Exception):
-    """A stage could not be built. `kind`: the name of the error's class there."""
+    """Error: a stage could not be built. `kind`: class name of the original error."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ class StageFailed(Exception):
 
 
 class _Far:
-    """One of the processes, as far as it is there."""
+    """State of one of the processes, from its start on."""
 
     def __init__(self, stage: int, num_stages: int) -> None:
         self.stage = stage
@@ -63,11 +63,11 @@ class _Far:
         for future in (self.joined, self.built):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # seen: perhaps nobody waits for both
+                future.exception()  # marks the exception as retrieved: only one of both futures may be awaited
 
 
 class StageProcesses:
-    """Processes of one model's stages. `source`: where each finds its files."""
+    """Processes of one model's stages. `source`: location of the model's files on each host."""
 
     def __init__(self, launcher: Launcher, source: ModelName) -> None:
         self.secret = secrets.token_bytes(SECRET_BYTES)
@@ -94,26 +94,25 @@ class StageProcesses:
             log.info("stage %d of %d is computed by %s", each.stage, num_stages, joined.place)
 
     async def build(self, config: EngineConfig, links: tuple[str, int]) -> list[Built]:
-        """Build all stages and return their results. `links`: where the first stage listens. Raises StageFailed,
-        ProcessGone."""
+        """Build all stages and return their results. `links`: address of the first stage. Raises StageFailed or ProcessGone."""
         for each in self._far:
             assert each.connection is not None
             each.connection.send(Build(config, self._source, self.addresses(links)))
         return [await each.built for each in self._far]
 
     def addresses(self, links: tuple[str, int]) -> tuple[tuple[str, int], ...]:
-        """Return where each stage listens, the first one at `links`, after all have joined."""
+        """Return the addresses at which the stages listen, `links` for the first one. All stages must have joined."""
         return (links, *[each.joined.result().links for each in self._far])
 
     def runners(self, beside: Runner) -> list[FarRunner]:
-        """Return the runners of all stages but the first, which is `beside`."""
+        """Return the runners of all stages except the first, whose runner is `beside`."""
         for each in self._far:
             assert each.connection is not None
             each.runner = FarRunner(each.connection, each.place, beside)
         return [each.runner for each in self._far if each.runner is not None]
 
     def when_lost(self, call: Callable[[BaseException], None]) -> None:
-        """Call it on the loop when one of them has ended, from now on."""
+        """Set the function to call on the event loop if a process ends from now on."""
         self._lose = call
 
     async def close(self) -> None:
@@ -125,7 +124,7 @@ class StageProcesses:
                 each.connection.abort()
         await self._launcher.close()
 
-    # --- what comes -----------------------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------------------------
 
     def _on_message(self, connection: Connection, message: Any) -> None:
         if isinstance(message, Joined):
@@ -160,7 +159,7 @@ class StageProcesses:
 
 
 class RunnersOverProcesses(StageRunners):
-    """The runners of all stages, of which the first is this process'. With them their processes end."""
+    """Combined runner of all stages, the first of which is in this process. Closing it ends the other processes."""
 
     def __init__(self, processes: StageProcesses, *more: Any) -> None:
         """Create the runner. `more`: arguments of `StageRunners`."""

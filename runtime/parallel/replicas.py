@@ -35,7 +35,7 @@ from runtime.api import (
     TokenStream,
 )
 
-# Of a replica's rows: what waits or runs there beside a request costs it less than computing its prompt again.
+# Share of a replica's rows. Sharing steps with this many more requests costs less than recomputing the prompt.
 SPARE_LOAD = 0.25
 CLOSE_LIMIT_S = 5.0
 
@@ -47,27 +47,27 @@ class KeyedAdapters(AdapterClient, Protocol):
 
 
 class Replica(EngineClient, Protocol):
-    """An engine, and what decides whether a request goes there."""
+    """Engine interface with the values that routing needs."""
 
     @property
     def adapters(self) -> KeyedAdapters | None: ...
 
     @property
     def load(self) -> float:
-        """0 with nothing to do; 1 for as many sequences as a step has, and 1 for all KV blocks; 2 more where it sleeps."""
+        """Load: sequences as a fraction of the rows, plus KV blocks in use as a fraction of all; 2 more if it sleeps."""
         ...
 
     def num_cached(self, prompt: PreparedPrompt) -> int:
-        """Blocks of the prompt that its prefix cache has. The prompt may have been prepared by another replica."""
+        """Return how many blocks of the prompt are in its prefix cache. Another replica may have prepared the prompt."""
         ...
 
 
 class Replicas:
-    """Several engines as one. `replicas`: two or more, with equal block hashes and limits."""
+    """Several engines behind one client. `replicas`: two or more, with equal block hashes and limits."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.replicas = tuple(replicas)
-        self._turn = 0  # whose it is among those with equal loads
+        self._turn = 0  # next replica among those with equal loads
         self._profiled: Replica | None = None
         of_each = [each.adapters for each in replicas]
         known = [each for each in of_each if each is not None]
@@ -84,8 +84,8 @@ class Replicas:
 
     def submit(self, requests: Sequence[Request], *, continues: bool = False) -> TokenStream:
         requests = self._prepared(requests)
-        parts: dict[int, list[int]] = {}  # by replica: which of the requests
-        place_of: dict[int, int] = {}  # of prompts that have one
+        parts: dict[int, list[int]] = {}  # indices of requests, by replica
+        place_of: dict[int, int] = {}  # replica of each prompt that has one
         taken = [0] * len(self.replicas)
         for index, request in enumerate(requests):
             prompt = id(request.prompt_ids)
@@ -101,7 +101,7 @@ class Replicas:
     def _submit_parts(
         self, requests: Sequence[Request], parts: Mapping[int, list[int]], *, continues: bool
     ) -> TokenStream:
-        """All or none: what one replica has taken is ended where another refuses its part."""
+        """Submit each replica's part of `requests`. If one replica rejects its part, the parts already submitted are ended."""
         streams: list[tuple[TokenStream, list[int]]] = []
         for place, indices in parts.items():
             try:
@@ -132,7 +132,7 @@ class Replicas:
         return prepared
 
     def _choose(self, request: Request, taken: Sequence[int]) -> int:
-        """Return the engine for a request. `taken`: requests of the same call that each engine gets already."""
+        """Return the index of the engine for a request. `taken`: requests of the same call already assigned to each engine."""
         num, rows = len(self.replicas), max(1, self.model.max_num_seqs // len(self.replicas))
         loads = [each.load + new / rows for each, new in zip(self.replicas, taken, strict=True)]
         least = min(range(num), key=lambda place: (loads[place], (place - self._turn) % num))
@@ -155,7 +155,7 @@ class Replicas:
         for each in self.replicas:
             each.reset_prefix_cache()
 
-    # --- how they are ---------------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------------------------
 
     def health(self) -> EngineHealth:
         return EngineHealth.of_all([each.health() for each in self.replicas])
@@ -185,7 +185,7 @@ class Replicas:
         await asyncio.gather(*(each.probe() for each in self.replicas))
 
     async def death(self) -> str:
-        """Return the reason of the first engine that dies: a process that lost a device must be restarted."""
+        """Wait until the first engine dies, and return its reason. A process that lost a device must be restarted."""
         deaths = [asyncio.ensure_future(each.death()) for each in self.replicas]
         try:
             done, _ = await asyncio.wait(deaths, return_when=asyncio.FIRST_COMPLETED)
@@ -195,7 +195,7 @@ class Replicas:
             for each in deaths:
                 each.cancel()
 
-    # --- all at once ----------------------------------------------------------------------------------------------
+    # --- all replicas ---------------------------------------------------------------------------------------------
 
     async def sleep(self, level: SleepLevel = SleepLevel.HOST) -> None:
         await asyncio.gather(*(each.sleep(level) for each in self.replicas))
@@ -204,7 +204,7 @@ class Replicas:
         await asyncio.gather(*(each.wake_up() for each in self.replicas))
 
     async def start_profile(self, path: Path, *, delay_steps: int = 0, num_steps: int | None = None) -> None:
-        """Profile by the steps of the busiest engine; the others' work is in the same trace."""
+        """Profile the busiest engine's steps. The trace also contains the other engines' work."""
         if self._profiled is not None:
             await self._profiled.start_profile(path, delay_steps=delay_steps, num_steps=num_steps)
             return
@@ -237,7 +237,7 @@ def _together(models: Sequence[ModelInfo]) -> ModelInfo:
 
 
 class ReplicaAdapters:
-    """An AdapterClient: what one replica has all have, under the same key."""
+    """AdapterClient that loads each adapter on all replicas, under the same key."""
 
     def __init__(self, of_each: Sequence[KeyedAdapters]) -> None:
         self._first, *self._others = of_each
@@ -270,14 +270,14 @@ class ReplicaAdapters:
 
 
 class JoinedStream(TokenStream):
-    """The streams of several replicas as the one of a `submit`. `parts`: each with the indices that its requests have here."""
+    """Stream that joins the streams of several replicas. `parts`: each stream with the indices of its requests in the call."""
 
     def __init__(self, parts: Sequence[tuple[TokenStream, Sequence[int]]]) -> None:
         self._parts = parts
         self._part_of = {index: (stream, number) for stream, those in parts for number, index in enumerate(those)}
-        self._ended: set[int] = set()  # parts of which nothing more comes
+        self._ended: set[int] = set()  # parts without further outputs
         self._stopped: set[int] = set()
-        self._reads: dict[asyncio.Future[Sequence[Output]], int] = {}  # under way, of which part
+        self._reads: dict[asyncio.Future[Sequence[Output]], int] = {}  # pending reads, with the index of their part
         self._left = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -314,13 +314,13 @@ class JoinedStream(TokenStream):
         return outputs
 
     def stop(self, index: int) -> None:
-        self._stopped.add(index)  # it may have been read already
+        self._stopped.add(index)  # its output may have been read already
         stream, number = self._part_of[index]
         stream.stop(number)
 
 
 async def _next(stream: TokenStream) -> Sequence[Output]:
-    """Return the next outputs, or () at the end: a task must not end with StopAsyncIteration."""
+    """Return the next outputs, or () at the end, since a task cannot end with StopAsyncIteration."""
     async for outputs in stream:
         return outputs
     return ()

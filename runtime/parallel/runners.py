@@ -1,5 +1,5 @@
-"""RankRunners: the runners of all ranks as one. A step is launched on each, its result is the first's: all draw the same ids of
-the same logits."""
+"""RankRunners: the runners of all ranks as one. A step is launched on each rank. The first rank's result is used, since all
+ranks sample the same ids from the same logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ L = TypeVar("L")
 
 class RankRunners:
     def __init__(self, runners: Sequence[Runner], end: Callable[[], None]) -> None:
-        """Create the runner. `end`: fails ranks that wait for one which will compute nothing more."""
+        """Create the runner. `end`: fails ranks that wait for a rank that has ended."""
         self._runners = runners
         self._end = end
 
@@ -28,7 +28,7 @@ class RankRunners:
         return [asyncio.ensure_future(_all(each)) for each in of_ranks]
 
     def move_blocks(self, block_ids: Sequence[int], pages: HostPages, *, to_host: bool) -> asyncio.Future[None]:
-        """See `Runner`. Each rank has an equal part of every row."""
+        """Copy KV blocks, as in `Runner`. Each rank copies an equal part of every row."""
         num = len(self._runners)
 
         def part(number: int) -> HostPages:
@@ -78,35 +78,36 @@ class RankRunners:
             for each in of:
                 launched += [launch(each)]
         except BaseException as error:
-            self._end()  # those before it would wait for it
+            self._end()  # other ranks would wait for it
             blame(error, "rank", len(launched), len(of))
             raise
         return launched
 
 
 async def _all(ends: Sequence[asyncio.Future[Any]]) -> None:
-    """Raises what one of them raised, once all have ended."""
+    """Wait for all of `ends`, then raise the first error."""
     for ended in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(ended, BaseException):
             raise ended
 
 
 def blame(error: BaseException, kind: str, number: int, size: int) -> None:
-    """Have an error say that it came of `kind` `number` of `size`, once; not one that came of another's."""
+    """Add a note to an error that it occurred in `kind` `number` of `size`, unless another rank or stage caused it."""
     note = f"{kind} {number} of {size}"
     if not isinstance(error, Apart) and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
 
 class EveryEvent:
-    """Event of all ranks or stages: happens when each one's has, or when one has failed and the others may never end."""
+    """Event of all ranks or stages. It passes when all their events have, or when one has failed, since others may then
+    hang."""
 
     def __init__(self, events: Sequence[GpuEvent], kind: str) -> None:
-        """Join `events`, `SharedEvent`s. `kind`: "rank" or "stage", for messages."""
+        """Join `events`, all of which are SharedEvents. `kind`: "rank" or "stage", for messages."""
         self._events, self._kind = cast("Sequence[SharedEvent]", events), kind
 
     async def wait(self) -> None:
-        """Raises what one raised that was not merely left alone by another; a note says which. Takes no tasks."""
+        """Wait for the event without creating tasks. Raises the original error, with a note that names its rank or stage."""
         passed: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         self.when_passed(lambda error: None if passed.done() else passed.set_result(error))
         if (error := await passed) is not None:

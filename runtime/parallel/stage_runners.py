@@ -1,7 +1,7 @@
-"""The runners of all stages of a model as one.
+"""StageRunners: the runners of all stages of a model as one.
 
-A step is launched on all stages at once. To all but the last stage it is a chunk of every row, without samples. Only the last stage
-samples, and the rows of a step decide which of its draws the other stages take before that step."""
+A step is launched on all stages at once. For all but the last stage it is a chunk of every row, without sampling. Only the
+last stage samples. The rows of a step determine which of its sampled ids the other stages receive before that step."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class StageRunners:
     def __init__(
         self, runners: Sequence[Runner], stages: Sequence[Sequence[TakesTurns]], depth: int, end: Callable[[], None]
     ) -> None:
-        """Create the runner. `stages`: by stage, those of each rank. `depth`: maximum number of steps in flight. `end`:
-        fails everything that waits for another stage, after one has failed to launch a step."""
+        """Create the runner. `stages`: the ranks of each stage. `depth`: maximum number of steps in flight. `end`: fails all
+        waits for other stages, after one has failed to launch a step."""
         self._runners, self._stages = runners, stages
         self._depth = depth
         self._end = end
         self._num_draws = 0
-        self._unknown: deque[tuple[int, Draws]] = deque()  # numbers and draws that other stages have not taken
-        self._last_draws: dict[int, int] = {}  # by row: the number of the sampling that its next step goes on from
+        self._unknown: deque[tuple[int, Draws]] = deque()  # numbers and samplings that other stages have not received
+        self._last_draws: dict[int, int] = {}  # by row: number of the sampling that its next step continues
 
     def encode(self, batch: ScheduledBatch) -> Sequence[asyncio.Future[None]]:
         return self._runners[0].encode(batch)
@@ -61,7 +61,7 @@ class StageRunners:
         self._end()
         return all(await asyncio.gather(*(runner.close() for runner in self._runners)))
 
-    # --- the stages before the last -------------------------------------------------------------------------------
+    # --- stages before the last -----------------------------------------------------------------------------------
 
     def _launched_early(self, batch: ScheduledBatch) -> list[GpuEvent]:
         chunks, known, events = without_samples(batch), self._to_know(batch), []
@@ -71,20 +71,20 @@ class StageRunners:
         return events
 
     def _to_know(self, batch: ScheduledBatch) -> list[Draws]:
-        """Take the draws that a step's rows continue from, all before these, and all that are older than any step in flight."""
+        """Return the sampled ids that a stage must receive before a step: those its rows continue from, and all older ones."""
         upto = max((self._last_draws.get(row.row, 0) for row in batch.rows), default=0)
         upto, known = max(upto, self._num_draws - self._depth), []
         while self._unknown and self._unknown[0][0] <= upto:
             known.append(self._unknown.popleft()[1])
         return known
 
-    # --- the last -------------------------------------------------------------------------------------------------
+    # --- the last stage -------------------------------------------------------------------------------------------
 
     def _on_last(self, turn: Turn, launch: Callable[[Runner], L]) -> L:
         return self._launched(len(self._runners) - 1, turn, launch)
 
     def _draws(self, batch: ScheduledBatch) -> Draws | None:
-        """Return the draws of a step, or of the rest of one, which are in flight from here on."""
+        """Return the sampled ids that a step will yield, which are in flight from now on."""
         drawn = [row.row for row in batch.rows if row.samples or row.draft_ids]
         if not drawn:
             return None
@@ -123,7 +123,7 @@ class StageRunners:
 
 
 def without_samples(batch: ScheduledBatch) -> ScheduledBatch:
-    """Return the step of a stage that only computes hidden states."""
+    """Return the step for a stage that only computes hidden states."""
     return replace(batch, rows=tuple(map(_as_chunk, batch.rows)), decodes_only=False)
 
 
@@ -131,6 +131,6 @@ def _as_chunk(row: ScheduledRow) -> ScheduledRow:
     if row.draft_ids and not row.guessed_on_device and len(row.token_ids) + len(row.draft_ids) == row.num_tokens:
         row = row._replace(token_ids=(*row.token_ids, *row.draft_ids), draft_ids=())
     binding = row.binding
-    if binding is not None:  # nobody samples here, so nothing is to be counted
+    if binding is not None:  # this stage samples nothing, so it needs no penalty counts
         binding = RowBinding(_NOTHING, 0, (), (), binding.num_computed, False, binding.adapter_slot, binding.rope_delta)
     return row._replace(work=None, prompt_logprobs=None, binding=binding, num_proposed=0)

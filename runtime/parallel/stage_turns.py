@@ -1,4 +1,4 @@
-"""Turns of pipeline stages: shares decodes out among steps, one of which each stage computes at a time."""
+"""Turns of pipeline stages: distributes decodes over the steps in flight, of which each stage computes one at a time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from runtime.feature import Feature, Scheduling
 
 
 class StageTurns(Feature):
-    """Shares decodes out among the steps under way, one in each of `num_stages` stages.
+    """Scheduling feature that distributes decodes over the steps in flight, one in each of `num_stages` stages.
 
-    In this step are decodes whose ids are there, or will be when the step begins. Where there are none, those that rested
-    longest are, and the first stage waits for their ids."""
+    A step contains decodes whose ids are known, or will be when the step begins. If there are none, it contains those that
+    decoded longest ago, and the first stage waits for their ids."""
 
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
-        self._num_steps = 0  # of which stages have several under way
+        self._num_steps = 0  # number of scheduled steps
         self._is_lifted = False
 
     def connect(self, scheduler: Scheduling) -> None:
@@ -41,6 +41,6 @@ class StageTurns(Feature):
                 wanted[index] = 0
 
     def relaxes(self) -> bool:
-        """Return whether any decode may run: those of this turn cannot, and nothing is in flight."""
+        """Lift the limit for the next step if nothing is in flight and no decode may run. Return whether it was lifted."""
         self._is_lifted = not any(sequence.num_in_flight for sequence in self._scheduler.running)
         return self._is_lifted

@@ -27,16 +27,16 @@ class StageIO(Protocol):
     all steps."""
 
     def incoming(self, num_tokens: int) -> Sequence[Tensor]:
-        """Return the tensors of the stage before. The caller may write to them."""
+        """Return the tensors of the previous stage. The caller may modify them."""
         ...
 
     def outgoing(self, tensors: Sequence[Tensor]) -> None:
-        """Hand these tensors to the next stage."""
+        """Send `tensors` to the next stage."""
         ...
 
 
 class RowTables(NamedTuple):
-    """Tables of a runner that go from step to step: see `runner.step_inputs.Inputs`."""
+    """Per-row tables of a runner that persist between steps: see `runner.step_inputs.Inputs`."""
 
     last_ids: Tensor
     num_computed: Tensor
@@ -52,8 +52,8 @@ class Draws(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Exchange of a stage's next step. `num_tokens`: of the hidden states, 0 for none. `drawn`: rows of each draw that it
-    receives, in order. `draws`: those that it sends."""
+    """Exchange of a stage's next step. `num_tokens`: number of hidden states, 0 for none. `drawn`: rows of each sampling
+    that it receives, in order. `draws`: the sampling that it sends."""
 
     num_tokens: int = 0
     drawn: tuple[Rows, ...] = ()
@@ -61,7 +61,7 @@ class Turn(NamedTuple):
 
 
 class TakesTurns(Protocol):
-    """A stage, or the runner of a stage in another process. `next`: set just before a piece of work is submitted."""
+    """A stage, or the proxy of a stage in another process. `next`: must be set just before work is submitted."""
 
     next: Turn
 
@@ -78,18 +78,18 @@ class Stage:
         self._outgoing: Sequence[Tensor] = ()
 
     def take_turn(self) -> Turn:
-        """Return the turn of the work that is submitted now."""
+        """Return the exchange of the work that is being submitted, and reset it."""
         turn, self.next = self.next, Turn()
         return turn
 
     def within(self, turn: Turn, work: Callable[[], T]) -> T:
-        """Run a piece of work that takes and gives what `turn` contains."""
+        """Run `work`, with the receives and sends of `turn` before and after it."""
         behind = self.ways.behind if turn.num_tokens else None
         takers = () if turn.draws is None else turn.draws.takers
         owed = [*([] if behind is None else [behind]), *(self.ways.takers[taker] for taker in takers)]
         try:
             for rows in turn.drawn:
-                with suppress(Apart):  # the sampling has failed, and its rows are computed again
+                with suppress(Apart):  # the sampling failed, and its rows are computed again
                     self._learn(rows)
             if turn.num_tokens and self.ways.before is not None:
                 self.ways.before.take(self._place(turn.num_tokens))
@@ -119,13 +119,13 @@ class Stage:
     # --- between stages -------------------------------------------------------------------------------------------
 
     def _place(self, num_tokens: int) -> Sequence[Tensor]:
-        """Return the tensors that incoming hidden states are written to."""
+        """Return the tensors that receive incoming hidden states."""
         num_tensors, width = self._shape
         self._incoming = tuple(torch.empty((num_tensors, num_tokens, width), dtype=self._dtype))
         return self._incoming
 
     def _handed_on(self, num_tokens: int) -> Sequence[Tensor]:
-        """Return the hidden states that the work has left."""
+        """Return the hidden states to send to the next stage."""
         given, self._outgoing = self._outgoing, ()
         return given
 
@@ -134,8 +134,8 @@ class Stage:
         return self.tables
 
     def _learn(self, rows: Rows) -> None:
-        """Take the tables of the last stage. Only that stage samples, so all its ids are right. The number of computed tokens is
-        taken for `rows` alone, since this stage may be further in the others."""
+        """Receive the tables of the last stage. All its ids are valid, since only that stage samples. The number of computed
+        tokens is copied for `rows` only, since this stage may be ahead in the others."""
         assert self.tables is not None
         assert self.ways.drawn is not None
         num_computed = torch.empty_like(self.tables.num_computed)

@@ -1,1 +1,1 @@
-"""Platforms: memory, queues and events, graphs, kernel sets, and building a runner, for one kind of device. Chosen once."""
+"""Platforms: memory, queues, events, graphs, kernel sets and runners of one kind of device. Chosen once per process."""

@@ -1,4 +1,4 @@
-"""Recording CUDA graphs: on which stream, and without garbage collection, which could free what belongs to a graph."""
+"""Capture of CUDA graphs: the stream for it, and no garbage collection meanwhile, which could free memory of a graph."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 
 
 def capture_stream() -> torch.cuda.Stream:
-    """Return the current device's stream for captures, one for as long as the process lives.
+    """Return the current device's stream for captures, the same one for the life of the process.
 
-    cuBLAS keeps a workspace, 32 MiB on Hopper, for every stream that it has computed on. With a stream for each capture, three
-    models that were swapped on an H200 took 32 MiB more with each swap. Its priority is that of a `SideStream`: with a higher
-    one, an image's first token took four times as long beside one stream of decodes."""
+    cuBLAS keeps a workspace, 32 MiB on Hopper, for every stream that it has computed on. With a new stream for each capture,
+    three models that were swapped on an H200 took 32 MiB more with each swap. Its priority is that of a `SideStream`: with a
+    higher one, an image's first token took four times as long during a stream of decodes."""
     return _of_device(torch.cuda.current_device())
 
 
@@ -27,7 +27,7 @@ def _of_device(index: int) -> torch.cuda.Stream:
 
 
 class Uncollected:
-    """A block without garbage collection, for any number of threads."""
+    """Context manager that disables garbage collection, for any number of threads."""
 
     def __init__(self) -> None:
         self._lock, self._inside, self._was_enabled = Lock(), 0, False
@@ -47,7 +47,7 @@ class Uncollected:
 
     @contextmanager
     def after_collecting(self) -> Iterator[None]:
-        """Collect first, unless a thread is inside already: garbage may hold memory of the device that captures need."""
+        """Collect garbage first, which may hold device memory that captures need, unless another thread is inside already."""
         with self._lock:
             if not self._inside:
                 gc.collect()
@@ -60,9 +60,9 @@ UNCOLLECTED = Uncollected()
 
 @contextmanager
 def recording(graph: Any, memory: Any, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """Record in `graph` what is enqueued inside, on `stream` or the current one, with memory of the pool `memory`.
+    """Capture the work enqueued inside in `graph`, on `stream` or the current one, with the memory pool `memory`.
 
-    Unlike `torch.cuda.graph`, this does not wait for all that the device does."""
+    Unlike `torch.cuda.graph`, this does not wait for other work of the device."""
     with UNCOLLECTED, nullcontext() if stream is None else torch.cuda.stream(stream):
         graph.capture_begin(pool=memory, capture_error_mode="thread_local")
         try:

@@ -1,5 +1,5 @@
-"""Captured steps: which steps a graph serves, its inputs uploaded and it replayed; the rest is the runner's. And what is captured
-late."""
+"""CapturedSteps: selects the steps that a captured graph can compute, uploads their inputs, replays the graph, and captures
+missing graphs later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("oneloop.start")
 
 class CapturedSteps:
     def __init__(self, inputs: DeviceInputs, pool: GraphPool, worker: Worker | None = None) -> None:
-        """Prepare captured steps. `worker`: the thread that captures, at first and later."""
+        """Create captured steps. `worker`: the thread that captures, at start-up and later."""
         self._inputs = inputs
         self._pool = pool
         self._worker = worker
@@ -35,7 +35,7 @@ class CapturedSteps:
             self._pool.capture(shapes, self._computing(capturable))
 
     def capture_next(self, capturable: Capturable, *, idle: bool) -> asyncio.Future[Any] | None:
-        if self._worker is None or self._worker.is_busy:  # with another model, for long
+        if self._worker is None or self._worker.is_busy:  # busy with another model, possibly for long
             return None
         shape = self._pool.next_due(idle=idle)
         return None if shape is None else self._worker.enqueue(lambda: self._capture_late(shape, capturable))
@@ -63,7 +63,7 @@ class CapturedSteps:
             return None
         if self._pool.pools and any(type(row.work) is Sample for row in rows):
             return None
-        if pooled:  # where every token has logits, these are made in the place of the hidden states
+        if pooled:  # if every token has logits, the graph has no hidden states
             shape = replace(shape, uniform=False)
         found = self._pool.find(shape)
         if found is None:
@@ -72,19 +72,19 @@ class CapturedSteps:
         sampled, hidden = self._pool.replay(found)
         if follows:
             self._pool.replay_following(found)
-        sampling = rows if len(sampled.ids) else ()  # a model without a head gives none
+        sampling = rows if len(sampled.ids) else ()  # a model without a head samples nothing
         computed = Computed.by_token(rows, sampled) if found.drafts else Computed.of(sampling, sampled)
         return computed._replace(hidden=hidden) if pooled else computed
 
 
 def serves(rows: Sequence[ScheduledRow]) -> bool:
-    """Return whether a graph can compute `rows`: they need only draws and hidden states, and have neither token types nor
-    media. A step with drafts has no prompt chunk, because attention would read its context once for each of its tokens."""
+    """Return whether a graph can compute `rows`: they need only sampling and hidden states, and have neither token types nor
+    media. A step with draft tokens must have no prompt chunk, because attention would read its context once per token."""
     of = columns(rows)
     num = len(rows)
     if of.prompt_logprobs.count(None) < num or of.media.count(None) < num:
         return False
-    if of.num_tokens.count(1) == num == of.work.count(SAMPLE):  # as nearly always
+    if of.num_tokens.count(1) == num == of.work.count(SAMPLE):  # the usual case
         return True
     has_guesses = has_pieces = False
     for row in rows:

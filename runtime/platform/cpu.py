@@ -1,4 +1,4 @@
-"""CPU platform: one worker thread computes, in memory shared with other processes of the host."""
+"""CPU platform: one worker thread computes, in memory that other processes of the host share."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
 
-_ROUNDED = {"int8": 1, "int16": 2}  # bytes of a number
+_ROUNDED = {"int8": 1, "int16": 2}  # bytes per number
 _TIMED_ROWS = 4
-_TIMED_TIMES, _TIMED_S = 3, 0.1  # steps of a kind at most, and seconds after which there is no further one
-# Beside one request a stream waits three times as long at most as alone, with all that scatters, and beside several five times.
+_TIMED_TIMES, _TIMED_S = 3, 0.1  # maximum timed steps of a kind, and seconds after which no further one is timed
+# Maximum slowdown of a stream: three times its own step time with one other request, five times with several.
 STEPS = PlatformSteps(longest_itl_s=0.2, least_tokens=16, slowdown=Slowdown(2.0, 5.0))
 
-# A step on a CPU should not hold up its decodes for seconds, and above some hundred tokens a bigger one is no faster.
+# On a CPU a step should not delay its decodes for seconds, and more than some hundred tokens are not faster per token.
 DEFAULTS = DeviceDefaults("float32", 64, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))
 
 
@@ -103,10 +103,10 @@ class CpuPlatform:
         return dense if stored_bytes is None or not weights.keep_quantized else min(dense, stored_bytes)
 
     def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
-        weights_bytes = self.weights_bytes(config, spec, stored_bytes)  # of one rank, of which each has as much
+        weights_bytes = self.weights_bytes(config, spec, stored_bytes)  # of one rank; all are equal
         weights, dtype = _weights(config), DEFAULTS.dtype
         if weights.dense_dtype != "stored" and not _native():
-            dtype = weights.dense_dtype  # references compute in the type of the weights
+            dtype = weights.dense_dtype  # reference kernels compute in the weights' dtype
         elif config.kv_cache_dtype == "auto" and config.dtype == "bfloat16":
             config = replace(config, kv_cache_dtype=config.dtype)
         share = self.memory().free // (config.num_devices * config.data_parallel_size)
@@ -157,12 +157,12 @@ class CpuPlatform:
 
 
 def _native(rounded: str = "int8") -> bool:
-    """Return whether our compiled kernels read weights rounded as `rounded`."""
+    """Return whether compiled kernels of this project read weights quantised to `rounded`."""
     return ops.linear_refusal([ops.WeightFormat(rounded)], torch.float32, torch.device("cpu")) is None
 
 
 def _weights(config: EngineConfig) -> WeightPolicy:
-    """Kernels of our own read whatever is stored; references only numbers of the activations' dtype."""
+    """Return the weight policy: compiled kernels read all stored dtypes, reference kernels only the activations' dtype."""
     native = _native()
     return WeightPolicy(
         config.dtype if config.dtype != "auto" else "stored" if native else DEFAULTS.dtype,

@@ -50,24 +50,24 @@ from runtime.sample.synthetic import SyntheticAcceptance
 
 log = logging.getLogger("oneloop.start")
 
-# All the memory that --gpu-memory-utilization leaves. 8192 tokens keep any device's matrix units busy.
+# All memory that --gpu-memory-utilization allows. 8192 tokens keep the matrix units of any device busy.
 DEFAULTS = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes, looks_up=True)
 
-# Fewer tokens leave matrix units idle. A row takes the loop 26 to 31 us: with a lead of 3 ms, however many there are, 256 rows of
-# 8B came to 2.8 % fewer tokens a second.
+# Fewer tokens leave matrix units idle. The host needs 26 to 31 us per row: with a fixed lead of 3 ms, 256 rows of 8B had
+# 2.8 % lower throughput.
 STEPS = PlatformSteps(longest_itl_s=0.07, least_tokens=256, lead=Lead(0.003, 4e-5))
 _ENCODER_STEP_BYTES = GIB
-_GRAPH_BYTES = 8 << 20  # the driver's own memory for one captured step
-_MEASURED_KV_BYTES = 256 << 20  # that the first step, which is measured, may take for blocks, of which one must do
+_GRAPH_BYTES = 8 << 20  # memory of the driver for one captured graph
+_MEASURED_KV_BYTES = 256 << 20  # maximum KV memory in the first, measured step; at least one block
 
 
 class CudaPlatform:
-    """NVIDIA devices. `gpu_memory_utilization` is this process's share of the device, whatever others use, as in vLLM."""
+    """NVIDIA devices. `gpu_memory_utilization`: this process's share of the device's total memory, as in vLLM."""
 
     name = device = "cuda"
 
     def __init__(self) -> None:
-        self._free_at_start: dict[int, int] = {}  # of each device, before the model came
+        self._free_at_start: dict[int, int] = {}  # free bytes of each device before the model was loaded
 
     def missing(self) -> str | None:
         if torch.cuda.is_available():
@@ -122,7 +122,7 @@ class CudaPlatform:
         return topology(devices)
 
     def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
-        """Return a lower bound: weights that no kernel reads become plain numbers, and not all are rounded."""
+        """Return a lower bound: weights in formats without a kernel are dequantised, and not all are quantised online."""
         dense = spec.weights_bytes(_dtype(config))
         if config.online is not None:
             return dense // (4 if config.online == "w4" else 2)
@@ -132,8 +132,7 @@ class CudaPlatform:
         return self._plan(config, spec, self.weights_bytes(config, spec, stored_bytes))
 
     def _plan(self, config: EngineConfig, spec: ModelSpec, to_come: int) -> EnginePlan:
-        """Plan the memory. `to_come`: bytes that model, steps and graphs will take on top of what is allocated now. Raises
-        PlanError."""
+        """Plan the memory. `to_come`: bytes that model, steps and graphs will add to current allocations. Raises PlanError."""
         to_come += _encoder_bytes(config, spec)
         free, total = self.memory()
         free_at_start = self._free_at_start.setdefault(_current().index if torch.cuda.is_available() else 0, free)
@@ -196,15 +195,15 @@ class CudaPlatform:
         graphs = GraphPool(plan.max_num_seqs, plan.max_num_batched_tokens, **captured)
         captures, graph_bytes = config.captures and model.graph_unsupported_reason is None, 0
         if captures:
-            num_rounds = 2 * len(decode_sizes(plan.max_num_seqs)) if plan.max_proposed else 0  # of two kinds at most
-            num_shapes = len(graphs.shapes) * (2 if plan.max_proposed else 1)  # a drafter's part is apart
+            num_rounds = 2 * len(decode_sizes(plan.max_num_seqs)) if plan.max_proposed else 0  # at most two kinds
+            num_shapes = len(graphs.shapes) * (2 if plan.max_proposed else 1)  # a drafter's part is a separate graph
             graph_bytes = step_bytes + _GRAPH_BYTES * (num_shapes + num_rounds)
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
         if isinstance(worker, RankWorker):
             num_blocks, max_model_len = map(worker.rank.least, (final.num_kv_blocks, final.max_model_len))
             final = replace(final, num_kv_blocks=num_blocks, max_model_len=max_model_len)
         final = final.timed(config, TimedSteps(base_s, token_s), model.weights_bytes, STEPS)
-        graphs = GraphPool(final.max_num_seqs, final.max_num_batched_tokens, **captured)  # of no more than it came to
+        graphs = GraphPool(final.max_num_seqs, final.max_num_batched_tokens, **captured)  # with the final limits
         with self.out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
             parts = _parts(final, model, eos_token_ids, final.num_kv_blocks, graphs, worker)
             if isinstance(worker, RankWorker):
@@ -213,7 +212,7 @@ class CudaPlatform:
             if drafts:
                 _run_drafted(parts, final, graphs)
             if captures:
-                together = isinstance(worker, RankWorker)  # what one rank captures waits for the others
+                together = isinstance(worker, RankWorker)  # the ranks capture together
                 self._capture(parts, graphs, report, all_now=together, may_fail=model.may_refuse_capture)
                 _capture_proposals(parts.runner.drafter, final, graphs)
                 final = replace(final, max_drafted_tokens=graphs.longest_drafted)
@@ -224,13 +223,13 @@ class CudaPlatform:
         return parts.runner, final
 
     def first_items(self, encoder: Encoder, plan: EnginePlan) -> list[list[MediaItem]]:
-        """Kernels are compiled or loaded, and memory is allocated, for each shape that is the first of its kind."""
+        """Return sample items: each new shape compiles or loads kernels and allocates memory."""
         return encoder.samples(plan.max_num_encoder_tokens)
 
     def _capture(
         self, parts: _Parts, graphs: GraphPool, report: Report, *, all_now: bool, may_fail: bool
     ) -> None:  # fmt: skip
-        """Capture graphs. With `all_now`, none is captured while steps run."""
+        """Capture graphs. With `all_now`, all are captured before serving."""
         every = graphs.shapes
         shapes = every if all_now else graphs.first
         free_before = self.memory().free
@@ -257,7 +256,7 @@ class CudaPlatform:
 
 
 def _capture_proposals(drafter: Drafter, plan: EnginePlan, graphs: GraphPool) -> None:
-    """A drafter's rounds, if it has any, in the memory of the captured steps, between which they run."""
+    """Capture a drafter's rounds, if it has any, in the memory pool of the captured steps, between which they run."""
     if graphs.memory is None:
         return
     for each in drafter.rounds:
@@ -284,7 +283,7 @@ def _online_refusal(config: EngineConfig, rounded: str) -> str | None:
 
 
 def _refuse_cache(plan: EnginePlan) -> None:
-    """Raises PlanError where a layer's keys and values would be of a type that kernels here do not read."""
+    """Raise PlanError if no kernel on this device reads the dtype of a layer's keys and values."""
     attention = {kind.kv for kind in plan.layout.kinds if not isinstance(kind, State | Nothing)}
     for kv in attention:
         why = ops.cache_refusal(torch.device("cuda"), getattr(torch, kv.known_dtype.name), kv.head_size)
@@ -299,8 +298,8 @@ def _current() -> torch.device:
 def _measure_step(
     plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker, *, pools: bool
 ) -> tuple[int, float, float]:
-    """Bytes that the largest step takes on top of weights and KV; seconds of the smallest, and of each token of the largest.
-    Compiles all kernels on the way."""
+    """Compile all kernels and measure steps. Return the bytes that the largest step needs besides weights and KV, and the
+    seconds of the smallest step and of each token of the largest."""
     before = torch.cuda.memory_allocated()
     num_blocks = _tried_blocks(plan)
     runner = _parts(plan, model, eos_token_ids, num_blocks, graphs=GraphPool(1, 2, pools=pools)).runner
@@ -317,7 +316,7 @@ def _measure_step(
                     runner.run(prompts(beside, plan.layout, num_blocks, work, adapter_slots_of(model)[-1]))
                 _run_each_kind(runner, plan, num_blocks, model, pools=pools)
         if rank is not None:
-            rank.least(0)  # the others wait for what one compiles, and find it on the disk
+            rank.least(0)  # other ranks wait for the first to compile, and load its kernels from disk
     torch.cuda.reset_peak_memory_stats()
     runner.run(batch)
     token_s = _seconds(runner, batch) / batch.num_tokens
@@ -343,7 +342,7 @@ def _seconds(runner: ModelRunner, batch: ScheduledBatch) -> float:
 
 
 def _has_axes(model: Model) -> bool:
-    """Return whether media may move tokens away from their positions (M-RoPE)."""
+    """Return whether media may give tokens positions other than their index (M-RoPE)."""
     return model.encoder is not None and model.encoder.spec.rope_positions is not None
 
 
@@ -387,7 +386,7 @@ def _parts(
 
 
 def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int, model: Model, *, pools: bool) -> None:
-    """One step of each kind that will be captured or run: kernels are compiled, and nothing is left to be allocated late."""
+    """Run one step of each kind that will be captured or run, so that all kernels are compiled and all memory is allocated."""
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 2)
     for num_rows, slot in product(sorted({1, min(2, plan.max_num_seqs), plan.max_num_seqs}), adapter_slots_of(model)):
         lengths = [min(length, plan.max_num_batched_tokens // num_rows)] * num_rows
@@ -403,7 +402,7 @@ def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int, model
 
 @torch.inference_mode()
 def _run_drafted(parts: _Parts, plan: EnginePlan, graphs: GraphPool) -> None:
-    """Steps with guesses, of each shape that will be captured, and as they run without a graph: as `_run_each_kind`."""
+    """Run steps with draft tokens, in each shape that will be captured and without a graph, as `_run_each_kind` does."""
     for shape in graphs.shapes:
         if not shape.drafts:
             continue
@@ -418,4 +417,4 @@ def _run_drafted(parts: _Parts, plan: EnginePlan, graphs: GraphPool) -> None:
         parts.runner.run(next_tokens(batch, 1))
     for each in parts.runner.drafter.rounds:
         for num_rows in decode_sizes(plan.max_num_seqs):
-            each.compute(num_rows)  # nobody wants a guess of it
+            each.compute(num_rows)  # only compiles: no row uses the result

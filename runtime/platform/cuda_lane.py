@@ -1,7 +1,7 @@
-"""Lanes of CUDA devices: steps enqueued on a device's stream, and how the event loop learns of their end.
+"""Lanes of CUDA devices: enqueue steps on a device's stream, and notify the event loop of their end.
 
-`CudaLane` is filled by the event loop itself. `RankLane` is filled by the thread of a rank, because kernels of one device wait for
-those of another: one thread that fed both could block on a full launch queue. `SideStream` computes beside steps."""
+`CudaLane` enqueues on the event loop's thread. `RankLane` enqueues on a rank's thread: kernels of one device wait for those
+of another, so a single thread for both could block on a full launch queue. `SideStream` computes in parallel with steps."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from runtime.runner.rank_worker import RankWorker
 from runtime.runner.worker import Worker
 from runtime.step import GpuEvent
 
-# cudaError_t: those after which "the process must be terminated and relaunched" (CUDA Runtime API, Data types): memory that cannot
-# be corrected, a broken link, an illegal address, a timeout, a destroyed context, an assertion, and what a kernel dies of else.
+# cudaError_t values after which "the process must be terminated and relaunched" (CUDA Runtime API, Data types): uncorrectable
+# memory errors, broken links, illegal addresses, timeouts, destroyed contexts, assertions, and other fatal errors of kernels.
 STICKY_CODES = frozenset({214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
 
 
 def cuda_fault(error: BaseException) -> Fault:
-    """The kind of an error that a step raised. Asks the device without waiting for it."""
+    """Classify an error of a step. Queries the device without waiting for it."""
     if isinstance(error, torch.OutOfMemoryError):
         return Fault.MEMORY
     if getattr(error, "error_code", None) in STICKY_CODES or _is_poisoned():
@@ -41,7 +41,7 @@ def cuda_fault(error: BaseException) -> Fault:
 
 
 def _is_poisoned() -> bool:
-    """A poisoned context answers every call, the cheapest too, with the error that poisoned it."""
+    """Return whether the CUDA context is unusable: every call then fails, also the cheapest one."""
     if not torch.cuda.is_initialized():
         return False
     try:
@@ -54,13 +54,13 @@ def _is_poisoned() -> bool:
 
 
 class CudaEvent:
-    """Awaits `future`, which the waiter completes."""
+    """Event of a CUDA device. The `EventWaiter` completes its `future`."""
 
     def __init__(self, future: asyncio.Future[None]) -> None:
         self._future = future
 
     async def wait(self) -> None:
-        # Shielded: whoever stops waiting must not keep the next one from waiting.
+        # Shielded: a cancelled waiter must not cancel the future of other waiters.
         await asyncio.shield(self._future)
 
     def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
@@ -69,11 +69,11 @@ class CudaEvent:
 
 
 class EventWaiter:
-    """A thread that waits for events in their order, in the driver, and completes a future of the loop for each.
+    """Thread that waits for CUDA events in order, in the driver, and completes a future of the event loop for each.
 
-    A callback of the driver that writes to an eventfd was slower: on an H200, with clocks up, the loop went on 338 us after the
-    device's end, with the thread 76 us (tests/benches/cuda_event.py, medians). Nor is a callback called when the device fails.
-    Create it on any thread; `after` is for the loop's."""
+    A driver callback that writes to an eventfd was slower: on an H200, with clocks up, the loop continued 338 us after the
+    device's end, with the thread 76 us (tests/benches/cuda_event.py, medians). Callbacks are also not called if the device
+    fails. May be created on any thread; `after` must be called on the event loop."""
 
     def __init__(self) -> None:
         self._recorded: SimpleQueue[tuple[torch.cuda.Event, asyncio.Future[None]] | None] = SimpleQueue()
@@ -81,31 +81,31 @@ class EventWaiter:
         self._thread.start()
 
     def after(self, event: torch.cuda.Event) -> CudaEvent:
-        """Return a wait for the recorded `event`. An event made with `blocking` is slept for. The wait raises the device's
-        error."""
+        """Return an awaitable for the recorded `event`, which raises the device's error. An event created with `blocking` is
+        awaited asleep instead of by busy-waiting."""
         future = asyncio.get_running_loop().create_future()
         self.watch(event, future)
         return CudaEvent(future)
 
     def watch(self, event: torch.cuda.Event, future: asyncio.Future[None]) -> None:
-        """Complete a loop's future after `event`; on any thread."""
+        """Complete `future` after `event`. Thread-safe."""
         self._recorded.put((event, future))
 
     def give_up(self, future: asyncio.Future[None], error: BaseException) -> None:
-        """Fail `future`: its event will not happen. Call on any thread."""
+        """Fail `future`, because its event will not happen. Thread-safe."""
         if not isinstance(error, Exception):
-            error = RuntimeError(f"{type(error).__name__}: {error}")  # the loop would end with it
-        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            error = RuntimeError(f"{type(error).__name__}: {error}")  # others would end the event loop
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             future.get_loop().call_soon_threadsafe(_complete, future, error)
 
     def close(self) -> None:
-        """Does not wait for a device that hangs."""
+        """End the thread, without waiting for a device that hangs."""
         self._recorded.put(None)
         self._thread.join(timeout=1.0)
 
     @property
     def has_ended(self) -> bool:
-        """True after `close`, when no event is waited for."""
+        """True after `close`, once no event is awaited."""
         return not self._thread.is_alive()
 
     def _wait_in_order(self) -> None:
@@ -118,7 +118,7 @@ class EventWaiter:
                 error = failure
             try:
                 future.get_loop().call_soon_threadsafe(_complete, future, error)
-            except RuntimeError:  # the loop has been closed
+            except RuntimeError:  # the loop is closed
                 return
 
 
@@ -129,11 +129,11 @@ def _complete(future: asyncio.Future[None], error: Exception | None) -> None:
         future.set_result(None)
     else:
         future.set_exception(error)
-        future.exception()  # seen: an engine that has died does not wait for it
+        future.exception()  # marks the exception as retrieved: a dead engine does not await it
 
 
 class SideStream:
-    """Create and call it on the event loop."""
+    """CUDA stream with its own thread, for work in parallel with steps. Created and called on the event loop."""
 
     def __init__(self, device: torch.device, name: str) -> None:
         self._device = device
@@ -150,7 +150,7 @@ class SideStream:
         try:
             with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
                 for tensor in work():
-                    if self._stream is not None:  # steps read it: its memory is free when these have, too
+                    if self._stream is not None:  # steps read it, so its memory is freed after they have run
                         tensor.record_stream(torch.cuda.default_stream(self._device))
                 event = torch.cuda.Event(blocking=True)
                 event.record()
@@ -167,7 +167,7 @@ class SideStream:
 
 
 class CudaLane:
-    """Lane of one CUDA device. `worker`: the thread that built the engine, which only has to be closed."""
+    """Lane of one CUDA device. `worker`: the thread that built the engine; the lane only closes it."""
 
     def __init__(
         self, max_num_seqs: int, steps_in_flight: int, device: torch.device, worker: Worker | None = None
@@ -175,7 +175,7 @@ class CudaLane:
         self._worker, self._device = worker, device
         self._waiter = EventWaiter()
         self._beside: dict[str, SideStream] = {}
-        # One more than can be under way: the ids of the oldest have been read when its turn comes again.
+        # One more than the steps in flight, so the ids in the oldest buffer have been read before it is reused.
         self._host_ids = cycle(
             [
                 torch.zeros(max_num_seqs, dtype=torch.int64, pin_memory=is_remote(device))
@@ -195,12 +195,12 @@ class CudaLane:
 
     def _end_so_far(self) -> GpuEvent:
         with self._own_device():
-            return self._waiter.after(recorded(blocking=True))  # late, but nothing was enqueued since
+            return self._waiter.after(recorded(blocking=True))  # late, but nothing was enqueued after the step
 
     def finish(self, work: Callable[[], Any], behind: Part | None = None, *, brief: bool = False) -> Launched:
         with self._own_device():
-            # Whoever comes to an idle device waits for this step alone, and its end wakes a sleeping thread late; behind others
-            # there is time.
+            # A step on an idle device is the only one awaited, and a sleeping thread would be woken late. Behind other steps
+            # a late wake-up does not matter.
             is_alone = brief and (self._last_end is None or self._last_end.query())
             started = recorded() if behind is None else cast("torch.cuda.Event | None", behind.started)
             value = work()
@@ -222,7 +222,7 @@ class CudaLane:
 
     def ids_to_host(self, ids: Tensor) -> Tensor:
         host = next(self._host_ids)
-        if len(ids) > len(host):  # several a row
+        if len(ids) > len(host):  # several ids per row
             return to_host(ids)
         return host[: len(ids)].copy_(ids, non_blocking=True)
 
@@ -236,7 +236,7 @@ class CudaLane:
         with self._own_device():
             fault = cuda_fault(error)
         if fault is Fault.MEMORY:
-            torch.cuda.empty_cache()  # what is kept for tensors of other sizes may be what is missing
+            torch.cuda.empty_cache()  # cached blocks of other sizes may free enough memory
         return fault
 
     async def close(self) -> bool:
@@ -249,7 +249,7 @@ class CudaLane:
 
 
 def recorded(*, blocking: bool = False) -> torch.cuda.Event:
-    """Return an event for everything that this thread has enqueued so far."""
+    """Return an event recorded after everything that this thread has enqueued."""
     event = torch.cuda.Event(enable_timing=True, blocking=blocking)
     event.record()
     return event
@@ -269,7 +269,7 @@ class RankLane(CudaLane):
                 started = recorded() if opens else None
                 begun.set_result((part(), started))
             except BaseException as error:
-                begun.set_exception(error)  # for what is submitted behind it to raise
+                begun.set_exception(error)  # raised by work that depends on it
 
         self._rank.enqueue(run)
         return Part(lambda: begun.result()[0], self._end_so_far, begun)
@@ -299,11 +299,11 @@ class RankLane(CudaLane):
         return Launched(lambda: values[0], self._ends(run), idle_before_s)
 
     def fault(self, error: BaseException) -> Fault:
-        """The others are in the midst of a step that this rank does not compute: none of them comes out of it."""
+        """Classify an error. All but RowFailed are LOST: other ranks hang in a step that this rank does not compute."""
         return Fault.STEP if isinstance(error, RowFailed) else Fault.LOST
 
     def _ends(self, run: Callable[[], torch.cuda.Event]) -> GpuEvent:
-        """Return a wait for the event that `run` records on the rank's thread."""
+        """Return an awaitable of the event that `run` records on the rank's thread."""
         done = asyncio.get_running_loop().create_future()
         part = self._rank.of_step(run)
 

@@ -1,8 +1,8 @@
 """Exchange of tensors between ranks and stages on CUDA devices.
 
-Between threads of a process a copy goes from device to device. Between processes tensors go by NCCL, on streams of their
-own. The host's link says when a copy has been enqueued, so no device waits for a stage that failed. NCCL accepts a device
-only once: between processes that share a device, as in tests, tensors go through the host's memory."""
+Between threads of a process, tensors are copied from device to device. Between processes they are sent by NCCL, on separate
+streams. The host's link announces each enqueued copy, so no device waits for a stage that failed. NCCL does not support two
+ranks on one device: processes that share a device, as in tests, send tensors through host memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runtime.parallel.stages import Stage
 
 
 class CudaRank:
-    """See `Peers`. Made on the rank's thread, by all ranks at once."""
+    """Collective operations (`Peers`) of a CUDA rank. Created on the rank's thread, on all ranks at once."""
 
     def __init__(self, rank: HostRank) -> None:
         self.number, self.size, self._host = rank.number, rank.size, rank
@@ -52,7 +52,7 @@ class CudaRank:
 
 
 class CudaStage(Stage):
-    """Made on the stage's thread, whose device is current."""
+    """Stage on a CUDA device. Created on the stage's thread, with its device current."""
 
     def __init__(self, ways: Ways, num_tensors: int, width: int, dtype: torch.dtype, max_num_tokens: int) -> None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -65,7 +65,7 @@ class CudaStage(Stage):
         self._out = None if ways.behind is None else room()
 
     def incoming(self, num_tokens: int) -> Sequence[Tensor]:
-        """Return a copy, which the layers may write to. Padding rows would grow from step to step otherwise."""
+        """Return a copy, which the layers may modify. Otherwise values of padding rows would grow from step to step."""
         assert self._in is not None, "nothing comes to the first stage"
         return tuple(self._in[:, :num_tokens].clone())
 
@@ -96,8 +96,8 @@ def device_ways(ways: Ways, device: torch.device) -> Ways:
     def taking(link: Link | None) -> Link | None:
         return None if link is None else _joined(link, device, gives=False)
 
-    # Both ends join a link together, so all stages join them in one order: hidden states from the first stage on, then draws, by
-    # taker.
+    # Both ends must join a link together, so all stages join links in the same order: hidden states from the first stage on, then
+    # samples by receiving stage.
     before, behind = taking(ways.before), giving(ways.behind)
     drawn = taking(ways.drawn)
     takers = {taker: _joined(link, device, gives=True) for taker, link in sorted(ways.takers.items())}
@@ -129,9 +129,9 @@ def _hear(link: HostLink) -> Any:
 
 
 class PeerLink:
-    """A `Link` between two threads, each with a device of its own. Copies arrive on a stream of the taking device.
+    """A `Link` between two threads with a device each. Copies run on a stream of the receiving device.
 
-    A copy's event is recorded before the other thread gets it, so no order of threads lets a stage read too early."""
+    A copy's event is recorded before the receiving thread gets it, so a stage cannot read too early."""
 
     def __init__(self, words: ThreadLink, device: torch.device, *, gives: bool) -> None:
         self._words = words
@@ -140,7 +140,7 @@ class PeerLink:
 
     def give(self, tensors: Sequence[Tensor]) -> None:
         arrivals: torch.cuda.Stream = self._words.arrivals
-        with torch.cuda.stream(arrivals):  # torch copies after the current streams of both devices, and has both wait
+        with torch.cuda.stream(arrivals):  # torch synchronises both current streams
             copies = [torch.empty_like(tensor, device=arrivals.device) for tensor in tensors]
             for copy, tensor in zip(copies, tensors, strict=True):
                 copy.copy_(tensor, non_blocking=True)
@@ -157,15 +157,15 @@ class PeerLink:
         computing.wait_event(event)
         for room, copy in zip(into, copies, strict=True):
             room.copy_(copy)
-            copy.record_stream(computing)  # it was made on another stream
+            copy.record_stream(computing)  # it was created on another stream
 
 
 class NcclLink:
-    """A `Link` by NCCL, with a communicator of its own, so that links do not wait for each other."""
+    """A `Link` over NCCL, with its own communicator, so that links do not block each other."""
 
     def __init__(self, words: HostLink, device: torch.device, *, gives: bool) -> None:
-        """Connect to the other process. `words`: the link that announces an enqueued copy."""
-        dist: Any = import_module("torch.distributed")  # which takes a second
+        """Connect to the other process. `words`: the host link that announces enqueued copies."""
+        dist: Any = import_module("torch.distributed")  # the import takes a second
         self._words, self._other = words, 1 if gives else 0
         self._stream = torch.cuda.Stream(device)
         self._sent: deque[tuple[Any, list[Tensor]]] = deque()
@@ -179,7 +179,7 @@ class NcclLink:
         options = dist.ProcessGroupNCCL.Options()
         self._store = store
         self._group = dist.ProcessGroupNCCL(store, 0 if gives else 1, 2, options)
-        # The communicator is made by the first use: now, and not within somebody's step.
+        # The first use creates the communicator: now instead of within a step.
         probe = [torch.full((1,), 7.0, device=device)] if gives else [torch.zeros(1, device=device)]
         if gives:
             self.give(probe)
@@ -191,7 +191,7 @@ class NcclLink:
 
     def give(self, tensors: Sequence[Tensor]) -> None:
         computing = torch.cuda.current_stream()
-        copies = [tensor.clone() for tensor in tensors]  # the next step writes to these
+        copies = [tensor.clone() for tensor in tensors]  # the next step overwrites them
         self._stream.wait_stream(computing)
         with torch.cuda.stream(self._stream):
             for copy in copies:
@@ -207,10 +207,10 @@ class NcclLink:
     def take(self, into: Sequence[Tensor]) -> None:
         self._words.await_word()
         computing = torch.cuda.current_stream()
-        with torch.cuda.stream(self._stream):  # beside the step before, which still reads `into`
+        with torch.cuda.stream(self._stream):  # in parallel with the previous step, which still reads `into`
             arrived = [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in into]
             for tensor in arrived:
-                self._group.recv([tensor], self._other, 0).wait()  # this stream waits, not the host
+                self._group.recv([tensor], self._other, 0).wait()  # blocks this stream, not the host
         computing.wait_stream(self._stream)
         for room, tensor in zip(into, arrived, strict=True):
             room.copy_(tensor)
@@ -218,7 +218,7 @@ class NcclLink:
 
 
 class HostCopies:
-    """A `Link` through host memory, for stages that share a device. Sending does not block: a thread sends results in order."""
+    """A `Link` through host memory, for stages that share a device. Sending does not block: a thread sends in order."""
 
     def __init__(self, link: HostLink, device: torch.device, *, gives: bool) -> None:
         self._link, self._device = link, device
@@ -231,7 +231,7 @@ class HostCopies:
             while True:
                 self._unsent.get()()
         except Gone:
-            pass  # whoever takes has ended, and this process learns of that elsewhere
+            pass  # the receiver has ended, which this process detects elsewhere
 
     def give(self, tensors: Sequence[Tensor]) -> None:
         copies = [

@@ -1,6 +1,6 @@
-"""Connections of CUDA devices, for people: access to each other's memory, and width of links.
+"""Description of the connections of CUDA devices: access to each other's memory, and width of links.
 
-The driver's management library (NVML) knows links; without it, nothing is reported."""
+The driver's management library (NVML) provides the links; without it, nothing is reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-_MAX_NVLINKS = 18  # of any device so far
+_MAX_NVLINKS = 18  # maximum of any device so far
 
 
 class Links(NamedTuple):
@@ -28,7 +28,7 @@ class Links(NamedTuple):
 
 
 def topology(devices: Sequence[int]) -> str:
-    """One line; empty where nothing is known."""
+    """Return a one-line description of the connections of `devices`, "" if unknown."""
     return described(devices, links_of(devices), torch.cuda.can_device_access_peer)
 
 
@@ -78,7 +78,7 @@ def _links(nvml: Any, device: int) -> Links:
         value = ctypes.c_uint(0)
         return 0 if ask(handle, *more, ctypes.byref(value)) else value.value
 
-    # A link that rests goes back to the first generation, so the best one that both ends have is asked for.
+    # An idle link switches to the first generation, so the maximum that both ends support is read.
     pcie = number(nvml.nvmlDeviceGetMaxPcieLinkGeneration), number(nvml.nvmlDeviceGetCurrPcieLinkWidth)
     nvlinks = sum(number(nvml.nvmlDeviceGetNvLinkState, ctypes.c_uint(link)) for link in range(_MAX_NVLINKS))
     return Links(pcie if all(pcie) else None, nvlinks)

@@ -1,7 +1,7 @@
-"""Captured passes of an encoder for frequent shapes; one replay replaces hundreds of launches.
+"""Captured graphs of encoder passes for frequent shapes; one replay replaces hundreds of launches.
 
 A pass is captured when its shape occurs for the second time, on the encoder's stream and thread, so no step waits for it. A
-few are kept and share memory, since they run one at a time."""
+few graphs are kept and share memory, since they run one at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Graph(Protocol):
 
 
 class _Captured(NamedTuple):
-    """Captured pass. `compute` is kept for the tensors that it holds, whose addresses the graph uses."""
+    """Captured pass. `compute` is kept because it holds tensors whose addresses the graph uses."""
 
     graph: Graph
     inputs: Mapping[str, Tensor]
@@ -33,8 +33,8 @@ class _Captured(NamedTuple):
 
 
 class EncoderGraphs:
-    """An `EncoderPasses`. `max_graphs`: that are kept, the least recently used going first. `max_outputs`: of a pass; of larger
-    ones launches are no part worth naming."""
+    """An `EncoderPasses` with captured graphs. `max_graphs`: cached graphs, with LRU eviction. `max_outputs`: larger passes
+    are not captured, since launches are a small part of their time."""
 
     def __init__(self, max_graphs: int = 8, max_outputs: int = 2048) -> None:
         self._max_graphs, self._max_outputs = max_graphs, max_outputs
@@ -58,7 +58,7 @@ class EncoderGraphs:
             found.inputs[name].copy_(each)
         found.graph.replay()
         self.num_replays += 1
-        return found.outputs.clone()  # the next replay, of any of them, writes where these are
+        return found.outputs.clone()  # the next replay of any graph overwrites the memory
 
     def _is_known(self, key: bytes) -> bool:
         known = key in self._seen
@@ -82,7 +82,7 @@ class EncoderGraphs:
         return found
 
     def _record(self, key: bytes, inputs: Mapping[str, Tensor], compute: Compute) -> tuple[Graph, Tensor]:
-        """A graph of what `compute` enqueues, and where it writes."""
+        """Return a graph of the work that `compute` enqueues, and its output tensor."""
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()

@@ -22,20 +22,20 @@ from runtime.platform.capture import capture_stream, recording
 from runtime.runner.device_inputs import StepShape
 from runtime.runner.runner import Sampled
 
-_TRIED = 32  # guessed tokens
-_STEPS_WITHOUT = 16  # after which a shape is captured though something runs: it saves more than that holds up
+_TRIED = 32  # draft tokens
+_STEPS_WITHOUT = 16  # a shape that so many steps lacked is captured while steps run
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
-    """1, 2, 4, 8, by 8 to 64, by 16 to 256, by 32 beyond, and the largest itself."""
+    """Return the captured batch sizes: 1, 2, 4, 8, then multiples of 8 to 64, of 16 to 256, of 32 beyond, and the maximum."""
     ladder = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)]
     return [*(size for size in ladder if size < max_num_seqs), max_num_seqs]
 
 
 def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
-    """Token counts an eighth apart or less where a step is long enough for its padding to show, a half apart below; each for few
-    rows, many, and all."""
-    finer = {16: 8, 32: 16, 64: 32, 128: 64, 1024: 128, 2048: 256, 4096: 512}  # from a count on, to the next
+    """Return shapes with token counts at most 1/8 apart for long steps, where padding costs time, and 1/2 apart for short
+    ones. Each exists for few, many and all rows."""
+    finer = {16: 8, 32: 16, 64: 32, 128: 64, 1024: 128, 2048: 256, 4096: 512}  # step between sizes, from each size on
     sizes, size, step = [], 16, 8
     while size < max_num_tokens:
         sizes.append(size)
@@ -49,8 +49,8 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
 
 
 def drafted_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
-    """Return token counts 25 to 50 % apart, up to the logits of a decode step or 64, and then `_TRIED` more, so that drafts
-    can be tried while every row decodes."""
+    """Return shapes with token counts 25 to 50 % apart, up to the logits of a decode step or 64, and one with `_TRIED` more,
+    so that draft tokens can be tried while every row decodes."""
     sizes, most = [2], min(max_num_tokens, max(max_num_seqs, 64))
     while sizes[-1] < most:
         size = sizes[-1]
@@ -63,7 +63,7 @@ def drafted_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
 
 
 class _Memory:
-    """Device memory by its address, as torch.as_tensor takes it: with an integer type, since bfloat16 has no name there."""
+    """Device memory by its address, for torch.as_tensor. Its type is an integer, since the interface has none for bfloat16."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.__cuda_array_interface__ = {
@@ -75,7 +75,7 @@ class _Memory:
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory without owning it; the graph's memory pool is the owner."""
+    """Return a tensor over the same memory without owning it; the graph's memory pool owns it."""
     if not tensor.numel():
         return torch.empty_like(tensor)
     assert tensor.is_contiguous()
@@ -85,7 +85,7 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _aliases(hidden: Any) -> Any:
-    """The same for a model's hidden states: a tensor, tuples of some, or what transformers gives, which has them by name."""
+    """Return such tensors for hidden states: a tensor, tuples of tensors, or the named tensors of transformers."""
     if isinstance(hidden, torch.Tensor):
         return _alias(hidden)
     if isinstance(hidden, Mapping):
@@ -97,13 +97,13 @@ def _aliases(hidden: Any) -> Any:
 
 
 class Captured(NamedTuple):
-    """Result of a captured step: what it samples, and the hidden states of all its tokens."""
+    """Result of a captured step: its samples, and the hidden states of all its tokens."""
 
     sampled: Sampled
     hidden: Any
 
 
-Follow = Callable[[], None]  # enqueues what a drafter does behind a step, whose tensors it holds
+Follow = Callable[[], None]  # enqueues the drafter's work after a step, and holds its tensors
 Compute = Callable[[StepShape], tuple[Captured, Follow | None]]
 
 
@@ -119,14 +119,14 @@ class GraphPool:
         self._drafted = drafted_shapes(max_num_seqs, max_num_tokens) if drafts else []
         self._with_adapters = (False, True) if adapters else (False,)
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Captured]] = {}
-        self._following: dict[StepShape, torch.cuda.CUDAGraph] = {}  # what a drafter does behind these, if there is one
-        self._uncaptured: dict[StepShape, int] = {}  # in what order they will be, and steps that had to go without
-        self._due: list[StepShape] = []  # of these, what too many steps went without
-        self.memory: Any = None  # of what is captured, by torch's handle
+        self._following: dict[StepShape, torch.cuda.CUDAGraph] = {}  # drafter's work after each shape
+        self._uncaptured: dict[StepShape, int] = {}  # in order; steps that lacked each
+        self._due: list[StepShape] = []  # shapes that too many steps lacked
+        self.memory: Any = None  # torch's handle of the graphs' memory pool
 
     @property
     def shapes(self) -> list[StepShape]:
-        """All that will be captured, largest first."""
+        """Return all shapes to capture, largest first."""
         decodes = [StepShape(size, size, True) for size in self._decodes]
         return sorted(
             (
@@ -139,9 +139,9 @@ class GraphPool:
 
     @property
     def first(self) -> list[StepShape]:
-        """Return the shapes to capture at start: one less than twice as large as any step, for the maximum number of rows;
-        all with drafts; and the largest, whose memory the rest share."""
-        max_rows = {shape.num_tokens: shape.num_rows for shape in self._mixed}  # the last of a size has most
+        """Return the shapes to capture at start-up: for the maximum number of rows, one at most twice as large as any step;
+        all with draft tokens; and the largest, whose memory the rest share."""
+        max_rows = {shape.num_tokens: shape.num_rows for shape in self._mixed}  # the last shape of a size has most rows
 
         def is_first(shape: StepShape) -> bool:
             size = shape.num_tokens
@@ -153,8 +153,8 @@ class GraphPool:
     def capture(self, shapes: Iterable[StepShape], compute: Compute) -> None:
         """Capture the work that `compute` enqueues for each of `shapes`, and the drafter's.
 
-        One shape of each kind must have run before, so that compilation and allocation are done. Remaining `self.shapes` are
-        captured by `capture_next`."""
+        One shape of each kind must have run before, so that compilation and allocation are done. `capture_next` captures the
+        remaining `self.shapes`."""
         self.memory = torch.cuda.graph_pool_handle()
         for shape in shapes:
             self._capture(shape, compute)
@@ -162,7 +162,7 @@ class GraphPool:
         self._uncaptured = dict.fromkeys(sorted(left, key=lambda shape: not shape.uniform), 0)  # decodes, then prompts
 
     def next_due(self, *, idle: bool) -> StepShape | None:
-        """Return the next shape to capture and remove it. While steps run, only shapes that many steps lacked."""
+        """Remove and return the next shape to capture, or None. While steps run, only shapes that many steps needed."""
         if self._due:
             shape = self._due.pop()
         elif idle and self._uncaptured:
@@ -173,8 +173,8 @@ class GraphPool:
         return shape
 
     def capture_late(self, shape: StepShape, compute: Compute) -> None:
-        """Capture a shape of `next_due`. No step may be enqueued meanwhile. If it fails, the error is raised and nothing
-        more is captured."""
+        """Capture a shape of `next_due`. No step may be enqueued meanwhile. If it fails, the error is raised and capturing
+        stops."""
         try:
             self._capture(shape, compute)
         except Exception:
@@ -188,16 +188,16 @@ class GraphPool:
         graph = torch.cuda.CUDAGraph()
         with recording(graph, self.memory, capture_stream()):
             (sampled, hidden), follow = compute(shape)
-        if follow is not None:  # while what it reads of the step is there
+        if follow is not None:  # while the step's tensors that it reads exist
             following = self._following[shape] = torch.cuda.CUDAGraph()
             with recording(following, self.memory, capture_stream()):
                 follow()
             del follow
-        # Logits and hidden states are large and read, if at all, before the next replay: their memory is the next graph's too.
+        # Logits and hidden states are large and are read before the next replay, so the next graph shares their memory.
         self._graphs[shape] = graph, Captured(sampled._replace(logits=_alias(sampled.logits)), _aliases(hidden))
 
     def clear(self) -> None:
-        """Nothing is captured, nor will be: every step runs eagerly."""
+        """Drop all graphs and stop capturing: every step runs eagerly."""
         self._graphs.clear()
         self._following.clear()
         self._uncaptured.clear()
@@ -206,7 +206,7 @@ class GraphPool:
 
     @property
     def longest_drafted(self) -> int | None:
-        """Tokens of the longest captured step with guesses; None where none is."""
+        """Number of tokens of the longest captured step with draft tokens, or None."""
         return max((shape.num_tokens for shape in self._graphs if shape.drafts), default=None)
 
     @property
@@ -219,7 +219,7 @@ class GraphPool:
         return bool(self._uncaptured)
 
     def find(self, wanted: StepShape) -> StepShape | None:
-        """The smallest captured shape that such a step fits, if it is no more than twice the smallest that there will be."""
+        """Return the smallest captured shape that fits `wanted`, at most twice the smallest that will be captured, or None."""
         fitting = self._fitting(wanted)
         best = next(fitting, None)
         if best is None or best in self._graphs:
@@ -244,29 +244,29 @@ class GraphPool:
                 self._due.append(shape)
 
     def replay(self, shape: StepShape) -> Captured:
-        """Enqueue a captured step on the current stream; what it gives is overwritten by the next replay."""
+        """Enqueue a captured step on the current stream. The next replay overwrites its results."""
         graph, captured = self._graphs[shape]
         graph.replay()
         return captured
 
     def replay_following(self, shape: StepShape) -> None:
-        """Enqueue what a drafter does behind the step replayed last, which was of this shape; nothing where there is none."""
+        """Enqueue the drafter's work after the step of `shape`, which was replayed last, if there is any."""
         following = self._following.get(shape)
         if following is not None:
             following.replay()
 
 
 class CapturedProposals:
-    """ProposalGraphs: one kind of a drafter's rounds, by number of rows. `sizes`: ascending; fewer rows are padded."""
+    """One kind of a drafter's rounds, captured by number of rows. `sizes`: ascending; fewer rows are padded."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def capture(self, one: Callable[[int], None], memory: Any) -> None:
-        """Record what `one` enqueues for each number of rows, in the `memory` of graphs of which one runs at a time.
+        """Capture the work that `one` enqueues for each number of rows, in the pool `memory` of graphs that run one at a time.
 
-        `one` has run before, so nothing is left to compile."""
+        `one` must have run before, so that nothing is left to compile."""
         for size in reversed(self._sizes):
             graph = self._graphs[size] = torch.cuda.CUDAGraph()
             with recording(graph, memory, capture_stream()):

@@ -1,4 +1,4 @@
-"""The host: how much memory this process may still take, and how many cores, as the kernel and its cgroup tell."""
+"""Free memory and number of cores of the host, from the kernel and the process's cgroup."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_host_bytes() -> int:
-    """Bytes that can be allocated without swapping, or the rest of the cgroup's limit if that is less."""
+    """Return the bytes that can be allocated without swapping, or the rest of the cgroup's limit if that is less."""
     fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
     free = int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else 8 << 30
     limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
@@ -23,13 +23,13 @@ def total_host_bytes() -> int:
 
 
 def num_cores() -> int:
-    """Return the number of cores that this process may use, if the system reports it (Linux), else of all."""
+    """Return the number of cores that this process may use (Linux), or of all cores on other systems."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def has_nvidia_driver() -> bool:
     """Return whether an NVIDIA driver is installed. torch decides whether there is a device."""
-    import ctypes  # most starts never ask
+    import ctypes  # most starts do not need it
 
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -39,10 +39,10 @@ def has_nvidia_driver() -> bool:
 
 
 def trim_heap() -> None:
-    """Free pages leave malloc, which would keep some for each thread that there ever was."""
+    """Return free memory of malloc to the system, which it would otherwise keep for each thread."""
     import ctypes
 
-    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+    with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -1,7 +1,7 @@
-"""Platform: everything that differs by the kind of device a model runs on. Chosen once, by name, before anything is loaded.
+"""Platform: interface to one kind of device. Chosen once, by name, before anything is loaded.
 
-The two built in are named here; another is an entry point of the group `oneloop.platforms`, a function without arguments that gives
-one, and is loaded only where --device names it. No torch before one is chosen."""
+The two built-in platforms are named here. Others are entry points of the group `oneloop.platforms`: functions without
+arguments that return a platform, loaded only if --device names them. Torch is not imported before one is chosen."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from runtime.step import Runner
 
 GROUP = "oneloop.platforms"
-_BUILT_IN = {"cpu": "cpu:CpuPlatform", "cuda": "cuda:CudaPlatform"}  # files beside this one
+_BUILT_IN = {"cpu": "cpu:CpuPlatform", "cuda": "cuda:CudaPlatform"}  # modules of this folder
 
 Report = Callable[[LoadProgress], None]
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes that this process can still take, and all that the device has."""
+    """Memory of a device in bytes: free for this process, and total."""
 
     free: int
     total: int
 
 
 class Platform(Protocol):
-    """Kind of device. `name`: its --device name; `device`: torch's name of where tensors are.
+    """Kind of device. `name`: its --device name; `device`: torch's device type of its tensors.
 
     Methods are called in this order, on the thread that builds the engine and later works for it."""
 
@@ -49,44 +49,44 @@ class Platform(Protocol):
     def device(self) -> str: ...
 
     def missing(self) -> str | None:
-        """Why there is no such device here, None where there is one."""
+        """Return the reason why this machine has no such device, or None if it has one."""
         ...
 
     def describe(self) -> str:
-        """A name of the device for people."""
+        """Return a name of the device for users."""
         ...
 
     def join(self, rank: HostRank) -> Peers:
-        """Return the exchange between a model's ranks. Called on each rank's own thread, by all at once, first of all: from
-        here on the rank's device is this thread's."""
+        """Return the collective operations of a rank, and make its device the thread's current one. Called first, on each
+        rank's own thread, by all at once."""
         ...
 
     def stage(self, ways: Ways, num_tensors: int, width: int, plan: EnginePlan) -> Stage:
-        """Return a stage of a model that is cut into several. Called on its own thread, which has joined, by all stages at once.
+        """Return a pipeline stage. Called on its own thread, which has joined, by all stages at once.
 
-        It hands on `num_tensors` tensors of `width` columns."""
+        It sends `num_tensors` tensors of `width` columns to the next stage."""
         ...
 
     def use(self, device: int) -> None:
-        """Compute on the device of that number, counted from 0, on this thread from here on. Called for others than the first."""
+        """Make device number `device`, counted from 0, the current one of this thread. Called for all but the first."""
         ...
 
     def refuse(self, config: EngineConfig) -> None:
-        """Raises PlanError for an option that it cannot serve."""
+        """Raise PlanError for an option that the platform does not support."""
         ...
 
     def force_kernels(self, config: EngineConfig) -> None:
-        """Have `ops` choose as the options say."""
+        """Apply the kernel options to `ops`."""
         ...
 
     def memory(self) -> DeviceMemory: ...
 
     def topology(self, devices: Sequence[int]) -> str:
-        """Return a line about the connections of these devices, "" for none."""
+        """Return a one-line description of the connections of these devices, or ""."""
         ...
 
     def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
-        """Return the memory of the weights here. `stored_bytes`: their size in the model's files, if there are any."""
+        """Return the memory of the weights on the device. `stored_bytes`: size of the model's files, or None."""
         ...
 
     def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> EnginePlan:
@@ -94,32 +94,32 @@ class Platform(Protocol):
         ...
 
     def compile_ahead(self, plan: EnginePlan) -> None:
-        """Begin to make kernels that need a compiler, beside whatever comes next."""
+        """Start compiling kernels in the background."""
         ...
 
     def out_of_memory_is(self, option: str) -> AbstractContextManager[None]:
-        """Raises PlanError, naming what to change, where the device has no memory left."""
+        """Return a context that converts out-of-memory errors to a PlanError which names `option`, the setting to change."""
         ...
 
     def build_runner(
         self, config: EngineConfig, plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker,
         report: Report,
     ) -> tuple[Runner, EnginePlan]:  # fmt: skip
-        """A runner that has run, and the plan as it came out. Raises PlanError."""
+        """Return a warmed-up runner, and the final plan. Raises PlanError."""
         ...
 
     def first_items(self, encoder: Encoder, plan: EnginePlan) -> Sequence[Sequence[MediaItem]]:
-        """Return the items to try an encoder with at start, grouped by step; none if a first item is as fast as any. Called
-        on any thread, after a runner is built."""
+        """Return items with which to warm up an encoder, grouped by step; none if it needs no warm-up. Thread-safe; called
+        after a runner was built."""
         ...
 
     def release_memory(self) -> None:
-        """Give back to the system what allocators keep for later, after something large was dropped. At any time, on any thread."""
+        """Return unused memory of allocators to the system, after something large was freed. Thread-safe, at any time."""
         ...
 
 
 def choose_platform(name: str) -> Platform:
-    """ "auto": a CUDA device where there is one, else the CPU. Raises PlanError where there is no such device or platform."""
+    """Return the platform of a name; "auto": CUDA if there is a device, else the CPU. Raises PlanError if it is unavailable."""
     if name == "auto":
         cuda = _load("cuda")
         return _load("cpu") if cuda.missing() else cuda
@@ -137,5 +137,5 @@ def _load(name: str) -> Platform:
     if name not in installed.names:
         known = ", ".join(["auto", *_BUILT_IN, *sorted(installed.names)])
         raise PlanError(f"device {name} is not known; there is {known}")
-    import_all_of_torch()  # what it does with torch is not known
+    import_all_of_torch()  # its use of torch is unknown
     return cast("Platform", installed[name].load()())

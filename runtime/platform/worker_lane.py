@@ -1,6 +1,6 @@
 """WorkerLane: computes steps on one worker thread, for platforms where host and device are the same.
 
-Side work uses threads of its own and the cores that a step leaves free: torch's own operators use one thread."""
+`beside` work uses threads of its own and the cores that a step leaves free: torch's own operators use one thread."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class WorkerLane:
         def run() -> None:
             try:
                 value.set_result(part())
-            except BaseException as error:  # a library's panic is no Exception
-                value.set_exception(error)  # for what is submitted behind it to raise
+            except BaseException as error:  # panics of libraries are not Exceptions
+                value.set_exception(error)  # raised by work that depends on it
 
         done = WorkerEvent(self._worker.enqueue(run))
         return Part(value.result, lambda: done)
@@ -52,7 +52,7 @@ class WorkerLane:
         return ids
 
     def reader(self, read: Callable[[], Any]) -> Callable[[], Any]:
-        """Read here and now: it is not the loop's thread."""
+        """Call `read` at once, since this runs on the computing thread."""
         value = read()
         return lambda: value
 

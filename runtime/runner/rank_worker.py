@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class RankWorker(Worker):
-    """Worker thread of a rank. `ways`: links of its stage, if there are several. `stage`: set when the tensors are known."""
+    """Worker thread of a rank. `ways`: links of its stage, if there are several stages. `stage`: its stage, set at start-up."""
 
     def __init__(self, rank: HostRank, ways: Ways | None = None) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Starting: from an EngineConfig and model files to a running Engine. The composition root below the border.
+"""Start-up: creates a running Engine from an EngineConfig and model files. All parts of the runtime are connected here.
 
-Importing torch, reading weights and the first steps happen on a worker thread, on a CPU the thread that will compute.
-The event loop answers /health meanwhile."""
+Importing torch, reading weights and the first steps run on a worker thread; on a CPU it is the thread that will compute. The
+event loop answers /health meanwhile."""
 
 from runtime.start.plan import SharedDevice, outline_model, plan_engine
 from runtime.start.replicas import start_engine, start_replicas

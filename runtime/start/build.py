@@ -1,4 +1,4 @@
-"""Building the runner of one rank, and the scheduler and facts around it."""
+"""Creation of the runner of one rank, and of its scheduler."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("oneloop.start")
 
-_MORE_ADAPTERS_READY = 8  # beyond the slots, so that adapters can be loaded while those in slots are in use
+_MORE_ADAPTERS_READY = 8  # in addition to those in slots, so that adapters can be loaded while all slots are in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,10 @@ def build_rank(
 
 
 def _of_rank(planned: Planned, worker: RankWorker) -> Planned:
-    """Return the plan of the worker's shard, and begin its stage if there are several. Its rank has joined."""
+    """Return the plan of the worker's shard, and create its stage if there are several. Its rank must have joined."""
     ways, plan = worker.ways, planned.plan
     spec = parts_of(planned.config, planned.whole, worker.rank.number)[worker.stage_number]
-    # Other processes have planned with the memory of their hosts.
+    # Other processes have planned with their hosts' memory.
     num_blocks, max_model_len = map(worker.rank.least, (plan.num_kv_blocks, plan.max_model_len))
     plan = replace(plan, num_kv_blocks=num_blocks, max_model_len=max_model_len).for_layers(spec.memory_kinds())
     if ways is not None:
@@ -190,7 +190,7 @@ def assemble(
     plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runner: Runner, cache_key: bytes | None = None,
     shards: Sequence[Model] = (),
 ) -> EngineParts:  # fmt: skip
-    """Return the scheduler and the facts of a model with that runner. `shards`: see `Running.assembled`."""
+    """Return the scheduler and the facts about a model with `runner`. `shards`: see `Running.assembled`."""
     limits = SchedulerLimits(
         plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, in_one_step=plan.layout.in_one_step
     )

@@ -1,4 +1,4 @@
-"""Planning: which model the files describe, where it runs, and which options it gets there. Loads no weights."""
+"""Planning: determines the model, its device and the values of its options from the model's files. Loads no weights."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ log = logging.getLogger("oneloop.start")
 
 
 class SharedDevice:
-    """The platform and the compute thread that several engines of a process share.
+    """The platform and the computing thread that several engines of a process share.
 
-    The platform plans each engine's memory with what earlier engines have taken. `first`: the number of the device, or of
-    the first device of a model that runs on several."""
+    The platform plans each engine's memory with what earlier engines have allocated. `first`: number of the device, or of
+    the first device of a model on several."""
 
     def __init__(self, first: int = 0, beside: SharedDevice | None = None) -> None:
-        """Create a device with number `first`. `beside`: a device that has chosen the platform already."""
+        """Create a device with number `first`. `beside`: a device whose platform is used."""
         self.first = first
         self._beside = beside
         self._worker: Worker | None = None
@@ -46,7 +46,7 @@ class SharedDevice:
         self._replicas: dict[int, SharedDevice] = {}
 
     def worker(self) -> Worker:
-        """Return the thread for one more engine, a new thread if no engine uses the last one. Needs the running loop."""
+        """Return the thread for one more engine; a new one if no engine uses the last one. Needs a running event loop."""
         if self._worker is None or not self._worker.num_users:
             self._worker = Worker()
         else:
@@ -72,14 +72,14 @@ class Planned:
     """The plan of a model, before its weights are loaded."""
 
     config: EngineConfig  # including what the model's files add
-    spec: ModelSpec  # of the largest part, if the model is cut
+    spec: ModelSpec  # of the largest part, if the model is split
     whole: ModelSpec
     platform: Platform
     plan: EnginePlan
     weights_bytes: int
 
     def kernels(self) -> list[str]:
-        """Return a line for each operation: its usual kernel, and why no faster one is used."""
+        """Return a line for each operation: its default kernel, and the reason why no faster one is used."""
         import ops
 
         return ops.describe()
@@ -116,7 +116,7 @@ def plan_engine(
     platform = device.platform(config.device)
     platform.force_kernels(config)
     platform.refuse(config)
-    if device.first:  # a thread begins with the first device
+    if device.first:  # a new thread uses the first device
         platform.use(device.first)
     stored_bytes = None
     if config.load_format != "dummy":
@@ -128,7 +128,7 @@ def plan_engine(
 
 
 def _refuse(config: EngineConfig, spec: ModelSpec) -> None:
-    """Raise PlanError if options need others that are not given, or do not fit the model."""
+    """Raise PlanError if options need other options that are missing, or do not fit the model."""
     if config.enable_expert_parallel and config.tensor_parallel_size == 1:
         raise PlanError("--enable-expert-parallel shares experts out over devices: add --tensor-parallel-size")
     if config.expert_placement is not None and not config.enable_expert_parallel:
@@ -152,7 +152,7 @@ def _refuse(config: EngineConfig, spec: ModelSpec) -> None:
 
 
 def _largest_part(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
-    """Return the part of the model that decides the plan of each device: a shard of the largest stage."""
+    """Return the part of the model that determines the plan of each device: a shard of the largest stage."""
     if config.num_devices == 1:
         return spec
     part = max(parts_of(config, spec, 0), key=lambda part: part.weights_bytes("float32"))

@@ -1,4 +1,4 @@
-"""Building a model on the devices of this process: one rank, or several, each on a thread of its own."""
+"""Creation of a model on the devices of this process: one rank, or several, each on its own thread."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ async def build_parts(
 
 
 class OwnRanks:
-    """The ranks of the stages that this process computes: all stages of a model, or one, which `links` connect to the others.
+    """Ranks of the stages in this process: all stages of a model, or one, which `links` connect to the others.
 
-    Each rank has a thread of its own, on which it loads its part and computes its part of every step."""
+    Each rank has its own thread, which loads its part of the model and computes its part of every step."""
 
     def __init__(
         self, config: EngineConfig, first: int, numbers: Sequence[int], links: StageLinks | None = None
@@ -75,7 +75,7 @@ class OwnRanks:
     async def build(
         self, config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
     ) -> list[list[Running]]:
-        """Plan, load and warm up. Return the models by stage, and there by rank."""
+        """Plan, load and warm up. Return the models by stage and rank."""
         workers = self.workers
 
         def rank(planned: Planned, worker: RankWorker) -> Running:
@@ -96,11 +96,11 @@ class OwnRanks:
 
     @property
     def stages(self) -> list[list[Stage]]:
-        """The stages of each rank, by stage."""
+        """Return the `Stage` of each rank, by stage."""
         return [[worker.stage for worker in stage if worker.stage is not None] for stage in self.by_stage]
 
     def end(self) -> None:
-        """Fail everything that waits for another rank or stage."""
+        """Fail all waits for other ranks or stages."""
         for group in (*self._groups, self._everyone):
             group.end()
         for line in self._lines:

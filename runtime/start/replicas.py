@@ -1,4 +1,4 @@
-"""Starting an Engine from an EngineConfig and model files, or several engines as one."""
+"""Start of an Engine, or of several engines as one, from an EngineConfig and model files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def start_replicas(
 
 
 def _with_folder(config: EngineConfig, files: ModelFiles, draft: ModelFiles | None) -> EngineConfig:
-    """Add what blocks in the folder of --kv-disk are known by. Raises PlanError."""
+    """Return the config with the keys of KV blocks in the folder of --kv-disk. Raises PlanError."""
     if config.kv_disk is None:
         return config
     try:
@@ -84,8 +84,8 @@ async def start_engine(
 ) -> Engine:  # fmt: skip
     """Start one engine. `report` is called from the worker thread, or from the loop.
 
-    `draft`: files of the draft model that the options name. `device`: shared with other engines. `callers`: limits for a
-    caller that several engines share. `seed`: replaces the option's. `processes`: of the other pipeline stages.
+    `draft`: files of the draft model, if options name one. `device`: shared with other engines. `callers`: per-caller limits
+    that several engines share. `seed`: replaces the option's. `processes`: of the other pipeline stages.
 
     Raises PlanError if the options do not fit, WeightsError and UnsupportedModel if the model cannot be served."""
     place = device or SharedDevice()

@@ -18,7 +18,7 @@ from runtime.weights.rules import WeightsError
 
 
 class ModelRunnerFactory:
-    """A `sleeping.RunnerFactory`. It builds the runner again as the first was, with the same numbers of rows and blocks."""
+    """A `sleeping.RunnerFactory` that builds the runner again, with the same numbers of rows and blocks."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ModelRunnerFactory:
         )
 
     async def build(self) -> Runner:
-        """Raises PlanError, WeightsError or UnsupportedModel if the files have changed or memory is short."""
+        """Build the runner. Raises PlanError, WeightsError or UnsupportedModel if files have changed or memory is short."""
         device = self._device or SharedDevice()
         parts = await build_parts(self._config, self._files, timed(lambda progress: None), self._draft, device)
         if parts.model != self._model:
@@ -64,7 +64,7 @@ class ModelRunnerFactory:
 
     def _release(self, level: SleepLevel) -> None:
         frozen = gc.get_freeze_count()
-        if frozen:  # the loaded model is excluded from collections, and has to be found now
+        if frozen:  # garbage collection skips the frozen objects of the loaded model, which must now be collected
             gc.unfreeze()
         gc.collect()
         if frozen:

@@ -51,7 +51,7 @@ async def compute_stage(join: Join) -> None:
 
 
 class _Serving(NamedTuple):
-    """The stage, built. `stages`: by rank."""
+    """A built stage. `stages`: by rank."""
 
     runner: Runner
     stages: list[Stage]
@@ -60,7 +60,7 @@ class _Serving(NamedTuple):
 
 class _StageProcess:
     def __init__(self, join: Join) -> None:
-        """Needs the running loop."""
+        """Connect to the first process. Must be called with a running loop."""
         self._join = join
         self._loop = asyncio.get_running_loop()
         self._connection = Connection(join.secret, self._on_message, self._lost, connects=True)
@@ -120,13 +120,13 @@ class _StageProcess:
         gc.freeze()
         return True
 
-    # --- what comes -----------------------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------------------------
 
     def _lost(self, connection: Connection) -> None:
         if not self._over.done():
             self._over.set_result(None)
         if self._port is not None and self._serving is None:
-            self._port.close()  # who builds need not wait for others any more
+            self._port.close()  # the build need not wait for other stages any more
 
     def _on_message(self, connection: Connection, message: Any) -> None:
         match message:
@@ -174,10 +174,10 @@ class _StageProcess:
             for stage in serving.stages:
                 stage.next = Turn()
 
-    # --- what goes ------------------------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------------------------
 
     def _when(self, event: GpuEvent, number: int, tell: Callable[[], None]) -> None:
-        """Ends of steps of a lane are such events."""
+        """Call `tell` after `event`, or report its error as the end of `number`. The event must be a SharedEvent."""
         cast("SharedEvent", event).when_passed(lambda error: tell() if error is None else self._failed(number, error))
 
     def _done(self, number: int, step: Step) -> None:

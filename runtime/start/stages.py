@@ -1,4 +1,4 @@
-"""Building a model whose pipeline stages are processes."""
+"""Creation of a model whose pipeline stages are separate processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SAID_BY_STAGES = {each.__name__: each for each in (PlanError, WeightsError, Uns
 async def build_over_processes(
     config: EngineConfig, files: ModelFiles, report: Report, device: SharedDevice, processes: StageProcesses
 ) -> EngineParts:
-    """Build the first stage in this process, whose loop schedules, and the rest in `processes`.
+    """Build the first stage in this process, which also schedules, and the others in `processes`.
 
     Raises PlanError if one of them has ended, and the errors of `start_engine`."""
     num_stages = config.pipeline_parallel_size
@@ -73,7 +73,7 @@ async def build_over_processes(
 
 
 def _of_stages(error: BaseException) -> Exception:
-    """Return the error that starting raises for one that another process has reported."""
+    """Return the start-up error for an error that another process has reported."""
     if isinstance(error, StageFailed) and error.kind in _SAID_BY_STAGES:
         return _SAID_BY_STAGES[error.kind](str(error))
     where = ", ".join(getattr(error, "__notes__", ()))
@@ -86,7 +86,7 @@ async def build_stage(
 ) -> tuple[OwnRanks, list[list[Running]]]:  # fmt: skip
     """Build stage number `stage` in this process, connected to the others, which listen at `addresses`.
 
-    Raises what `start_engine` does, Apart if another stage has failed, and OSError."""
+    Raises the errors of `start_engine`, Apart if another stage has failed, and OSError."""
     size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
     links = await asyncio.to_thread(port.connected, stage, num_stages, size, addresses)
     own = OwnRanks(config, device.first, [stage], links)
