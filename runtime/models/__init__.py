@@ -1,1 +1,1 @@
-"""Models as descriptions: a family reads a config into a DecoderSpec, and one decoder computes whatever it says."""
+"""Models as descriptions: a family converts a config to a DecoderSpec, and one decoder computes any spec."""

@@ -27,8 +27,8 @@ _HALVES: tuple[Half, Half] = ("gate_up", "down")
 class AdapterRoom(NamedTuple):
     """Memory for `num_slots` adapters of rank up to `max_rank`.
 
-    `num_ready`: adapters whose pinned host memory is allocated at start, where allocation is slow. `experts`, `vocabulary`
-    (embedding and head): on a device, allocate slots for these even before an adapter changes them."""
+    `num_ready`: adapters whose pinned host memory is allocated at start-up, since allocation is slow. `experts`,
+    `vocabulary` (embedding and head): on a device, allocate slots for these even before an adapter changes them."""
 
     num_slots: int
     max_rank: int
@@ -47,7 +47,7 @@ def adaptable(spec: DecoderSpec) -> list[Linear]:
 
 
 def vocabulary_linears(spec: DecoderSpec) -> list[Linear]:
-    """Return the projections beside the embedding, and the head by its own name, even if it is the embedding."""
+    """Return the projections next to the embedding, and the head by its own name, even if it shares the embedding matrix."""
     size = spec.embedding_size or spec.hidden_size
     return [*spec.projections, *([Linear(HEAD, spec.vocab_rows, size)] if spec.generates else [])]
 
@@ -73,7 +73,7 @@ def expert_linears(spec: DecoderSpec) -> Iterator[tuple[Experts, dict[tuple[Half
 
 class ModelAdapters:
     """Adapters of a model. `has_experts`, `has_vocabulary`: adapters may change experts, and embedding and head. `own`: this
-    rank's part of layers that are cut."""
+    rank's part of split layers."""
 
     def __init__(
         self, slots: Mapping[str, ops.LoraSlots], room: AdapterRoom, device: str, changed: Counter[str],
@@ -124,11 +124,11 @@ class ModelAdapters:
                 yield own
 
     def keep(self, key: int, adapter: ops.PreparedLora) -> None:
-        """Keep an adapter, so that slots may take it by `key`. On any thread."""
+        """Store an adapter in host memory under `key`, so that slots can load it. Thread-safe."""
         self._kept[key] = adapter
 
     def drop(self, key: int) -> None:
-        """Forget the adapter `key`. Slots that already contain it are unchanged."""
+        """Remove adapter `key` from host memory. Slots that contain it are unchanged."""
         if (adapter := self._kept.pop(key, None)) is not None:
             self._layers.release(adapter)
 
@@ -136,11 +136,11 @@ class ModelAdapters:
         return key in self._kept
 
     def place(self, slot: int, key: int) -> None:
-        """Place the adapter `key` into `slot` from the next step on."""
+        """Load adapter `key` into `slot` from the next step on."""
         self._layers.put(slot, self._kept[key])
 
     def of_tokens(self, slots: Tensor | None) -> ops.TokenAdapters | None:
-        """Return the adapters of tokens as layers read them: slots [T] int32, -1 for none; None where no token has an adapter."""
+        """Return the adapters of tokens in the layers' format, from slots [T] int32 (-1: none), or None if slots are None."""
         return None if slots is None else ops.index_adapters(slots, self.num_slots)
 
 
@@ -172,8 +172,8 @@ class _Maker:
     def _shape(
         self, linear: Linear, bytes_each: float, *, of_expert: bool = False
     ) -> tuple[ops.LoraShape, torch.dtype, torch.device]:
-        """Return shape, type and device of a layer's slots. `bytes_each`: size of a number of the layer's weight. Adapters
-        take no more bits than that, down to eight."""
+        """Return shape, dtype and device of a layer's slots. `bytes_each`: bytes per number of the layer's weight. Adapters
+        use at most as many bits, but at least eight."""
         size, room = (linear.out_features, linear.in_features), self._room
         shape = ops.LoraShape(
             *size,
@@ -191,7 +191,7 @@ def _bytes_each(weight: ops.LinearWeight) -> float:
 
 
 def _own(spec: DecoderSpec) -> dict[str, Cut]:
-    """Return the parts that `spec` has of layers that are cut, by the names that adapters use."""
+    """Return the parts of split layers that `spec` contains, by the names that adapters use."""
     found = {name.removesuffix(".weight"): cut for name, cut in cuts(spec).items() if name.endswith(".weight")}
     if (table := found.get(EMBEDDING)) is not None:
         found.setdefault(HEAD, table)
@@ -201,8 +201,8 @@ def _own(spec: DecoderSpec) -> dict[str, Cut]:
 
 
 def _share(part: ops.LoraPart, cut: Cut) -> ops.LoraPart | None:
-    """Return the part of an adapter that a cut layer needs: its rows of B and its columns of A; None if it has none of the
-    outputs."""
+    """Return the part of an adapter for a split layer: its rows of B and its columns of A, or None if it changes none of
+    these rows."""
     held = torch.cat([torch.arange(*span) for span in cut.rows])
     within = ((held >= part.start) & (held < part.start + len(part.b))).nonzero().flatten()
     if not len(within):

@@ -1,7 +1,7 @@
-"""The decoder, written once: computes whatever model its DecoderSpec describes, one step of mixed rows at a time.
+"""Decoder: computes the model that a DecoderSpec describes, one step of mixed rows at a time.
 
-Plain objects around `ops` calls, no nn.Module: a layer is about ten calls, and what surrounds them is felt at one token a
-step. Knows tokens, positions and slots; neither requests nor where its weights came from."""
+Plain objects around `ops` calls, no nn.Module: a layer is about ten calls, and further overhead is noticeable at one token
+per step. It handles tokens, positions and slots, but no requests and no checkpoints."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Hidden(NamedTuple):
 
 
 class Decoder:
-    """Decoder described by a spec. `dtype`: of weights and activations, by torch's name. `device`: "cpu" or "cuda"."""
+    """Decoder described by a spec. `dtype`: dtype of weights and activations, by torch's name. `device`: "cpu" or "cuda"."""
 
     def __init__(
         self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, parameters: Parameters, pooler: PoolerBlock,
@@ -58,8 +58,8 @@ class Decoder:
         adapters: ModelAdapters | None = None, encoder: Encoder | None = None, axes: RopeAxes | None = None,
         stage: StageIO | None = None, expert_counts: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """Create a decoder. `traced`: computes what `stack` does. `adapters`: room for adapters, if any. `axes`: of an
-        M-RoPE embedding. `stage`: hands hidden states on, if `spec` is a stage. `expert_counts`: as in `Weights.counts`."""
+        """Create a decoder. `traced`: replaces `stack` with fewer calls. `adapters`: adapter slots, if any. `axes`: of an
+        M-RoPE embedding. `stage`: sends hidden states on, if `spec` is a stage. `expert_counts`: as in `Weights.counts`."""
         self.spec = spec
         self.dtype = dtype
         self.device = device
@@ -84,8 +84,8 @@ class Decoder:
         cls, spec: DecoderSpec, weights: Weights, *, dtype: str, device: str, max_positions: int,
         adapters: ModelAdapters | None = None, stage: StageIO | None = None,
     ) -> Decoder:  # fmt: skip
-        """Blocks around the weights that `spec` names. `max_positions`: the longest context it will be asked for. `adapters`: the
-        room that `weights` have for them."""
+        """Create a decoder with the weights that `spec` names. `max_positions`: the longest context. `adapters`: the adapter
+        slots in `weights`."""
         tables = rope_tables(spec, device=device, max_positions=max_positions)
         return cls(
             spec,
@@ -115,10 +115,10 @@ class Decoder:
         )  # fmt: skip
 
     def load_parameter(self, name: str, stored: ops.Stored) -> None:
-        """Replace the numbers of a parameter of `spec.parameters()`: for this decoder and all that were traced of it, from the next
-        step on. A matrix may bring its bias. No step may be under way.
+        """Replace the values of a parameter of `spec.parameters()`, also in traced copies, from the next step on. A matrix may
+        include its bias. No step may be in flight.
 
-        Raises WeightsError for a name that the model has not, another shape, or a format that is not kept there."""
+        Raises WeightsError for an unknown name, another shape, or a format that is not stored there."""
         self._parameters.load(name, stored)
 
     def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
@@ -147,8 +147,8 @@ class Decoder:
         return self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
 
     def _forward_of_stage(self, step: ForwardStep, stage: StageIO) -> Hidden:
-        """Compute a stage, and return what is handed on: the last layer's output, the residual, and the initial residual if
-        a layer needs it."""
+        """Compute a stage, and return the tensors for the next stage: the last layer's output, the residual, and the initial
+        residual if a layer needs it."""
         delta, embedded = None, []
         if self.spec.embeds:
             residual = self._embedded(step)
@@ -164,7 +164,7 @@ class Decoder:
         return Hidden(x, residual)
 
     def compute_logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:
-        """Compute the logits [S, V] of `tokens` [S] int64. None: of all, and `hidden` is overwritten."""
+        """Compute the logits [S, V] of `tokens` [S] int64. None: of all tokens; this overwrites `hidden`."""
         final = self._final(hidden if tokens is None else hidden.of(tokens))
         slots = hidden.adapters if hidden.adapters is None or tokens is None else hidden.adapters[tokens]
         return self._vocabulary.logits(final, self._of_tokens(slots))
@@ -173,16 +173,16 @@ class Decoder:
         return None if self.adapters is None else self.adapters.of_tokens(slots)
 
     def final_hidden(self, hidden: Hidden, tokens: Tensor | slice) -> Tensor:
-        """The final norm's output for `tokens` [S] int64, [S, H]; of a slice `hidden` is overwritten."""
+        """Return the final norm's output [S, H] for `tokens` [S] int64. A slice overwrites `hidden`."""
         return self._final(hidden.of(tokens))
 
     def kept_for_head(self, hidden: Hidden) -> Hidden:
-        """Return what a draft head will read, unchanged by later uses of `hidden`."""
+        """Return the input of a draft head, unchanged by later uses of `hidden`."""
         return hidden if hidden.aux else Hidden(hidden.x, hidden.residual.clone())
 
     def read_by_head(self, kept: Hidden) -> Tensor:
-        """Return a draft head's input from what was kept: the final norm's output [T, H], overwriting it; with `aux_layers`,
-        their inputs side by side [T, H * their number]."""
+        """Return a draft head's input from `kept_for_head`: the final norm's output [T, H], which overwrites it; or the
+        inputs of `aux_layers`, concatenated [T, H * their number]."""
         return torch.cat(kept.aux, dim=1) if kept.aux else self._final(kept)
 
     @property
@@ -201,13 +201,13 @@ def rope_tables(spec: DecoderSpec, *, device: str, max_positions: int) -> Tables
 
 
 def build_stack(spec: DecoderSpec, weights: Weights, tables: Tables) -> LayerStack:
-    """The layers that `spec` names, around their weights. `tables`: of their rotary embeddings."""
+    """Create the layers that `spec` names, with their weights. `tables`: of their rotary embeddings."""
     first_caches = accumulate((len(layer.mixers) for layer in spec.layers), initial=0)
     layers = [
         build_layer(layer, name, spec.hidden_size, weights, tables, first_cache)
         for (name, layer), first_cache in zip(spec.named_layers(), first_caches, strict=False)
     ]
-    is_stage = spec.stage_of is not None  # whose steps bring it
+    is_stage = spec.stage_of is not None  # a stage's input comes with each step
     return LayerStack(
         layers, keeps_embedding=keeps_embedding(spec) and not is_stage, aux_layers=spec.aux_layers, continues=not spec.embeds
     )  # fmt: skip

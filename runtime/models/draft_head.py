@@ -1,4 +1,5 @@
-"""DraftHead: computes what a DraftHeadSpec describes, one step of mixed rows at a time, between another model's ends."""
+"""DraftHead: computes the layers of a DraftHeadSpec, a step of mixed rows at a time, with another model's embedding and
+head."""
 
 from __future__ import annotations
 
@@ -125,11 +126,11 @@ class DraftHead:
 
     @property
     def hidden_size(self) -> int:
-        """Size of `forward`'s results."""
+        """Size of the vectors that `forward` returns."""
         return self.spec.hidden_size
 
     def keep(self, hidden: Hidden) -> Hidden:
-        """Return the part of the model's hidden states that `read` needs and that computing logits leaves unchanged."""
+        """Return the part of the model's hidden states that `read` needs, unchanged by computing logits."""
         return self._model.kept_for_head(hidden)
 
     def read(self, kept: Hidden) -> Tensor:

@@ -1,6 +1,6 @@
-"""ExpertLoad: how many tokens each expert of each layer has taken, as metrics of few series.
+"""ExpertLoad: number of tokens routed to each expert of each layer, as metrics with few series.
 
-Routers count on the device as they go (`Weights.counts`), whatever the step: this reads the numbers now and then, beside steps."""
+Routers count on the device in every step (`Weights.counts`). This reads the counts occasionally, in parallel with steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 
 class ExpertLoad:
     def __init__(self, counts: Sequence[Mapping[str, Tensor]], num_devices: int = 1) -> None:
-        """Read counts of tokens. `counts`: for each stage by the names of experts, [E] int64 in router order. `num_devices`:
-        devices that share a layer's experts, neighbours together."""
+        """Create the metrics. `counts`: for each stage, counts [E] int64 in router order, by the names of experts.
+        `num_devices`: devices that share a layer's experts in contiguous ranges."""
         self._tables = [each for of_stage in counts for each in of_stage.items()]
         self._num_devices = num_devices
-        self._before: dict[str, Tensor] = {}  # what was counted before the model slept
+        self._before: dict[str, Tensor] = {}  # counts from before the model slept
         for _, table in self._tables:
-            table.zero_()  # of what was computed to warm up
+            table.zero_()  # discards counts of warm-up
 
     def awake(self, other: ExpertLoad) -> None:
         """Continue counting with the tables of a rebuilt model, `other`."""

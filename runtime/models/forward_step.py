@@ -1,4 +1,4 @@
-"""ForwardStep: one step as a model reads it. Tensors of mixed rows only; it knows no request, no sampler and no device."""
+"""ForwardStep: the tensors of one step that a model reads. It has no requests, no sampler and no device."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from runtime.kv.kv_cache import LayerKV
 
 
 class DeepstackStep(NamedTuple):
-    """Addition to the outputs of layers: for layer l the rows `features[l]` at `tokens`. tokens [N] int64, features [L, N,
-    H]."""
+    """Vectors added to the outputs of the first layers: for layer l `features[l]`, at `tokens`. tokens [N] int64, features
+    [L, N, H]."""
 
     tokens: Tensor
     features: Tensor
 
 
 class CrossStep(NamedTuple):
-    """Outputs of encoders for rows that have just begun, whose keys and values cross-attention keeps: outputs [N, E, W], the
-    entries `rows` [N] int64 of the block tables as metadata has them."""
+    """Encoder outputs whose keys and values cross-attention stores in this step: outputs [N, E, W], for the block-table
+    entries `rows` [N] int64 of the attention metadata."""
 
     outputs: Tensor
     rows: Tensor
@@ -72,7 +72,7 @@ class ForwardStep:
 
     @property
     def rotated_at(self) -> Tensor:
-        """Rotary positions, [T] int64 or [3, T]."""
+        """Rotary positions of the tokens, [T] int64 or [3, T]."""
         return self.positions if self.rope_positions is None else self.rope_positions
 
     @property

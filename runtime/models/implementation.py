@@ -1,5 +1,4 @@
-"""Choice of the implementation of a model: our own decoder, which a family describes, or transformers' modules over our
-attention.
+"""Choice of a model's implementation: our own decoder, which a family describes, or transformers' modules with our attention.
 
 Imports no torch until a model is loaded, and no transformers until a model needs it."""
 
@@ -142,7 +141,7 @@ def load(
 def supported() -> Iterator[tuple[str, str]]:
     """Yield architectures with "native" or "transformers" as their implementation.
 
-    Of the latter, only those that were tried, if the package is installed. A config may still use unsupported options."""
+    Of the latter, only tested ones, if the package is installed. A config may still use unsupported options."""
     yield from ((name, "native") for name in FAMILIES)
     yield from ((name, "transformers") for name in _tried())
 
@@ -177,7 +176,7 @@ def _through_transformers(architecture: str, config: Mapping[str, Any]) -> Trans
     return library.describe(architecture, config)
 
 
-# Models that are published twice: by the name that only code of their own knows, and as transformers has them.
+# Models published under two names: that of their own code, and that in transformers.
 _AS_TRANSFORMERS_HAS_IT = {
     "InternVLChatModel": "InternVLForConditionalGeneration",
     "Phi4MMForCausalLM": "Phi4MultimodalForCausalLM",

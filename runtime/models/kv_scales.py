@@ -1,4 +1,4 @@
-"""Scales of the KV cache in a checkpoint: their names in each library, and what to read for them."""
+"""Scales of the KV cache in a checkpoint: their names in each library, and how to load them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.weights.rules import Load, Parameter, Rule, Shape, TensorSource, stored_as
 
-# Of keys and of values, behind a layer's name, as compressed-tensors, vLLM, ModelOpt, AutoFP8 and older compressed-tensors call
-# them; AutoFP8 has one for both.
+# Names of the scales of keys and of values, after the layer's name: compressed-tensors, vLLM, ModelOpt, AutoFP8 and older
+# compressed-tensors. AutoFP8 has one scale for both.
 _NAMES = (
     ("self_attn.k_scale", "self_attn.v_scale"),
     ("self_attn.attn.k_scale", "self_attn.attn.v_scale"),
@@ -22,11 +22,11 @@ KV_SCALES = (
     ".v_scale",
     ".kv_scale",
     ".output_scale",
-)  # ends of all such names, and of what is written beside them
+)  # suffixes of all these names, and of related tensors
 
 
 def kv_scale_loads(spec: DecoderSpec, source: TensorSource) -> dict[str, tuple[Load, Load]]:
-    """Return what to read for the scales of keys and values, by layer name; layers without scales are absent."""
+    """Return the loads of the scales of keys and values, by layer name; layers without scales are absent."""
     stored = spec.own(source.shapes)
     if not any(name.endswith(KV_SCALES) for name in stored):
         return {}

@@ -1,6 +1,6 @@
-"""Loading: from model files to a Decoder, one parameter at a time.
+"""Loading: reads model files into a Decoder, one parameter at a time.
 
-Each linear layer is prepared as soon as it has come and its source dropped: memory peaks at one copy of the model and a few
+Each linear layer is prepared as soon as it is read, and its source freed: the peak memory is one copy of the model and a few
 tensors."""
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def load_model(
     counts_experts: bool = False,
 ) -> Decoder:
     """Load a model. `spec`: of the files' config, read here by default. `dtype`: of activations, and of weights unless
-    `weights` says how those are stored. `files`: a `weights.fetch.ModelFiles`. `max_model_len`: size of the rotary tables, by
-    default the model's. `progress` counts stored bytes. Each tensor goes to `device` as soon as it is read. `adapters`: room
-    for adapters. `peers`: the other ranks, if `spec` is a shard. `stage`: hands hidden states on, if `spec` is a stage.
-    `counts_experts`: count the tokens of each expert.
+    `weights` has another. `files`: a `weights.fetch.ModelFiles`. `max_model_len`: size of the rotary tables, by default the
+    model's. `progress` counts stored bytes. Each tensor is copied to `device` as soon as it is read. `adapters`: memory for
+    adapters. `peers`: the other ranks, if `spec` is a shard. `stage`: sends hidden states on, if `spec` is a stage.
+    `counts_experts`: count tokens per expert.
 
     Raises WeightsError if config and weights do not match, UnsupportedModel if they need something unsupported."""
     spec = spec or spec_from_config(files.config)
@@ -73,9 +73,9 @@ def load_draft_head(
     spec: DraftHeadSpec, files: Checkpoint, model: Decoder, *, load_format: str, seed: int, progress: Report,
     max_model_len: int, weights: WeightPolicy | None = None,
 ) -> DraftHead:  # fmt: skip
-    """A head that guesses for `model`, kept as that is. Arguments as of `load_model`; `files` may be the model's own.
+    """Load a draft head for `model`, with its dtype and device. Arguments as of `load_model`; `files` may be the model's own.
 
-    Raises WeightsError where config and weights do not fit each other."""
+    Raises WeightsError if config and weights do not match."""
     dtype, device = model.dtype, model.device
     with opened(spec, files, dtype=dtype, load_format=load_format, seed=seed, device=device, policy=weights) as reader:
         read = read_weights(spec, reader, dtype=dtype, device=device, progress=progress)
@@ -87,7 +87,7 @@ def opened(
     spec: DecoderSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, device: str,
     policy: WeightPolicy | None,
 ) -> Iterator[ParameterReader]:  # fmt: skip
-    """The files' parameters, to be read inside the block. Arguments as of `load_model`."""
+    """Open the files' parameters for reading within the block. Arguments as of `load_model`."""
     if dtype not in DTYPES:
         raise WeightsError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     expected = {shard.name: shard.shape for p in spec.whole.parameters() for shard in stored_as(p, spec.rules).shards}
@@ -99,7 +99,7 @@ def read_weights(spec: DecoderSpec, reader: ParameterReader, *, dtype: str, devi
     """Read all parameters of `spec` and prepare them for the kernels of the device."""
     activations = DTYPES[dtype]
     linear_names = {f"{linear.name}.weight": linear.name for linear in spec.linears()}
-    # Rows of the table can be read out of any form; a draft head may have none of its own.
+    # The table can be read from any format; a draft head may have none.
     linear_names |= {TABLE: EMBEDDING} if TABLE in reader.storage and reader.formats(TABLE) != {dtype} else {}
     halves = expert_halves(spec)
     linears: dict[str, ops.LinearWeight] = {}
@@ -122,7 +122,7 @@ def read_weights(spec: DecoderSpec, reader: ParameterReader, *, dtype: str, devi
 
 
 def _activations(stored: ops.Stored, activations: torch.dtype) -> torch.dtype:
-    """Return the type of activations that a matrix multiplies. A float32 router promotes it."""
+    """Return the dtype of activations that a matrix multiplies. A float32 router promotes it."""
     parts = [stored] if isinstance(stored, ops.StoredWeight) else stored
     own = parts[0].format.dtype
     return activations if own is None else torch.promote_types(own, activations)

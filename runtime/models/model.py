@@ -1,4 +1,4 @@
-"""Protocols of a loaded model and of its encoder, for runners: our own decoder, or transformers' modules."""
+"""Interfaces of a loaded model and of its encoder, for runners. Implemented by our decoder and by transformers' modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EncoderPasses(Protocol):
 
 
 class Encoder(Protocol):
-    passes: EncoderPasses | None  # None: they run as they are
+    passes: EncoderPasses | None  # None: passes run without graphs
 
     @property
     def spec(self) -> EncoderSpec: ...
@@ -42,15 +42,15 @@ class Encoder(Protocol):
         ...
 
     def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
-        """Return the outputs [N, W] of each item, all of one modality, in the model's dtype: N embeddings, followed by what
-        further layers add (`EncoderSpec.num_deepstack`). Raises ValueError if an item has another number of positions."""
+        """Return the outputs [N, W] of each item, all of one modality, in the model's dtype: N embeddings, then vectors for
+        further layers (`EncoderSpec.num_deepstack`). Raises ValueError if an item has another number of positions."""
         ...
 
 
 class Model(Protocol):
     """Loaded model. `dtype`: of activations, by torch's name; `device`: "cpu" or "cuda". `graph_unsupported_reason`: why its
     steps cannot be captured as CUDA graphs, or None. `may_refuse_capture`: a failed capture is no error, because the modules
-    are not ours; steps then run without a graph. `adapters`: its room for them, or None. `encoder`: of media, or None."""
+    are not ours; steps then run without a graph. `adapters`: its adapter slots, or None. `encoder`: of media, or None."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -78,18 +78,18 @@ class Model(Protocol):
         ...
 
     def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
-        """input_ids [T] int64, adapters as of `ForwardStep` -> [T, H], fresh, as `ForwardStep.input_embeds` takes them."""
+        """Return new embeddings [T, H] of input_ids [T] int64 for `ForwardStep.input_embeds`. `adapters`: see `ForwardStep`."""
         ...
 
     def forward(self, step: ForwardStep) -> Any:
-        """One step, up to what `compute_logits` and `final_hidden` take. The tokens' keys and values are written where the
-        step's slot mappings say, then attended to."""
+        """Compute a step, and return the input of `compute_logits` and `final_hidden`. The tokens' keys and values are
+        written to the slots of the step's slot mappings before attention reads them."""
         ...
 
     def compute_logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
-        """Compute the logits [S, V] of `tokens` [S] int64; None: of all, and `hidden` may be overwritten."""
+        """Compute the logits [S, V] of `tokens` [S] int64. None: of all tokens; this may overwrite `hidden`."""
         ...
 
     def final_hidden(self, hidden: Any, tokens: Tensor | slice) -> Tensor:
-        """The final norm's output for `tokens` [S] int64, [S, H]: what pooling reads. Of a slice `hidden` may be overwritten."""
+        """Return the final norm's output [S, H] for `tokens` [S] int64, as input of pooling. A slice may overwrite `hidden`."""
         ...

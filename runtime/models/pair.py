@@ -17,7 +17,7 @@ from runtime.models.spec.draft_head import PairSpec
 
 
 class ModelPair:
-    """A Model. A step's KV caches are those of `model`, then those of `draft`."""
+    """Implementation of Model for a model and its draft. A step's KV caches are those of `model`, then those of `draft`."""
 
     def __init__(self, model: Model, draft: Model | DraftHead) -> None:
         self.model = model
@@ -64,7 +64,7 @@ class ModelPair:
         return self.model.may_refuse_capture or self.draft.may_refuse_capture
 
     def draft_caches(self, kv_caches: Sequence[LayerKV]) -> Sequence[LayerKV]:
-        """Return the caches of `draft`, among those of both."""
+        """Return the caches of `draft` from the caches of both."""
         return kv_caches[self._num_caches :]
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> ModelPair:

@@ -38,13 +38,13 @@ from runtime.weights.rules import (
 
 NARROW = {"BF16": "bfloat16", "F16": "float16"}
 _PLAIN = frozenset({"F32", *NARROW})
-# Stored formats of the same bits, by `WeightPolicy.online`: rounding them again would only lose precision.
+# Formats with the same bits, by `WeightPolicy.online`: quantising them again would only lose precision.
 _ALREADY: Mapping[str | None, Set[str]] = {"int8": {"Q8_0", "w8"}, "int16": set(), "fp8": {"fp8"}, "w4": {"w4"}}
 
 Refusal = Callable[[frozenset[str]], str | None]
 
 
-_BLOCK = 256  # columns; whatever a block has divides it
+_BLOCK = 256  # columns; a multiple of every format's block size
 
 
 def _whole_blocks(columns: Span | None) -> bool:
@@ -53,8 +53,8 @@ def _whole_blocks(columns: Span | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Decision how each matrix is stored. `policy`: the requested policy. `dtype`: of activations. `types`: of the
-    checkpoint's tensors. `rounded`: names of the parameters that are rounded at load."""
+    """Choice of the storage format of each matrix. `policy`: the requested policy. `dtype`: of activations. `types`: dtypes
+    of the checkpoint's tensors. `rounded`: names of the parameters that are quantised while loading."""
 
     policy: WeightPolicy
     dtype: str
@@ -62,7 +62,7 @@ class Keeping:
     rounded: Collection[str] = ()
 
     def storage(self, load: Load, refusal: Refusal) -> str:
-        """A dtype or AS_STORED. `refusal`: why no kernel multiplies rows of these formats, None where one does."""
+        """Return a dtype or AS_STORED. `refusal`: returns why no kernel multiplies rows of these formats, or None."""
         types = self._types(load)
         if self._stays(load) and refusal(types) is None:
             return AS_STORED
@@ -72,7 +72,7 @@ class Keeping:
         return narrow.pop() if len(narrow) == 1 and refusal(frozenset(narrow)) is None else self.dtype
 
     def widened(self, load: Load, refusal: Refusal) -> str | None:
-        """Return a message about quantised rows that become plain numbers against the policy, or None."""
+        """Return a message about quantised rows that are dequantised against the policy, or None."""
         if not self.policy.keep_quantized or self._types(load) <= _PLAIN or self.storage(load, refusal) == AS_STORED:
             return None
         types = ", ".join(sorted(self._types(load)))
@@ -94,8 +94,8 @@ class Keeping:
         return whole_rows and self._may_stay(load) and not self._types(load) & _PLAIN
 
     def _may_stay(self, load: Load) -> bool:
-        """Return whether quantised rows should stay as stored. Matrices to be rounded stay only if they have the target
-        format already."""
+        """Return whether quantised rows should stay as stored. Matrices to be quantised online stay only if they have the
+        target format already."""
         if load.parameter.name in self.rounded and not self._types(load) <= _ALREADY[self.policy.online]:
             return False
         return self.policy.keep_quantized
@@ -104,14 +104,14 @@ class Keeping:
 log = logging.getLogger("oneloop.start")
 
 TABLE = f"{EMBEDDING}.weight"
-_BY_DEVICE = {"fp8": ops.round_to_fp8, "w4": ops.round_to_w4}  # what a device rounds
-_BY_KERNELS = {"int8": ops.StoredWeight.int8, "int16": ops.StoredWeight.int16}  # what a CPU packs rounded
+_BY_DEVICE = {"fp8": ops.round_to_fp8, "w4": ops.round_to_w4}  # quantisation on a device
+_BY_KERNELS = {"int8": ops.StoredWeight.int8, "int16": ops.StoredWeight.int16}  # quantisation by the CPU's packing
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class ParameterReader:
-    """Parameters of the model `spec` from `source`. `dtype`: dtype of activations. Matrices are stored as `policy` says if
-    kernels for the device support it; otherwise a warning is logged once.
+    """Parameters of the model `spec` from `source`. `dtype`: dtype of activations. Matrices are stored by `policy` if kernels
+    of the device support it; otherwise a warning is logged once.
 
     Raises WeightsError naming missing, surplus and wrong-shape tensors."""
 
@@ -128,7 +128,7 @@ class ParameterReader:
         )
         self._halves = {f"{half.name}.weight" for half in halves}
         exact = {f"{linear.name}.weight" for linear in spec.linears() if linear.float32} | _routers(spec)
-        # A tied embedding is rounded on the first of several stages too, where the head is another's.
+        # A tied embedding is quantised on the first of several stages too, although the head is on the last.
         tied = {TABLE} if spec.tied_embedding and spec.all_layers.generates else set()
         self._online, self._rounded = policy.online, (self._linears | self._halves | tied) - exact
         self._loads = planned_loads(spec, source)
@@ -152,16 +152,16 @@ class ParameterReader:
         return frozenset({self._online if name in self._rounded and self._online else self.storage[name]})
 
     def kv_scales(self) -> dict[str, tuple[float, float]]:
-        """Return the checkpoint's divisors of keys and values of an fp8 KV cache, by layer."""
+        """Return the scales of keys and values of an fp8 KV cache, by layer."""
         loads = dict.fromkeys(load for pair in self._kv_scales.values() for load in pair)
         stream = self._source.stream(list(loads), "float32", lambda progress: None)
-        # Of several, a head each, the largest suits all. What is not above zero was never measured.
+        # Of several scales, one per head, the largest is valid for all. Scales that are not positive were never measured.
         read = {load: float(values.max()) for load, (_, values) in zip(loads, stream, strict=True)}
         found = {layer: (read[k], read[v]) for layer, (k, v) in self._kv_scales.items()}
         return {layer: scales for layer, scales in found.items() if min(scales) > 0}
 
     def read(self, progress: Report) -> Iterator[tuple[str, ops.Stored]]:
-        """Each parameter's name and what it holds, in the order of their use; a matrix comes with its bias. `progress` counts
+        """Yield each parameter's name and value, in the order of their use; a matrix includes its bias. `progress` counts
         stored bytes."""
         biases: dict[str, Tensor] = {}
         with (
@@ -215,8 +215,8 @@ class ParameterReader:
         return [part.with_bias(each) for part, each in zip(parts, biases, strict=True)]
 
     def _not_to_round(self, spec: DecoderSpec, online: str) -> set[str]:
-        """Return weights that stay unquantised: the head, matrices whose shapes no format fits, and experts without a kernel
-        for the format."""
+        """Return weights that stay unquantised: the head, matrices whose shapes no format supports, and experts without a
+        kernel for the format."""
         shapes = (load.parameter for load in self._loads if load.parameter.name in self._rounded)
         uneven = {each.name for each in shapes if each.shape[0] % 16 or each.shape[1] % 64}
         why = ops.moe_refusal([ops.WeightFormat(online)], DTYPES[self._dtype], self._device) if self._halves else None
@@ -225,7 +225,7 @@ class ParameterReader:
         return {f"{spec.head.name}.weight"} | uneven | (set() if why is None else self._halves)
 
     def _widen_mixed_experts(self, spec: DecoderSpec, plain: Keeping) -> None:
-        """Read all matrices of a layer's experts as plain numbers where no kernel takes their formats together."""
+        """Dequantise all matrices of a layer's experts if no kernel supports their formats together."""
         loads = {load.parameter.name: load for load in self._loads}
         for experts in spec.experts():
             names = [f"{half.name}.weight" for number in range(experts.num_experts) for half in experts.halves(number)]
@@ -237,7 +237,7 @@ class ParameterReader:
                 self.storage |= {name: plain.storage(loads[name], self._refusal(loads[name])) for name in names}
 
     def _place(self, name: str) -> torch.device:
-        """Return the device to read a parameter to. Experts are read to the host and copied later."""
+        """Return the device to which a parameter is read. Experts are read to the host and copied later."""
         return torch.device("cpu") if name in self._halves else self._device
 
     def _is_matrix(self, name: str) -> bool:
@@ -251,16 +251,16 @@ class ParameterReader:
 
 
 def planned_loads(spec: DecoderSpec, source: TensorSource) -> list[Load]:
-    """Return what to read for each parameter of `spec`, in order. Raises WeightsError naming what does not fit."""
+    """Return the loads of all parameters of `spec`, in order. Raises WeightsError naming mismatches."""
     whole = spec.whole
     parameters = tuple(whole.parameters())
-    # Some checkpoints carry a second copy of a tied embedding, or a head that is not asked for.
+    # Some checkpoints contain a second copy of a tied embedding, or an unused head.
     ignored = spec.ignored if whole.generates and not spec.tied_embedding else (*spec.ignored, f"{HEAD}.weight")
     stored = spec.own(source.shapes)
     rules = fitting(parameters, (spec.rules, *spec.other_rules), stored)
     loads = plan(parameters, rules, stored, ignored=(*ignored, *KV_SCALES), ignored_below=spec.ignored_below)
     held = cuts(spec)
-    own = {part.name: part for part in spec.parameters()}  # some experts may be elsewhere
+    own = {part.name: part for part in spec.parameters()}  # some experts may be on other devices
     return [
         reduced(load, own[name], held[name]) if name in held else load
         for load in loads
@@ -269,7 +269,7 @@ def planned_loads(spec: DecoderSpec, source: TensorSource) -> list[Load]:
 
 
 def _routers(spec: DecoderSpec) -> set[str]:
-    """Return the names of router weights, which are not rounded, because rounding may change the chosen experts."""
+    """Return the names of router weights. They are not quantised, because that may change the selected experts."""
     return {
         f"{block.router_linear(layer, spec.hidden_size).name}.weight"
         for layer, block in spec.blocks()

@@ -31,7 +31,7 @@ PLUGINS = "oneloop.models"
 
 
 _families: dict[str, Family] = {}
-_mtp: dict[str, MTP] = {}  # of those whose checkpoints have layers that guess
+_mtp: dict[str, MTP] = {}  # architectures with MTP layers
 FAMILIES: Mapping[str, Family] = MappingProxyType(_families)
 
 
@@ -46,17 +46,17 @@ def register(architectures: Mapping[str, Family], origin: str) -> None:
 
 
 def add_plugins(names: Iterable[str]) -> None:
-    """Serve what installed packages bring under these names.
+    """Register the model families of installed packages that are named in `names`.
 
     Raises PlanError, which names the option."""
-    from importlib.metadata import entry_points  # which takes as long to import as all families
+    from importlib.metadata import entry_points  # its import takes as long as that of all families
 
     for name in names:
         found = entry_points(group=PLUGINS, name=name)
         if not found:
             there = ", ".join(sorted(entry_points(group=PLUGINS).names)) or "none"
             raise PlanError(f"model-plugin {name!r} is of no installed package; those that are there: {there}")
-        import_all_of_torch()  # what it does with torch is not known
+        import_all_of_torch()  # its use of torch is unknown
         for point in found:
             _add(name, point.load())
 
@@ -93,12 +93,12 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def is_described(architecture: str) -> bool:
-    """Return whether a family, or `causal_with_other_head`, describes the architecture."""
+    """Return whether a family, or `causal_with_other_head`, supports the architecture."""
     return architecture in FAMILIES or causal_with_other_head(architecture, FAMILIES) is not None
 
 
 def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
-    """Describe the model of a Hugging Face config.
+    """Return the spec of a Hugging Face config.
 
     Raises UnsupportedModel."""
     name = architecture_of(config)
@@ -116,7 +116,7 @@ def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def mtp_from_config(config: Mapping[str, Any], spec: DecoderSpec) -> DraftHeadSpec:
-    """The layers of a model's own checkpoint that guess for it, given its config and what `spec_from_config` made of it.
+    """Return the spec of the MTP layers in a model's own checkpoint. `spec`: the result of `spec_from_config`.
 
     Raises UnsupportedModel."""
     name = architecture_of(config)

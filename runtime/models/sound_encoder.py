@@ -1,4 +1,4 @@
-"""Audio encoder for a decoder with cross-attention: our own blocks, one pass for all windows of a step."""
+"""Audio encoder for a decoder with cross-attention, with our own blocks: one pass for all windows of a step."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from runtime.models.spec.model import EncoderSpec
 from runtime.models.spec.sound import KERNEL, SoundEncoderSpec
 from runtime.weights.rules import Checkpoint, Report
 
-_MAX_WINDOWS = 8  # of a pass: their activations are what takes room
+_MAX_WINDOWS = 8  # per pass, to limit the memory of activations
 
 
 class SoundEncoder:
-    """An `Encoder`, of windows of `spec.speech`."""
+    """An `Encoder` of audio windows described by `spec.speech`."""
 
     def __init__(self, spec: EncoderSpec, own: SoundEncoderSpec, weights: Weights, dtype: str, device: str) -> None:
         assert spec.speech is not None
@@ -40,7 +40,7 @@ class SoundEncoder:
         self._layers = layers.traced(self._caches)
 
     def samples(self, max_tokens: int) -> list[list[MediaItem]]:
-        """See `Encoder`: one window of silence, and a full batch of windows."""
+        """Return one window of silence, and a full batch of windows, see `Encoder`."""
         num = min(_MAX_WINDOWS, max(1, max_tokens // self.spec.num_outputs))
         silence = self._speech.silence()
         several = [replace(silence, digest=silence.digest + bytes([number])) for number in range(num)]
@@ -48,7 +48,7 @@ class SoundEncoder:
 
     @torch.inference_mode()
     def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
-        """See `Encoder`: [num_outputs, H] of each."""
+        """Return the outputs [num_outputs, H] of each window, see `Encoder`."""
         outputs: list[Tensor] = []
         for first in range(0, len(items), _MAX_WINDOWS):
             features = np.stack([item.inputs["input_features"] for item in items[first : first + _MAX_WINDOWS]])
@@ -62,7 +62,7 @@ class SoundEncoder:
         return outputs
 
     def _encode(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """features [N, num_mel_bins, num_frames] float32 -> [N * num_outputs, H]."""
+        """Return outputs [N * num_outputs, H] of features [N, num_mel_bins, num_frames] float32."""
         features = inputs["features"]
         num, length = len(features), self.spec.num_outputs
         first, second = self._convolutions
@@ -79,7 +79,7 @@ class SoundEncoder:
         return self._layers.final_hidden(self._layers.forward(step), slice(None))
 
     def _convolved(self, x: Tensor, weight: ops.LinearWeight, stride: int) -> Tensor:
-        """x [N, T, C] -> the convolution's output behind its activation [N * T / stride, H], edges padded with zeros."""
+        """Return the convolution and activation of x [N, T, C], [N * T / stride, H], with zero padding."""
         num, length, channels = x.shape
         padded = x.new_zeros(num, length + KERNEL - 1, channels)
         padded[:, 1:-1] = x
@@ -93,7 +93,7 @@ def load(
     spec: EncoderSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report, device: str,
     weights: WeightPolicy,
 ) -> SoundEncoder:  # fmt: skip
-    """Arguments as of `models.load.load_model`. Raises WeightsError where config and weights do not fit each other."""
+    """Load an audio encoder. Arguments as of `load.load_model`. Raises WeightsError if config and weights do not match."""
     own = spec.own
     assert isinstance(own, SoundEncoderSpec), "no others are described"
     with opened(own, files, dtype=dtype, load_format=load_format, seed=seed, device=device, policy=weights) as reader:

@@ -1,1 +1,1 @@
-"""Families: one file each reads a Hugging Face config into the description of its models."""
+"""Families: each file converts a Hugging Face config to the description of its models."""

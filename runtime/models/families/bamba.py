@@ -1,4 +1,4 @@
-"""Bamba: Llama that rotates half of each head, with Mamba-2's mixer in most layers in place of attention."""
+"""Bamba: Llama with half of each head rotated, and Mamba-2 mixers instead of attention in most layers."""
 
 from __future__ import annotations
 

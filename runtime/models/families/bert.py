@@ -1,5 +1,5 @@
-"""BERT (Devlin et al. 2018), RoBERTa (Liu et al. 2019) and those that are built as they are: norms behind each block, learned
-positions, kinds of tokens; RoBERTa's positions begin behind that of its padding."""
+"""BERT (Devlin et al. 2018), RoBERTa (Liu et al. 2019) and models of the same structure: norms after each block, learned
+positions, token types. RoBERTa's positions start after the padding position."""
 
 from __future__ import annotations
 

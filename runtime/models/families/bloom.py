@@ -1,4 +1,4 @@
-"""BLOOM: linear biases in place of positions, a norm behind the embedding, q, k and v in one stored matrix, by head."""
+"""BLOOM: linear biases instead of positions, a norm after the embedding, and q, k and v in one stored matrix, by head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RULES = (
     rename("mlp.dense_h_to_4h", into="mlp.up_proj"),
     rename("mlp.dense_4h_to_h", into="mlp.down_proj"),
 )
-# As transformers saves it, and without the name of the base model, as its authors did.
+# Names as saved by transformers, and the authors' names, without the base model's prefix.
 _WITH_BASE = tuple(rename(f"transformer.{theirs}", into=ours) for theirs, ours in _OUTER.items())
 _WITHOUT_BASE = tuple(rename(theirs, into=ours) for theirs, ours in _OUTER.items())
 

@@ -1,5 +1,5 @@
-"""Command R and R7B: attention and MLP side by side behind one layer norm without bias, scaled logits. In the second generation
-only windowed layers have a rotary embedding."""
+"""Command R and R7B: attention and MLP in parallel after one layer norm without bias, and scaled logits. In the second
+generation only windowed layers have a rotary embedding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: latent attention, dense layers first, then many small experts, chosen by groups, beside shared ones."""
+"""DeepSeek-V2 and V3: latent attention, first dense layers, then small experts selected by groups, with shared experts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _deepseek(config: HfConfig, architecture: str, moe: MoE, num_dense: int, mlp
             yield Layer(attention, dense if index < num_dense else moe, norm)
 
     spec = decoder(config, architecture, layers(), norm)
-    # Layers beyond the last predict further tokens: no part of the model itself.
+    # Layers after the last one are MTP modules and not part of the model.
     spec = replace(spec, ignored_below=(f"{layer_name(len(spec.layers))}.",))
     return with_expert_rules(spec, SHARED_EXPERTS)
 
@@ -74,7 +74,7 @@ def _attention(config: HfConfig) -> LatentAttention:
     parameters = rope_parameters(config)
     if parameters.get("mscale_all_dim"):
         scale *= mscale(parameters.number("factor"), parameters.number("mscale_all_dim")) ** 2
-    # Null says something here: that queries come straight out of the hidden state.
+    # Here null has a meaning: queries are computed from the hidden state directly.
     query_rank = config.with_unsaid(q_lora_rank=1536).get("q_lora_rank")
     return LatentAttention(
         num_heads=config.count("num_attention_heads"),

@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al. 2019): BERT with half the layers, without kinds of tokens."""
+"""DistilBERT (Sanh et al. 2019): BERT with half the layers, without token types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def distilbert(config: HfConfig, architecture: str, kind: Kind) -> DecoderSpec:
         num_hidden_layers=config.count("n_layers", 6),
         hidden_act=config.get("activation") or "gelu",
     )
-    norm = LayerNorm(1e-12)  # of no config
+    norm = LayerNorm(1e-12)  # not in the config
     spec = encoder(
         config, architecture, post_norm_layers(config, norm), "distilbert", _RULES, embedding_norm=norm,
         positions=LearnedPositions(config.count("max_position_embeddings", 512)),

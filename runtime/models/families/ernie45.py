@@ -1,4 +1,4 @@
-"""ERNIE 4.5: Llama that rotates neighbouring pairs of dims, dense or with experts in a range of its layers, beside shared ones."""
+"""ERNIE 4.5: Llama that rotates adjacent pairs of dims; dense, or with experts and shared experts in a range of layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Falcon-H1: in every layer attention and Mamba-2's mixer side by side, then an MLP; nearly every matrix has a multiplier (muP)."""
+"""Falcon-H1: each layer has attention and a Mamba-2 mixer in parallel, then an MLP; most matrices have a multiplier (muP)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.models.spec.recurrent import Mamba2
 def falcon_h1(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(num_key_value_heads=8, max_position_embeddings=8192, rms_norm_eps=1e-5)
     spec, mixer = llama(config, "FalconH1ForCausalLM"), _mixer(config)
-    scale = spec.attention.scale * config.number("key_multiplier", 1.0)  # of keys, and so of scores
+    scale = spec.attention.scale * config.number("key_multiplier", 1.0)  # scales keys, and therefore scores
     mixers = ParallelMixers(
         (_branch(config, "ssm", mixer), _branch(config, "attention", replace(spec.attention, score_scale=scale)))
     )

@@ -1,7 +1,7 @@
-"""Gemma 1, 2 and 3: scaled embeddings, norms that multiply by one plus their weight, a GELU approximated by a tanh.
+"""Gemma 1, 2 and 3: scaled embeddings, norms that multiply by one plus their weight, tanh-approximated GELU.
 
-Gemma 2 has norms before and after each block, alternating windows, and soft caps on scores and logits. Gemma 3 norms q and k
-instead of capping, and its windowed layers have a rotary embedding of their own."""
+Gemma 2 has norms before and after each block, alternating windows, and soft caps on scores and logits. Gemma 3 has norms on
+q and k instead of soft caps, and a separate rotary embedding in windowed layers."""
 
 from __future__ import annotations
 

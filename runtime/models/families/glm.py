@@ -1,6 +1,6 @@
-"""GLM-4: Llama that rotates half of each head, in neighbouring pairs; from version 0414 on with norms after each block too.
+"""GLM-4: Llama with half of each head rotated, in adjacent pairs; from version 0414 on with norms after each block too.
 
-GLM-4.5 and 4.6: Llama that rotates half of each head, dense layers first, then experts beside a shared one."""
+GLM-4.5 and 4.6: Llama with half of each head rotated; first dense layers, then experts with a shared expert."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def glm4_moe(config: HfConfig) -> DecoderSpec:
     dense = config.count_or_zero("first_k_dense_replace", 1)
     moe = checked_moe(MoE(num_experts(config, 128), size, router, shared))
     spec = with_mlps(spec.with_attention(output_bias=False, qk_norm=qk_norm), moe, lambda i: i >= dense)
-    # The layer beyond the last predicts a further token: no part of the model itself.
+    # The layer after the last one is an MTP module and not part of the model.
     spec = replace(spec, ignored_below=(f"{layer_name(len(spec.layers))}.",))
     return with_expert_rules(spec, SHARED_EXPERTS)
 

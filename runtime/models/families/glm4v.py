@@ -1,4 +1,4 @@
-"""GLM-4.1V and GLM-4.6V Flash: images and videos of any size on a grid of patches, before GLM-4 with a rotary embedding of
+"""GLM-4.1V and GLM-4.6V Flash: images and videos of any size on a grid of patches, and GLM-4 with a rotary embedding of
 three axes."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and MLP side by side, each behind a layer norm, heads that are rotated in part."""
+"""GPT-NeoX and Pythia: attention and MLP in parallel, each after a layer norm; heads are partly rotated."""
 
 from __future__ import annotations
 

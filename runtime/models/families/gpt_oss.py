@@ -1,6 +1,6 @@
-"""GPT-OSS: attention with sinks, through a window in every other layer, and experts with biases and bounded gates.
+"""GPT-OSS: attention with sinks, with a window in every other layer, and experts with biases and clamped gates.
 
-Its checkpoints keep gates and ups in turn: as columns, or as rows where the experts are in MXFP4, which loading undoes."""
+Its checkpoints interleave gates and ups: as columns, or as rows if the experts are in MXFP4. Loading separates them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-J: attention and MLP side by side behind one layer norm, heads that rotate neighbouring pairs of their first dims."""
+"""GPT-J: attention and MLP in parallel after one layer norm; heads rotate adjacent pairs of their first dims."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""GTE (Zhang et al. 2024, mGTE) and Snowflake's Arctic-embed 2.0, which is built as it is: BERT with rotary positions and a gated
-MLP whose last matrix has a bias. "New…" is what its authors' own code calls it."""
+"""GTE (Zhang et al. 2024, mGTE) and Snowflake's Arctic-embed 2.0, with the same structure: BERT with rotary positions and a
+gated MLP whose last matrix has a bias. The authors' own code calls the classes "New…"."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RULES = (
     merge("q_proj k_proj v_proj", into="qkv_proj"),
     merge("gate_proj up_proj", into="gate_up_proj"),
 )
-# As the authors' own code writes them.
+# Names in the authors' own code.
 _FIRST_RULES = (
     *_ENDS,
     rename("encoder.layer", into="model.layers"),

@@ -1,4 +1,4 @@
-"""Helium: Llama that rotates neighbouring pairs of dims."""
+"""Helium: Llama that rotates adjacent pairs of dims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jamba: mostly Mamba's layers, with attention that knows no positions in some, and experts in some."""
+"""Jamba: mostly Mamba layers; some layers have attention without positions, and some have experts."""
 
 from __future__ import annotations
 

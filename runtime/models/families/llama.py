@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM2, and whatever else calls itself LlamaForCausalLM."""
+"""Llama 2 and 3, SmolLM2, and other models of the architecture LlamaForCausalLM."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def llama4_text(config: HfConfig) -> DecoderSpec:
     rotated, plain = replace(heads, qk_norm=norm), replace(heads, rope=None, growth=temperature)
     chunk = _chunk(config, spec.max_model_len)
     size = config.count("intermediate_size")
-    router = Router(1, renormalize=True)  # of one expert, whose weight is 1 then
+    router = Router(1, renormalize=True)  # with one expert, its weight is 1
     shared = GatedMLP(size, name="mlp.shared_expert")
     moe = checked_moe(MoE(num_experts(config, 16), size, router, shared, weighs_input=True))
     dense = GatedMLP(config.count("intermediate_size_mlp"))
@@ -70,7 +70,7 @@ def _chunk(config: HfConfig, max_model_len: int) -> int | None:
 def _rules(heads: Attention) -> tuple[Rule, ...]:
     pairs = InterleavedRope(heads.num_heads + heads.num_kv_heads, heads.head_size, heads.head_size)
     return (
-        transform("qkv_proj", pairs),  # where nothing is rotated the order of dims is no matter
+        transform("qkv_proj", pairs),  # without rotation the order of dims does not matter
         stack("experts"),
         rename("gate_up_proj", into="gate_up.weight"),
         rename("down_proj", into="down.weight"),
@@ -86,7 +86,7 @@ def _rotated(config: HfConfig) -> list[bool]:
     count, listed = (
         num_layers(config),
         config.get("no_rope_layers"),
-    )  # which names those that rotate, whatever it is called
+    )  # despite its name, it lists layers that rotate
     if not listed:
         interval = config.count("no_rope_layer_interval", 4)
         return [bool((index + 1) % interval) for index in range(count)]

@@ -1,4 +1,4 @@
-"""Vision towers and projectors before a decoder of any family.
+"""Vision encoders and projectors for decoders of any family.
 
 LLaVA 1.5, LLaVA-NeXT, VipLLaVA and LLaVA-OneVision; InternVL 2.5 to 3.5, as transformers has them; Idefics 3 and SmolVLM."""
 
@@ -18,7 +18,7 @@ TEXTS: dict[str, Family] = {
 
 
 def _seeing(architecture: str, text: str = "llama", *modalities: str) -> Family:
-    """Return the family of `architecture`, whose text is of the model_type `text` unless its config names another."""
+    """Return the family of `architecture`. Its text model has the model_type `text` unless the config names another."""
 
     def family(config: HfConfig) -> DecoderSpec:
         return seeing(text_of_any(config, TEXTS, architecture, text), config, *modalities)

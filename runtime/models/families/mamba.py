@@ -1,4 +1,4 @@
-"""Mamba, Falcon Mamba, Mamba 2 and Codestral Mamba: state space layers alone, without positions.
+"""Mamba, Falcon Mamba, Mamba 2 and Codestral Mamba: state space layers only, without positions.
 
 Residuals have the model's dtype, although a config may ask for float32 (`residual_in_fp32`): in float32 both are the same."""
 
@@ -19,7 +19,7 @@ RULES = (
     rename("backbone.norm_f", into="model.norm"),
     rename("mixer", into="mamba"),
 )
-ANY_LENGTH = 1 << 18  # tokens: there is no limit of the model's own; Codestral Mamba was tested to this
+ANY_LENGTH = 1 << 18  # tokens: the models have no limit; Codestral Mamba was tested to this length
 
 
 def mamba2(config: HfConfig) -> DecoderSpec:

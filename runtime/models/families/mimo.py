@@ -1,4 +1,4 @@
-"""MiMo (Xiaomi, 2025): Qwen2, and a layer of its kind that guesses a further token."""
+"""MiMo (Xiaomi, 2025): Qwen2 with an MTP layer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Mistral: Llama without biases, with a sliding window in its first generation. Ministral: only some layers may have it.
+"""Mistral: Llama without biases; the first generation has a sliding window. Ministral: a window in some layers.
 
-Ministral 3: queries that grow with their position. Mixtral: eight experts instead of each MLP, two of them for each token."""
+Ministral 3: queries are scaled by their position. Mixtral: eight experts instead of each MLP, two per token."""
 
 from __future__ import annotations
 

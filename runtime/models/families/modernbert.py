@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): norms before each block, rotary positions, a gated MLP, and windows in two layers of three."""
+"""ModernBERT (Warner et al. 2024): norms before each block, rotary positions, gated MLPs, windows in two of three layers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def modernbert(config: HfConfig, architecture: str, kind: Kind) -> DecoderSpec:
             num_heads, num_kv_heads, head_size, rope(own, head_size, types[index]), qkv_bias=biased, output_bias=biased,
             window=windows[types[index]], mask=Mask.FULL,
         )  # fmt: skip
-        # The first layer's attention is given what the embedding's norm has made.
+        # The first layer has no norm of its own: it reads the embedding's norm.
         return Layer(attention, mlp, norm, ("attn_norm", "mlp_norm"), mixer_norm=None if index else NoNorm())
 
     spec = encoder(

@@ -1,4 +1,4 @@
-"""MPNet (Song et al. 2020): BERT with a bias by relative position on top of its learned positions, one for all layers."""
+"""MPNet (Song et al. 2020): BERT with learned positions and a relative position bias, which all layers share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime.models.spec.decoder import DecoderSpec, LearnedPositions
 from runtime.models.spec.norm import LayerNorm
 from runtime.weights.rules import merge, rename
 
-_PADDING, _MAX_DISTANCE = 1, 128  # of no config
+_PADDING, _MAX_DISTANCE = 1, 128  # not in the config
 _BIAS = "model.relative_attention_bias"
 _RULES = (
     rename("embeddings.word_embeddings", into="model.embed_tokens"),

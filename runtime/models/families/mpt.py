@@ -47,8 +47,8 @@ def mpt(config: HfConfig) -> DecoderSpec:
 
 
 def _slopes(num_heads: int) -> tuple[float, ...]:
-    """ALiBi slopes of heads; where their number is no power of two, those of the next one: first every other slope from the second
-    on, then the rest."""
+    """Return ALiBi slopes. If `num_heads` is no power of two, select from the slopes of the next one: first every other
+    slope from the second on, then the rest."""
     whole = 1 << (num_heads - 1).bit_length()
     found = geometric(whole, 8)
     return found if whole == num_heads else (*found[1::2], *found[::2])[:num_heads]

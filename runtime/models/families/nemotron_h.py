@@ -1,7 +1,7 @@
 """Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a norm and one block.
 
 The block is a Mamba-2 mixer, attention without positions, an MLP of two matrices with a squared ReLU, or experts of such MLPs,
-in some models with a narrower width.
+in some models with a smaller hidden size.
 
 transformers 5 clamps dt of Mamba layers to `time_step_min`, but only in prompts. The config's `time_step_limit` requires no
 clamp, and this implementation computes prompt and output tokens alike."""

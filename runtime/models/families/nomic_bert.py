@@ -1,4 +1,4 @@
-"""NomicBERT (Nussbaum et al. 2024): BERT with rotary positions in place of learned ones and a gated MLP, almost without biases."""
+"""NomicBERT (Nussbaum et al. 2024): BERT with rotary instead of learned positions, a gated MLP, and almost no biases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RULES = (
     merge("q_proj k_proj v_proj", into="qkv_proj"),
     merge("gate_proj up_proj", into="gate_up_proj"),
 )
-# As the authors' own code writes them.
+# Names in the authors' own code.
 _FIRST_RULES = (
     *_ENDS,
     rename("emb_ln", into="model.embed_norm"),

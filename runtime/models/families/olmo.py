@@ -1,7 +1,7 @@
 """OLMo: layer norms without weights, clipped q, k and v. OLMo 2: norms after each block and over all of q and of k.
 
-OLMo 3: windows in three of four layers, which do not take part in a scaled rotary embedding. OLMoE: norms over all of q and of k,
-clipped projections, and many small experts."""
+OLMo 3: windows in three of four layers, whose rotary embedding is not scaled. OLMoE: norms over all of q and of k, clipped
+projections, and many small experts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""OPT: learned positions, layer norms, biases, an MLP of two matrices with a ReLU. The 350M model norms behind each sum instead,
-has no norm at the end, and projects its embeddings."""
+"""OPT: learned positions, layer norms, biases, an MLP of two matrices with a ReLU. The 350M model has norms after each
+residual sum instead, no norm at the end, and projections around its embedding."""
 
 from __future__ import annotations
 

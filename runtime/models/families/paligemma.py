@@ -1,4 +1,4 @@
-"""PaliGemma 1 and 2: SigLIP and a projector before Gemma 1 or 2; all tokens of a prompt attend to each other."""
+"""PaliGemma 1 and 2: SigLIP and a projector, then Gemma 1 or 2; all tokens of a prompt attend to each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and MLP side by side behind one layer norm, biases everywhere, partial RoPE."""
+"""Phi-1, Phi-1.5 and Phi-2: attention and MLP in parallel after one layer norm, biases everywhere, partial RoPE."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Phi-3 and Phi-4: Llama with q, k and v in one stored matrix, gate and up in another; partial RoPE, or LongRoPE.
 
-Phi-3.5-MoE: layer norms, biases where Llama has none, and two experts a token, chosen one after the other."""
+Phi-3.5-MoE: layer norms, biases that Llama does not have, and two experts per token, selected one after the other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Qwen2 and Qwen3, dense and with experts.
 
-Qwen2 is Llama with biases on q, k and v, and perhaps windows in its upper layers. Qwen3 has an RMS norm on each head's q and k, and
-heads of their own size. Qwen2-MoE has a shared expert as well. As in transformers, its windows, if the config has any, are in
-every other layer below `max_window_layers`, and those of Qwen3-MoE in all layers."""
+Qwen2 is Llama with biases on q, k and v, and optional windows in its upper layers. Qwen3 has an RMS norm on each head's q
+and k, and an explicit head size. Qwen2-MoE also has a shared expert. As in transformers, its windows, if the config has any,
+are in every other layer below `max_window_layers`, and those of Qwen3-MoE in all layers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _windowed(config: HfConfig) -> bool:
 
 
 def shared_expert_moe(config: HfConfig, intermediate_size: int, shared_size: int) -> MoE:
-    """Return a MoE with a gated shared expert. Sizes: defaults of an expert's and the shared expert's width."""
+    """Return a MoE with a gated shared expert. The sizes are defaults of an expert's and the shared expert's width."""
     shared = GatedMLP(config.count("shared_expert_intermediate_size", shared_size), name="mlp.shared_expert")
     return replace(_moe(config, intermediate_size), shared=shared, shared_gate=True)
 
@@ -74,7 +74,7 @@ def _moe(config: HfConfig, intermediate_size: int) -> MoE:
 
 
 def sparse(spec: DecoderSpec, moe: MoE, config: HfConfig) -> DecoderSpec:
-    """Return `spec` with experts in the layers that the config names, and the rules of their checkpoints."""
+    """Return `spec` with experts in the layers that the config names, and with their checkpoint rules."""
     step, dense = config.count("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(index) is int for index in dense):
         raise UnsupportedModel(f"config: mlp_only_layers is {dense!r}, not a list of layers")

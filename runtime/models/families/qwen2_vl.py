@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: images and videos of any size on a grid of patches, before Qwen2 with a rotary embedding of three
+"""Qwen2-VL and Qwen2.5-VL: images and videos of any size on a grid of patches, and Qwen2 with a rotary embedding of three
 axes."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def qwen2_5_vl(config: HfConfig) -> DecoderSpec:
 
 
 def _vl(config: HfConfig, architecture: str, tokens_per_second: float | None) -> DecoderSpec:
-    # Configs on the hub have what is the text's beside all else.
+    # Configs on the hub have the text's fields at top level.
     whole = config if config.get("text_config") else config.changed(text_config=config.values)
     merge_size = config.section("vision_config").count("spatial_merge_size", 2)
     spec = text_part(whole, lambda text: qwen2(without_mrope(text)), architecture, **_UNSAID)

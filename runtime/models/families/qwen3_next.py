@@ -1,5 +1,5 @@
-"""Qwen3-Next and the text of Qwen3.5: gated delta nets in three layers of four, attention with a gate in the fourth, in most
-models experts beside a shared one."""
+"""Qwen3-Next and the text part of Qwen3.5: gated delta nets in three of four layers, gated attention in the fourth, and in
+most models experts with a shared expert."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def qwen3_5(config: HfConfig) -> DecoderSpec:
 
 def qwen3_5_moe(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(num_key_value_heads=2, num_experts=256, num_experts_per_tok=8)
-    config = config.with_defaults(intermediate_size=config.count("moe_intermediate_size", 512))  # of no layer
+    config = config.with_defaults(intermediate_size=config.count("moe_intermediate_size", 512))  # unused
     return _with_experts(config, "Qwen3_5MoeForCausalLM", _net(config), _APART)
 
 
@@ -57,7 +57,7 @@ def _with_experts(config: HfConfig, architecture: str, net: GatedDeltaNet, rules
 
 
 def _hybrid(config: HfConfig, spec: DecoderSpec, net: GatedDeltaNet, rules: tuple[Rule, ...]) -> DecoderSpec:
-    """Return a hybrid spec. `rules`: of the nets' checkpoints."""
+    """Return a hybrid spec. `rules`: checkpoint rules of the delta nets."""
     period = config.count("full_attention_interval", 4)
     types = hybrid_types(config, [RECURRENT if (i + 1) % period else FULL for i in range(num_layers(config))])
     attention = replace(spec.attention, qk_norm=QKNorm(spec.norm), output_gate=True)
@@ -96,7 +96,7 @@ def _net(config: HfConfig) -> GatedDeltaNet:
 
 
 def qwen3_next_mtp(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
-    """One layer with attention, whose config counts it in either of two ways, or not at all."""
+    """Return the MTP head: one layer with attention. Configs have its number of layers under two names, or not at all."""
     config = config.with_defaults(num_nextn_predict_layers=config.get("mtp_num_hidden_layers") or 1)
     rules = (
         rename("mtp.pre_fc_norm_embedding", into="model.entry.embedding_norm"),

@@ -1,5 +1,5 @@
-"""Thinkers of Qwen2.5-Omni and Qwen3-Omni: images, audio, and videos with or without interleaved audio, to text. The talker
-is not supported."""
+"""Qwen2.5-Omni and Qwen3-Omni, text output only ("thinker"): images, audio, and videos with or without interleaved audio.
+The talker is not supported."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def qwen3_omni_moe(config: HfConfig) -> DecoderSpec:
 
 
 def _thinker(config: HfConfig, model_type: str) -> HfConfig:
-    """The thinker's config, which is a section of the whole model's, or stands alone."""
+    """Return the thinker's config, which is a section of the whole model's config, or separate."""
     thinker = config.section("thinker_config") if config.get("thinker_config") else config
     return thinker.with_defaults(model_type=model_type)
 

@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases on q, k and v, and heads of their own size."""
+"""Seed-OSS: Llama with biases on q, k and v, and an explicit head size."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Audio before a decoder of another family: Whisper's encoder (Qwen2-Audio, Voxtral), or a conformer (Granite Speech).
+"""Audio encoders for decoders of other families: Whisper's encoder (Qwen2-Audio, Voxtral), or a conformer (Granite Speech).
 
-Granite Speech is published with an adapter (LoRA) that requests with audio need. It is served as any other adapter is, and
+Granite Speech is published with a LoRA adapter that requests with audio need. It is served like any adapter, and
 `--default-mm-loras` selects it for audio."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""StableLM: Llama with layer norms, heads that are rotated in part, and in some models attention and MLP side by side."""
+"""StableLM: Llama with layer norms and partly rotated heads; in some models attention and MLP are in parallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 3, Mistral 3 and Ministral 3, Qwen3.5: decoders that exist, behind encoders."""
+"""Gemma 3, Mistral 3 and Ministral 3, Qwen3.5 with images: existing decoder families with encoders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.models.read.mrope import interleaved, with_axes, without_mrope
 from runtime.models.read.text_part import Family, seeing, text_of_any, text_part
 from runtime.models.spec.decoder import DecoderSpec
 
-_GEMMA = {  # what its configs do not say
+_GEMMA = {  # defaults of keys that its configs omit
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""Zamba 2: Mamba-2's layers, before some of which one of few shared transformers looks at the stream and the embedding together.
+"""Zamba 2: Mamba-2 layers. Before some, one of few shared transformers reads both the residual stream and the embedding.
 
-As in `nemotron_h`, dt of the Mamba layers has no lower bound, which transformers holds in prompts alone."""
+As in `nemotron_h`, dt of the Mamba layers has no lower bound, which transformers applies to prompts only."""
 
 from __future__ import annotations
 

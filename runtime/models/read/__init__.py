@@ -1,1 +1,1 @@
-"""Reading a Hugging Face config.json: typed fields with clear refusals, and what several families read alike."""
+"""Readers of a Hugging Face config.json: typed fields with clear errors, and parts that several families share."""

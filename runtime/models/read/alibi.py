@@ -1,4 +1,4 @@
-"""Attention with linear biases (Press et al. 2021): the slopes of heads, as their models were trained with them."""
+"""Attention with linear biases (ALiBi, Press et al. 2021): the slopes of heads as used in training."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import struct
 
 
 def slopes(num_heads: int) -> tuple[float, ...]:
-    """2^(-8 i / n) for heads i = 1 to n, a power of two; further heads take every other one of twice as many."""
+    """Return 2^(-8 i / n) for heads i = 1 to n, the largest power of two. Further heads get every other slope of 2 n heads."""
     whole = 1 << (num_heads.bit_length() - 1)
     further = geometric(2 * whole, 8)[::2][: num_heads - whole]
     return (*geometric(whole, 8), *further)
 
 
 def geometric(count: int, bias_max: float) -> tuple[float, ...]:
-    """2^(-bias_max i / count) for i = 1 to count."""
+    """Return 2^(-bias_max i / count) for i = 1 to count."""
     return tuple(math.exp2(-bias_max * index / count) for index in range(1, count + 1))
 
 

@@ -1,4 +1,4 @@
-"""Causal models without a head for tokens: bare ones, and those with a head for classes or rewards in its place, of any family."""
+"""Causal models without a language model head: base models, and models with a classification or reward head, of any family."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from runtime.models.spec.model import UnsupportedModel
 from runtime.weights.rules import NameMapping
 
 _GENERATING = ("ForCausalLM", "LMHeadModel")
-# The last word on names, for checkpoints that were saved from a model without its head.
+# Last alternative rules, for checkpoints that were saved from a model without its head.
 _BARE = tuple(NameMapping((below,), ((),)) for below in ("model", "transformer"))
 
 
 def with_bare_names(spec: DecoderSpec) -> DecoderSpec:
-    """Return `spec` for checkpoints that may also omit the first word of names."""
+    """Return `spec` for checkpoints whose tensor names may lack the first component."""
     ways = (spec.rules, *spec.other_rules)
     return replace(spec, other_rules=(*ways[1:], *((*way, bare) for way in ways for bare in _BARE)))
 
@@ -26,7 +26,7 @@ def with_bare_names(spec: DecoderSpec) -> DecoderSpec:
 def causal_with_other_head(
     name: str, families: Mapping[str, Callable[[HfConfig], DecoderSpec]]
 ) -> Callable[[HfConfig], DecoderSpec] | None:
-    """Return the family of `name`, derived from the architecture that generates tokens; None if there is none."""
+    """Return the family of `name`, derived from the architecture with a language model head; None if there is none."""
     for ending, make in _HEADS.items():
         stem = name.removesuffix(ending)
         known = (families[f"{stem}{other}"] for other in _GENERATING if f"{stem}{other}" in families)
@@ -36,7 +36,7 @@ def causal_with_other_head(
 
 
 def both_ways(spec: DecoderSpec, config: HfConfig) -> DecoderSpec:
-    """Return `spec` with bidirectional attention if the config says so, as some embedding models are trained."""
+    """Return `spec` with bidirectional attention if the config requires it, as some embedding models do."""
     if config.get("is_causal") is not False and config.get("use_bidirectional_attention") is not True:
         return spec
     if any(attention.window is not None for attention in spec.attentions()):

@@ -23,13 +23,13 @@ _NAMES = {
     "eagle": ("LlamaForCausalLM", "EagleLlamaForCausalLM", "EAGLEModel"),
     "eagle3": ("LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
 }  # fmt: skip
-_COPIES = (".rotary_emb.inv_freq", "embed_tokens.weight")  # of the model's embedding, which is not trained
+_COPIES = (".rotary_emb.inv_freq", "embed_tokens.weight")  # copies of the model's tensors, which are not trained
 
 
 def head_from_config(method: str, config: Mapping[str, Any], model: DecoderSpec) -> DraftHeadSpec:
-    """The head that a draft checkpoint's config describes, to guess for `model` by this method.
+    """Return the spec of the draft head that a checkpoint's config describes, for `model` and this method.
 
-    Raises UnsupportedModel, which says what does not fit."""
+    Raises UnsupportedModel."""
     names = config.get("architectures") or [None]
     if names[0] not in _NAMES[method]:
         raise UnsupportedModel(
@@ -127,7 +127,7 @@ def _checked(config: HfConfig, model: DecoderSpec) -> DecoderSpec:
 
 
 def _layers_read(listed: Any, num_layers: int) -> tuple[int, ...]:
-    """Layers of the model whose inputs the head reads: as listed, or an early one, one in the middle and a late one."""
+    """Return the layers of the model whose inputs the head reads, by default an early, a middle and a late one."""
     found = [2, num_layers // 2, num_layers - 3] if listed is None else listed
     if not isinstance(found, list) or not all(type(each) is int and 0 <= each <= num_layers for each in found):
         raise UnsupportedModel(

@@ -1,4 +1,4 @@
-"""Common parts of encoders' configs and checkpoints: BERT's layers, heads for classes, names below a prefix."""
+"""Common parts of encoders' configs and checkpoints: BERT's layers, classification heads, names with a prefix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.models.spec.norm import LayerNorm, NoNorm, Norm
 from runtime.models.spec.pooler import Dense, PoolerActivation, PoolerSpec
 from runtime.weights.rules import NameMapping, Rule, rename
 
-# As sentence-transformers makes an embedding where a model's folder does not say how.
+# Default embedding of sentence-transformers for a model without module files.
 POOLS_MEAN = PoolerSpec("mean", normalize=False)
 NORMS = ("attention_norm", "output_norm")
 Kind = Literal["model", "sequence", "token"]
@@ -36,10 +36,10 @@ def encoder(
     embedding_norm: Norm, positions: LearnedPositions | None = None, num_token_types: int = 0, norm: Norm | None = None,
     more_rules: tuple[tuple[Rule, ...], ...] = (),
 ) -> DecoderSpec:  # fmt: skip
-    """Return the spec of an encoder without a head, whose `rules` use the tensor names of the bare model.
+    """Return the spec of an encoder without a head, whose `rules` use the tensor names of the base model.
 
-    In other classes these names are below `prefix`. `more_rules`: further name mappings. `norm`: norm of the last layer's
-    output, if any."""
+    In other classes these names have the prefix `prefix`. `more_rules`: alternative name mappings. `norm`: norm of the last
+    layer's output, if any."""
     ways = [way for bare in (rules, *more_rules) for way in (bare, tuple(_below(prefix, rule) for rule in bare))]
     return DecoderSpec(
         architecture=architecture,
@@ -62,7 +62,7 @@ def encoder(
 
 
 def architectures(name: str, family: EncoderFamily) -> dict[str, Callable[[HfConfig], DecoderSpec]]:
-    """Return `family` under each name that transformers gives the model and its heads."""
+    """Return `family` under each name that transformers uses for the model and its heads."""
     kinds: dict[str, Kind] = {
         "Model": "model", "ForMaskedLM": "model", "ForSequenceClassification": "sequence", "ForTokenClassification": "token",
     }  # fmt: skip
@@ -80,7 +80,7 @@ def _below(prefix: str, rule: Rule) -> Rule:
 def post_norm_layers(
     config: HfConfig, norm: LayerNorm, relative_bias: RelativeBias | None = None
 ) -> list[PostNormLayer]:
-    """Layers as BERT has them: biases everywhere, each block's norm behind it."""
+    """Return BERT's layers: biases everywhere, and a norm after each block."""
     num_heads, num_kv_heads, head_size = heads(config)
     attention = Attention(
         num_heads, num_kv_heads, head_size, None, qkv_bias=True, output_bias=True, mask=Mask.FULL,
@@ -140,7 +140,7 @@ def with_classes(
     spec: DecoderSpec, config: HfConfig, before: tuple[Dense, ...], name: str = "classifier", *, by_token: bool = False,
     pooling: Literal["cls", "mean", "last"] = "cls", bias: bool = True,
 ) -> DecoderSpec:  # fmt: skip
-    """Return `spec` with a head: layers `before`, then one to the config's classes, at `name`."""
+    """Return `spec` with a classification head: the layers `before`, then a layer `name` to the config's classes."""
     names = labels(config)
     last = dense(config, name, out=len(names), bias=bias)
     return replace(
@@ -153,8 +153,8 @@ def with_classes(
 
 
 def with_head(spec: DecoderSpec, config: HfConfig, kind: Kind, before: Dense, name: str = "classifier") -> DecoderSpec:
-    """Return `spec` with a head as BERT's relatives have it: `before` and `name` for a text's classes, "classifier" for a
-    token's."""
+    """Return `spec` with a head as in BERT: the layers `before` and `name` for classes of a text, "classifier" for classes
+    of tokens."""
     match kind:
         case "sequence":
             return with_classes(spec, config, (before,), name)
@@ -165,7 +165,7 @@ def with_head(spec: DecoderSpec, config: HfConfig, kind: Kind, before: Dense, na
 
 
 def with_dimensions(pooler: PoolerSpec, config: HfConfig) -> PoolerSpec:
-    """Return `pooler` with the sizes that its embeddings were trained for, as vLLM's users write them in a config."""
+    """Return `pooler` with the sizes of Matryoshka embeddings that the config lists, under vLLM's keys."""
     sizes = config.get("matryoshka_dimensions")
     if sizes is None and not config.flag("is_matryoshka", False):
         return pooler

@@ -1,6 +1,6 @@
-"""Reading a Hugging Face config.json: each value checked where it is read, each complaint naming its key.
+"""Reader of a Hugging Face config.json: each value is checked when it is read, and each error names its key.
 
-Knows the spellings that transformers 4 and 5 use for the same thing, and no family."""
+Supports the different keys of transformers 4 and 5. Contains nothing specific to a family."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from runtime.models.spec.rope import (
     YarnScaling,
 )
 
-_MAX_COUNT = 1 << 31  # of any count: larger ones are typing errors, or attempts at something
+_MAX_COUNT = 1 << 31  # larger counts are treated as invalid
 _MAX_LAYERS = 4096
 
 
 class HfConfig:
-    """Config with typed access. An absent or null key has its default; without a default it is an error.
+    """Config with typed access. An absent or null key has its default, or raises an error without one.
 
     Raises UnsupportedModel."""
 
@@ -140,7 +140,7 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 
 
 def layer_types(config: HfConfig, default: Callable[[int], str], local: str = SLIDING) -> list[str]:
-    """FULL or `local` for each layer: as the config lists them, else by index as `default` says."""
+    """Return FULL or `local` for each layer: from the config's list, or `default(index)` without one."""
     count, listed = num_layers(config), config.get("layer_types")
     if listed is None:
         return [default(index) for index in range(count)]
@@ -165,7 +165,7 @@ def window(config: HfConfig, layer_type: str = SLIDING) -> int | None:
 def decoder(
     config: HfConfig, architecture: str, layers: Iterable[AnyLayer], norm: Norm, *, tied: bool = False, **rest: Any
 ) -> DecoderSpec:
-    """A spec with what every config calls the same. `tied`: whether embedding and head are one if nothing is written."""
+    """Return a spec with the fields that all configs name alike. `tied`: whether the head is the embedding by default."""
     return DecoderSpec(
         architecture=architecture,
         vocab_size=config.count("vocab_size"),
@@ -182,8 +182,8 @@ def decoder(
 
 
 def rope(config: HfConfig, head_size: int, layer_type: str | None = None) -> Rope:
-    """The rotary embedding of `rope_parameters` (transformers 5), which may differ by layer type, or of `rope_theta` and
-    `rope_scaling` (4)."""
+    """Return the rotary embedding from `rope_parameters` (transformers 5), which may differ by layer type, or from
+    `rope_theta` and `rope_scaling` (4)."""
     parameters = rope_parameters(config, layer_type).with_defaults(
         rope_theta=config.number("rope_theta", 10000.0),
         partial_rotary_factor=config.number("partial_rotary_factor", 1.0),
@@ -198,17 +198,17 @@ def rope(config: HfConfig, head_size: int, layer_type: str | None = None) -> Rop
 
 
 def local_rope(config: HfConfig, head_size: int, theta: float) -> Rope:
-    """The rotary embedding of windowed layers, where a scaling is for the others alone: by layer type, or plain with this theta."""
+    """Return the rotary embedding of windowed layers, which scaling does not affect: by layer type, or plain with `theta`."""
     by_type = SLIDING in config.section("rope_parameters")
     return rope(config, head_size, SLIDING) if by_type else Rope(head_size, theta)
 
 
 def context_length(config: HfConfig, default: int) -> int:
-    """Return the number of positions that the rotary embedding was made for."""
+    """Return the number of positions that the rotary embedding supports."""
     positions = config.count("max_position_embeddings", default)
     parameters = rope_parameters(config, FULL)
     if _kind(parameters) == "yarn":
-        # Qwen's configs keep the length before scaling in max_position_embeddings, others the one after it.
+        # In Qwen's configs max_position_embeddings is the length before scaling, in others the length after it.
         original = parameters.count("original_max_position_embeddings", positions)
         return max(positions, int(original * parameters.number("factor", 1.0)))
     return positions
@@ -220,7 +220,7 @@ def rope_parameters(config: HfConfig, layer_type: str | None = None) -> HfConfig
 
 
 def _kind(parameters: HfConfig) -> Any:
-    if parameters.get("short_factor") is not None:  # Phi-3's first configs call it "su" or "yarn"
+    if parameters.get("short_factor") is not None:  # older name of LongRoPE in Phi-3's configs: "su" or "yarn"
         return "longrope"
     return parameters.get("rope_type") or parameters.get("type") or "default"
 
@@ -229,8 +229,8 @@ def _scaling(config: HfConfig, parameters: HfConfig, dim: int) -> RopeScaling | 
     kind = _kind(parameters)
     match kind:
         case "default" | "dynamic":
-            # Dynamic NTK scaling begins beyond max_position_embeddings, where it would rotate keys anew that are already
-            # cached. The context ends before that (`context_length`), so it never begins.
+            # Dynamic NTK scaling applies beyond max_position_embeddings, where cached keys would have to be rotated again. The
+            # context ends before that (`context_length`), so it never applies.
             return None
         case "factors":
             return FactorScaling(_factors(parameters, "factors", dim))

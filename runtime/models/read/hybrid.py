@@ -12,12 +12,12 @@ from runtime.models.spec.norm import RMSNorm
 from runtime.models.spec.recurrent import Mamba2
 
 RECURRENT = "linear_attention"
-_EARLIER_NAMES = {"mamba": RECURRENT, "attention": FULL}  # of transformers 4
-_NO_LIMIT = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]  # as transformers 4 and 5 write what JSON has no word for
+_EARLIER_NAMES = {"mamba": RECURRENT, "attention": FULL}  # names in transformers 4
+_NO_LIMIT = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]  # how transformers 4 and 5 write infinity in JSON
 
 
 def block_types(config: HfConfig, key: str, default: Sequence[str], known: frozenset[str]) -> list[str]:
-    """Return the kind of each layer, from `key` or `default`."""
+    """Return the kind of each layer, from the config's list `key` or `default`."""
     listed = config.get(key)
     if listed is None:
         return list(default)
@@ -31,7 +31,7 @@ def block_types(config: HfConfig, key: str, default: Sequence[str], known: froze
 
 
 def hybrid_types(config: HfConfig, default: Sequence[str]) -> list[str]:
-    """RECURRENT or FULL for each layer."""
+    """Return RECURRENT or FULL for each layer."""
     types = block_types(config, "layer_types", default, frozenset({RECURRENT, FULL}))
     if len(types) != num_layers(config):
         raise UnsupportedModel(f"config: layer_types has {len(types)} entries for {num_layers(config)} layers")

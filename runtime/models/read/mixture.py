@@ -1,6 +1,6 @@
-"""Mixtures of experts: what their families read alike in a config, and how their checkpoints keep experts.
+"""Mixtures of experts: config fields that families share, and the layout of experts in checkpoints.
 
-transformers 4 writes every matrix of every expert on its own, transformers 5 may write all experts of a layer as one stack."""
+transformers 4 stores each matrix of each expert separately; transformers 5 may store all experts of a layer as one stack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STACKED: tuple[Rule, ...] = (
     rename("gate_up_proj", into="gate_up.weight"),
     rename("down_proj", into="down.weight"),
 )
-STACKED_BY_KIND: tuple[Rule, ...] = (  # in GGUF files
+STACKED_BY_KIND: tuple[Rule, ...] = (  # names in GGUF files
     *LLAMA_RULES,
     stack("experts"),
     merge("gate_proj up_proj", into="gate_up"),
@@ -52,7 +52,7 @@ def num_experts(config: HfConfig, default: int) -> int:
 
 
 def sigmoid_router(config: HfConfig) -> Router:
-    """DeepSeek-V3's, and of those that came after it: experts are scored alone, and chosen by groups with an
+    """Return the router of DeepSeek-V3 and later families: sigmoid scores per expert, and selection by groups with an
     e_score_correction_bias."""
     return Router(
         config.count("num_experts_per_tok"),

@@ -1,4 +1,4 @@
-"""Rotary embeddings of three axes in configs: `mrope_section` has the numbers of dim pairs for time, height and width."""
+"""M-RoPE: rotary embeddings of three axes. `mrope_section` has the number of dim pairs for time, height and width."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Sections = tuple[int, int, int]
 
 
 def by_sections(config: HfConfig, default: Sections) -> tuple[int, ...]:
-    """The axis of each pair, where those of one stand side by side (Qwen2-VL)."""
+    """Return the axis of each pair, in contiguous sections (Qwen2-VL)."""
     return tuple(axis for axis, num in enumerate(_sections(config, default)) for _ in range(num))
 
 
 def interleaved(config: HfConfig, default: Sections, spec: DecoderSpec) -> tuple[int, ...]:
-    """The axis of each pair that `spec` has, where they take turns as long as height and width have some, and time has the rest
-    (Qwen3-VL)."""
+    """Return the axis of each pair of `spec`'s rotary embedding. The axes alternate while height and width have pairs; the
+    rest is time (Qwen3-VL)."""
     sections, rope = _sections(config, default), spec.attention.rope
     pairs = 0 if rope is None else rope.dim // 2
     return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(pairs))
 
 
 def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
-    """Return `spec` with M-RoPE: all attention rotates pairs by these axes.
+    """Return `spec` with M-RoPE: all attention layers rotate pairs by these axes.
 
     Raises UnsupportedModel if the number of pairs differs."""
     for attention in spec.attentions():

@@ -1,6 +1,6 @@
-"""MTP modules: extra layers of a checkpoint that guess further tokens (DeepSeek-V3, 2024), as families that have some write them.
+"""MTP modules: extra layers of a checkpoint that predict further tokens (DeepSeek-V3, 2024).
 
-A family says in MTP, by architecture, how its configs and checkpoints describe the first of them."""
+Each family with such layers lists in MTP, by architecture, a function that describes the first module."""
 
 from __future__ import annotations
 

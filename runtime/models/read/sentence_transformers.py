@@ -1,4 +1,4 @@
-"""A model with the modules that sentence-transformers has behind it, so that it gives the embeddings that package gives."""
+"""Models with sentence-transformers modules, so that embeddings equal those of that package."""
 
 from __future__ import annotations
 

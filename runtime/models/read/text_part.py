@@ -36,7 +36,7 @@ _SIZES = (
     "num_attention_heads",
     "num_key_value_heads",
 )
-# What sections of these kinds leave unsaid where it is their class's default.
+# Keys that sections of these kinds omit if they have the default of their class.
 _UNSAID: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
         "llama": (32000, 4096, 11008, 32, 32),
@@ -50,9 +50,9 @@ _UNSAID: Mapping[str, tuple[int, ...]] = MappingProxyType(
 
 
 def text_part(config: HfConfig, family: Family, architecture: str, **defaults: Any) -> DecoderSpec:
-    """The text of a model of this `architecture`, of a `family`; what its section leaves unsaid is as `defaults` say."""
+    """Return the spec of the text part of a multimodal `architecture`, by `family`. `defaults`: for keys missing there."""
     text = config.section("text_config").with_defaults(**defaults)
-    if config.get("tie_word_embeddings") is not None:  # of the whole model, whatever the section says
+    if config.get("tie_word_embeddings") is not None:  # of the whole model, overrides the section
         text = text.changed(tie_word_embeddings=config.get("tie_word_embeddings"))
     spec = family(text)
     first, *others = ((*rules, *names) for rules in (spec.rules, *spec.other_rules) for names in _WAYS)
@@ -75,8 +75,8 @@ def text_of_any(config: HfConfig, families: Mapping[str, Family], architecture: 
 def seeing(
     spec: DecoderSpec, config: HfConfig, *modalities: str, stored_below: tuple[str, ...] = (), **rest: Any
 ) -> DecoderSpec:
-    """Return `spec` with the encoder that transformers' class of its architecture has. `stored_below`: further prefixes of
-    its tensors' names. `rest`: fields of `EncoderSpec`."""
+    """Return `spec` with the encoder of its architecture's class in transformers. `stored_below`: further prefixes of its
+    tensors' names. `rest`: fields of `EncoderSpec`."""
     below = (*STORED_BELOW, *stored_below)
     encoder = EncoderSpec(spec.architecture, frozenset(modalities or ("image",)), below, config.values, **rest)
     return replace(spec, encoder=encoder, ignored_below=(*spec.ignored_below, *stored_below))

@@ -18,12 +18,12 @@ class Mask(Enum):
     """Keys that a query attends to, by the names of `ops`."""
 
     CAUSAL = "causal"
-    FULL = "full"  # all of its sequence, which is computed in one step and leaves nothing behind
-    PREFIX_FULL = "prefix_full"  # as causal, and those of a prompt see each other all
+    FULL = "full"  # all of its sequence, which is computed in one step and needs no KV cache
+    PREFIX_FULL = "prefix_full"  # causal, but all tokens of a prompt attend to each other
 
 
 class NormScope(Enum):
-    """Vectors that a norm of q and k applies to, and the extent of its weights."""
+    """Vectors to which a norm of q and k applies, and the sharing of its weights."""
 
     HEAD = "each head, all with the same weights"
     EACH_HEAD = "each head, with weights of its own"
@@ -32,7 +32,7 @@ class NormScope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QKNorm:
-    """A norm of q and one of k, before they are rotated."""
+    """Norm of q and of k, before they are rotated."""
 
     norm: Norm
     over: NormScope = NormScope.HEAD
@@ -43,7 +43,7 @@ class QKNorm:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTemperature:
-    """Queries are multiplied by 1 + beta * ln(1 + (position + offset) // period): attention stays sharp in long contexts."""
+    """Scaling of queries by 1 + beta * ln(1 + (position + offset) // period), which keeps attention sharp in long contexts."""
 
     beta: float
     period: int
@@ -52,8 +52,8 @@ class AttentionTemperature:
 
 @dataclass(frozen=True, slots=True)
 class RelativeBias:
-    """Scores gain a learned number of each head for how far, and on which side, the key stands of the query: `num_buckets` of them,
-    half on each side; beyond a quarter of them distances share one, and from `max_distance` on all do (T5, Raffel et al. 2020).
+    """Relative position bias (T5, Raffel et al. 2020): scores get a learned bias per head and distance from query to key. There
+    are `num_buckets` biases, half for each direction. Large distances share buckets, and all from `max_distance` on share one.
 
     `name`: of the matrix [num_buckets, num_heads], which layers may share."""
 
@@ -67,7 +67,7 @@ class Attention:
     """Grouped-query attention over the paged context, with visibility set by `mask`.
 
     `rope` None: no rotary embedding. `window`: a query attends to itself and the `window - 1` tokens before it, and to later
-    tokens if `mask` allows; None: no limit. `chunk`: the context is cut into chunks of `chunk` tokens, and a query attends
+    tokens if `mask` allows; None: no limit. `chunk`: the context is divided into chunks of `chunk` tokens, and a query attends
     within its own.
 
     Scores are q k^T * `scale`, then softcap * tanh(score / softcap) if `softcap` is set. `clip` bounds q, k and v after the
@@ -143,8 +143,8 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class CrossAttention:
-    """Attention of a decoder's tokens to `num_outputs` outputs of an encoder, [*, input_size], of which keys and values are kept
-    while the sequence runs."""
+    """Attention of a decoder's tokens to `num_outputs` outputs of an encoder, [*, input_size]. Their keys and values are
+    stored while the sequence runs."""
 
     num_heads: int
     head_size: int
@@ -163,7 +163,7 @@ class CrossAttention:
         return Cross(AttentionKVSpec(self.num_heads, self.head_size), self.num_outputs)
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, Linear, Linear]:
-        """Projections of queries, of keys and values, and out of all heads."""
+        """Return the projections of queries, of keys and values, and of the output."""
         size, name = self.num_heads * self.head_size, f"{layer}.cross_attn"
         return (
             Linear(f"{name}.q_proj", size, hidden_size, self.query_bias),
@@ -195,7 +195,7 @@ class LatentAttention(Attention):
     latent: ClassVar[bool] = True
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Projections into the latent, out of all heads, and one or two that make queries."""
+        """Return the projections to the latent and of the output, and one or two projections of queries."""
         name, rotary_dim = f"{layer}.self_attn", self.head_size - self.rank
         queries, values = self.num_heads * (self.key_size + rotary_dim), self.num_heads * self.value_size
         ends = (

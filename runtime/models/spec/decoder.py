@@ -33,9 +33,7 @@ LLAMA_RULES = (
     merge("q_proj k_proj v_proj", into="qkv_proj"),
     merge("gate_proj up_proj", into="gate_up_proj"),
 )
-TIED_HEAD_BIAS = rename(
-    f"{HEAD}.bias", into=f"{EMBEDDING}.bias"
-)  # a head that is the embedding may have a bias of its own
+TIED_HEAD_BIAS = rename(f"{HEAD}.bias", into=f"{EMBEDDING}.bias")  # a tied head may have its own bias
 
 
 def layer_name(index: int) -> str:
@@ -44,7 +42,7 @@ def layer_name(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LearnedPositions:
-    """A vector for each position, added to the embedding; position p has row p + `offset` of `rows`."""
+    """Learned position vectors, added to the embedding; position p has row p + `offset` of `rows`."""
 
     rows: int
     offset: int = 0
@@ -52,7 +50,7 @@ class LearnedPositions:
 
 @dataclass(frozen=True, slots=True)
 class ShardOf:
-    """Whole spec of a shard for device `rank` of `size` (sharding.py)."""
+    """Whole spec of a shard, and the shard's device `rank` of `size` (sharding.py)."""
 
     whole: DecoderSpec
     rank: int
@@ -128,7 +126,7 @@ class DecoderSpec:
             raise ValueError("layers with norms behind their blocks hand on no residual for others to add to")
 
     def with_mixers(self, change: Callable[[int, Attention], Mixer]) -> DecoderSpec:
-        """The same with the attention of each layer, by index, changed, or something recurrent put in its place."""
+        """Return the spec with the attention of each layer replaced by `change(index, attention)`."""
 
         def changed(index: int, layer: AnyLayer) -> AnyLayer:
             if isinstance(layer, Layer | PostNormLayer | ParallelLayer) and isinstance(layer.mixer, Attention):
@@ -138,11 +136,11 @@ class DecoderSpec:
         return replace(self, layers=tuple(changed(*each) for each in enumerate(self.layers)))
 
     def with_attention(self, **changes: Any) -> DecoderSpec:
-        """The same with these fields of the attention of all layers changed."""
+        """Return the spec with these fields of the attention of all layers changed."""
         return self.with_mixers(lambda _, attention: replace(attention, **changes))
 
     def with_layers(self, change: Callable[[int, Layer], AnyLayer]) -> DecoderSpec:
-        """The same with each `Layer`, by index, changed; those of other kinds stay."""
+        """Return the spec with each `Layer` replaced by `change(index, layer)`; layers of other kinds stay."""
         layers = (
             change(index, layer) if isinstance(layer, Layer) else layer for index, layer in enumerate(self.layers)
         )
@@ -150,18 +148,18 @@ class DecoderSpec:
 
     @property
     def whole(self) -> DecoderSpec:
-        """All of the model: no stage, and no shard."""
+        """The spec of the whole model, of which this may be a stage or a shard."""
         spec = self.all_layers
         return spec if spec.shard_of is None else spec.shard_of.whole
 
     @property
     def all_layers(self) -> DecoderSpec:
-        """No stage, but a shard where this is one."""
+        """The spec of all stages; a shard, if this is a shard."""
         return self if self.stage_of is None else self.stage_of.whole
 
     @property
     def embeds(self) -> bool:
-        """True if the input is ids, not another stage's hidden states."""
+        """True if the input is token ids, False if it is another stage's hidden states."""
         return self.stage_of is None or self.stage_of.is_first
 
     @property
@@ -175,16 +173,16 @@ class DecoderSpec:
 
     @property
     def vocab_rows(self) -> int:
-        """Rows of the embedding and of the head."""
+        """Number of rows of the embedding and of the head."""
         return self.vocab_size if self.shard_of is None else self.vocab_size // self.shard_of.size
 
     @property
     def attention(self) -> Attention:
-        """The attention of the first layer that has it."""
+        """Attention of the first layer that has attention."""
         return next(self.attentions())
 
     def attentions(self) -> Iterator[Attention]:
-        """The attention of all layers that have it."""
+        """Yield the attention of all layers that have attention."""
         yield from (mixer for mixer in self._mixers() if isinstance(mixer, Attention))
 
     def _mixers(self) -> Iterator[Mixer]:
@@ -198,7 +196,7 @@ class DecoderSpec:
 
     @property
     def projections(self) -> tuple[Linear, ...]:
-        """Projections from the embedding to the hidden size, and back; none where they are the same."""
+        """Projections from the embedding to the hidden size, and back; () if the sizes are equal."""
         return tuple(each for each in (self.project_in, self.project_out) if each is not None)
 
     @property
@@ -227,17 +225,17 @@ class DecoderSpec:
                 yield block.experts(name, self.hidden_size)
 
     def named_layers(self) -> Iterator[tuple[str, AnyLayer]]:
-        """Layers by the names that they have in the whole model."""
+        """Yield layers with their names in the whole model."""
         first = 0 if self.stage_of is None else self.stage_of.first_layer
         yield from ((layer_name(index), layer) for index, layer in enumerate(self.layers, first))
 
     def blocks(self) -> Iterator[tuple[str, Block]]:
-        """Blocks with the names of their layers."""
+        """Yield blocks with the names of their layers."""
         for name, layer in self.named_layers():
             yield from ((name, block) for block in layer.blocks)
 
     def parameters(self) -> Iterator[Parameter]:
-        """All of them once, in the order of their use; the head, with a tied embedding, last."""
+        """Yield each parameter once, in the order of use; with a tied embedding, the head comes last."""
         if self.has_embedding and not (self.tied_embedding and self.generates):
             yield Parameter(f"{EMBEDDING}.weight", (self.vocab_rows, self.embedding_size or self.hidden_size))
         if self.embedding_norm is not None:
@@ -247,7 +245,7 @@ class DecoderSpec:
         if self.num_token_types:
             yield Parameter(f"{TOKEN_TYPES}.weight", (self.num_token_types, self.hidden_size))
         of_layers = (layer.parameters(name, self.hidden_size) for name, layer in self.named_layers())
-        yield from dict.fromkeys(chain.from_iterable(of_layers))  # layers may share some
+        yield from dict.fromkeys(chain.from_iterable(of_layers))  # layers may share parameters
         if not self.hands_on:
             yield from self.norm.parameters(FINAL_NORM, self.hidden_size)
         for linear in self.projections:
@@ -265,11 +263,11 @@ class DecoderSpec:
         return self.pooler.info(self.hidden_size, self.num_token_types)
 
     def weights_bytes(self, dtype: str) -> int:
-        """Bytes of all parameters, stored as `dtype`."""
+        """Return the bytes of all parameters, stored as `dtype`."""
         return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:
-        """Return what each mixer keeps of a sequence, layer by layer, then the kinds that blocks have room for because of
-        other stages."""
+        """Return the per-sequence memory of each mixer, layer by layer, then kinds of other stages for which blocks have
+        space."""
         elsewhere = () if self.stage_of is None else self.stage_of.elsewhere
         return (*(mixer.memory_kind for mixer in self._mixers()), *elsewhere)

@@ -21,13 +21,13 @@ from runtime.models.spec.norm import Norm
 from runtime.weights.rules import Parameter, Shape, WeightsError
 
 ENTRY = "model.entry"
-TOKEN_OFFSETS = "d2t"  # what is added to each of the head's tokens to make it the model's; exact in float32
+TOKEN_OFFSETS = "d2t"  # offset from each draft token id to the model's id; exact in float32
 EMBEDDING_NORM, HIDDEN_NORM, PROJECTION = f"{ENTRY}.embedding_norm", f"{ENTRY}.hidden_norm", f"{ENTRY}.projection"
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedEntry:
-    """projection(norm(embedding) and norm(hidden state), side by side): what the first layer is given."""
+    """Entry of a draft head: projection of norm(embedding) and norm(hidden state), concatenated."""
 
     norm: Norm
     hidden_first: bool = False
@@ -44,8 +44,8 @@ class JoinedEntry:
 
 @dataclass(frozen=True, slots=True)
 class FusedEntry:
-    """Entry of a head whose first layer, a `FusedLayer`, reads the embedding and a hidden state. The hidden state is
-    projection(states of the model, `size` dims in total), or the head's own."""
+    """Entry of a head whose first layer, a `FusedLayer`, reads the embedding and a hidden state. The hidden state is a
+    projection of the model's states, `size` dims in total, or the head's own."""
 
     size: int
 
@@ -75,9 +75,9 @@ class DraftHeadSpec(DecoderSpec):
 
     @classmethod
     def of(cls, model: DecoderSpec, **given: Any) -> DraftHeadSpec:
-        """A head that guesses for `model`, with whose ends it begins and ends.
+        """Return the spec of a draft head for `model`, with the model's vocabulary and sizes.
 
-        Raises UnsupportedModel where these are not for a head."""
+        Raises UnsupportedModel if the model cannot have a draft head."""
         if not model.generates or model.embedding_size is not None or model.positions is not None:
             raise UnsupportedModel(f"{model.architecture} has no embedding and no head that a draft head could share")
         ends = ("vocab_size", "hidden_size", "max_model_len", "embedding_multiplier", "logit_scale", "logit_softcap")
@@ -121,15 +121,15 @@ _ANY_DTYPE = "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class PairSpec:
-    """A ModelSpec. What `draft` keeps of a sequence stands behind what `model` keeps: both have their KV cache in the blocks of one
-    pool, so a block that is freed, shared or found again is so for both."""
+    """ModelSpec of a model and its draft model or head. Both store their KV cache in the blocks of one pool, `draft` after
+    `model`, so a block is freed, shared or reused for both."""
 
     model: ModelSpec
     draft: ModelSpec
 
     @classmethod
     def of(cls, model: ModelSpec, draft: ModelSpec) -> PairSpec:
-        """Raises UnsupportedModel where the one cannot guess for the other."""
+        """Return the pair. Raises UnsupportedModel if `draft` cannot draft for `model`."""
         if not (model.generates and draft.generates):
             which = draft if model.generates else model
             raise UnsupportedModel(f"a draft model guesses tokens, and {which.architecture} generates none")
@@ -149,7 +149,7 @@ class PairSpec:
 
     @classmethod
     def with_head(cls, model: DecoderSpec, head: DraftHeadSpec) -> PairSpec:
-        """Return `model` with draft head `head`. The model returns what the head reads."""
+        """Return `model` with draft head `head`. The model also returns the layer inputs that the head reads."""
         return cls(replace(model, aux_layers=head.reads_layers), head)
 
     @property
@@ -162,7 +162,7 @@ class PairSpec:
 
     @property
     def max_model_len(self) -> int:
-        """The longest context that both were made for."""
+        """Longest context that both models support."""
         return min(self.model.max_model_len, self.draft.max_model_len)
 
     @property
@@ -186,7 +186,7 @@ class PairSpec:
 
     @property
     def draft_share(self) -> float:
-        """Bytes of `draft`'s weights for each of `model`'s, of the same dtype: about what it takes to compute a step."""
+        """Ratio of the weight bytes of `draft` to those of `model`, in the same dtype: about the ratio of their step times."""
         return self.draft.weights_bytes(_ANY_DTYPE) / max(1, self.model.weights_bytes(_ANY_DTYPE))
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:

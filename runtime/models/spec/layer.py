@@ -1,4 +1,4 @@
-"""Layers: how blocks stand on the residual stream, one after the other, side by side, or alone."""
+"""Layers: how blocks are connected to the residual stream: in sequence, in parallel, or alone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from runtime.weights.rules import Parameter
 
 Adapter = tuple[
     Linear, Linear
-]  # what the first gives goes into the second, which adds to a larger matrix of the same input
+]  # low-rank pair: the second matrix multiplies the first's output and adds to a larger matrix of the same input
 
 
 @dataclass(frozen=True, slots=True)
 class SharedTransformer:
-    """linear(mlp(norm(attention(norm(x and the embedding, side by side))))), without residuals.
+    """Computes linear(mlp(norm(attention(norm(concatenation of x and the embedding))))), without residuals.
 
-    `name`: under which the shared weights are stored, all but those of `linear`. `user`: the number of this layer among those
-    that share them, which its adapters, of `rank` dims, are numbered by. The MLP has one; `adapts_attention`: so have q, k and
-    v each."""
+    `name`: name of the shared weights, all but those of `linear`. `user`: number of this layer among those that share them,
+    which is part of the names of its adapters of rank `rank`. The MLP has an adapter; with `adapts_attention`, so have q, k
+    and v."""
 
     name: str
     attention: Attention
@@ -41,7 +41,7 @@ class SharedTransformer:
         return Linear(f"{layer}.linear", hidden_size, hidden_size)
 
     def attention_adapters(self, hidden_size: int) -> tuple[Adapter, ...]:
-        """Adapters of q, k and v."""
+        """Return the adapters of q, k and v."""
         if not self.adapts_attention:
             return ()
         size = self.attention.num_heads * self.attention.head_size
@@ -69,8 +69,8 @@ class SharedTransformer:
             yield from linear.parameters()
 
 
-Mixer = Attention | CrossAttention | Recurrent  # lets a token know of those before it, or of what an encoder read
-MLP = GatedMLP | PlainMLP | MoE  # works on each token alone
+Mixer = Attention | CrossAttention | Recurrent  # mixes information between tokens, or from encoder outputs
+MLP = GatedMLP | PlainMLP | MoE  # processes each token separately
 OnlyBlock = Mixer | MLP
 Block = OnlyBlock | SharedTransformer
 
@@ -86,7 +86,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class ParallelMixers:
-    """Mixers of the same input, whose outputs are added."""
+    """Mixers with the same input, whose outputs are added."""
 
     branches: tuple[Branch, ...]
 
@@ -112,9 +112,9 @@ class _MixerAndMLP:
 
 @dataclass(frozen=True, slots=True)
 class Layer(_MixerAndMLP):
-    """x + norm(mixer(norm(x))), then x + norm(mlp(norm(x))): norms `before` the two blocks, `after` them, or both.
+    """Computes x + norm(mixer(norm(x))), then x + norm(mlp(norm(x))): norms `before` the two blocks, `after` them, or both.
 
-    The pairs hold the norms' names. A block's output is first multiplied by `multiplier`. `mixer_norm`: kind of the norm
+    The pairs contain the norms' names. A block's output is first multiplied by `multiplier`. `mixer_norm`: kind of the norm
     before the mixer, if it differs."""
 
     before: tuple[str, str] | None = ("input_layernorm", "post_attention_layernorm")
@@ -136,7 +136,7 @@ class Layer(_MixerAndMLP):
 
 @dataclass(frozen=True, slots=True)
 class PostNormLayer(_MixerAndMLP):
-    """norm(x + mixer(x)) is x, then norm(x + mlp(x)): norms of the stream itself. `norms`: their names."""
+    """Computes x = norm(x + mixer(x)), then norm(x + mlp(x)), with norms of the residual stream. `norms`: their names."""
 
     norms: tuple[str, str]
 
@@ -150,7 +150,7 @@ class PostNormLayer(_MixerAndMLP):
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayer(_MixerAndMLP):
-    """x + mixer(norm(x)) + mlp(norm(x)). `norms`: the name of the one before both, or of one for each."""
+    """Computes x + mixer(norm(x)) + mlp(norm(x)). `norms`: the name of one norm for both, or of one for each."""
 
     norms: tuple[str] | tuple[str, str] = ("input_layernorm",)
 
@@ -163,7 +163,7 @@ class ParallelLayer(_MixerAndMLP):
 
 @dataclass(frozen=True, slots=True)
 class SingleLayer:
-    """x + block(norm(x)): a layer of nothing else. `before`: the norm's name."""
+    """Layer with one block: x + block(norm(x)). `before`: the norm's name."""
 
     block: OnlyBlock
     norm: Norm
@@ -184,10 +184,10 @@ class SingleLayer:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """x + mixer(norm(embedding) and norm(x), side by side), then x + mlp(norm(x)): the first of a draft head's (EAGLE-3, 2025).
+    """First layer of a draft head (EAGLE-3, 2025): x + mixer(norm(embedding) and norm(x), concatenated), then x + mlp(norm(x)).
 
-    The embedding is that of a step's `input_embeds`. `normed_residual`: the mixer's output is added to norm(x), and not to x.
-    `norms`: of the embedding, of x, and before the MLP."""
+    The embedding is the step's `input_embeds`. `normed_residual`: the mixer's output is added to norm(x) instead of x.
+    `norms`: names of the norms of the embedding, of x, and before the MLP."""
 
     mixer: Attention
     mlp: GatedMLP | PlainMLP | MoE
@@ -212,7 +212,7 @@ class FusedLayer:
 
 @dataclass(frozen=True, slots=True)
 class HybridLayer:
-    """x + mixer(norm(x + shared(x and the embedding)))."""
+    """Computes x + mixer(norm(x + shared(x and the embedding)))."""
 
     shared: SharedTransformer
     mixer: Recurrent

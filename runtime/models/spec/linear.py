@@ -1,4 +1,4 @@
-"""Linear layers, as every block has them."""
+"""Linear layers, which all blocks use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.weights.rules import Parameter
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Matrix [out_features, in_features] at `name`.weight. `parts`: rows of each matrix from which it may be merged.
+    """Matrix [out_features, in_features] at `name`.weight. `parts`: row counts of the matrices that are merged in it.
 
     `stack` and `float32`: see `Parameter`. `reduce`: columns are split when a model is sharded (sharding.py), so each output
     is a partial sum that an all-reduce completes."""
@@ -25,7 +25,7 @@ class Linear:
     reduce: bool = False
 
     def parameters(self) -> Iterator[Parameter]:
-        """Yield the bias, then the weight: the layer can be prepared as soon as its weight is read."""
+        """Yield the bias, then the weight: so the layer can be prepared as soon as its weight is read."""
         if self.bias:
             yield Parameter(f"{self.name}.bias", (self.out_features,), self.parts, self.stack, self.float32)
         shape = (self.out_features, self.in_features)

@@ -1,4 +1,4 @@
-"""Blocks that work on each token alone: MLPs of two matrices, of three with a gate, and mixtures of experts."""
+"""Blocks that process each token separately: MLPs of two matrices, gated MLPs of three, and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from runtime.weights.rules import Parameter
 class Activation(StrEnum):
     SILU = "silu"
     GELU = "gelu"
-    GELU_TANH = "gelu_tanh"  # its approximation by a tanh
+    GELU_TANH = "gelu_tanh"  # tanh approximation of GELU
     RELU = "relu"
-    RELU2 = "relu2"  # the square of relu
+    RELU2 = "relu2"  # square of ReLU
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)), at `name` below its layer. What gate and down give is multiplied by numbers of their
-    own. `down_bias`: whether down has a bias, where that is not as the others."""
+    """Computes down(activation(gate(x)) * up(x)), at `name` in its layer. `gate_multiplier`, `down_multiplier`: factors of
+    the outputs of gate and down. `down_bias`: whether down has a bias, if it differs from `bias`."""
 
     intermediate_size: int
     bias: bool = False
@@ -46,7 +46,7 @@ class GatedMLP:
 
 @dataclass(frozen=True, slots=True)
 class PlainMLP:
-    """down(activation(up(x))), at `name` below its layer."""
+    """Computes down(activation(up(x))), at `name` in its layer."""
 
     intermediate_size: int
     bias: bool
@@ -67,9 +67,9 @@ class PlainMLP:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Router of experts: which experts a token takes, and with which weights (`ops.Routing` explains the rules).
+    """Router of experts: selects a token's experts and their weights (`ops.Routing` explains the rules).
 
-    `e_score_correction_bias`: a bias per expert that only the choice sees. `float32`: the router computes in float32."""
+    `e_score_correction_bias`: a bias per expert that affects only the selection. `float32`: the router computes in float32."""
 
     top_k: int
     score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
@@ -95,7 +95,7 @@ class ClampedSwiglu:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """A space of `size` dims, with a projection into it and one out of it, which may have a bias."""
+    """Smaller vector space of `size` dims for experts, with a projection into it and one out of it, which may have a bias."""
 
     size: int
     bias: bool = False
@@ -103,8 +103,8 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """MLPs of one shape, `GatedMLP`s or `PlainMLP`s without a gate, numbered below `name`. `numbers`: by which a checkpoint has
-    them, where these are some of all `num_routed`; they are `first` and following in the order in which the router has them."""
+    """MLPs of one shape, gated or plain, numbered under `name`. `numbers`: their numbers in the checkpoint, if they are only
+    a part of `num_routed`; in the router's order they are `first` and the following ones."""
 
     name: str
     num_experts: int
@@ -134,13 +134,13 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class MoE:
-    """The experts that the router chooses for each token, by weight, plus `shared`, which every token takes.
+    """Weighted sum of the experts that the router selects for each token, plus `shared`, which every token uses.
 
-    `weighs_input`: a token's one expert is given it multiplied by the sigmoid of its logit, and adds what it makes of that as it is
-    (Llama 4, 2025).
-    `shared_gate`: what `shared` gives is multiplied by the sigmoid of a linear layer with one output. `bias`, `activation`,
-    `gated`: of the experts. `latent`: they work in a space of their own. `order`: the router has the experts of the checkpoint in
-    this order, and here are those of them from `first` on, `num_held`; () where all are here in their own."""
+    `weighs_input`: the input of a token's only expert is multiplied by the sigmoid of its logit, and its output is not
+    weighted (Llama 4, 2025). `shared_gate`: the output of `shared` is multiplied by the sigmoid of a linear layer with one
+    output. `bias`, `activation`, `gated`: of the experts. `latent`: smaller vector space of the experts. `order`: checkpoint
+    numbers of the experts in the router's order, of which `num_held` from `first` on are on this device; () if all are, in
+    the checkpoint's order."""
 
     num_experts: int
     intermediate_size: int
@@ -167,7 +167,7 @@ class MoE:
         return replace(experts, num_experts=self.num_held, numbers=held, first=self.first, num_routed=self.num_experts)
 
     def latent_linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Projections into the experts' space and out of it, if they have one."""
+        """Return the projections into the experts' latent space and out of it, if they have one."""
         if self.latent is None:
             return ()
         size, bias = self.latent.size, self.latent.bias

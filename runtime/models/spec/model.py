@@ -1,4 +1,4 @@
-"""Protocol of model specs: what is known before weights are read, for any implementation."""
+"""Interface of model specs: facts that are known before weights are read, for any implementation."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class ModelSpec(Protocol):
     def encoder(self) -> EncoderSpec | None: ...
 
     def weights_bytes(self, dtype: str) -> int:
-        """Bytes of all parameters, stored as `dtype`."""
+        """Return the bytes of all parameters, stored as `dtype`."""
         ...
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:
-        """Return what is kept of a sequence between steps, in the order of a forward pass: an entry for each attention or
-        recurrence. Dtypes may be undecided."""
+        """Return the kind of memory that each attention or recurrent layer needs per sequence, in the order of a forward
+        pass. Dtypes may be undecided."""
         ...

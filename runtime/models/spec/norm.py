@@ -1,4 +1,4 @@
-"""Norms: of the residual stream, of a block's output, of heads."""
+"""Norms of the residual stream, of a block's output, and of heads."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from runtime.weights.rules import Parameter
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight, if it has one."""
+    """Norm x / sqrt(mean(x^2) + eps) * weight; the weight is optional."""
 
     eps: float
     weight: bool = True
 
     def parameters(self, name: str, *sizes: int) -> Iterator[Parameter]:
-        """Parameters of norms over vectors of these sizes, side by side."""
+        """Yield the weight of norms over concatenated vectors of these sizes."""
         if self.weight:
             yield Parameter(f"{name}.weight", (sum(sizes),), sizes)
 
@@ -38,7 +38,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class NoNorm:
-    """x as it is."""
+    """Norm that returns x unchanged."""
 
     def parameters(self, name: str, *sizes: int) -> Iterator[Parameter]:
         yield from ()

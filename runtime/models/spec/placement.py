@@ -13,7 +13,7 @@ from runtime.models.spec.sharding import Placement
 
 
 def read_placement(path: Path, num_layers: int, size: int) -> Placement:
-    """Read the placement of experts for a model of `num_layers` on `size` devices. Raises OSError, or ValueError for other
+    """Read the placement of experts for a model of `num_layers` on `size` devices. Raises OSError, or ValueError for invalid
     contents."""
     given = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(given, list):

@@ -1,4 +1,4 @@
-"""Pooler: what a model makes of its final hidden states besides logits: an embedding, and the classes of a head."""
+"""Pooler: computes embeddings and class scores from a model's final hidden states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PoolerActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "sil
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """norm(activation(linear(x))); the norm's weights are at `norm_name`."""
+    """Computes norm(activation(linear(x))). `norm_name`: name of the norm's weights."""
 
     linear: Linear
     activation: PoolerActivation = "identity"
@@ -31,8 +31,8 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class PoolerSpec:
-    """Pooling of a model. `pooling`, `normalize`: defaults of embeddings; `dense` layers are computed in between. `head`: of
-    a pooled vector, or of each token if `labels_tokens`, with one number for each of `labels`; `activation` makes
+    """Pooling of a model. `pooling`, `normalize`: defaults of embeddings, with `dense` layers in between. `head`: layers
+    after pooling, or for each token if `labels_tokens`, with one output per label; `activation` converts outputs to
     probabilities. `matryoshka_dimensions`, `label_token_ids`: see `PoolerInfo`."""
 
     pooling: SequencePooling = "last"
@@ -71,4 +71,4 @@ class PoolerSpec:
         )
 
 
-POOLS_LAST = PoolerSpec()  # as causal models are by default: only their last token has seen all others
+POOLS_LAST = PoolerSpec()  # default of causal models, where only the last token attends to all others

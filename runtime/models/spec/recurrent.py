@@ -1,4 +1,4 @@
-"""Recurrent mixers: what they remember of a sequence has one size, however long it is."""
+"""Recurrent mixers: their state of a sequence has a fixed size, independent of its length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.weights.rules import Parameter
 
 
 def _conv_parameters(name: str, channels: int, conv_kernel: int, bias: bool) -> Iterator[Parameter]:
-    """Parameters of a convolution over time, each channel by itself."""
+    """Yield the parameters of a depthwise convolution over time."""
     if bias:
         yield Parameter(f"{name}.bias", (channels,))
     yield Parameter(f"{name}.weight", (channels, 1, conv_kernel))
@@ -57,7 +57,7 @@ class Mamba2:
         )
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """The projection into gate, channels and dt; and the one out."""
+        """Return the input projection, to gate, channels and dt, and the output projection."""
         into = self.inner_size + self.channels + self.num_heads
         return (
             Linear(f"{layer}.mamba.in_proj", into, hidden_size, self.bias),
@@ -76,9 +76,9 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class Mamba:
-    """State space layer of channels (Gu and Dao 2023), each with a state of `state_size` dims that forget at rates of their own.
-    dt comes out of `rank` dims. `norm`: of those dims, of B and of C, each with weights of its own, or with none
-    (`norm_weights`). `bias` of the projections in and out."""
+    """State space layer of channels (Gu and Dao 2023), each with a state of `state_size` dims that decay at separate rates.
+    `rank`: number of dims from which dt is projected. `norm`: norm of these dims, of B and of C, with separate weights, or
+    without weights (`norm_weights` False). `bias`: of the input and output projections."""
 
     inner_size: int
     state_size: int
@@ -94,7 +94,7 @@ class Mamba:
         return State(RecurrentStateSpec(((self.conv_kernel - 1, self.inner_size), (self.inner_size, self.state_size))))
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """The projections into x and gate, out, into dt, B and C, and from the few dims of dt to all."""
+        """Return the projections to x and gate, of the output, to dt, B and C, and from the dims of dt to all channels."""
         name, inner = f"{layer}.mamba", self.inner_size
         return (
             Linear(f"{name}.in_proj", 2 * inner, hidden_size, self.bias),
@@ -118,8 +118,8 @@ class Mamba:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNet:
-    """Linear attention by the gated delta rule (Yang et al. 2024): q, k and v are convolved over the last `conv_kernel` tokens,
-    then `ops.DeltaHeads` says how the state changes. `norm`: of each head's output, before it is multiplied by silu of a gate."""
+    """Linear attention with the gated delta rule (Yang et al. 2024): q, k and v are convolved over `conv_kernel` tokens,
+    then update the state as in `ops.DeltaHeads`. `norm`: of each head's output, before it is multiplied by silu of a gate."""
 
     num_key_heads: int
     num_value_heads: int
@@ -146,7 +146,7 @@ class GatedDeltaNet:
         )
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """The projections into q, k, v and gate, out, and into b and a of each head."""
+        """Return the projections to q, k, v and gate, of the output, and to b and a of each head."""
         name, sizes = f"{layer}.linear_attn", (self.channels, self.inner_size)
         return (
             Linear(f"{name}.in_proj_qkvz", sum(sizes), hidden_size, parts=sizes),
@@ -166,7 +166,7 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
-    """c * conv(b * x), where b, c and x are projections of the input and the convolution is over the last `conv_kernel` tokens."""
+    """Computes c * conv(b * x): b, c and x are projections of the input; the convolution is over `conv_kernel` tokens."""
 
     conv_kernel: int
     size: int
@@ -177,7 +177,7 @@ class ShortConv:
         return State(RecurrentStateSpec(((self.conv_kernel - 1, self.size),)))
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """The projection into b, c and x; and the one out."""
+        """Return the projection to b, c and x, and the output projection."""
         return (
             Linear(f"{layer}.conv.in_proj", 3 * self.size, hidden_size, self.bias),
             Linear(f"{layer}.conv.out_proj", hidden_size, self.size, self.bias),

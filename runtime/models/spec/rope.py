@@ -1,4 +1,4 @@
-"""Rotary embeddings: by what angle each pair of a head's dims is rotated, and how that is scaled for long contexts."""
+"""Rotary embeddings: the rotation angle of each pair of a head's dims, and scaling for long contexts."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class FactorScaling:
-    """Each frequency divided by its own number; `dim / 2` of them."""
+    """Division of each frequency by its own factor; there are `dim / 2` factors."""
 
     factors: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
-    """Each frequency divided by its own number: one of `long` where contexts may pass `original_max_positions`, of `short`
-    where they may not. `attention_factor` multiplies cosines and sines either way."""
+    """Division of each frequency by its own factor: from `long` if contexts may exceed `original_max_positions`, else from
+    `short`. `attention_factor` multiplies cosines and sines in both cases."""
 
     short: tuple[float, ...]
     long: tuple[float, ...]
@@ -50,7 +50,7 @@ class LongRopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """RoPE that rotates only the first `rotary_pairs` pairs, as they would be if all were; frequencies divided by `factor`."""
+    """RoPE of the first `rotary_pairs` pairs only, with the frequencies of a full rotation; all are divided by `factor`."""
 
     rotary_pairs: int
     factor: float
@@ -61,8 +61,8 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling | Long
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotates the first `dim` of a head's dims, which is even. None scales nothing. `axes`: for each pair of dims, which of a
-    token's three positions turns it, time, height or width (M-RoPE, Qwen2-VL 2024); () where there is but one."""
+    """Rotation of the first `dim` (even) of a head's dims. `scaling` None: no scaling. `axes`: for each pair of dims, the
+    index of the position that rotates it: time, height or width (M-RoPE, Qwen2-VL 2024); () for a single position."""
 
     dim: int
     theta: float

@@ -34,14 +34,13 @@ from runtime.weights.rules import Cut, Parameter, Span
 
 class Placement(NamedTuple):
     """Assignment of whole experts to devices (expert parallel). `orders`: by layer index, all experts by the checkpoint's
-    numbers, those of the first device first, equally many each; other layers keep their order."""
+    numbers, in the order of devices, equally many on each. Other layers keep the checkpoint's order."""
 
     orders: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
 def sharded(spec: DecoderSpec, rank: int, size: int, placement: Placement | None = None) -> DecoderSpec:
-    """Return the spec of device `rank` of `size`; names stay. One device has the whole. `placement`: of experts; without one
-    they are cut by columns.
+    """Return the spec of device `rank` of `size`; names stay. `placement`: of experts; None splits each expert by columns.
 
     Raises UnsupportedModel, naming what cannot be divided."""
     if not 0 <= rank < size:
@@ -61,8 +60,8 @@ def sharded(spec: DecoderSpec, rank: int, size: int, placement: Placement | None
 
 
 def cuts(spec: DecoderSpec) -> dict[str, Cut]:
-    """Return the part that `spec`, made by `sharded`, has of each parameter that it does not have entirely."""
-    spec = spec.all_layers  # of what a stage does not have nobody asks
+    """Return the part that `spec`, a result of `sharded`, has of each parameter that is split."""
+    spec = spec.all_layers  # cuts of all layers, also of other stages
     if spec.shard_of is None:
         return {}
     rank, size = spec.shard_of.rank, spec.shard_of.size
@@ -72,7 +71,7 @@ def cuts(spec: DecoderSpec) -> dict[str, Cut]:
     for whole in spec.whole.parameters():
         own = held.get(whole.name)
         if own is None:
-            continue  # an expert that another device has
+            continue  # an expert of another device
         if whole.name in added_once:
             found[whole.name] = Cut(whole.shape, (), None)
         elif whole.shape != own.shape:
@@ -85,7 +84,7 @@ def cuts(spec: DecoderSpec) -> dict[str, Cut]:
 
 
 def _reordered(moe: MoE, layer: str, hidden_size: int) -> Iterator[tuple[str, Cut]]:
-    """Yield the cuts of parameters with a row for each expert, in the order of their places."""
+    """Yield the cuts of parameters with one row per expert, in the router's order."""
     rows = tuple(Span(number, number + 1) for number in moe.order)
     router = moe.router_linear(layer, hidden_size)
     for parameter in router.parameters():
@@ -107,13 +106,13 @@ def _cut(whole: Parameter, own: Parameter, rank: int, size: int) -> Cut:
 
 
 def _span(count: int, held: int, rank: int, size: int) -> Span:
-    """The span of `rank`, of `count` in all: neighbours hold the same where there are fewer such spans than devices."""
+    """Return the span of `rank`, `held` of `count`. With fewer spans than devices, adjacent devices have the same one."""
     start = rank * (count // held) // size * held
     return Span(start, start + held)
 
 
 def reduced_linears(spec: DecoderSpec) -> Iterator[str]:
-    """Names of linear layers of `spec`, made by `sharded`, whose outputs are parts of a sum; not those of experts."""
+    """Yield the names of linear layers of `spec`, a result of `sharded`, that yield partial sums, except those of experts."""
     if spec.shard_of is not None:
         whole = {linear.name: linear for linear in spec.whole.linears()}
         for linear in spec.linears():
@@ -122,31 +121,31 @@ def reduced_linears(spec: DecoderSpec) -> Iterator[str]:
 
 
 class DeferredSums(NamedTuple):
-    """Sums that wait for a norm. `norms`: names of norms that receive parts of a sum and take it first. `parts`: names of
-    linears and experts that produce these parts and are not summed by themselves."""
+    """All-reduces that are merged with the next norm. `norms`: names of norms that receive partial sums and reduce them
+    first. `parts`: names of linears and experts that yield these partial sums, and are not reduced separately."""
 
     norms: frozenset[str]
     parts: frozenset[str]
 
 
 def deferred_sums(spec: DecoderSpec) -> DeferredSums:
-    """Return the sums of `spec`, made by `sharded`, that can wait for the norm that adds them to the stream. Each becomes
-    one operation with the norm, and parallel blocks share one sum."""
-    spec = spec.all_layers  # what one stage leaves to be added the next one's first norm adds
+    """Return the all-reduces of `spec`, a result of `sharded`, that the next norm of the residual stream can perform. Each
+    becomes one operation with the norm, and parallel blocks share one."""
+    spec = spec.all_layers  # the first norm of a stage adds the sums that the previous stage left
     reduced = frozenset(reduced_linears(spec)) | (
         frozenset() if spec.shard_of is None else {each.name for each in spec.experts()}
     )
 
     def of(name: str, *blocks: OnlyBlock) -> frozenset[str]:
-        """The parts that all that these give is made of; none where some of it is no part of a sum."""
+        """Return the names of all partial sums in the blocks' outputs; none if some output is not a partial sum."""
         found = [_last_of(block, name, spec.hidden_size) & reduced for block in blocks]
         return frozenset().union(*found) if all(found) else frozenset()
 
     within = {part for parts in _within_experts(spec) for part in parts & reduced}
-    if spec.aux_layers:  # these want the stream itself
+    if spec.aux_layers:  # a draft head reads the residual stream itself
         return DeferredSums(frozenset(), frozenset(within))
     norms: dict[str, frozenset[str]] = {}
-    added: frozenset[str] = frozenset()  # what the layer before has left to be added
+    added: frozenset[str] = frozenset()  # partial sums that the previous layer left
     for index, layer in enumerate(spec.layers):
         name, before, added = layer_name(index), added, frozenset()
         match layer:
@@ -172,7 +171,7 @@ def deferred_sums(spec: DecoderSpec) -> DeferredSums:
 
 
 def _last_of(block: OnlyBlock, layer: str, hidden_size: int) -> frozenset[str]:
-    """Return the names of the block's last linears or experts, if their outputs can be parts of a sum."""
+    """Return the names of the block's last linears or experts, if they may yield partial sums."""
     if isinstance(block, MoE):
         return frozenset() if block.latent else frozenset({block.experts(layer, hidden_size).name})
     return frozenset(linear.name for linear in block.linears(layer, hidden_size) if linear.reduce)
@@ -188,7 +187,7 @@ def _within_experts(spec: DecoderSpec) -> Iterator[frozenset[str]]:
 
 
 def kept_whole(spec: DecoderSpec) -> frozenset[str]:
-    """Return the kinds of blocks that `spec`, made by `sharded`, computes on every device."""
+    """Return the kinds of blocks that `spec`, a result of `sharded`, computes completely on every device."""
     if spec.shard_of is None:
         return frozenset()
     layers = zip(spec.whole.layers, spec.all_layers.layers, strict=True)
@@ -202,7 +201,7 @@ def kept_whole(spec: DecoderSpec) -> frozenset[str]:
 
 def _reduced_biases(spec: DecoderSpec) -> Iterator[str]:
     yield from (f"{name}.bias" for name in reduced_linears(spec))
-    by_columns = (each for each in spec.experts() if not each.num_routed)  # a whole expert's bias is where it is
+    by_columns = (each for each in spec.experts() if not each.num_routed)  # whole experts need no sum
     halves = (half for each in by_columns for number in range(each.num_experts) for half in each.halves(number))
     yield from (f"{half.name}.bias" for half in halves if half.reduce)
 
@@ -278,8 +277,7 @@ def _plain_or_gated(mlp: GatedMLP | PlainMLP, size: int) -> GatedMLP | PlainMLP:
 
 
 def _by_heads(attention: Attention) -> bool:
-    """Return whether each head can be computed by itself: no gate in q's matrix, no slope of its own, no norm over all
-    heads."""
+    """Return whether each head can be computed separately: no gate in q's matrix, no ALiBi slopes, no norm over all heads."""
     over_all = attention.qk_norm is not None and attention.qk_norm.over is NormScope.ALL_HEADS
     return not attention.output_gate and attention.alibi is None and not over_all
 

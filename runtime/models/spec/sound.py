@@ -1,4 +1,4 @@
-"""Audio encoder of our own blocks: convolutions over time, then layers with full attention over a window (Whisper, Radford
+"""Audio encoder with our own blocks: convolutions over time, then layers with full attention over a window (Whisper, Radford
 et al. 2022)."""
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from runtime.models.spec.linear import Linear
 from runtime.models.spec.mlp import Activation
 from runtime.weights.rules import Parameter
 
-KERNEL = 3  # steps of time that a convolution sees
+KERNEL = 3  # time steps
 CONVOLUTIONS = ("model.conv1", "model.conv2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoundEncoderSpec(DecoderSpec):
-    """Two convolutions, each followed by `activation`, the second of which takes every other step, before the layers. There is no
-    vocabulary: `positions` has a row for each output. The first reads features of `num_mel_bins` bands, in float32."""
+    """Spec of two convolutions, each followed by `activation`, and layers. The first convolution reads features of
+    `num_mel_bins` bands, in float32; the second has stride 2. There is no vocabulary: `positions` has a row for each output."""
 
     num_mel_bins: int
     activation: Activation

@@ -1,7 +1,7 @@
-"""Stages: the neighbouring layers that one of several groups of devices computes (pipeline parallel), as a smaller spec.
+"""Pipeline stages: consecutive layers for one of several groups of devices, as a smaller spec.
 
-The first stage embeds, the last makes logits of hidden states, or vectors; a tied embedding is at both ends. Pure functions on
-data; who hands hidden states on is the caller's affair."""
+The first stage has the embedding, the last the head or pooler; a tied embedding is in both. Pure functions on data; the
+caller transfers hidden states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runtime.weights.rules import Parameter
 
 
 def stages(spec: DecoderSpec, size: int, draft: ModelSpec | None = None) -> tuple[DecoderSpec, ...]:
-    """Cut `spec`, which may be a shard, into `size` stages that read about equally many weights in a step. Names are unchanged.
+    """Split `spec`, which may be a shard, into `size` stages that read about the same amount of weights per step. Names stay.
 
     `draft`: draft model or head on the last stage; its caches follow that stage's. Raises UnsupportedModel."""
     if size == 1:
@@ -76,13 +76,12 @@ def keeps_embedding(spec: DecoderSpec) -> bool:
 
 
 def even_layers(spec: DecoderSpec, size: int) -> list[int]:
-    """Return the number of layers of each stage, so that the largest stage reads as few weights as possible, the head
-    included."""
+    """Return the number of layers of each stage that minimises the weights of the largest stage, head included."""
     sizes = [_num(layer.parameters("", spec.hidden_size)) for layer in spec.layers]
     sizes[-1] += prod((spec.head.out_features, spec.head.in_features)) if spec.generates else 0
     totals = list(accumulate(sizes, initial=0))
     num_layers = len(sizes)
-    # By the number of stages: of the first n layers, the size of the largest of so many stages, and where the last of them begins.
+    # By number of stages: for the first n layers, the size of the largest stage, and the first layer of the last stage.
     best = [[(totals[stop], 0) for stop in range(num_layers + 1)]]
     for stage in range(1, size):
         row = [(totals[-1] + 1, 0)] * (num_layers + 1)

@@ -1,7 +1,8 @@
-"""Agreement check at start: compares a model as run here with the same modules run by transformers, over a few tokens.
+"""Agreement check at start-up: compares a model as computed here with the same modules computed by transformers on a few
+tokens.
 
 Tracing shows how attention is called. It cannot show whether tokens interact elsewhere, or whether positions are used as given,
-so outputs are compared. A model whose outputs differ is not served, even if its architecture has never been tried before.
+so outputs are compared. A model whose outputs differ is rejected, even if its architecture has not been tested before.
 
 Both sides use the same rounded weights, so the remaining difference is arithmetic in the dtype of activations."""
 
@@ -22,9 +23,9 @@ from runtime.models.through_transformers.model import TransformersModel
 
 _SPANS = (7, 2, 1, 1, 1)  # a prompt in two pieces, then single tokens
 NUM_TOKENS = sum(_SPANS)
-# Of a token's logits, against their own length. Rounding of 16-bit numbers leaves 1e-2, another computation rarely less than 0.3.
+# Error of a token's logits, relative to their norm. 16-bit rounding causes 1e-2, a different computation rarely less than 0.3.
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
-_AGREEING = 0.75  # of the tokens: a router's close call may send one elsewhere
+_AGREEING = 0.75  # share of tokens: rounding may change the experts of some
 
 
 def probe_ids(vocab_size: int) -> list[int]:
@@ -46,7 +47,7 @@ def check_agreement(model: TransformersModel, expected: Tensor) -> None:
 
 
 def _logits_in_pieces(model: TransformersModel, ids: Sequence[int]) -> Tensor:
-    """Return logits [NUM_TOKENS, V], computed in steps behind another sequence."""
+    """Return logits [NUM_TOKENS, V], computed in several steps, with another sequence in each step."""
     assert NUM_TOKENS <= BLOCK_SIZE
     device = torch.device(model.device)
 
@@ -57,7 +58,7 @@ def _logits_in_pieces(model: TransformersModel, ids: Sequence[int]) -> Tensor:
     kv_caches = [LayerKV((empty(kind.kv), empty(kind.kv))) for kind in model.spec.memory_kinds()]
     logits, done = [], 0
     for span in _SPANS:
-        # Line 0: the same ids backwards, in block 0. Line 1: ours, in block 1.
+        # Line 0: the same ids reversed, in block 0. Line 1: ours, in block 1.
         end = done + span
         tokens = torch.tensor([*ids[::-1][done:end], *ids[done:end]], device=device)
         positions = torch.arange(done, end, device=device).repeat(2)
