@@ -1,4 +1,4 @@
-"""Findings: what this machine has for serving models, and what it lacks, with the command that mends it."""
+"""Findings: hardware and software of this machine for serving models, and problems with commands that fix them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runtime.weights.catalogue import BYTES_PER_PARAMETER
 
 GIB = 1 << 30
 FILES_WANTED = 4096
-DISK_WANTED = 20 * GIB  # a model of 8 billion parameters in 16 bits, with some room
+DISK_WANTED = 20 * GIB  # a model with 8 billion parameters in 16 bits, and a margin
 _COPY_BYTES, _COPIES = 1 << 28, 5
 _EXTRAS = (
     ("python_multipart", "python-multipart", "uploads for /v1/batches", "batches"),
@@ -56,7 +56,7 @@ def findings() -> dict[str, Any]:
 
 
 def fits() -> dict[str, Any]:
-    """Return which models of the catalogue fit in free memory, with memory size and measured bandwidth, ready for JSON."""
+    """Return the models of the catalogue that fit in free memory, with memory size and measured bandwidth, as JSON data."""
     device = torch.cuda.is_available()
     memory = torch.cuda.mem_get_info()[0] if device else free_host_bytes()
     rate = memory_rate("cuda" if device else "cpu")
@@ -68,13 +68,13 @@ def fits() -> dict[str, Any]:
 
 
 def _formats() -> frozenset[str] | None:
-    """Return the formats that this GPU computes; None for all."""
+    """Return the formats that this GPU supports; None for all."""
     refusal = ops.linear_refusal([ops.WeightFormat("fp8")], torch.bfloat16, torch.device("cuda"))
     return None if refusal is None else frozenset(BYTES_PER_PARAMETER) - {"fp8"}
 
 
 def memory_rate(device: str) -> float:
-    """Bytes read of the device's memory in a second, by the best of some copies: each reads and writes its bytes once."""
+    """Return the memory bandwidth of the device in bytes per second: reads and writes of the fastest of some copies."""
     source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     best_s = float("inf")
@@ -144,7 +144,7 @@ def _links() -> Iterator[Finding]:
 
 
 def peer_rate(source: int, target: int) -> float:
-    """Bytes that one CUDA device writes into another's memory in a second, by the best of some copies."""
+    """Return the bandwidth of copies between two CUDA devices in bytes per second, from the fastest of some copies."""
     there = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=f"cuda:{source}")
     here = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=f"cuda:{target}")
     best_s = float("inf")

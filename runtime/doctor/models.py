@@ -1,4 +1,4 @@
-"""Models that can be served by name: those of the catalogue, those on this disk, and the supported architectures.
+"""Models that can be served by name: those of the catalogue, local ones, and the supported architectures.
 
 Nothing is downloaded, and no weights are read."""
 
@@ -16,8 +16,8 @@ from runtime.weights import catalogue, library, names
 
 
 def models() -> dict[str, Any]:
-    """Plain data, ready for JSON. `bytes`: of the weights, about; `here`: whether they need not be downloaded.
-    `architectures`: by what computes each, "native" or "transformers"."""
+    """Return the models as JSON data. `bytes`: approximate size of the weights; `here`: True if they need not be downloaded.
+    `architectures`: implementation of each, "native" or "transformers"."""
     by_architecture, kept = dict(supported()), library.kept()
     here = {model.name for model in kept if model.is_whole}
     return {
@@ -61,7 +61,7 @@ def _architecture(config: Path) -> str | None:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Return what is known of a model by name: the entry of the catalogue, and the files on this disk. Raises FetchError."""
+    """Return facts about a model by name: the entry of the catalogue, and local files. Raises FetchError."""
     names.check_name(name)
     found, kept = catalogue.find(name), library.find_kept(name)
     described: dict[str, Any] = {}

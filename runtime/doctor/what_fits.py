@@ -1,5 +1,4 @@
-"""Estimates of which models of the catalogue a memory holds and how fast they can be: sizes against bytes and bandwidth, by
-arithmetic alone."""
+"""Estimates which models of the catalogue fit in memory and how fast they can be, from sizes and bandwidth."""
 
 from __future__ import annotations
 
@@ -7,15 +6,15 @@ from dataclasses import dataclass
 
 from runtime.weights.catalogue import CatalogueModel, catalogue
 
-RESERVE = 0.9  # of the memory, that weights and cache may take together
-MIN_KV_TOKENS = 2048  # of a model that generates: with less room it does not count as fitting
+RESERVE = 0.9  # share of the memory for weights and cache
+MIN_KV_TOKENS = 2048  # of a generating model: with fewer it does not count as fitting
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A model of the catalogue in a memory, in one of its formats. `kv_tokens`: what the rest of the memory holds, 0 where the
-    weights fill it or there is no KV cache. `tokens_per_s`: of one stream, if a token took no longer than reading its weights once
-    (the roofline of Williams et al. 2009, at batch 1); None for models that generate nothing."""
+    """Result for a model of the catalogue in one of its formats. `kv_tokens`: tokens whose KV fits in the rest of the
+    memory, 0 if the weights fill it or there is no KV cache. `tokens_per_s`: upper bound for one stream, if each token reads
+    the weights once (the roofline of Williams et al. 2009, at batch 1); None for models that generate nothing."""
 
     model: str
     task: str

@@ -1,7 +1,7 @@
 """Uploads: copies a checkpoint's data to a CUDA device on the reading threads, through reused pinned buffers.
 
-Fresh arrays would cost a page fault per 4 KiB, and a single-threaded copy from pageable memory. Here each thread reads a
-piece into its pinned slab, starts the copy, and reads the next piece."""
+New arrays would cost a page fault per 4 KiB, and a single-threaded copy from pageable memory. Here each thread reads a piece
+into its pinned buffer, starts the copy, and reads the next piece."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_SLAB_BYTES = 8 << 20  # of which each thread that reads has one
-_MIN_BYTES = 1 << 20  # what is smaller gains nothing
-_PORTABLE = 1  # cudaHostRegisterPortable: whichever device it is for
+_SLAB_BYTES = 8 << 20  # one per reading thread
+_MIN_BYTES = 1 << 20  # smaller parameters gain nothing
+_PORTABLE = 1  # cudaHostRegisterPortable: for any device
 
 
 class Uploads:
-    """Begin each parameter on the thread that will use it. Leaving the block gives the slabs back; nothing may be read then."""
+    """Context with pinned buffers, which it frees at its end. Call `begin` for a parameter on the thread that will use it."""
 
     def __init__(self, device: torch.device) -> None:
-        # Threads that read begin with the first device, whichever is this one's.
+        # New threads use the first device, whichever is this thread's.
         self._device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
         self._slabs: list[_Slab] = []
         self._free: list[_Slab] = []
@@ -39,13 +39,13 @@ class Uploads:
             slab.close()
 
     def begin(self, shape: tuple[int, ...], dtype: torch.dtype) -> Upload | None:
-        """Begin an upload through a slab; None if that gains nothing, or a row is longer than a slab."""
+        """Begin an upload through a pinned buffer. Return None if the parameter is small, or a row exceeds the buffer."""
         row_bytes = prod(shape[1:]) * dtype.itemsize
         if shape[0] * row_bytes < _MIN_BYTES or row_bytes > _SLAB_BYTES:
             return None
         whole = torch.empty(shape, dtype=dtype, device=self._device)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record(torch.cuda.current_stream(self._device))  # its memory may have been another's
+        ready.record(torch.cuda.current_stream(self._device))  # its memory may still be in use by earlier work
         return Upload(self, whole, ready, _SLAB_BYTES // row_bytes)
 
     def take(self) -> _Slab:
@@ -63,7 +63,7 @@ class Uploads:
 
 
 class Upload:
-    """A `rules.Destination`."""
+    """Upload of one parameter, a `rules.Destination`."""
 
     def __init__(self, uploads: Uploads, whole: Tensor, ready: torch.cuda.Event, max_rows: int) -> None:
         self._uploads, self.whole, self._ready, self.max_rows = uploads, whole, ready, max_rows
@@ -77,7 +77,7 @@ class Upload:
                 numbers = slab.bytes[: into.nbytes].view(into.dtype).view(into.shape)
                 yield (numbers.view(torch.uint16) if into.dtype == torch.bfloat16 else numbers).numpy()
                 slab.stream.wait_event(self._ready)
-                into.copy_(numbers)  # and waits until it is
+                into.copy_(numbers)  # blocks until the copy is done
         finally:
             self._uploads.give(slab)
 
@@ -90,7 +90,7 @@ class _Slab:
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             status = self._runtime.cudaHostRegister(self.bytes.data_ptr(), _SLAB_BYTES, _PORTABLE)
-        # Where the system refuses to lock so much, copies are right all the same, and slower.
+        # If the system refuses to lock this much memory, copies are correct but slower.
         self._is_locked = int(status) == 0
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Recorder: torch's profiler over all threads of the process, and the Python of one of them. Blocks: it has a thread of its own."""
+"""Recorder: torch's profiler for all threads, and a sampler of one thread's Python stack. It blocks, so it has its own
+thread."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from runtime.profiling.stacks import StackSampler
 
 
 class TorchRecorder:
-    """Recorder by the profiler of torch. `device`: the device whose kernels are recorded beside CPU operators."""
+    """Recorder with torch's profiler. `device`: the device whose kernels are recorded in addition to CPU operators."""
 
     def __init__(self, device: str) -> None:
         import torch
         from torch.autograd.profiler import profile
 
-        # Not torch.profiler's: its first start imports torch.distributed, which takes seconds, to tell the file of it.
+        # Not torch.profiler: its first start imports torch.distributed, for metadata in the file, which takes seconds.
         self._profile = profile(
             use_cpu=True,
             use_device="cuda" if device.startswith("cuda") else None,

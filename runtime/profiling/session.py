@@ -1,6 +1,6 @@
-"""Session: profiles of a running engine, one at a time: each from now, or some steps on, until it is ended or has had its steps.
+"""Profiling session: one profile at a time. It starts now or after some steps, and ends after some steps or when it is stopped.
 
-What records is a `Recorder`, called on a thread of its own. Calls here come from the event loop."""
+A `Recorder` records, on its own thread. The methods here are called on the event loop."""
 
 from __future__ import annotations
 
@@ -44,15 +44,14 @@ class Steps(Protocol):
 
 
 class _Profile:
-    """One profile. It starts after `delay` settled steps and ends after `num_steps` more, or when it is stopped if that is
-    None."""
+    """One profile. It starts after `delay` settled steps and ends after `num_steps` more; None: when it is stopped."""
 
     def __init__(self, path: Path, delay: int, num_steps: int | None) -> None:
         self.path = path
         self.delay = delay
         self.num_steps = num_steps
         self.may_begin, self.began, self.may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.task: asyncio.Task[Exception | None] | None = None  # gives what kept it from being recorded
+        self.task: asyncio.Task[Exception | None] | None = None  # result: the error that prevented recording, or None
         if not delay:
             self.may_begin.set()
 
@@ -72,12 +71,12 @@ class _Profile:
 
 
 class Profiling:
-    """Profiles of an engine, one at a time. `make` returns a recorder, whose thread it is called on."""
+    """Profiles of an engine, one at a time. `make`: creates a recorder, on the recorder's thread."""
 
     def __init__(self, make: Callable[[], Recorder], steps: Steps) -> None:
         self._make = make
         self._steps = steps
-        self._profile: _Profile | None = None  # the last, until its file is asked for
+        self._profile: _Profile | None = None  # the last one, until its file is requested
 
     async def start(self, path: Path, delay_steps: int, num_steps: int | None) -> None:
         """Record a profile into `path`, after `delay_steps` settled steps. It ends after `num_steps` more; None: by `stop`.

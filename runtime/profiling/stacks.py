@@ -33,7 +33,7 @@ class StackSampler:
         self._thread_id = thread_id
         self._period_s = period_s
         self._samples: list[tuple[int, tuple[str, ...]]] = []
-        self._names: dict[object, str] = {}  # of code objects, made once
+        self._names: dict[object, str] = {}  # names of code objects, cached
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="oneloop-stacks", daemon=True)
         self._usual_switch_s = sys.getswitchinterval()
@@ -41,7 +41,7 @@ class StackSampler:
         self._thread.start()
 
     def stop(self) -> list[Call]:
-        """Return the calls that were observed, outer calls before the inner ones that began with them."""
+        """Stop sampling and return the observed calls, outer calls before inner ones that began at the same time."""
         self._ended.set()
         self._thread.join()
         sys.setswitchinterval(self._usual_switch_s)
@@ -50,10 +50,10 @@ class StackSampler:
     def _run(self) -> None:
         while not self._ended.wait(self._period_s):
             frame = sys._current_frames().get(self._thread_id)
-            if frame is None:  # it has ended
+            if frame is None:  # the thread has ended
                 return
             self._samples.append((time.time_ns(), self._stack(frame)))
-            del frame  # it would keep what its function works with
+            del frame  # the frame would keep its local variables alive
 
     def _stack(self, frame: FrameType | None) -> tuple[str, ...]:
         """Return the names of the stack's calls, the outermost call first."""
@@ -72,7 +72,7 @@ class StackSampler:
 def calls(samples: list[tuple[int, tuple[str, ...]]]) -> list[Call]:
     """Join samples (time, stack) into calls. Consecutive samples share the calls of their common prefix."""
     found: list[Call] = []
-    running: list[tuple[str, int]] = []  # of each depth, and since when
+    running: list[tuple[str, int]] = []  # call at each depth, with its start
     for at_ns, stack in samples:
         same = 0
         while same < min(len(running), len(stack)) and running[same][0] == stack[same]:

@@ -1,6 +1,6 @@
-"""Trace: events of our own put into the file that torch's profiler wrote, in Chrome's trace format, and compressed.
+"""Trace: adds our own events to a file of torch's profiler in Chrome's trace format, and compresses it.
 
-The file is text that is never parsed: it may have hundreds of megabytes, and to parse it would hold everything up."""
+The file is never parsed: it may have hundreds of megabytes, and parsing would block other threads."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 from runtime.api import StepRecord
 from runtime.profiling.stacks import Call
 
-PROCESS = 1 << 30  # no process has that number: tracks of our own, above torch's
+PROCESS = 1 << 30  # process id of our own tracks, above torch's; no process has it
 PYTHON_TRACK = 1
-HEAD_BYTES = 1 << 16  # torch's facts about the file stand before its events
+HEAD_BYTES = 1 << 16  # torch's metadata precedes its events in the file
 PIECE_BYTES = 1 << 20
 _BASE = re.compile(rb'"baseTimeNanoseconds":\s*(\d+)')
 _EVENTS = re.compile(rb'"traceEvents":\s*\[')
 
 
 class NoTrace(ValueError):
-    """Error: torch wrote a file that is no trace of the known format."""
+    """Error: torch wrote a file that is not a trace in the expected format."""
 
 
 def write(path: Path, torch_trace: Path, calls: Sequence[Call], steps: Sequence[StepRecord], epoch_ns: int) -> None:
@@ -60,7 +60,7 @@ def _events(
             "ph": "X", "cat": "python", "name": call.name, "pid": PROCESS, "tid": PYTHON_TRACK,
             "ts": (call.began_ns - base_ns) / 1000, "dur": (call.ended_ns - call.began_ns) / 1000,
         }  # fmt: skip
-    for step in steps:  # of which several may be under way at a time
+    for step in steps:  # several may be in flight at a time
         common = {"cat": "step", "name": _name(step), "pid": PROCESS, "tid": PYTHON_TRACK, "id": step.number}
         yield {**common, "ph": "b", "ts": _us(step.launched_s, epoch_ns, base_ns), "args": step._asdict()}
         yield {**common, "ph": "e", "ts": _us(step.settled_s, epoch_ns, base_ns)}

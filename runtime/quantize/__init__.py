@@ -1,1 +1,1 @@
-"""Quantising a model's matrices into a folder of their own, as compressed-tensors writes them: `oneloop quantize`."""
+"""Quantisation of a model's matrices to a new folder in compressed-tensors format: `oneloop quantize`."""

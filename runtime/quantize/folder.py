@@ -1,6 +1,6 @@
-"""A model's folder in Hugging Face's form, written tensor by tensor: shards of some gigabytes, their index, a config.
+"""Writer of a model folder in Hugging Face's form, tensor by tensor: shards of some gigabytes, their index, and a config.
 
-It grows under another name and takes its own when it is whole: who finds the folder finds all of it."""
+It is written under a temporary name and renamed when it is complete, so the folder never exists in part."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from runtime.quantize.schemes import Scheme, spread
 
-_BLOCK = 128  # columns whose errors reach the rest of the matrix together
-_DAMPING = 0.01  # of the mean of the diagonal, added to all of it
+_BLOCK = 128  # columns whose errors are applied to the rest of the matrix together
+_DAMPING = 0.01  # share of the diagonal's mean that is added to the diagonal
 
 
 def gptq(scheme: Scheme, weight: Tensor, gram: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """weight [N, K] float32; gram [K, K] float32, the sum of x^T x over inputs x; `dtype` of scales -> codes [N, K], scales."""
+    """Return codes [N, K] and scales, in `dtype`, of weight [N, K] float32. gram [K, K] float32: sum of x^T x over inputs x."""
     importance = gram.diagonal().clone()
     scales = scheme.scales(weight, importance.clamp(min=float(importance.mean()) * 1e-4), dtype)
     order = importance.argsort(descending=True)
@@ -42,8 +42,8 @@ def gptq(scheme: Scheme, weight: Tensor, gram: Tensor, dtype: torch.dtype) -> tu
 
 
 def _factor(gram: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse, of a matrix that is damped until it has one."""
-    damping = float(gram.diagonal().mean()) * _DAMPING or 1.0  # inputs that were all zero
+    """Return the upper Cholesky factor of the inverse of `gram`, which is damped until it has one."""
+    damping = float(gram.diagonal().mean()) * _DAMPING or 1.0  # if all inputs were zero
     identity = torch.eye(len(gram), dtype=torch.float64)
     wide = gram.double()
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""Inputs of layers while a model reads texts: for each matrix the sum of x^T x, which GPTQ needs.
+"""Calibration inputs: for each matrix the sum of x^T x over its inputs while a model reads texts, which GPTQ needs.
 
 The model runs in float32 and computes each text in one step."""
 
@@ -60,8 +60,8 @@ def watching(linears: Mapping[str, WatchedLinear]) -> Iterator[None]:
 
 @torch.inference_mode()
 def read_text(decoder: Decoder, ids: Sequence[int], kv_cache_dtype: str | None = None) -> Tensor:
-    """Logits [T, V] of a text's tokens, which a model on a CPU computes in one step. `kv_cache_dtype`: as the option has it, by
-    default the activations'."""
+    """Return logits [T, V] of a text's tokens, computed in one step by a model on a CPU. `kv_cache_dtype`: as the option, by
+    default that of the activations."""
     kinds = tuple(kind.with_dtype(CACHE_TYPES[kv_cache_dtype or decoder.dtype]) for kind in decoder.spec.memory_kinds())
     layout, count = KVLayout.of(kinds), len(ids)
     num_blocks = layout.max_blocks(count + 1, count + 1)

@@ -1,8 +1,8 @@
-"""Quantisation of a model's files into a new folder: which matrices, by which scheme, and what is written.
+"""Quantisation of a model's files to a new folder: which matrices are quantised, by which scheme, and the written files.
 
 Matrices of layers and experts are quantised. The embedding, head, routers, norms and matrices that no group size fits stay
-as they are. With calibration texts, layers are rounded by GPTQ, some at a time, with the outputs of the quantised layers
-before them. Experts are rounded without calibration, since they see different tokens."""
+unquantised. With calibration texts, GPTQ quantises some layers at a time, with inputs from the already quantised layers
+before them. Experts are quantised without calibration, since they get different tokens."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ from runtime.weights.rules import (
     WeightsError,
 )
 
-GRAM_BYTES = 2 << 30  # of layers that are watched at a time
-_MIN_ROWS = 16  # a gate of one row loses more than it saves
+GRAM_BYTES = 2 << 30  # of layers calibrated at the same time
+_MIN_ROWS = 16  # quantising a gate of one row loses more than it saves
 _BESIDE = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A stored matrix that is to be quantised. `linear`: the layer whose inputs are its own, None of an expert."""
+    """A stored matrix to quantise. `linear`: the layer with the same inputs; None for an expert."""
 
     name: str
     linear: str | None
@@ -83,7 +83,7 @@ def quantize(
     files: ModelFiles, out: Path, scheme_name: str, texts: Sequence[Sequence[int]], report: Report,
     shard_bytes: int = SHARD_BYTES, gram_bytes: int = GRAM_BYTES,
 ) -> Quantised:  # fmt: skip
-    """Write the quantised model into the new folder `out`. `texts`: token ids for calibration; if empty, matrices are only
+    """Write the quantised model to the new folder `out`. `texts`: token ids for calibration; if empty, matrices are only
     rounded.
 
     Raises WeightsError, and UnsupportedModel for architectures without native support."""
@@ -153,7 +153,7 @@ def _by_rows(load: Load) -> bool:
 
 
 def _left(source: TensorSource, targets: Mapping[str, Target]) -> Iterator[str]:
-    """Layers that are not quantised; the head is always named, as it may be the embedding."""
+    """Yield the layers that are not quantised; the head is always included, as it may be the embedding."""
     yield "lm_head"
     for name, shape in source.shapes.items():
         layer = name.removesuffix(".weight")
@@ -199,7 +199,7 @@ def _stored_bytes(source: TensorSource, name: str) -> int:
 
 
 def _beside(folder: Path) -> Iterator[Path]:
-    """Yield the tokenizer's and other text files of a model's folder."""
+    """Yield the tokenizer's files and other text files of a model's folder."""
     for pattern in _BESIDE:
         for file in sorted(folder.glob(pattern)):
             if file.name not in ("config.json", "generation_config.json") and ".index." not in file.name:
@@ -259,7 +259,7 @@ def _rounded_layer(
     decoder: Decoder, source: TensorSource, load: Load, gram: Tensor, scheme: Scheme, targets: Mapping[str, Target],
     dtype: torch.dtype,
 ) -> dict[str, tuple[Tensor, Tensor]]:  # fmt: skip
-    """Return the rounded matrices of a linear layer, which computes with them from now on."""
+    """Return the quantised matrices of a linear layer, and replace its weights in `decoder` by them."""
     found, parts = {}, []
     for shard in load.shards:
         alone = Load(Parameter(shard.name, shard.shape), (Shard(shard.name, 0, shard.shape),))
@@ -269,8 +269,6 @@ def _rounded_layer(
             codes, scales = found[shard.name] = gptq(scheme, weight, gram, dtype)
             weight = codes * spread(scales, weight.shape[1])
         parts.append(weight)
-    if (
-        load.transform is None
-    ):  # rows of others would have to be put in order first; those behind read what they read before
+    if load.transform is None:  # others would have to be reordered
         decoder.load_parameter(load.parameter.name, ops.StoredWeight.dense(torch.cat(parts)))
     return found

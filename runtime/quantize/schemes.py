@@ -1,8 +1,8 @@
-"""Schemes in which a matrix can be written: the grid that its numbers are rounded to, the scales of that, and the tensors and the
-section of config.json by which compressed-tensors' readers know it.
+"""Schemes of quantised matrices: the grid of representable numbers, their scales, and the tensors and config section in
+compressed-tensors format.
 
-Weights are symmetric: codes times a scale, for each row (fp8, w8a8) or each group of columns of a row (w4a16). Of eight bits a
-server rounds activations, too, each token by its own largest number; nothing of that is in the files."""
+Weights are symmetric: codes times a scale, for each row (fp8, w8a8) or each group of columns of a row (w4a16). With eight
+bits a server quantises activations too, each token by its own largest value, which needs nothing in the files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-GROUPS = (128, 64, 32)  # columns that share a scale: the most of these that divide a matrix
+GROUPS = (128, 64, 32)  # columns that share a scale: the largest of these that divides a matrix
 _SHRINK = tuple(
     1 - step / 25 for step in range(11)
-)  # of the largest number, to be tried as the one that is still on the grid
+)  # candidates for the largest representable value, as shares of the largest number
 
-_IN_CACHE = 1 << 17  # numbers that are gone through again and again
+_IN_CACHE = 1 << 17  # numbers per piece that stays in the cache
 
 
 class Scheme(ABC):
@@ -27,19 +27,19 @@ class Scheme(ABC):
 
     name: ClassVar[str]
     format: ClassVar[str]
-    dynamic: ClassVar[bool] = True  # activations are rounded, too
+    dynamic: ClassVar[bool] = True  # activations are quantised too
 
     @abstractmethod
     def group(self, num_columns: int) -> int | None:
-        """Columns that share a scale; None where no kernel would read the matrix."""
+        """Return the number of columns that share a scale, or None if no kernel supports the matrix."""
 
     @abstractmethod
     def scales(self, weight: Tensor, importance: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """weight [N, K], importance [K] of its columns -> [N, K / group] of numbers that `dtype` has."""
+        """Return scales [N, K / group], representable in `dtype`, of weight [N, K]. importance [K]: of its columns."""
 
     @abstractmethod
     def codes(self, scaled: Tensor) -> Tensor:
-        """Numbers in units of their scales -> the nearest ones of the grid."""
+        """Round values in units of their scales to the nearest numbers of the grid."""
 
     @abstractmethod
     def tensors(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ def _safe(scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class W4A16(Scheme):
-    """Four bits, -8 to 7, in groups of columns; activations stay as they are."""
+    """Scheme with four bits, -8 to 7, in groups of columns, and unquantised activations."""
 
     name = "w4a16"
     format = "pack-quantized"
@@ -102,7 +102,7 @@ class W4A16(Scheme):
         return scaled.round().clamp_(-8, 7)
 
     def tensors(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Eight codes a word, each 8 more than it is, the first in the lowest bits."""
+        """Return the file's tensors: eight codes per word, each plus 8, the first in the lowest bits."""
         places = (codes + 8).to(torch.int64).reshape(len(codes), -1, 8) << torch.arange(0, 32, 4)
         words = places.sum(2)
         return {
@@ -116,7 +116,7 @@ class W4A16(Scheme):
 
 
 class _ByRow(Scheme):
-    """A scale for each row: its largest number is the grid's."""
+    """Base of schemes with a scale for each row, which maps its largest value to the largest of the grid."""
 
     __slots__ = ()
     largest: ClassVar[float]
@@ -133,7 +133,7 @@ class _ByRow(Scheme):
 
 
 class Fp8(_ByRow):
-    """E4M3: three bits of mantissa, 448 at most."""
+    """Scheme with E4M3 numbers: three bits of mantissa, at most 448."""
 
     __slots__ = ()
     name = "fp8"
@@ -149,7 +149,7 @@ class Fp8(_ByRow):
 
 
 class W8A8(_ByRow):
-    """Whole numbers from -127 to 127."""
+    """Scheme with integers from -127 to 127."""
 
     __slots__ = ()
     name = "w8a8"
@@ -173,7 +173,7 @@ SCHEMES: dict[str, Scheme] = {each.name: each for each in (W4A16(), Fp8(), W8A8(
 
 def quantization_config(scheme: Scheme, groups: dict[int, list[str]], ignored: list[str]) -> dict[str, Any]:
     """Return the config's section. `groups`: layer names by group size. `ignored`: layers that are not quantised. If all
-    layers are alike they are named by their kind, because readers may look that up first."""
+    layers are quantised alike, they are named by their class, because readers may look that up first."""
     activations = None
     if scheme.dynamic:
         kind = "float" if scheme.name == "fp8" else "int"
@@ -181,7 +181,7 @@ def quantization_config(scheme: Scheme, groups: dict[int, list[str]], ignored: l
     named: list[tuple[dict[str, Any], list[str]]] = []
     for group, names in sorted(groups.items()):
         section = scheme.section(group)
-        if named and named[-1][0] == section:  # a scale a row, however long that is
+        if named and named[-1][0] == section:  # one scale per row, of any length
             named[-1][1].extend(names)
         else:
             named.append((section, [*names]))

@@ -1,1 +1,1 @@
-"""Finding, fetching and reading model files, with numpy alone: no torch, and no idea of what a model computes."""
+"""Finding, downloading and reading model files, with numpy only: no torch, and nothing about a model's computation."""

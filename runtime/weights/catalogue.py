@@ -1,4 +1,4 @@
-"""Catalogue: short names of models (`qwen3-0.6b`, `qwen3-0.6b:fp8`) and where their files are. The data is catalogue.toml.
+"""Catalogue: short names of models (`qwen3-0.6b`, `qwen3-0.6b:fp8`) and where their files are. The data is in catalogue.toml.
 
 Standard library only. Sizes are estimates for choosing a model; the loader measures the files themselves."""
 
@@ -17,7 +17,7 @@ from runtime.weights.builtin import WheelModel
 Task = Literal["generate", "embed", "rerank", "transcribe"]
 TASKS: tuple[str, ...] = get_args(Task)
 
-# Bytes a parameter, scales and the layers that stay in 16 bits included. GGUF: llama.cpp's table of bits per weight.
+# Bytes per parameter, including scales and layers in 16 bits. GGUF: from llama.cpp's table of bits per weight.
 BYTES_PER_PARAMETER: Mapping[str, float] = {
     "fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.05, "q8_0": 1.0625, "q4_k_m": 0.61, "q4_1": 0.625, "awq": 0.7, "mxfp4": 0.56,
 }  # fmt: skip
@@ -27,8 +27,8 @@ _NEAREST, _NEARNESS = 3, 0.5
 
 @dataclass(frozen=True, slots=True)
 class CatalogueModel:
-    """Model with a short name. `hub`: id of its files in `format`, if they are on the hub; `wheel`: the package that has them
-    otherwise. `quantizations`: hub ids by tag. `kv`: layers, key-value heads, head size; empty for models without a KV cache."""
+    """Model with a short name. `hub`: hub id of its files in `format`, if they are on the hub; `wheel`: otherwise their
+    package. `quantizations`: hub ids by tag. `kv`: layers, key-value heads, head size; empty for models without a KV cache."""
 
     name: str
     license: str
@@ -44,7 +44,7 @@ class CatalogueModel:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Formats in which the model can be had, its own first."""
+        """Available formats of the model, the default one first."""
         return (self.format, *self.quantizations)
 
     def weights_bytes(self, kind: str) -> int:
@@ -62,7 +62,7 @@ class CatalogueModel:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Bytes of a token's keys and values in 16 bits; 0 without a KV cache."""
+        """Bytes of one token's keys and values in 16 bits; 0 without a KV cache."""
         if not self.kv:
             return 0
         layers, heads, size = self.kv
@@ -84,8 +84,8 @@ def _model(name: str, entry: Mapping[str, Any]) -> CatalogueModel:
 
 
 def find(name: str) -> tuple[CatalogueModel, str] | None:
-    """Return the model and the format that `name` names, such as qwen3-0.6b or qwen3-0.6b:fp8; None where none has it.
-    `:latest` is the model's own format, as Ollama's clients write it."""
+    """Return the model and format of a name such as qwen3-0.6b or qwen3-0.6b:fp8, or None. `:latest` is the model's default
+    format, as in Ollama."""
     word, _, tag = name.lower().partition(":")
     model = catalogue().get(word)
     if model is None:
@@ -95,13 +95,13 @@ def find(name: str) -> tuple[CatalogueModel, str] | None:
 
 
 def wheel_of(name: str) -> WheelModel | None:
-    """Return the package of the model called `name`; None where it has none."""
+    """Return the package of the model called `name`, or None."""
     found = find(name)
     return None if found is None else found[0].wheel
 
 
 def hub_id(name: str) -> str:
-    """Return the id on the hub for a name of the catalogue, and any other `name` as it is."""
+    """Return the hub id for a name of the catalogue; other names are returned unchanged."""
     found = find(name)
     if found is None:
         return name
@@ -110,11 +110,11 @@ def hub_id(name: str) -> str:
 
 
 def nearest(name: str) -> str:
-    """Return a hint with the names that are closest to `name`, or "". For a wrong tag: the tags that there are."""
+    """Return a hint with the names that are closest to `name`, or "". For an unknown tag, list the available tags."""
     word = name.lower().rpartition("/")[2].partition(":")[0]
     if (model := catalogue().get(word)) is not None and "/" not in name:
         return f"; {word} comes as {', '.join(model.formats)}"
     close = difflib.get_close_matches(word, catalogue(), n=_NEAREST, cutoff=_NEARNESS)
-    if word:  # a name that was cut off means those that it begins
+    if word:  # a truncated name matches names that start with it
         close = [*dict.fromkeys([*(each for each in catalogue() if each.startswith(word)), *close])][:_NEAREST]
     return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -1,7 +1,7 @@
-"""CTranslate2: a folder with model.bin, read as the Hugging Face checkpoint of Whisper that it was converted from.
+"""CTranslate2: a folder with model.bin, read as the Hugging Face checkpoint of Whisper from which it was converted.
 
-Every length is checked against the file before it is believed, and tensors are read with pread. Keys, values and queries are one
-tensor there, and are given as rows of it; integers are divided by the scale of their row, or of all.
+Every length is checked against the file before use, and tensors are read with pread. Keys, values and queries are one tensor
+there, and are returned as row ranges of it; integers are divided by the scale of their row, or of the tensor.
 
 Format: ctranslate2/specs/model_spec.py of the ctranslate2 package, binary version 6."""
 
@@ -32,7 +32,7 @@ _NUMBERS: tuple[tuple[str, Any], ...] = (
 )  # fmt: skip
 _MAX_VARIABLES, _MAX_DIMS = 1 << 16, 4
 
-# Rows of a variable, in thirds or halves, under the names of transformers; a name of None is left out, since it is zeros there.
+# Rows of a variable, in thirds or halves, under the names of transformers; None: omitted, since these rows are zeros.
 _QKV = ("q_proj", "k_proj", "v_proj")
 _IN_LAYERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "self_attention/linear_0": ("self_attn", _QKV),
@@ -69,7 +69,7 @@ class _Variable:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of a variable from `first` on, under another name. `scale`: name of the variable that they are divided by."""
+    """Rows of a variable from `first` on, under another name. `scale`: the variable by which they are divided."""
 
     variable: _Variable
     shape: Shape
@@ -78,7 +78,7 @@ class _Rows:
 
 
 class CTranslate2File:
-    """Variables of an open model.bin by name. Close it. Raises WeightsError."""
+    """Variables of an open model.bin by name. Must be closed. Raises WeightsError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,7 +102,7 @@ class CTranslate2File:
             self._fd = -1
 
     def read(self, variable: _Variable, start: int, stop: int) -> Array:
-        """Return rows [start, stop) of a variable, as they are stored; of a scalar the one number."""
+        """Return rows [start, stop) of a variable as stored; for a scalar, its one number."""
         rows = np.empty((stop - start, *variable.shape[1:]), _NUMBERS[variable.type][1])
         row_bytes = rows.nbytes // max(1, stop - start)
         read_exactly(self._fd, rows.view(np.uint8), variable.offset + start * row_bytes, self.path)
@@ -128,7 +128,7 @@ class CTranslate2File:
                 f"{self.path}: a model of CTranslate2's {name or f'format {version}'}; {_SPEC} of formats {_VERSIONS[0]} to "
                 f"{_VERSIONS[-1]} is supported"
             )
-        self._int("<I")  # the revision of the spec, which names its variables
+        self._int("<I")  # revision of the spec, which defines the variables' names
         variables = {}
         for _ in range(self._count()):
             key = self._text()
@@ -170,7 +170,7 @@ class CTranslate2File:
 
 
 class CTranslate2Checkpoint:
-    """The tensors of a model.bin by Hugging Face name. Close it."""
+    """Tensors of a model.bin by Hugging Face name. Must be closed."""
 
     def __init__(self, path: Path) -> None:
         self._file = CTranslate2File(path)
@@ -201,7 +201,7 @@ class CTranslate2Checkpoint:
             store(values.astype(np.float32), out)
 
     def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
-        """See `stream.TensorReader`: codes of eight bits, with what each row's are times."""
+        """Return codes of eight bits, with the scale of each row, see `stream.TensorReader`."""
         rows = self._rows[name]
         first, last = rows.first + start, rows.first + stop
         codes = self._file.read(rows.variable, first, last).reshape(stop - start, -1).view(np.uint8)
@@ -237,13 +237,13 @@ class CTranslate2Checkpoint:
                 raise WeightsError(f"{self._file.path}: {key} is no part of Whisper")
             num_rows = variable.shape[0] // len(names)
             for index, name in enumerate(names):
-                if not (last == "bias" and name.endswith("k_proj")):  # zeros, which transformers has not
+                if not (last == "bias" and name.endswith("k_proj")):  # zeros, which do not exist in transformers
                     shape = (num_rows, *variable.shape[1:])
                     yield f"{name}.{_ROLES[last]}", _Rows(variable, shape, index * num_rows, scale)
 
 
 def _type(rows: _Rows) -> str:
-    """Return the type of numbers as `TensorReader.types` has them; integers of one scale are read as numbers."""
+    """Return the dtype of rows for `TensorReader.types`; integers with one scale are read as floats."""
     kind = _NUMBERS[rows.variable.type][0]
     if kind == "I8" and rows.scale is not None and prod(rows.scale.shape) > 1 and len(rows.shape) == 2:
         return "w8"
@@ -264,7 +264,7 @@ def _names(owner: str) -> tuple[str, ...]:
 
 
 def is_ctranslate2(folder: Path) -> bool:
-    """Return whether the folder's model.bin begins as those of CTranslate2 do, not as a pickle."""
+    """Return whether the folder's model.bin starts like those of CTranslate2, and not like a pickle."""
     try:
         with (folder / MODEL_BIN).open("rb") as file:
             version, length = struct.unpack("<IH", file.read(6))
@@ -275,7 +275,7 @@ def is_ctranslate2(folder: Path) -> bool:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Return what config.json of transformers would say of the model. Raises WeightsError."""
+    """Return the equivalent of transformers' config.json. Raises WeightsError."""
     file = CTranslate2File(folder / MODEL_BIN)
     try:
         vocab_size, d_model = file.shape("decoder/embeddings/weight")
@@ -305,7 +305,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    """Return ids by token. Raises WeightsError."""
+    """Return token ids by token. Raises WeightsError."""
     listed, lines = folder / "vocabulary.json", folder / "vocabulary.txt"
     try:
         tokens = json.loads(listed.read_bytes()) if listed.exists() else lines.read_text("utf-8").split("\n")

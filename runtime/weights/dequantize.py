@@ -1,7 +1,7 @@
-"""Decode GGUF blocks with numpy, bit for bit as the `gguf` package does, several times faster.
+"""Decoder of GGUF blocks with numpy, bit-identical to the `gguf` package and several times faster.
 
-Work is cut into slices that stay in the cache, with no temporary much larger than a slice. numpy releases the GIL, so threads help.
-Geometry and tables of codes are in ops/formats.json, which is read by its path: importing `ops` would load torch."""
+Work is split into slices that stay in the cache; no temporary array is much larger than a slice. numpy releases the GIL, so
+threads help. Block layouts and code tables are in ops/formats.json, read by its path: importing `ops` would load torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-_SLICE = 1 << 16  # weights worked on at a time: 256 KiB of float32
+_SLICE = 1 << 16  # weights per slice: 256 KiB of float32
 
 
 def _written() -> Any:
@@ -29,7 +29,7 @@ TABLES = {name: np.array(numbers, np.float32) for name, numbers in _WRITTEN["tab
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A type of ggml's: `weights` values in `size` bytes. `codes`: the format that blocks become, None for plain numbers."""
+    """Block type of ggml: `weights` values in `size` bytes. `codes`: format of converted blocks, None for plain numbers."""
 
     name: str
     weights: int
@@ -47,7 +47,7 @@ FORMATS = {
 
 
 def dequantize(raw: Bytes, block_format: BlockFormat, out: Floats) -> None:
-    """Decode contiguous bytes `raw` [any] of whole blocks into `out` [any] float32, in C order."""
+    """Decode contiguous whole blocks `raw` (bytes of any shape) into `out` float32, in C order."""
     blocks = raw.reshape(-1, block_format.size)
     values = out.reshape(-1, block_format.weights)
     step = max(1, _SLICE // block_format.weights)
@@ -65,7 +65,7 @@ def _decode(blocks: Bytes, block_format: BlockFormat, out: Floats) -> None:
 
         codes, roles, zero = decode(block_format.name, blocks, np)
         table = TABLES.get(block_format.codes)
-        out[...] = codes if table is None else (2 * table + 0.0)[codes]  # no -0, as ggml
+        out[...] = codes if table is None else (2 * table + 0.0)[codes]  # avoids -0, as ggml does
         if zero:
             out -= zero
         groups = out.reshape(len(out), roles["scales"].shape[1], -1)
@@ -85,6 +85,6 @@ def _of_groups(roles: dict[str, Any], role: str) -> Floats:
 
 
 def block_columns(rows: Bytes, block_format: BlockFormat, columns: tuple[int, int]) -> Bytes:
-    """Rows of whole blocks [rows, bytes] -> columns from the first up to the second, both at the edge of a block."""
+    """Return columns [first, last) of rows of whole blocks [rows, bytes]. Both must be multiples of the block size."""
     first, last = (each // block_format.weights * block_format.size for each in columns)
     return np.ascontiguousarray(rows[:, first:last])

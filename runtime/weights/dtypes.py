@@ -1,4 +1,4 @@
-"""Element types of loaded weights as numpy arrays: float32, float16, and bfloat16 as its bits, which numpy has no type for."""
+"""Element types of loaded weights as numpy arrays: float32, float16, and bfloat16 as uint16 bits, which numpy lacks."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _SLICE = 1 << 18
 
 
 def empty(shape: Shape, dtype: str) -> Array:
-    """Return an uninitialised array. Raises WeightsError for a dtype that weights cannot have."""
+    """Return an uninitialised array. Raises WeightsError for a dtype that is not supported."""
     if dtype not in ARRAY_TYPES:
         raise WeightsError(f"weights cannot be loaded as {dtype}, only as {', '.join(ARRAY_TYPES)}")
     return np.empty(shape, ARRAY_TYPES[dtype])
 
 
 def store(values: Floats, out: Array) -> None:
-    """Round float32 values into `out` of the same shape, contiguous, of one of ARRAY_TYPES: to nearest, ties to even."""
+    """Round float32 values into `out`, contiguous, of the same shape and a type of ARRAY_TYPES. Ties round to even."""
     if out.dtype == np.uint16:
         flat, bits = values.reshape(-1), out.reshape(-1)
         for start in range(0, len(flat), _SLICE):
@@ -51,15 +51,15 @@ def store(values: Floats, out: Array) -> None:
 def _round_to_bfloat16(values: Floats, out: Bits) -> None:
     bits = values.view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    # Rounding would carry a NaN with a long payload into infinity or worse.
+    # Rounding would turn a NaN with a long payload into infinity.
     np.copyto(rounded, (bits >> 16) | 0x40, where=np.isnan(values))
     out[...] = rounded
 
 
 def undo(transform: Transform, values: Array, shape: Shape) -> Array:
-    """Return `values`, which may be overwritten, as the parameter of this shape, C-contiguous."""
+    """Undo `transform` of `values`, which may be overwritten. Return a C-contiguous array of the parameter's `shape`."""
     match transform:
-        case UnitOffsetNorm():  # float32, whatever the model's dtype
+        case UnitOffsetNorm():  # float32, regardless of the model's dtype
             values += 1
             return values
         case Transposed():

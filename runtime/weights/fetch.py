@@ -1,4 +1,4 @@
-"""Resolution of a model's name to files on this disk: a folder, a .gguf file, a name of the catalogue or a hub id.
+"""Resolution of a model's name to local files: a folder, a .gguf file, a name of the catalogue or a hub id.
 
 Blocks, so it runs in a thread. Reads no weights and needs no torch."""
 
@@ -31,10 +31,10 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model on this disk. `config` as in config.json, whatever the format; `generation_config` may be empty.
+    """A model on disk. `config`: as in config.json, for all formats; `generation_config`: may be empty.
 
-    `tokenizer_path`: a folder in HF format, or the .gguf file, whose metadata `gguf` holds. `modules`: what sentence-transformers
-    has behind the model; its prompts and whatever else is about text are files of `modules_path`."""
+    `tokenizer_path`: a folder in HF format, or the .gguf file, whose metadata is in `gguf`. `modules`: sentence-transformers
+    modules after the model. Their prompts and other files about text are in `modules_path`."""
 
     name: str
     kind: Literal["hf", "gguf", "ctranslate2"]
@@ -48,7 +48,7 @@ class ModelFiles:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end a sequence, of both configs."""
+        """Token ids that end a sequence, from both configs."""
         found: set[int] = set()
         for config in (self.config, self.generation_config):
             ids = config.get("eos_token_id")
@@ -57,7 +57,7 @@ class ModelFiles:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the weights, as they are on this disk."""
+        """Size of the weights on disk, in bytes."""
         if self.gguf is not None:
             return sum(tensor.nbytes for tensor in self.gguf.tensors.values())
         return sum(path.stat().st_size for path in self._weight_files)
@@ -75,7 +75,7 @@ class ModelFiles:
         return [self.path / MODEL_BIN] if self.kind == "ctranslate2" else [*self.path.glob("*.safetensors")]
 
     def open_tensors(self, load_format: str, expected: Mapping[str, Shape], seed: int) -> TensorStream:
-        """See `rules.Checkpoint`."""
+        """Open the tensors, see `rules.Checkpoint`."""
         if load_format not in LOAD_FORMATS:
             raise WeightsError(f"load-format {load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
         if load_format == "dummy":
@@ -96,10 +96,10 @@ class ModelFiles:
 def resolve(
     model: str, revision: str | None, progress: Report, *, cancel: Event | None = None, load_format: str = "auto"
 ) -> ModelFiles:
-    """Find the model's files, downloading what is not here. `progress` is called from this thread and helpers of it;
-    setting `cancel` ends a download. With load format "dummy" no weights are downloaded.
+    """Find the model's files, and download missing ones. `progress` is called from this thread and its helper threads; setting
+    `cancel` ends a download. With load format "dummy" no weights are downloaded.
 
-    Raises WeightsError, and FetchError, which is one."""
+    Raises WeightsError, including FetchError."""
     cancel = cancel or Event()
     path = Path(model).expanduser()
     if path.is_dir():

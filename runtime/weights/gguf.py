@@ -1,8 +1,8 @@
-"""GGUF: a file's metadata and tensors, read without trusting a byte of it.
+"""GGUF: reader of a file's metadata and tensors, as untrusted data.
 
-Every count and length is checked against what is left of the file before anything is allocated, so a hostile file costs a
-WeightsError. The header is parsed from a mapping that is then closed; tensor data is read with pread, because touching a
-mapped file that someone truncates kills the process. Knows the container (versions 2 and 3), not what the tensors mean.
+Every count and length is checked against the rest of the file before anything is allocated, so a hostile file causes only a
+WeightsError. The header is parsed from a mapping that is then closed. Tensor data is read with pread, because accessing a
+mapped file after its truncation kills the process. Handles the container (versions 2 and 3), not the tensors' meaning.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
 
@@ -26,7 +26,7 @@ from runtime.weights.dequantize import FORMATS, TYPES_BY_ID, Bytes, Floats, dequ
 from runtime.weights.rules import Shape, WeightsError
 
 _MAGIC = b"GGUF"
-_MAX_ELEMENTS = 1 << 24  # of all metadata arrays together; the largest vocabularies have about 3 * 2**18
+_MAX_ELEMENTS = 1 << 24  # total of all metadata arrays; the largest vocabularies have about 3 * 2**18
 _MAX_DIMS = 4
 _MAX_ARRAY_DEPTH = 4
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, a one-byte key, its type, a one-byte value
@@ -38,7 +38,7 @@ _SCALARS = {
     for code, letter in {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}.items()
 }  # fmt: skip
 
-# llama.cpp's names of mixtures of them
+# llama.cpp's names of mixed types
 _FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
     13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
@@ -49,8 +49,8 @@ _FILE_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Tensor of a GGUF file. `shape` in numpy order (rows first); bytes `offset` to `offset + nbytes` of the file hold it
-    row by row."""
+    """Tensor of a GGUF file. `shape`: in numpy order (rows first). Bytes `offset` to `offset + nbytes` of the file contain
+    it row by row."""
 
     name: str
     shape: Shape
@@ -60,13 +60,13 @@ class GgufTensor:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one index of the first dimension."""
+        """Number of bytes of one index of the first dimension."""
         return self.nbytes // self.shape[0]
 
 
 class GgufFile:
-    """Open GGUF file. `metadata`: Python values by key, arrays as lists. `tensors`: by their GGUF name. Close it, or leave its
-    block.
+    """Open GGUF file. `metadata`: Python values by key, arrays as lists. `tensors`: by their GGUF name. Close it, or use it as
+    a context.
 
     Raises WeightsError naming the file, and FileNotFoundError."""
 
@@ -97,7 +97,7 @@ class GgufFile:
 
     @property
     def quantization(self) -> str:
-        """Name of the weights' types, such as Q4_K_M, from the file, or the type of most bytes."""
+        """Name of the weights' types, such as Q4_K_M, from the metadata, or else the type with most bytes."""
         said = self.metadata.get("general.file_type")
         if isinstance(said, int) and said in _FILE_TYPES:
             return _FILE_TYPES[said]
@@ -107,13 +107,13 @@ class GgufFile:
         return max(nbytes, key=nbytes.__getitem__, default="F32")
 
     def reopened(self) -> GgufFile:
-        """The same file, to read tensors from after this one was closed. Its header is not parsed again."""
+        """Return the same file opened again, to read tensors after this one is closed. The header is not parsed again."""
         fresh = copy.copy(self)
         fresh._fd = _open(self.path)
         return fresh
 
     def raw_rows(self, tensor: GgufTensor, start: int, stop: int) -> Bytes:
-        """Rows of the tensor as they are stored: [stop - start, row_bytes] uint8. Thread-safe."""
+        """Return stored rows of the tensor: [stop - start, row_bytes] uint8. Thread-safe."""
         rows = np.empty((stop - start, tensor.row_bytes), np.uint8)
         self.read_raw_rows(tensor, start, rows)
         return rows
@@ -123,7 +123,7 @@ class GgufFile:
         read_exactly(self._fd, out, tensor.offset + start * tensor.row_bytes, self.path)
 
     def read(self, name: str) -> Floats:
-        """The tensor dequantised, float32 in its own shape."""
+        """Return the tensor dequantised, as float32 in its own shape."""
         tensor = self.tensors[name]
         if tensor.type not in FORMATS:
             raise WeightsError(
@@ -139,9 +139,9 @@ def _open(path: Path) -> int:
 
 
 def read_exactly(fd: int, buffer: Bytes, offset: int, path: Path) -> None:
-    """Fill the contiguous buffer from the file's byte `offset` on.
+    """Fill the contiguous buffer with the file's bytes from `offset` on.
 
-    Raises WeightsError where the file ends early or cannot be read."""
+    Raises WeightsError if the file ends early or cannot be read."""
     view = buffer.reshape(-1).data
     while view:
         try:
@@ -167,7 +167,7 @@ def _read_header(path: Path, fd: int) -> tuple[dict[str, Any], dict[str, GgufTen
 
 
 class _Reader:
-    """A position in the header, moved by reading. Never past the end."""
+    """Reader of the header, with a position that never passes the end."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path

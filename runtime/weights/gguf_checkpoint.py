@@ -24,8 +24,8 @@ _KEYS, _VALUES, _KEYS_AND_VALUES = (f".self_attn.{name}_proj.weight" for name in
 
 @dataclass(frozen=True, slots=True)
 class _LatentHeads:
-    """Decompression matrices of latents: keys [heads, rank, key size] and values [heads, value size, rank]. Together they
-    are rows of rank, for each head those of keys, then of values."""
+    """Decompression matrices of latents: keys [heads, rank, key size] and values [heads, value size, rank]. As one matrix
+    with rows of size `rank`, each head has the rows of its keys, then of its values."""
 
     keys: GgufTensor
     values: GgufTensor
@@ -40,9 +40,9 @@ class _LatentHeads:
 
 
 class GgufCheckpoint:
-    """The tensors of a GGUF file by Hugging Face name, in Hugging Face row order. Close it.
+    """Tensors of a GGUF file by Hugging Face name, in Hugging Face row order. Must be closed.
 
-    Raises WeightsError where a tensor's type is not supported."""
+    Raises WeightsError if a tensor's type is not supported."""
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file.reopened()
@@ -116,7 +116,7 @@ class GgufCheckpoint:
         return self._heads(tensor, start, stop, head_size)
 
     def _heads(self, tensor: GgufTensor, start: int, stop: int, head_size: int) -> Bytes:
-        """Rows of q or k with rotary pairs half a head apart again. Blocks never span rows, so packed rows can be moved."""
+        """Return rows of q or k in Hugging Face order: rotary pairs half a head apart. Blocks never span rows."""
         first, last = start // head_size * head_size, -(-stop // head_size) * head_size
         pairs = self._file.raw_rows(tensor, first, last).reshape(-1, head_size // 2, 2, tensor.row_bytes)
         rows = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(last - first, tensor.row_bytes)
@@ -129,7 +129,7 @@ def _as_matrix(name: str, tensor: GgufTensor) -> GgufTensor:
 
 
 def _latent_heads(tensors: dict[str, GgufTensor]) -> dict[str, _LatentHeads]:
-    """Taken out of `tensors`, by the name of both together."""
+    """Remove decompression matrices from `tensors`, and return them by their common name."""
     found = {}
     for name in [name for name in tensors if name.endswith(_KEYS)]:
         together = name.removesuffix(_KEYS)
@@ -141,7 +141,7 @@ def _latent_heads(tensors: dict[str, GgufTensor]) -> dict[str, _LatentHeads]:
 
 
 def _reordered_heads(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> dict[str, int]:
-    """Head size of each tensor whose rows llama.cpp has reordered."""
+    """Return the head size of each tensor whose rows llama.cpp has reordered."""
     architecture = architecture_of(metadata)
     if architecture is None or not architecture.reordered:
         return {}

@@ -1,4 +1,4 @@
-"""The config.json and generation_config.json that a GGUF file's model would have, from its metadata and its tensors' names."""
+"""Conversion of a GGUF file's metadata and tensor names to config.json and generation_config.json."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from runtime.weights.gguf import GgufFile
 from runtime.weights.rules import WeightsError
 
-# GGUF architectures: what Hugging Face calls each, and what llama.cpp's converter did to its tensors' names and
-# rows. Data.
+# GGUF architectures: the Hugging Face name of each, and how llama.cpp's converter changes tensor names and rows.
+# Data.
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -53,9 +53,9 @@ _GPT_OSS = {"post_attention_norm": "post_attention_layernorm"}
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Architecture of a GGUF file: Hugging Face's name, and how llama.cpp writes it. `layer_names`: beside or instead of
-    Llama's. `reordered`: q and k are permuted. `plus_one`: norm weights include the one that the model adds. `config`:
-    values missing in the metadata."""
+    """Architecture of a GGUF file: Hugging Face's name, and llama.cpp's conversion of it. `layer_names`: in addition to
+    Llama's, or overriding them. `reordered`: q and k are permuted. `plus_one`: norm weights include the one that the model
+    adds. `config`: values missing in the metadata."""
 
     name: str
     model_type: str
@@ -90,7 +90,7 @@ def architecture_of(metadata: Mapping[str, Any]) -> Architecture | None:
 
 
 def hf_name(name: str, architecture: Architecture | None) -> str:
-    """ "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; unknown names stay as they are."""
+    """Convert "blk.3.attn_q.weight" to "model.layers.3.self_attn.q_proj.weight"; unknown names are returned unchanged."""
     stem, _, kind = name.rpartition(".")
     if not stem.startswith("blk."):
         return f"{_NAMES[stem]}.{kind}" if stem in _NAMES else name
@@ -101,8 +101,8 @@ def hf_name(name: str, architecture: Architecture | None) -> str:
     return f"model.layers.{layer}.{whole}" if whole else name
 
 
-ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies: how llama.cpp writes Llama 3.1's scaling
-_SIGMOID = 2  # of llama.cpp's gating functions
+ROPE_FACTORS = "rope_freqs.weight"  # divisors of rotary frequencies, llama.cpp's form of Llama 3.1's scaling
+_SIGMOID = 2  # value of llama.cpp's gating functions
 LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
 
@@ -144,7 +144,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def generation_config_from_gguf(file: GgufFile) -> dict[str, Any]:
-    """Token ids as generation_config.json has them: `eos_token_id` is a list if a turn ends with a token of its own."""
+    """Return the token ids in the form of generation_config.json: `eos_token_id` is a list if turns end with another token."""
     ids = {kind: file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos", "eot", "eom")}
     ends = [i for i in dict.fromkeys((ids["eos"], ids["eot"], ids["eom"])) if i is not None]
     found: dict[str, Any] = {}
@@ -181,14 +181,14 @@ def _scaling_numbers(metadata: Metadata) -> dict[str, Any]:
 
 
 def _mscale(metadata: Metadata) -> dict[str, float]:
-    """DeepSeek's, both of one value, a tenth of which is what is written."""
+    """Return DeepSeek's two YaRN scales, which are equal; the metadata contains a tenth of their value."""
     tenth = metadata.optional("rope.scaling.yarn_log_multiplier")
     return {} if tenth is None else {"mscale": 10 * tenth, "mscale_all_dim": 10 * tenth}
 
 
 def _gemma(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
-    """Return what only Gemma 2 and 3 have. Their largest models scale scores by another width than a head's, known by the
-    number of layers."""
+    """Return config fields of Gemma 2 and 3. The largest models, recognised by their number of layers, scale scores by
+    another width than a head's."""
     largest = {"gemma2": 46, "gemma3": 62}.get(file.metadata["general.architecture"])
     if largest is None:
         return {}
@@ -205,8 +205,8 @@ def _gemma(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
 
 
 def _deepseek(metadata: Metadata) -> dict[str, Any]:
-    """V2's or V3's, which llama.cpp tells by the function that makes scores. Head sizes are those of the heads that attention
-    decompresses to, under names of their own in newer files."""
+    """Return config fields of DeepSeek V2 or V3, which differ in the metadata by the scoring function. Head sizes are those
+    of the decompressed heads, which have separate keys in newer files."""
     rotary_dim, scale = metadata.count("rope.dimension_count"), metadata.optional("expert_weights_scale")
     own = "_mla" if metadata.optional("attention.key_length_mla") is not None else ""
     groups = metadata.optional("expert_group_count") or 1
@@ -245,7 +245,7 @@ def _experts(metadata: Metadata) -> dict[str, Any]:
 
 
 class Metadata:
-    """Metadata of one architecture, with complaints that name the file and the key."""
+    """Metadata of one architecture. Errors name the file and the key."""
 
     def __init__(self, origin: str, values: Mapping[str, Any]) -> None:
         self._origin = origin
@@ -298,7 +298,7 @@ class Metadata:
         }
 
     def _part(self, head_dim: int) -> dict[str, float]:
-        """Return the rotated part of a head, if it is not all of it."""
+        """Return the rotated share of a head's dims, if it is less than 1."""
         rotary_dim = self.optional("rope.dimension_count")
         if rotary_dim in (None, head_dim):
             return {}

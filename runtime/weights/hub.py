@@ -1,7 +1,7 @@
 """Hugging Face hub: a repository's config, tokenizer and safetensors as a local folder, or one of its .gguf files.
 
-huggingface_hub does the work and keeps its own cache, so HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they
-mean everywhere. Pickle files are never asked for."""
+Uses huggingface_hub and its cache, so HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE have their usual meaning. Pickle
+files are never downloaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HASH = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
 _CHUNK = 1 << 20
 _ALWAYS = ["*.json", "*.jinja", "tokenizer.model"]
 _NEVER = ["*/*", "consolidated*.safetensors"]  # other formats of the same weights
-_NOT_THE_MODEL = ["mmproj*", "*/*"]  # encoders of images, which a .gguf file of a model does not need
+_NOT_THE_MODEL = ["mmproj*", "*/*"]  # image encoders, which a text model's .gguf does not need
 
 
 def download(
@@ -36,10 +36,10 @@ def download(
     weights: bool = True,
     endpoint: str | None = None,
 ) -> Path:
-    """The snapshot's folder. Without `weights`, only what describes the model.
+    """Download a snapshot and return its folder. Without `weights`, download only the files that describe the model.
 
     Raises FetchError."""
-    # Importing it costs a third of a second that nobody pays who does not use the hub.
+    # Imported here, because it takes a third of a second.
     from huggingface_hub import snapshot_download
 
     report(LoadProgress("download"))
@@ -57,9 +57,9 @@ def download(
 def download_gguf(
     repo_id: str, quantization: str, revision: str | None, report: Report, cancel: Event, *, endpoint: str | None = None
 ) -> Path:
-    """Return the .gguf file of a repository whose name ends with `quantization`, such as Q4_K_M, in either case.
+    """Download the .gguf file of a repository whose name ends with `quantization`, such as Q4_K_M, in either case.
 
-    Raises FetchError, also where there is none, or where it is cut into several files."""
+    Raises FetchError, also if there is none, or if it is split into several files."""
     from huggingface_hub import snapshot_download
 
     report(LoadProgress("download"))
@@ -78,9 +78,9 @@ def download_gguf(
 
 
 def verify(path: Path, report: Report, cancel: Event) -> None:
-    """Check the files of a snapshot, or one file of it, against the hashes that the hub gave.
+    """Check the files of a snapshot, or one file of it, against the hub's hashes.
 
-    huggingface_hub keeps each file under its hash: SHA-256 for weights, git's SHA-1 for the others. A file that differs is
+    huggingface_hub stores each file under its hash: SHA-256 for weights, git's SHA-1 for others. A file that differs is
     deleted. Raises FetchError, FetchCancelled."""
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     blobs = [(file, file.resolve()) for file in files if _HASH.fullmatch(file.resolve().name)]
@@ -105,7 +105,7 @@ def verify(path: Path, report: Report, cancel: Event) -> None:
 
 @contextmanager
 def _errors_of(repo_id: str, revision: str | None) -> Iterator[None]:
-    """Raise what goes wrong with a download as FetchError."""
+    """Convert errors of a download to FetchError."""
     try:
         yield
     except (FetchCancelled, WeightsError):
@@ -113,7 +113,7 @@ def _errors_of(repo_id: str, revision: str | None) -> Iterator[None]:
     except (OSError, ValueError, RuntimeError) as error:
         raise FetchError(_why(repo_id, revision, error)) from error
     except Exception as error:
-        # httpx and xet raise errors of their own, which are no OSErrors.
+        # Errors of httpx and xet are not OSErrors.
         raise FetchError(f"{repo_id} could not be downloaded: {type(error).__name__}: {error}") from error
 
 
@@ -141,13 +141,13 @@ def _why(repo_id: str, revision: str | None, error: Exception) -> str:
 
 
 def _progress_bar(report: Report, cancel: Event) -> type[Any]:
-    """A tqdm that draws nothing, reports bytes, and lets a cancelled download stop: the hub updates it from its threads."""
+    """Return a tqdm class that reports bytes, draws nothing, and raises after a cancellation. Used on the hub's threads."""
     from tqdm import tqdm
 
     counted: dict[int, tuple[int, int]] = {}
 
     class Bar(tqdm):  # type: ignore[type-arg]
-        monitor_interval = 0  # tqdm's watching thread would outlive the download
+        monitor_interval = 0  # tqdm's monitor thread would outlive the download
 
         def __init__(self, *args: Any, **options: Any) -> None:
             options.pop("name", None)
@@ -156,7 +156,7 @@ def _progress_bar(report: Report, cancel: Event) -> type[Any]:
 
         def display(self, *_: object, **__: object) -> None:
             if self.unit == "B":
-                # The hub shows bytes received and bytes written in two bars, whose totals grow as it goes.
+                # The hub shows received and written bytes in two bars, whose totals grow over time.
                 counted[id(self)] = (int(self.n), int(self.total or 0))
                 done, total = (max(column) for column in zip(*counted.values(), strict=True))
                 report(LoadProgress("download", min(done, total), total, "B"))

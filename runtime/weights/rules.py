@@ -1,7 +1,7 @@
-"""Weight rules: how a checkpoint's tensors become a decoder's parameters, as tables; and what it means when they do not.
+"""Weight rules: tables that map a checkpoint's tensors to a decoder's parameters, and errors for mismatches.
 
-`plan` decides in plain data: which stored rows fill which parameter, with every missing, surplus or wrong-shape tensor
-named before a byte is read. No tensors, no files, no torch."""
+`plan` decides in plain data which stored rows fill which parameter, and names every missing, surplus or wrong-shape tensor
+before any data is read. No tensors, no files, no torch."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from runtime.api import LoadProgress
 Report = Callable[[LoadProgress], None]
 Shape = tuple[int, ...]
 
-_NAMED_AT_MOST = 6  # tensors of one kind of trouble in a message: a wrong file has hundreds
+_NAMED_AT_MOST = 6  # maximum names per kind of error in a message: a wrong file has hundreds
 
-# WeightsError            this model cannot be loaded, for a reason its owner can act on
-# ├── FetchError          (weights.builtin) its files could not be found or brought here
-# └── UnsupportedModel    (models.spec.model) its config asks for what is not implemented
+# WeightsError this model cannot be loaded, for a reason that its owner can fix
+# ├── FetchError (weights.builtin) its files could not be found or downloaded
+# └── UnsupportedModel (models.spec.model) its config requires something that is not implemented
 
 
 class WeightsError(Exception):
     pass
 
 
-# Transforms: forms in which a checkpoint may store a tensor other than a decoder wants it. `stored_shape`: of the whole tensor,
-# merged from its shards, where the parameter has `shape`. How they are undone: dtypes.py.
+# Transforms: forms of stored tensors that differ from the decoder's. `stored_shape`: shape of the whole tensor, merged from
+# its shards, for a parameter of `shape`. dtypes.py undoes them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class UnitOffsetNorm:
 
 @dataclass(frozen=True, slots=True)
 class InterleavedRope:
-    """The two dims of a rotary pair are neighbours, 2i and 2i + 1, where ours stand half of the `rotated` dims apart.
+    """Rotary pairs are stored as adjacent dims, 2i and 2i + 1; in the parameter they are half of the `rotated` dims apart.
 
-    So it is in the first `num_heads` of the heads along the rows. `by_head`: the stored tensor is [heads, head_size]."""
+    This applies to the first `num_heads` heads along the rows. `by_head`: the stored tensor is [heads, head_size]."""
 
     num_heads: int
     head_size: int
@@ -64,8 +64,8 @@ class InterleavedRope:
 
 @dataclass(frozen=True, slots=True)
 class GroupedRows:
-    """Rows by group, each of which has so many (`sizes`) of several kinds, where ours stand by kind. Rows behind the last
-    group stay where they are."""
+    """Rows are stored by group, with `sizes` rows of each kind per group; in the parameter they are sorted by kind. Rows
+    after the last group stay in place."""
 
     num_groups: int
     sizes: tuple[int, ...]
@@ -86,7 +86,7 @@ class InterleavedHalves:
 
 @dataclass(frozen=True, slots=True)
 class SwappedHalves:
-    """Rows of the second half stand before those of the first."""
+    """Rows of the second half are stored before those of the first."""
 
     def stored_shape(self, shape: Shape) -> Shape:
         return shape
@@ -94,7 +94,7 @@ class SwappedHalves:
 
 @dataclass(frozen=True, slots=True)
 class OneRow:
-    """A vector, stored as a matrix with one row."""
+    """Vector that is stored as a matrix with one row."""
 
     def stored_shape(self, shape: Shape) -> Shape:
         return (1, *shape)
@@ -102,8 +102,8 @@ class OneRow:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Weight of a convolution over time [rows, channels, size], where ours has for each row all channels of the first step, then
-    those of the next."""
+    """Weight of a convolution over time, stored as [rows, channels, size]. In the parameter each row has all channels of the
+    first step, then those of the next."""
 
     size: int
 
@@ -125,10 +125,10 @@ def moves_rows(transform: Transform) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A tensor that the decoder needs. `parts`: the rows that each of several stored tensors brings, if it is merged.
+    """Tensor that the decoder needs. `parts`: row counts of the stored tensors that are merged in it, if several.
 
-    `stack`: how many parameters like this one, numbered in their names, may be stored as one. `float32`: it keeps that
-    precision whatever the model's dtype."""
+    `stack`: number of parameters like this one, numbered in their names, that may be stored as one tensor. `float32`: it
+    stays float32 regardless of the model's dtype."""
 
     name: str
     shape: Shape
@@ -139,7 +139,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class NameMapping:
-    """Parameters with the dotted segments `ours` are stored under `theirs`, one name or several to be merged by rows."""
+    """Rule: parameters with the dotted segments `ours` are stored under `theirs`, one name or several to be merged by rows."""
 
     ours: tuple[str, ...]
     theirs: tuple[tuple[str, ...], ...]
@@ -147,14 +147,14 @@ class NameMapping:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Parameters numbered behind the segment `below` are slices of one stored tensor, whose name lacks the number."""
+    """Rule: parameters numbered after the segment `below` are slices of one stored tensor, whose name lacks the number."""
 
     below: str
 
 
 @dataclass(frozen=True, slots=True)
 class Transformed:
-    """Parameters with the dotted segments `ours` are stored in another form."""
+    """Rule: parameters with the dotted segments `ours` are stored in another form."""
 
     ours: tuple[str, ...]
     transform: Transform
@@ -162,7 +162,7 @@ class Transformed:
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """Stored tensors whose names contain the dotted segments `theirs` are not written: all of them is zeros."""
+    """Rule: tensors whose names contain the dotted segments `theirs` are all zeros and not stored."""
 
     theirs: tuple[str, ...]
 
@@ -171,32 +171,32 @@ Rule = NameMapping | Stack | Transformed | Zeros
 
 
 def rename(theirs: str, *, into: str) -> Rule:
-    """rename("transformer.h", into="model.layers"): dotted segments of a name, wherever they stand in it."""
+    """Return a rule that renames dotted segments anywhere in a name: rename("transformer.h", into="model.layers")."""
     return NameMapping(tuple(into.split(".")), (tuple(theirs.split(".")),))
 
 
 def merge(theirs: str, *, into: str) -> Rule:
-    """merge("q_proj k_proj v_proj", into="qkv_proj"): stored tensors stacked in this order along their rows."""
+    """Return a rule that concatenates stored tensors by rows, in order: merge("q_proj k_proj v_proj", into="qkv_proj")."""
     return NameMapping(tuple(into.split(".")), tuple(tuple(name.split(".")) for name in theirs.split()))
 
 
 def stack(below: str) -> Rule:
-    """stack("experts"): experts.7.down.weight is slice 7 of experts.down.weight."""
+    """Return a rule for stacked tensors. With stack("experts"), experts.7.down.weight is slice 7 of experts.down.weight."""
     return Stack(below)
 
 
 def transform(ours: str, how: Transform) -> Rule:
-    """transform("c_attn.weight", Transposed()): `ours` is part of the parameter's name, as it is before any rule."""
+    """Return a rule such as transform("c_attn.weight", Transposed()). `ours`: part of the parameter's original name."""
     return Transformed(tuple(ours.split(".")), how)
 
 
 def zeros(theirs: str) -> Rule:
-    """zeros("k_proj.bias"): of the parameter that these would be a part of, their rows are zeros."""
+    """Return a rule such as zeros("k_proj.bias"): the rows of a merged parameter that this tensor would fill are zeros."""
     return Zeros(tuple(theirs.split(".")))
 
 
 class Span(NamedTuple):
-    """Indices from `start` up to `stop`, without it."""
+    """Indices from `start` (inclusive) to `stop` (exclusive)."""
 
     start: int
     stop: int
@@ -204,8 +204,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Part of a parameter with this `shape` on one of several devices: these rows, span after span, and these columns, None
-    for all. No rows: zeros, since another device has it."""
+    """Part of a parameter with this `shape` on one of several devices: the concatenated `rows`, and `columns` of them, None
+    for all. No rows: zeros, since another device has the parameter."""
 
     shape: Shape
     rows: tuple[Span, ...]
@@ -214,9 +214,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Stored tensor `name`, or slice `index` of it, fills its parameter's rows from `start` on. `shape` is the stored one.
+    """Stored tensor `name`, or its slice `index`, that fills its parameter's rows from `start` on. `shape`: its stored shape.
 
-    `taken`, `columns`: the rows that are read of it, and what is kept of each; None for all."""
+    `taken`, `columns`: the rows that are read, and the columns of them that are used; None for all."""
 
     name: str
     start: int
@@ -227,12 +227,12 @@ class Shard:
 
     @property
     def whole(self) -> Shape:
-        """The shape of what there is to be read."""
+        """Shape of the stored tensor or slice."""
         return self.shape if self.index is None else self.shape[1:]
 
     @property
     def rows(self) -> Shape:
-        """The shape of what it fills."""
+        """Shape of the rows and columns that are used."""
         count = self.whole[:1] if self.taken is None else (self.taken.stop - self.taken.start,)
         rest = self.whole[1:] if self.columns is None else (self.columns.stop - self.columns.start,)
         return (*count, *rest)
@@ -240,8 +240,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Plan of reading a parameter. `transform`: decodes what the shards make; `cut` is applied afterwards. Rows that no shard
-    fills are zeros."""
+    """Plan of reading a parameter. `transform`: how the merged shards are stored; `cut` is applied after undoing it. Rows
+    without a shard are zeros."""
 
     parameter: Parameter
     shards: tuple[Shard, ...]
@@ -250,7 +250,7 @@ class Load:
 
 
 def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
-    """The tensor in which a checkpoint has the parameter, by name and shape, if it follows the rules."""
+    """Return the load of a parameter, with names and shapes of the stored tensors by `rules`."""
     own_name = tuple(parameter.name.split("."))
     names, index, how = [own_name], None, None
     unwritten: set[tuple[str, ...]] = set()
@@ -279,8 +279,8 @@ def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
 
 
 def reduced(load: Load, parameter: Parameter, cut: Cut) -> Load:
-    """Return what to read for this cut of `load`'s parameter. If rows are stored in their final order, only the needed ones
-    are read."""
+    """Return the load of this cut of `load`'s parameter. If rows are stored in their final order, only the needed ones are
+    read."""
     if not cut.rows:
         return Load(parameter, ())
     if load.transform is not None and not isinstance(load.transform, UnitOffsetNorm):
@@ -299,7 +299,7 @@ def reduced(load: Load, parameter: Parameter, cut: Cut) -> Load:
 def fitting(
     parameters: Sequence[Parameter], ways: Sequence[Sequence[Rule]], stored: Mapping[str, Shape]
 ) -> Sequence[Rule]:
-    """Return the way to write a checkpoint that explains this one best, the first of equals."""
+    """Return the rules out of `ways` that match the checkpoint best, the first of equals."""
 
     def explained(rules: Sequence[Rule]) -> int:
         loads = (stored_as(parameter, rules) for parameter in parameters)
@@ -325,7 +325,7 @@ def plan(
     parameters: Iterable[Parameter], rules: Sequence[Rule], stored: Mapping[str, Shape], *, ignored: Sequence[str] = (),
     ignored_below: Sequence[str] = (),
 ) -> list[Load]:  # fmt: skip
-    """Return what to read for each parameter, in order. `ignored`: suffixes of unneeded names, `ignored_below`: prefixes.
+    """Return the loads of all parameters, in order. `ignored`: suffixes of unneeded names, `ignored_below`: prefixes.
 
     Raises WeightsError naming missing, surplus and wrong-shape tensors."""
     loads = [stored_as(parameter, rules) for parameter in parameters]
@@ -362,33 +362,33 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {rest} more" if rest > 0 else "")
 
 
-AS_STORED = "as stored"  # stands beside the dtypes: quantised, as the checkpoint has it
+AS_STORED = "as stored"  # instead of a dtype: quantised, as in the checkpoint
 
 
 class StoredRows(NamedTuple):
-    """Rows of a weight as a checkpoint has them. `format`: ggml's name of its blocks, or that of a scheme of formats/; `arrays` by
-    role, "weight" [rows, bytes of a row] uint8 and what belongs to it."""
+    """Rows of a weight as stored. `format`: ggml's name of its blocks, or the name of a scheme in formats/; `arrays`: by
+    role, "weight" [rows, bytes per row] uint8 and its scales and other data."""
 
     format: str
     arrays: Mapping[str, Any]
 
 
 class Destination(Protocol):
-    """Destination of a parameter's numbers as they are read, instead of an array on the host."""
+    """Destination for a parameter's values while they are read, instead of an array on the host."""
 
-    whole: Any  # what the stream gives once they are there
-    max_rows: int  # of one piece
+    whole: Any  # value that the stream yields after all rows are written
+    max_rows: int  # maximum rows per call of `rows`
 
     def rows(self, start: int, stop: int) -> AbstractContextManager[Any]:
         """Return a context manager of an array to fill with these rows; its exit stores them. Thread-safe."""
         ...
 
 
-Destinations = Callable[[Parameter, str], Destination | None]  # by parameter and dtype; None for an array
+Destinations = Callable[[Parameter, str], Destination | None]  # called with parameter and dtype; None: read to an array
 
 
 class TensorSource(Protocol):
-    """An open checkpoint: tensors by Hugging Face name. `types`: what their numbers are, by ggml's names ("BF16", "Q4_1")."""
+    """An open checkpoint: tensors by Hugging Face name. `types`: dtypes by ggml's names ("BF16", "Q4_1")."""
 
     @property
     def shapes(self) -> Mapping[str, Shape]: ...
@@ -400,17 +400,16 @@ class TensorSource(Protocol):
         self, loads: Sequence[Load], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({}),
         destinations: Destinations | None = None,
     ) -> Generator[tuple[Parameter, Any], None, None]:  # fmt: skip
-        """Each parameter and its values, in the order of `loads`: a fresh C-contiguous numpy array, float32, float16, or
-        uint16 that holds the bits of bfloat16; as `dtype` says, or `storage` for a parameter named there, or float32 where the
-        parameter does. AS_STORED, a list of `StoredRows`, one for each shard. At most a few arrays wait unread.
+        """Yield each parameter and its values, in the order of `loads`. Values are a new C-contiguous numpy array of float32,
+        float16, or uint16 with the bits of bfloat16: by `dtype`, `storage` for a parameter named there, or float32 if the
+        parameter requires it. With AS_STORED they are a list of `StoredRows`, one per shard. A few arrays are read ahead.
 
-        `destinations`, called in that order on the thread that iterates: where the numbers go instead, of parameters whose rows
-        are read as they are."""
+        `destinations`: called in that order on the iterating thread; returns where values of plain parameters are written."""
         ...
 
 
 class Checkpoint(Protocol):
-    """Files of a model as `models.load` needs them: the HF-style config, and the tensors once it knows their names."""
+    """Files of a model for `models.load`: the HF-style config, and the tensors, opened once their names are known."""
 
     @property
     def config(self) -> Mapping[str, Any]: ...
@@ -418,6 +417,6 @@ class Checkpoint(Protocol):
     def open_tensors(
         self, load_format: str, expected: Mapping[str, Shape], seed: int
     ) -> AbstractContextManager[TensorSource]:
-        """Open the tensors. `expected`: contents of a checkpoint of this architecture; load format "dummy" draws them with
+        """Open the tensors. `expected`: shapes of a checkpoint of this architecture; load format "dummy" generates them from
         `seed`."""
         ...

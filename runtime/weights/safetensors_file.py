@@ -1,6 +1,6 @@
-"""Safetensors: a JSON header and rows of bytes, checked before they are believed; one file, or shards under an index.
+"""Safetensors: a JSON header and rows of bytes, checked before use; one file, or shards with an index.
 
-Read with pread straight into the caller's memory: a checkpoint is neither mapped nor held twice.
+Read with pread directly into the caller's memory: a checkpoint is neither mapped nor stored twice.
 
 Format: https://github.com/huggingface/safetensors#format"""
 
@@ -27,7 +27,7 @@ from runtime.weights.rules import Shape, Span, WeightsError
 
 _MAX_HEADER = 100_000_000  # bytes, as in the reference implementation
 _SAME_AS_STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-_INTEGERS = {"I32": np.int32, "I64": np.int64}  # indices: float32 has all below 2 ** 24
+_INTEGERS = {"I32": np.int32, "I64": np.int64}  # of indices: float32 represents all below 2 ** 24
 _BYTES = {
     "BOOL": 1,
     "U8": 1,
@@ -40,7 +40,7 @@ _BYTES = {
     "I32": 4,
     "U32": 4,
     "I64": 8,
-}  # of other types
+}  # further types
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 INDEX = "model.safetensors.index.json"
@@ -56,13 +56,13 @@ class _Stored:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one index of the first dimension."""
+        """Number of bytes of one index of the first dimension."""
         return self.nbytes // max(1, self.shape[0] if self.shape else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Quantised:
-    """A weight that is several tensors of the file."""
+    """A weight that is stored as several tensors of the file."""
 
     written: Written
     shape: Shape
@@ -109,7 +109,7 @@ class SafetensorsCheckpoint:
         )
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """See `stream.TensorReader`. A scalar is one row."""
+        """Read rows, see `stream.TensorReader`. A scalar is one row."""
         if (quantised := self._quantised.get(name)) is not None:
             values = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
             quantised.written.decode(self._raw(quantised, Span(start, start + len(out))), values, start)
@@ -197,7 +197,7 @@ class SafetensorsCheckpoint:
         try:
             fd = os.open(
                 path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            )  # a pipe nobody writes to would wait for ever
+            )  # opening a pipe without a writer would block forever
         except OSError as error:
             raise WeightsError(f"{path}: cannot be read: {error.strerror}") from error
         self._fds.append(fd)
@@ -212,7 +212,7 @@ class SafetensorsCheckpoint:
 
 
 def _files(folder: Path) -> dict[Path, set[str] | None]:
-    """The files to read, each with the tensors that the index promises."""
+    """Return the files to read, each with the tensors that the index lists for it."""
     if (single := folder / "model.safetensors").exists():
         return {single: None}
     if (index := folder / INDEX).exists():

@@ -33,7 +33,7 @@ _POOLINGS: dict[str, Literal["cls", "mean", "last"]] = {"cls": "cls", "mean": "m
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """A linear layer whose weights are in folder `name`, as linear.weight and linear.bias, and the class of an activation."""
+    """Linear layer with an activation (class name). `name`: folder of its weights, linear.weight and linear.bias."""
 
     name: str
     in_features: int
@@ -45,8 +45,8 @@ class DenseModule:
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
     """Modules of a sentence-transformers folder. `transformer`: folder of the model, "" for the same. `pooling` None:
-    unspecified. `max_seq_length`: in tokens with special ones, None for the model's. `label_token_ids`: of a cross-encoder
-    that uses logits of tokens, that of yes last. `activation`: of a cross-encoder's scores, or None."""
+    unspecified. `max_seq_length`: maximum tokens including special ones, None for the model's limit. `label_token_ids`: of a
+    cross-encoder that uses logits of tokens, the id of "yes" last. `activation`: of a cross-encoder's scores, or None."""
 
     transformer: str
     pooling: Literal["cls", "mean", "last"] | None
@@ -83,7 +83,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
             case "Normalize" if index > 1:
                 normalize = True
             case "Dropout":
-                pass  # of training
+                pass  # used for training only
             case _:
                 raise WeightsError(f"{folder / MODULES}: module {index} is a {kind}, which is not supported there")
     return SentenceModules(
@@ -93,9 +93,9 @@ def read_modules(folder: Path) -> SentenceModules | None:
 
 
 def max_seq_length(folder: Path) -> int | None:
-    """Return the maximum number of tokens of a text, special tokens included, that the files of the transformer in `folder` name.
+    """Return the maximum number of tokens of a text, including special tokens, from the files of the transformer in `folder`.
 
-    sentence-transformers 6 writes it to the tokenizer's config. Raises WeightsError."""
+    sentence-transformers 6 stores it in the tokenizer's config. Raises WeightsError."""
     for name, key in ((_LENGTHS, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         path = folder / name
         length = _read(path).get(key) if path.exists() else None
@@ -107,7 +107,7 @@ def max_seq_length(folder: Path) -> int | None:
 
 
 def _listed(folder: Path) -> Iterator[tuple[str, str]]:
-    """Folder and class of each module, in order."""
+    """Yield the folder and the class of each module, in order."""
     path = folder / MODULES
     modules = _json(path)
     if not isinstance(modules, list) or not modules or not all(isinstance(each, Mapping) for each in modules):
@@ -174,7 +174,7 @@ def _dense(folder: Path, name: str, config: Mapping[str, Any]) -> DenseModule:
 
 def _config(folder: Path) -> Mapping[str, Any]:
     path = folder / "config.json"
-    return _read(path) if path.exists() else {}  # what normalises needs none, and has no folder on a hub
+    return _read(path) if path.exists() else {}  # a Normalize module has no config, and no folder on the hub
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
-"""Streaming weights: from an open checkpoint to one parameter after another, read and converted ahead by a few threads.
+"""TensorStream: reads an open checkpoint parameter by parameter; a few threads read and convert ahead.
 
-The reader of the stream sets the pace: at most `_AHEAD` bytes wait for it, so a model is never in memory twice. Which file
-format it comes from is the checkpoint's affair; merging is: each stored tensor is written straight into its rows."""
+The consumer sets the pace: at most `_AHEAD` bytes are read ahead, so a model is never in memory twice. It is independent of
+the file format. Merging happens here: each stored tensor is written directly to its rows."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from runtime.weights.rules import (
     WeightsError,
 )  # fmt: skip
 
-_AHEAD = 64 << 20  # bytes of finished or unfinished parameters
-_SHARE_AHEAD = 8  # of a destination's bytes, which cost the host nothing, one in so many counts
-_TASK = 1 << 21  # weights that one thread reads at a time
+_AHEAD = 64 << 20  # bytes of parameters in progress or waiting
+_SHARE_AHEAD = 8  # only one in so many bytes of a destination counts, since they use no host memory
+_TASK = 1 << 21  # weights per task of a thread
 _MAX_THREADS = 8
 
 
 class TensorReader(Protocol):
-    """The tensors of open files, by Hugging Face name. `types`: what their numbers are, by ggml's names."""
+    """Tensors of open files, by Hugging Face name. `types`: their dtypes, by ggml's names."""
 
     shapes: Mapping[str, Shape]
     types: Mapping[str, str]
@@ -52,12 +52,12 @@ class TensorReader(Protocol):
     def stored_bytes(self, name: str) -> int: ...
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """Numbers of rows (indices of the first dimension) from `start` on into the contiguous `out`, as many as it has, in its
-        type. Thread-safe."""
+        """Read the values of rows (indices of the first dimension) from `start` on into the contiguous `out`, until it is
+        full, in its dtype. Thread-safe."""
         ...
 
     def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
-        """Rows as kernels take them, by role ("weight", "scales"), each [rows, bytes of one]. Thread-safe."""
+        """Return rows in the kernels' layout, by role ("weight", "scales"), each [rows, bytes per row]. Thread-safe."""
         ...
 
     def whole(self, name: str) -> bool:
@@ -65,7 +65,7 @@ class TensorReader(Protocol):
         ...
 
     def columns(self, name: str, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """Return these columns of rows that `read_stored` has read. Raises WeightsError if they cannot be cut there."""
+        """Return these columns of a result of `read_stored`. Raises WeightsError if they cannot be split there."""
         ...
 
     def close(self) -> None: ...
@@ -128,7 +128,7 @@ class _StoredInFlight:
 
 
 class TensorStream:
-    """An open checkpoint and the means to read it once through. Leaving its block closes the files."""
+    """An open checkpoint that is read once. Leaving its context closes the files."""
 
     def __init__(self, checkpoint: TensorReader) -> None:
         self._checkpoint = checkpoint
@@ -151,7 +151,7 @@ class TensorStream:
         self, loads: Sequence[Load], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({}),
         destinations: Destinations | None = None,
     ) -> Generator[tuple[Parameter, Any], None, None]:  # fmt: skip
-        """See `rules.TensorSource`. Progress counts stored bytes."""
+        """Yield parameters and values, see `rules.TensorSource`. Progress counts stored bytes."""
         total = sum(self._stored_bytes(shard) for load in loads for shard in load.shards)
         done = ahead = 0
         waiting: deque[_InFlight | _PlacedInFlight | _StoredInFlight] = deque()
@@ -217,7 +217,7 @@ class TensorStream:
 
     def _read(self, shard: Shard, rows: Array, pool: ThreadPoolExecutor) -> Iterator[Future[None]]:
         step = len(rows) if self._checkpoint.whole(shard.name) else max(1, _TASK // max(1, prod(shard.whole[1:])))
-        if shard.index is not None:  # what is stacked is read slice by slice
+        if shard.index is not None:  # stacked tensors are read slice by slice
             if shard.taken is None and shard.columns is None:
                 yield pool.submit(self._checkpoint.read_rows, shard.name, shard.index, rows[None])
             else:
@@ -248,7 +248,7 @@ class TensorStream:
         taken = shard.taken or Span(0, shard.whole[0])
         if shard.index is None:
             arrays = self._checkpoint.read_stored(shard.name, *taken)
-        else:  # what is stacked is read slice by slice
+        else:  # stacked tensors are read slice by slice
             stacked = self._checkpoint.read_stored(shard.name, shard.index, shard.index + 1)
             arrays = {role: each.reshape(shard.whole[0], -1)[slice(*taken)] for role, each in stacked.items()}
         if shard.columns is None:
@@ -256,7 +256,7 @@ class TensorStream:
         return self._checkpoint.columns(shard.name, arrays, shard.columns)
 
     def _stored_bytes(self, shard: Shard) -> int:
-        """Return the number of stored bytes that reading the shard takes. Rows are read whole."""
+        """Return the number of stored bytes that are read for the shard. Rows are read completely."""
         whole = self._checkpoint.stored_bytes(shard.name)
         whole = whole if shard.index is None else whole // shard.shape[0]
         return whole if shard.taken is None else whole * shard.rows[0] // shard.whole[0]
@@ -278,10 +278,10 @@ def _num_threads() -> int:
 
 
 class DummyCheckpoint:
-    """Random weights of given shapes, for load tests: what a name holds depends on the seed alone. Norms are ones.
+    """Random weights of given shapes, for load tests. They depend only on the seed and the tensor's name. Norms are ones.
 
-    Every tensor is cut from one table of normal draws, so that gigabytes come at the speed of copying. Its length is
-    prime: rows of any width start at different places in it."""
+    Every tensor is cut from one table of normal samples, as fast as copying. The table's length is prime, so rows of any
+    width start at different positions in it."""
 
     _LENGTH = 1_048_583
     _STD = 0.02

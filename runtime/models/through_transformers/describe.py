@@ -1,8 +1,8 @@
 """Description of a model that transformers builds from a config, and of its attention.
 
 The model runs once on the meta device, without memory or weights, with our functions behind transformers' interfaces for
-attention and masks. So every head, window and cap is known before anything is read, and attention that is not plain causal
-is refused. Only classes of the package itself are built: code that comes with a model never runs."""
+attention and masks. So every head, window and soft cap is known before anything is read, and attention that is not plain
+causal is rejected. Only classes of the package itself are built: code that comes with a model never runs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from runtime.models.spec.pooler import POOLS_LAST
 from runtime.models.through_transformers.model import Head, paged_attention
 from runtime.models.through_transformers.spec import AttentionCall, TransformersSpec
 
-_FAR = 1 << 24  # beyond every window there is
+_FAR = 1 << 24  # beyond any window
 
-MaskFunction = Callable[..., Any]  # batch, head, query and key index, each a tensor, to whether the query sees the key
+MaskFunction = Callable[..., Any]  # (batch, head, query, key) -> whether it attends
 
 
 def window_of(sees: MaskFunction) -> int | None:
@@ -46,13 +46,13 @@ def window_of(sees: MaskFunction) -> int | None:
     try:
         window = None if seen(_FAR, 0) else _FAR - _first_seen(seen, _FAR) + 1
         width = window or 1
-        # What is seen from here and there: the ends of the past, and one key beyond each.
+        # Sample positions: the ends of the past, and one key beyond each end.
         for query in (0, 1, 2, 5, width - 1, width, width + 1, _FAR + 1):
             first = 0 if window is None else max(0, query + 1 - width)
             for key in {first - 1, first, (first + query) // 2, query, query + 1, query + width}:
                 if key >= 0 and seen(query, key) != (first <= key <= query):
                     raise UnsupportedModel("its attention mask is neither causal nor a sliding window")
-    except (RuntimeError, IndexError) as error:  # it looks at the tokens themselves
+    except (RuntimeError, IndexError) as error:  # it reads the tokens themselves
         raise UnsupportedModel("its attention mask depends on more than positions") from error
     return window
 
@@ -71,13 +71,13 @@ log = logging.getLogger("oneloop.models")
 
 VERSION: str = transformers.__version__
 
-# Our names among transformers' implementations of attention.
+# Names of our attention implementations in transformers.
 PAGED = "oneloop"
 _TRACED = "oneloop-traced"
 _NUM_TRACED = 5  # tokens
-# Options of attention, beside those that `_traced_attention` reads.
+# Supported options of attention, besides those that `_traced_attention` reads.
 _HARMLESS = {"dropout", "position_ids", "is_causal"}
-# Of a config, wherever they stand in it: they name code, some of it on the hub.
+# Config keys, at any depth, that name code, possibly on the hub.
 _CODE = {"auto_map", "attn_implementation", "experts_implementation", "use_kernels", "kernel_config"}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 _VARYING_ROPES = {"dynamic", "longrope"}
@@ -124,7 +124,7 @@ def config_refusal(own: Any) -> str | None:
 
 
 def _rope_types(parameters: Any) -> set[str]:
-    """The types of a config's rope parameters, be they of all layers or by kind of layer."""
+    """Return the types in a config's rope parameters, which may be nested by kind of layer."""
     if not isinstance(parameters, Mapping):
         return set()
     if isinstance(kind := parameters.get("rope_type"), str):
@@ -164,13 +164,13 @@ def _own_config(architecture: str, config: Mapping[str, Any]) -> Any:
 
 
 def config_of(config: Mapping[str, Any]) -> Any:
-    """transformers' own config, without what names code. Raises UnsupportedModel."""
+    """Return transformers' own config, without keys that name code. Raises UnsupportedModel."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UnsupportedModel(f"transformers {VERSION} knows no model_type {model_type!r}")
     try:
         return CONFIG_MAPPING[model_type].from_dict(without_code(dict(config)))
-    except Exception as error:  # each config class checks in its own way
+    except Exception as error:  # each config class has its own checks and errors
         raise UnsupportedModel(f"transformers cannot read its config{said(error, _OF_CONFIG)}") from error
 
 
@@ -189,7 +189,7 @@ def on_meta(architecture: str, own: Any) -> nn.Module:
     """Build transformers' model on the meta device, without memory. Raises UnsupportedModel."""
     config = deepcopy(own)
     config._attn_implementation = _TRACED
-    config._experts_implementation = "batched_mm"  # the one that never looks at what the router chose
+    config._experts_implementation = "batched_mm"  # the implementation that never reads the router's choices
     try:
         with torch.device("meta"):
             model: nn.Module = getattr(transformers, architecture)(config).eval()
@@ -200,8 +200,8 @@ def on_meta(architecture: str, own: Any) -> nn.Module:
 
 @dataclass(slots=True)
 class _Trace:
-    """Attention calls of a forward pass. `windows`: by a mask's id, its window or why it has none, with the mask, so that
-    ids stay unique."""
+    """Attention calls of a forward pass. `windows`: by a mask's id, its window or the error, with the mask, so that ids stay
+    unique."""
 
     calls: list[AttentionCall] = field(default_factory=list)
     windows: dict[int, tuple[int | UnsupportedModel | None, Tensor]] = field(default_factory=dict)
@@ -221,7 +221,7 @@ def _trace(model: Any, own: Any) -> tuple[AttentionCall, ...]:
         hidden = base(
             input_ids=torch.zeros((1, _NUM_TRACED), dtype=torch.int64, device="meta"),
             position_ids=torch.arange(_NUM_TRACED, device="meta")[None],
-            # Without one, transformers looks at the positions for sequences packed side by side.
+            # Otherwise transformers reads the positions to detect packed sequences.
             attention_mask=torch.ones((1, _NUM_TRACED), dtype=torch.bool, device="meta"),
             use_cache=False,
         )
@@ -246,12 +246,12 @@ def _trace(model: Any, own: Any) -> tuple[AttentionCall, ...]:
 
 
 def _traced_mask(*, q_length: int, kv_length: int, mask_function: MaskFunction, **_: Any) -> Tensor:
-    """Return a token for a mask, recognised by its id. Called by transformers' mask interface while a model is traced."""
+    """Return a placeholder for a mask, identified by its id. Called by transformers' mask interface while a model is traced."""
     mask = torch.empty((1, 1, q_length, kv_length), dtype=torch.bool, device="meta")
     window: int | UnsupportedModel | None
     try:
         window = window_of(mask_function)
-    except UnsupportedModel as why:  # perhaps no layer uses it
+    except UnsupportedModel as why:  # possibly no layer uses it
         window = why
     _trace_under_way.get().windows[id(mask)] = window, mask
     return mask
@@ -291,8 +291,8 @@ _BY_VALUES = "what they do depends on the values they compute"
 
 
 def said(error: Exception, otherwise: str = "") -> str:
-    """Return the end of a message, after a colon: one line of a library's error. Internal errors become `otherwise`; the
-    rest is logged."""
+    """Return a suffix for a message: a colon and one line of a library's error, which is logged. For internal errors it is
+    `otherwise`."""
     log.debug("transformers", exc_info=error)
     words = otherwise if isinstance(error, _INTERNAL) else " ".join(str(error).split())[:300]
     return f": {words}" if words else ""
@@ -300,4 +300,4 @@ def said(error: Exception, otherwise: str = "") -> str:
 
 AttentionInterface.register(PAGED, paged_attention)
 AttentionInterface.register(_TRACED, _traced_attention)
-AttentionMaskInterface.register(_TRACED, _traced_mask)  # but none for PAGED: then transformers makes no masks
+AttentionMaskInterface.register(_TRACED, _traced_mask)  # no masks for PAGED: transformers then creates none

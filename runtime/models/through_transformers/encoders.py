@@ -1,7 +1,7 @@
 """Text encoders built by transformers: selection of the class, its config, loading and checks.
 
-A bare model (AutoModel) may have a head that classifies texts or tokens; masked-LM heads and other training heads are
-dropped. A loaded model is compared with transformers' own run on a text, and served only if they agree."""
+A base model (AutoModel) may have a head that classifies texts or tokens; masked-LM heads and other training heads are
+dropped. A loaded model is compared with transformers' own computation of a text, and served only if they agree."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _TOKENS = frozenset(modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.v
 _BARE: Mapping[str, Any] = modeling_auto.MODEL_MAPPING_NAMES
 _TRAINED = (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES)
 _NO_BASE = frozenset(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.1}  # of a token's numbers, against their own length
-_SPANS = (12, 11, 5)  # tokens of the texts it is tried with, of which two are padded to one length
+_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.1}  # relative to a token's norm
+_SPANS = (12, 11, 5)  # token counts of the texts for the check, two of which are padded to one length
 
 
 def is_encoder(architecture: str) -> bool:
-    """Return whether transformers has a model of this name that reads texts and generates nothing."""
+    """Return whether transformers has a model of this name that processes texts and generates none."""
     if architecture in _NO_BASE:
         return False
     bare = {name for each in _BARE.values() for name in ((each,) if isinstance(each, str) else each)}
@@ -75,7 +75,7 @@ def describe(architecture: str, config: Mapping[str, Any]) -> PaddedSpec:
     pad = getattr(own, "pad_token_id", None)
     pad = 0 if pad is None else pad
     if any(hasattr(module, "create_position_ids_from_input_ids") for module in whole.modules()):
-        longest -= pad + 1  # RoBERTa's positions begin behind that of its padding
+        longest -= pad + 1  # RoBERTa's positions start after the padding position
     return PaddedSpec(
         architecture=served,
         base=type(base).__name__,
@@ -110,7 +110,7 @@ def _built(architecture: str, own: Any) -> nn.Module:
 
 
 def _without_pooler(architecture: str) -> dict[str, bool]:
-    """Return options that omit a bare model's pooler, if its class supports that: its output is unused, and checkpoints may
+    """Return options that omit a base model's pooler, if its class supports that: its output is unused, and checkpoints may
     lack it."""
     takes = inspect.signature(getattr(transformers, architecture).__init__).parameters
     return {"add_pooling_layer": False} if "add_pooling_layer" in takes else {}
@@ -125,8 +125,8 @@ def load(
     spec: PaddedSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report, device: str = "cpu",
     weights: WeightPolicy | None = None,
 ) -> PaddedModel:  # fmt: skip
-    """See `models.load.load_model`. Raises WeightsError where config and weights do not fit each other, UnsupportedModel where the
-    model, as we run it, computes otherwise than transformers does."""
+    """Load an encoder, see `models.load.load_model`. Raises WeightsError if config and weights do not match,
+    UnsupportedModel if its outputs differ from transformers' own."""
     if weights is not None and weights.online is not None:
         raise UnsupportedModel(
             f"quantization {weights.online} is for models of our own, not for those through transformers"
@@ -150,7 +150,7 @@ def load(
         f"{name} is {shape_text(stored)} instead of {shape_text(wanted)}"
         for name, stored, wanted in sorted(found["mismatched_keys"])
     ]
-    # What a bare model has no place for is the head that it was trained by.
+    # Weights of the training head, which the base model does not have.
     unexpected = sorted(found["unexpected_keys"]) if spec.pooler.labels else []
     refuse_misfit(sorted(found["missing_keys"]), misshapen, unexpected)
     whole.eval()

@@ -1,8 +1,7 @@
-"""Inputs that a tower derives from the grids of its images, besides pixels: positions of patches, and which attend to each
-other.
+"""Grid inputs of a vision encoder besides pixels: positions of patches, and which patches attend to each other.
 
-Computed by transformers' own functions, on the host, once for equal grids. The tower would read them from the device in the
-middle of a pass, which no captured graph can contain."""
+Computed by transformers' own functions, on the host, once for equal grids. The encoder would read them from the device in
+the middle of a pass, which no captured graph can contain."""
 
 from __future__ import annotations
 
@@ -13,20 +12,20 @@ from typing import Any
 from torch import Tensor
 from transformers import vision_utils
 
-_MOST = 32  # of which it is remembered
+_MOST = 32  # cached grids
 
 
 class Grids:
-    """Cache of grid inputs for transformers' `tower`."""
+    """Cache of grid inputs for transformers' vision encoder `tower`."""
 
     def __init__(self, tower: Any) -> None:
         self._tower = tower
         self._known: OrderedDict[bytes, Mapping[str, Any]] = OrderedDict()
-        # Some look at the grids themselves on the way.
+        # Some encoders also read the grids themselves.
         self.on_device = hasattr(tower, "embeddings")
 
     def of(self, grids: Tensor, device: str) -> Mapping[str, Any]:
-        """Return the inputs of a pass that depend on grids [N, 3] on the host, by transformers' names."""
+        """Return the inputs of a pass that depend on grids [N, 3] (on the host), under transformers' names."""
         key = grids.numpy().tobytes()
         found = self._known.get(key)
         if found is None:

@@ -1,6 +1,6 @@
-"""Loading of a TransformersModel: transformers fills its modules with what our readers read.
+"""Loading of a TransformersModel: transformers' modules with weights from our readers.
 
-Names and layouts of stored tensors are transformers'; only our readers open files. A loaded model is run once beside
+Names and layouts of stored tensors are transformers'; only our readers open files. A loaded model is compared with
 transformers' own attention, and served only if they agree."""
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from runtime.weights.rules import (
     stored_as,
 )
 
-_IGNORED = (".rotary_emb.inv_freq", *KV_SCALES)  # old checkpoints have the first; nobody needs them here
+_IGNORED = (".rotary_emb.inv_freq", *KV_SCALES)  # old checkpoints contain the first; it is not needed
 
 
 def load(
     spec: TransformersSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report,
     device: str = "cpu", weights: WeightPolicy | None = None,
 ) -> TransformersModel:  # fmt: skip
-    """Load a model; see `models.load.load_model`. All weights are read in `dtype`, then linear layers are converted as
-    `weights` says.
+    """Load a model; see `models.load.load_model`. All weights are read in `dtype`, then linear layers are converted by the
+    policy `weights`.
 
     Raises WeightsError if config and weights do not match, and UnsupportedModel if outputs differ from transformers' own."""
     if weights is not None and weights.online is not None:
@@ -86,15 +86,15 @@ def with_format(weights: WeightPolicy, dtype: str, types: set[str], device: str)
 
 
 def state_shapes(model: nn.Module) -> dict[str, Shape]:
-    """Shapes by the modules' own names, tied tensors once."""
+    """Return the shapes of tensors by the modules' own names, with tied tensors once."""
     parameters = dict(model.named_parameters())
     own = set(parameters) | (set(model.state_dict()) & {name for name, _ in model.named_buffers()})
     return {name: tuple(each.shape) for name, each in model.state_dict().items() if name in own}
 
 
 def _experts(model: nn.Module, dtype: torch.dtype) -> str | None:
-    """Return how transformers multiplies by experts: in groups (its choice), or one by one if torch's grouped kernel, which
-    needs rows at multiples of 16 bytes, cannot read them."""
+    """Return transformers' implementation of experts: grouped (None, its default), or one by one if torch's grouped kernel,
+    which needs rows aligned to 16 bytes, does not support them."""
     stacks = [each for each in model.parameters() if each.ndim == 3]
     aligned = all(size * dtype.itemsize % 16 == 0 for stack in stacks for size in stack.shape[1:])
     return None if aligned else "eager"
@@ -141,8 +141,8 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor of a checkpoint that is read when it is asked for, as safetensors' slices are. In its own type, or in float32, to
-    lose nothing before transformers casts it."""
+    """Tensor of a checkpoint that is read on access, as safetensors' slices are. It has its own dtype, or float32 to be
+    lossless before transformers casts it."""
 
     name: str
     shape: Shape

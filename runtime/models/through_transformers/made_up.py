@@ -1,4 +1,4 @@
-"""Artificial items: blank images, videos and silent audio in the form of processor outputs, to test a tower."""
+"""Artificial media items: blank images, videos and silent audio in the form of processor outputs, to test an encoder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from transformers.models.llava_next.modeling_llava_next import image_size_to_num
 from runtime.api.media import MediaItem
 
 Inputs = Mapping[str, np.ndarray[Any, Any]]
-_SECONDS = 10  # of a sound, whose encoder hears no whole number of its own; a hundred frames each
-_FRAMES_PER_TOKEN = 8  # of Phi-4's sounds
+_SECONDS = 10  # length of artificial audio; one hundred frames per second
+_FRAMES_PER_TOKEN = 8  # in Phi-4's audio
 _VIDEO_FRAMES = 4
 
 
 def on_a_grid(vision: Any, modality: str, steps: int, side: int, number: int) -> MediaItem:
-    """Return `steps` grey images of `side` by `side` tokens, for a tower that takes patches. `number` makes them distinct."""
+    """Return `steps` grey images of `side` by `side` tokens, for an encoder of patches. `number` makes items distinct."""
     merge_size, patch_size = vision.spatial_merge_size, vision.patch_size
     channels = getattr(vision, "in_channels", getattr(vision, "in_chans", 3))
     patches = steps * (side * merge_size) ** 2
@@ -30,15 +30,15 @@ def on_a_grid(vision: Any, modality: str, steps: int, side: int, number: int) ->
 
 
 def of_one_size(config: Any, modality: str) -> Iterator[Inputs]:
-    """Yield candidate inputs for encoders of square images; the first that is accepted is right. Not black, since zeros are
-    padding for some."""
+    """Yield candidate inputs for encoders of square images; the first accepted one is used. Pixels are not 0, which is
+    padding for some encoders."""
     size: Any = getattr(config.vision_config, "image_size", None)
     sides = (size, size) if isinstance(size, int) else tuple(size or ())
     if modality == "video":
         yield {"pixel_values_videos": np.ones((1, _VIDEO_FRAMES, 3, *sides), np.float32)}
         return
     sizes = np.array([sides])
-    if hasattr(config, "image_grid_pinpoints"):  # all of it, and tiles
+    if hasattr(config, "image_grid_pinpoints"):  # the whole image, and tiles
         num = image_size_to_num_patches(list(sides), config.image_grid_pinpoints, size)
         yield {"pixel_values": np.ones((1, num, 3, *sides), np.float32), "image_sizes": sizes}
         return
@@ -63,10 +63,10 @@ def crops(vision: Any) -> Inputs:
 
 def sound(config: Any) -> Inputs:
     """Return silence under all names of processor outputs for audio. Raises AttributeError if `config` has no audio options."""
-    if hasattr(config, "encoder_config"):  # Granite's, whose frames are rows
+    if hasattr(config, "encoder_config"):  # Granite: frames are rows
         return {"input_features": np.zeros((1, 100 * _SECONDS, config.encoder_config.input_dim), np.float32)}
     audio = config.audio_config
-    if hasattr(audio, "input_size"):  # Phi-4's
+    if hasattr(audio, "input_size"):  # Phi-4
         frames = 100 * _SECONDS // _FRAMES_PER_TOKEN * _FRAMES_PER_TOKEN
         return {
             "audio_input_features": np.zeros((1, frames, audio.input_size), np.float32),

@@ -1,5 +1,5 @@
-"""Model of transformers' modules behind the runner's interface: a step's tokens are one batch row, with attention over our
-pages.
+"""Model of transformers' modules behind the runner's interface: a step's tokens are one batch row, and attention reads our KV
+blocks.
 
 Tokens of different sequences are adjacent in that row and interact only in `paged_attention`, which separates them. Works
 with any torch modules; independent of how they were built or loaded."""
@@ -25,7 +25,7 @@ from runtime.models.through_transformers.spec import AttentionCall, Transformers
 
 @dataclass(slots=True)
 class _Pass:
-    """A forward pass under way: what its attention reads, and how many calls of it there were."""
+    """Running forward pass: the input of its attention layers, and the number of attention calls so far."""
 
     layers: Sequence[_PagedLayer]
     step: ForwardStep
@@ -46,8 +46,8 @@ class _PagedLayer:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, cache_index: int, step: ForwardStep
     ) -> Tensor:
-        """query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
-        if sinks is not None and self._heads.sinks is None:  # a weight, so the same in every step
+        """Compute attention: query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
+        if sinks is not None and self._heads.sinks is None:  # a weight, so it is the same in every step
             self._heads = replace(self._heads, sinks=sinks.float())
         size = self._call.head_size
         parts = [_widened(part[0], size) for part in (query, key, value)]
@@ -76,13 +76,13 @@ def paged_attention(
 
 
 class TransformersModel:
-    """Model computed by transformers' modules. `causal`: calls `paged_attention`, and consists of a base, its attribute `base`,
-    and a head. `linears`: the dtype of its linear layers.
+    """Model computed by transformers' modules. `causal`: a causal LM whose attention calls `paged_attention`, with its base
+    model as attribute `base`. `linears`: dtype of its linear layers.
 
-    It is taken apart, and its linear layers go over to `ops`: do not use it afterwards. See `model.Model`."""
+    `causal` is modified: its linear layers are replaced by `ops`. Do not use it afterwards. See `model.Model`."""
 
-    graph_unsupported_reason = None  # nobody knows before it is tried
-    may_refuse_capture = True  # modules may look at what they computed, which no graph can record
+    graph_unsupported_reason = None  # unknown before the first attempt
+    may_refuse_capture = True  # modules may read values that they computed, which cannot be captured
     adapters = None
     encoder = None
 
@@ -109,8 +109,8 @@ class TransformersModel:
         return embeds
 
     def forward(self, step: ForwardStep) -> Any:
-        """-> transformers' own output of a base model, whose last_hidden_state is [1, T, H]. `input_embeds` are what transformers
-        calls inputs_embeds."""
+        """Return transformers' own output of a base model, whose last_hidden_state is [1, T, H]. The step's `input_embeds`
+        become transformers' inputs_embeds."""
         if step.input_embeds is None:
             inputs = {"input_ids": step.input_ids[None]}
         else:
@@ -127,10 +127,10 @@ class TransformersModel:
         return states[0, tokens]
 
     def compute_logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
-        """See `model.Model`. `hidden`: as `forward` gives it."""
+        """Compute logits, see `model.Model`. `hidden`: a result of `forward`."""
         if tokens is None:
             return self._head.logits(hidden)
-        if not len(tokens):  # a step of chunks of prompts alone; heads need not know what to do with nothing
+        if not len(tokens):  # a step may have prompt chunks only, and heads need not support empty input
             return torch.empty((0, self.spec.vocab_size), dtype=getattr(torch, self.dtype), device=self.device)
         return self._head.logits(replace(hidden, last_hidden_state=hidden.last_hidden_state[:, tokens]))
 
@@ -145,7 +145,7 @@ class Head:
         self._causal = causal
 
     def logits(self, hidden: Any) -> Tensor:
-        """The output of a base, whose last_hidden_state is [1, T, H] -> [T, V], by the model's own head, whatever it does."""
+        """Return logits [T, V] of a base model's output, whose last_hidden_state is [1, T, H], by the model's own head."""
         self._computed.output = hidden
         states: Tensor = hidden.last_hidden_state
         ids = torch.zeros(states.shape[:2], dtype=torch.int64, device=states.device)
@@ -157,7 +157,7 @@ class Head:
 
 
 class _ComputedBase(nn.Module):
-    """Stands where a model's base was, and gives what the base has given before."""
+    """Replaces a model's base model and returns the stored `output` instead of computing."""
 
     output: Any = None
 
@@ -176,7 +176,7 @@ class _PreparedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = ops.linear(x.reshape(-1, x.shape[-1]).contiguous(), self._weight)
-        return flat.view(*x.shape[:-1], self._weight.out_features)  # of no token, in a step that samples nothing, too
+        return flat.view(*x.shape[:-1], self._weight.out_features)  # also for no tokens, in steps without sampling
 
 
 class _PreparedEmbedding(nn.Module):
@@ -189,7 +189,7 @@ class _PreparedEmbedding(nn.Module):
 
 
 def round_linears(model: nn.Module, dtype: torch.dtype) -> None:
-    """Round the weights of linear layers to `dtype`, in place: what `TransformersModel` computes with that keeps them so."""
+    """Round the weights of linear layers to `dtype`, in place, as `TransformersModel` with `linears` of that dtype does."""
     for module in model.modules():
         if type(module) is nn.Linear:
             weight = module.weight.data
@@ -197,8 +197,8 @@ def round_linears(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def prepare_linears(model: nn.Module, dtype: torch.dtype) -> int:
-    """Exchange linear layers, and embeddings tied to one, for ours, kept in `dtype`, dropping each original; bytes of
-    their weights.
+    """Replace linear layers, and embeddings tied to one, by ours in `dtype`, freeing each original. Return the bytes of their
+    weights.
 
     Only torch's own classes: a derived one computes something else."""
     children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]

@@ -21,11 +21,11 @@ from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.pooler import PoolerSpec
 from runtime.models.through_transformers.spec import PaddedSpec
 
-MOST_PADDING = 1 / 8  # of a batch's tokens
+MOST_PADDING = 1 / 8  # share of a batch's tokens
 
 
 class _Sides(PoolerBlock):
-    """Vectors [P, H + C]: an embedding, and the classes that a head has given."""
+    """Pooler of vectors [P, H + C]: an embedding, then class scores that a head has computed."""
 
     def __init__(self, spec: PoolerSpec, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__(spec, None, dtype)
@@ -54,7 +54,7 @@ class PaddedModel:
         self.num_parameters, self.weights_bytes = spec.num_parameters, weights_bytes
         self.pooler: PoolerBlock = _Sides(spec.pooler, spec.hidden_size, getattr(torch, dtype))
         self.pads = (
-            True  # texts of several lengths to one; where padding shows in them, only such of one length are together
+            True  # whether texts of different lengths may be padded to one; False if padding changes the outputs
         )
         self._whole = whole
         self._has_head = whole is not base
@@ -78,7 +78,7 @@ class PaddedModel:
         return hidden[tokens]
 
     def forward(self, step: ForwardStep) -> Tensor:
-        """-> [T, H], or [T, H + C] of a model with a head."""
+        """Return hidden states [T, H], or [T, H + C] of a model with a head."""
         spans = list(pairwise(step.attn_metadata[0].query_start_loc.tolist()))
         width = self.spec.hidden_size + len(self.spec.pooler.labels)
         packed = torch.empty(
@@ -117,8 +117,8 @@ class PaddedModel:
 
 
 def batches_of(lengths: Sequence[int], most_padding: float) -> list[list[int]]:
-    """Rows that are padded together, by their places: of lengths so near each other that no more than that part of a batch is
-    padding; none for rows without a token."""
+    """Return batches of row indices. Rows of a batch have similar lengths, so that padding is at most `most_padding` of it.
+    Empty rows are in no batch."""
     found: list[list[int]] = []
     num_tokens = most = 0
     for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row]):

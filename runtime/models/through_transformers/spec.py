@@ -1,7 +1,7 @@
-"""TransformersSpec: a model as transformers describes and builds it, and the attention it does, found by tracing it once.
-PaddedSpec: one that reads whole texts.
+"""TransformersSpec: a model as described and built by transformers, with its attention calls found by tracing. PaddedSpec: an
+encoder of whole texts.
 
-Data only; neither torch nor transformers is needed to hold it."""
+Data only; needs neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AttentionCall:
 
     @property
     def head_size(self) -> int:
-        """The head size in the cache, where the narrower of the two is padded."""
+        """Head size in the cache. The narrower of key and value is padded."""
         return max(self.key_size, self.value_size)
 
     @property
@@ -43,7 +43,7 @@ class AttentionCall:
 @dataclass(frozen=True, slots=True)
 class TransformersSpec:
     """Spec of a model through transformers. `calls`: attention calls in the order of a forward pass. `config`: transformers'
-    own. `native_reason`: why our own decoder does not compute this model, if it has its family."""
+    own. `native_reason`: why our own decoder does not compute this model, if its family is known."""
 
     architecture: str
     vocab_size: int
@@ -80,8 +80,8 @@ class TransformersSpec:
 
 @dataclass(frozen=True, slots=True)
 class PaddedSpec:
-    """A model that reads whole texts, and its head if it has one. `base`: the class of transformers that gives hidden states, as
-    `architecture` is that of the whole; `config`: transformers' own. `pad_token_id`: what stands where a shorter text has ended."""
+    """Spec of an encoder of whole texts, with an optional head. `base`: transformers' class that returns hidden states;
+    `architecture`: class of the whole model; `config`: transformers' own. `pad_token_id`: id that pads shorter texts."""
 
     architecture: str
     base: str

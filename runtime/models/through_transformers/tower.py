@@ -1,7 +1,7 @@
 """Tower: the image and audio encoders of a transformers model, with its modules unchanged, without the decoder.
 
 The class is built with a decoder of no layers and a tiny vocabulary, our readers load the encoder's weights, and the rest of
-the decoder is dropped. Then the class's own `get_image_features` and similar methods compute."""
+the decoder is dropped. The class's own `get_image_features` and similar methods compute the outputs."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ log = logging.getLogger("oneloop.models")
 
 _FEATURES = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
-_LOOKED_AT = ("image_sizes",)  # stay on the host, where modules look at them
+_LOOKED_AT = ("image_sizes",)  # they stay on the host, where modules read them
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
-_SAMPLE_SIDES = (8, 16, 37)  # tokens: of pictures of 224, 448 and 1,036 pixels, where a token stands for 28
-_PIXEL_BYTES = 40 << 20  # of a pass: four pictures of 896 x 896, which keep a GPU as busy as more do
-_WITHIN = "thinker."  # of a model that also speaks, which has another class
-# Of the decoder, which goes, no more is asked than every class has.
+_SAMPLE_SIDES = (8, 16, 37)  # in tokens: images of 224, 448 and 1,036 pixels with 28 pixels per token
+_PIXEL_BYTES = 40 << 20  # per pass: four images of 896 x 896, which saturate a GPU
+_WITHIN = "thinker."  # prefix in models with speech output, which have another class
+# Minimum config of the decoder, which is dropped: only what every class needs.
 _ATTENTION = {"": "sdpa", "text_config": "eager"}
 _DECODERS = ("language_model", "text_model", "lm_head", "embed_tokens")
 
 
 class Tower:
-    """An `Encoder`."""
+    """An `Encoder` made of transformers' modules."""
 
     def __init__(self, spec: EncoderSpec, model: nn.Module, dtype: torch.dtype, device: str) -> None:
         self.spec = spec
@@ -63,14 +63,14 @@ class Tower:
         if not spec.is_packed:
             take_over_layers(model)
             run_by(lambda: self.passes, model)
-        base = getattr(model, "model", model)  # below its head, whose own methods may only pass on what they are given
+        base = getattr(model, "model", model)  # without the head, whose own methods may only delegate
         self._features = {each: _features(base, each) for each in spec.modalities}
         self._takes = {each: _parameters(features) for each, features in self._features.items()}
 
     @torch.inference_mode()
     def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
-        """See `Encoder`. Together where patches stand side by side, or where pictures are pixels of one size and nothing else; else
-        one by one: how items go together differs from class to class."""
+        """Return the outputs of each item, see `Encoder`. Items are batched if patches are packed, or if images are pixels
+        of one size; otherwise they are encoded one by one, since classes batch differently."""
         if self.spec.is_packed and items[0].modality != "audio":
             return self._encode(items)
         return [outputs for group in self._groups(items) for outputs in self._encode(group)]
@@ -119,10 +119,10 @@ class Tower:
         return self.passes.run(key, self._grids.num_outputs(grids), placed, compute)
 
     def _computed(self, modality: str, inputs: Mapping[str, Tensor], beside: Mapping[str, Any] = _NOTHING) -> Tensor:
-        """Compute `inputs`, which are on the tower's device, with further inputs `beside`."""
+        """Compute `inputs`, which are on the encoder's device, with further inputs `beside`."""
         found = self._features[modality](**inputs, **beside, return_dict=True)
         features = _flat(found.last_hidden_state if found.pooler_output is None else found.pooler_output)
-        if self.spec.num_deepstack and modality == "audio":  # of which only pictures and videos have any
+        if self.spec.num_deepstack and modality == "audio":  # only images and videos have them
             features = nn.functional.pad(features, (0, features.shape[1] * self.spec.num_deepstack))
         elif self.spec.num_deepstack:
             features = torch.cat([features, *map(_flat, found.deepstack_features)], dim=1)
@@ -131,7 +131,7 @@ class Tower:
 
     @torch.inference_mode()
     def samples(self, max_tokens: int) -> list[list[MediaItem]]:
-        """See `Encoder`: small and larger images, a full batch of the largest, a video and an audio item."""
+        """Return small and larger images, a full batch of the largest, a video and an audio item, see `Encoder`."""
         groups: list[list[MediaItem]] = []
         for modality in sorted(self.spec.modalities, key=("image", "video", "audio").index):
             try:
@@ -174,14 +174,14 @@ class Tower:
         raise why
 
     def _placed(self, arrays: Sequence[np.ndarray[Any, Any]]) -> Tensor:
-        """Side by side where the tower is: put together there, since the host would take as long again to do it."""
+        """Concatenate arrays on the encoder's device, since concatenating on the host would double the time."""
         placed = [torch.from_numpy(each) for each in arrays]
         placed = [each.to(self._device, self._dtype if each.is_floating_point() else None) for each in placed]
         return placed[0] if len(placed) == 1 else torch.cat(placed)
 
 
 def _own_blocks(model: nn.Module) -> Grids | None:
-    """Replace a tower's blocks by our ops, if supported, and return its handler of grids."""
+    """Replace an encoder's blocks by our ops, if supported, and return its handler of grids."""
     found = towers(model)
     if len(found) != 1:
         return None
@@ -199,7 +199,7 @@ def _features(model: Any, modality: str) -> Any:
             return partial(_phi4_pictures, model.embed_tokens_extend)
         return partial(_phi4_sounds, model.embed_tokens_extend)
     if isinstance(model, transformers.Mistral3Model):
-        # `get_image_features` squeezes the projector's [N, W], which breaks where N is 1.
+        # `get_image_features` squeezes the projector's [N, W], which fails for N = 1.
         model.multi_modal_projector.register_forward_hook(lambda module, given, projected: projected[None])
     own = getattr(model, _FEATURES[modality], None)
     if own is None and isinstance(model, transformers.Qwen2AudioModel):
@@ -212,8 +212,8 @@ def _features(model: Any, modality: str) -> Any:
 def _qwen2_audio(
     model: Any, input_features: Tensor, feature_attention_mask: Tensor, return_dict: bool = True
 ) -> BaseModelOutputWithPooling:
-    """input_features [n, mels, T], feature_attention_mask [n, T] -> the outputs of all sounds, those of silence behind one left
-    out. Written after transformers' `Qwen2AudioModel.forward`, which keeps it to itself."""
+    """Return the outputs of all audio items without padding. input_features [n, mels, T], feature_attention_mask [n, T]. A
+    copy of transformers' `Qwen2AudioModel.forward`, where this code is internal."""
     num_frames, num_outputs = model.audio_tower._get_feat_extract_output_lengths(feature_attention_mask.sum(-1))
     places = torch.arange((input_features.shape[2] - 2) // 2 + 1, device=input_features.device)
     mask = create_bidirectional_mask(
@@ -228,7 +228,7 @@ def _qwen2_audio(
 
 
 def _llama4(model: Any, pixel_values: Tensor, return_dict: bool = True) -> BaseModelOutputWithPooling:
-    """pixel_values [tiles, 3, S, S] -> the outputs of all tiles, behind the projector, which transformers' own does not reach."""
+    """Return the projected outputs of pixel_values [tiles, 3, S, S]. transformers' own method omits the projector."""
     seen = model.vision_model(pixel_values).last_hidden_state
     return BaseModelOutputWithPooling(last_hidden_state=seen, pooler_output=model.multi_modal_projector(seen))
 
@@ -256,8 +256,8 @@ def _phi4_sounds(
     embed: Any, audio_input_features: Tensor, audio_embed_sizes: Tensor, audio_attention_mask: Tensor | None = None,
     beside_pictures: Tensor | None = None, return_dict: bool = True,
 ) -> BaseModelOutputWithPooling:  # fmt: skip
-    """audio_input_features [n, T, mels], audio_embed_sizes [n]: outputs that each has. `beside_pictures`: given where their prompt
-    has some, for which there is another projection."""
+    """Return outputs of audio_input_features [n, T, mels]. audio_embed_sizes [n]: number of outputs of each.
+    `beside_pictures`: set if the prompt has images, which selects another projection."""
     part = embed.audio_embed
     ids, nothing = _of_outputs(int(audio_embed_sizes.sum()), embed.audio_token_id, part.down_proj_for_speech)
     mode = "speech" if beside_pictures is None else "vision"
@@ -266,13 +266,13 @@ def _phi4_sounds(
 
 
 def _of_outputs(num: int, token: int, last: nn.Linear) -> tuple[Tensor, Tensor]:
-    """A prompt of nothing but `num` placeholders, and embeddings that take the place of theirs, as `last` gives them."""
+    """Return a prompt of `num` placeholder tokens, and zero embeddings for it with the width and dtype of `last`."""
     weight = last.weight
     return weight.new_full((1, num), token, dtype=torch.int64), weight.new_zeros((1, num, len(weight)))
 
 
 def _flat(features: Any) -> Tensor:
-    """Return one item's outputs as [N, W]; they may come in parts, or with a batch of one."""
+    """Return one item's outputs as [N, W]; they may be in several parts, or have a batch dimension of one."""
     parts = features if isinstance(features, list | tuple) else [features]
     return torch.cat([part.flatten(0, -2) for part in parts])
 
@@ -284,16 +284,16 @@ def _parameters(function: Any) -> frozenset[str]:
 def load(
     spec: EncoderSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report, device: str
 ) -> Tower | None:
-    """Arguments as of `models.load.load_model`. None where the checkpoint has no encoder: it was saved for its text.
+    """Load an encoder. Arguments as of `models.load.load_model`. Return None if the checkpoint has only the text model.
 
-    Raises WeightsError, or UnsupportedModel where transformers has no such model."""
+    Raises WeightsError, or UnsupportedModel if transformers has no such model."""
     own = _small_decoder(spec)
     model_class = getattr(transformers, spec.architecture)
     with torch.device("meta"):
         described = _built(model_class, own)
     every = state_shapes(described)
     shapes = {name: shape for name, shape in every.items() if not _is_decoders(name)}
-    # For the decoder's numbers, which go, transformers would ask the device's generator, and leave it unlike it was.
+    # transformers would initialise the dropped decoder's weights with the device's generator, changing its state.
     zeros = {name: torch.zeros(shape) for name, shape in every.items() if _is_decoders(name)}
     with files.open_tensors(load_format, shapes, seed) as source:
         names = [name for name in source.shapes if name.startswith(spec.stored_below)]
@@ -334,14 +334,14 @@ def num_parameters(spec: EncoderSpec) -> int:
 
 
 def _small_decoder(spec: EncoderSpec) -> Any:
-    """transformers' config of the model, whose decoder has no layers."""
+    """Return transformers' config of the model, with a decoder of no layers."""
     config: Mapping[str, Any] = spec.config
     model_type = str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING or not hasattr(transformers, spec.architecture):
         raise UnsupportedModel(f"transformers {VERSION} has no {spec.architecture} of model_type {model_type!r}")
     try:
         own = CONFIG_MAPPING[model_type].from_dict(deepcopy(without_code(_plain(config))))
-    except Exception as error:  # each config class checks in its own way
+    except Exception as error:  # each config class has its own checks and errors
         raise UnsupportedModel(f"transformers cannot read the encoder's config{said(error)}") from error
     text = own.get_text_config()
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 8, None
@@ -376,7 +376,7 @@ def _drop_decoder(model: nn.Module) -> None:
 
 
 def _attend_packed(model: nn.Module) -> None:
-    """Have patches that stand side by side attended to at once, whosever they are, and not item by item, or window by window."""
+    """Let adjacent patches of all items be computed in one attention call, instead of one call per item or window."""
     for name, module in model.named_modules():
         if "audio_tower" not in name and isinstance(config := getattr(module, "config", None), PreTrainedConfig):
             config._attn_implementation = _PACKED
@@ -386,8 +386,8 @@ def _packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, cu_seq_lens_q: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Compute attention for transformers' interface: query, key and value [1, Hq, T, D] -> [1, T, Hq, D]. `cu_seq_lens_q` [R
-    + 1]: starts of groups that attend to each other."""
+    """Compute attention of query, key and value [1, Hq, T, D] for transformers' interface, returning [1, T, Hq, D].
+    `cu_seq_lens_q` [R + 1]: starts of groups that attend to each other."""
     assert attention_mask is None
     assert cu_seq_lens_q is not None
     num_heads, num_tokens, size = query.shape[1:]
@@ -402,6 +402,6 @@ def _packed_attention(
     return mixed.view(1, num_tokens, num_heads, size), None
 
 
-# What transformers takes for a kind of flash attention gets all patches of a step, and where each item's begin.
+# What transformers treats as flash attention gets all patches of a step, and the start of each item.
 _PACKED = "oneloop_flash_packed"
 AttentionInterface.register(_PACKED, _packed_attention)

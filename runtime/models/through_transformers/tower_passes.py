@@ -1,6 +1,6 @@
-"""Forward pass of a tower that depends only on an image's pixels and size, so it can be captured and replayed.
+"""Forward passes of a vision encoder that depend only on an image's pixels and size, so they can be captured and replayed.
 
-The step from patches to outputs stays outside: it may read sizes from the device, which a captured graph cannot do."""
+The conversion of patches to outputs stays outside: it may read sizes from the device, which a captured graph cannot do."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from runtime.models.model import EncoderPasses
 from runtime.models.through_transformers.vision_blocks import Block
 
-_PATCHES_PER_OUTPUT = 4  # of most towers that merge any: so bounds of outputs hold for those that merge none, too
+_PATCHES_PER_OUTPUT = 4  # for most encoders that merge patches: bounds of outputs then hold for others too
 
-_Layout: TypeAlias = Mapping[str, Any]  # by name a shape, or a tuple of shapes and None
+_Layout: TypeAlias = Mapping[str, Any]  # by name: a shape, or a tuple of shapes and None
 
 
 class TowerPasses:
@@ -31,7 +31,7 @@ class TowerPasses:
         self._layouts: dict[bytes, tuple[type[Any], _Layout]] = {}
 
     def __call__(self, pixel_values: Tensor, **rest: Any) -> Any:
-        """pixel_values [B, 3, S, S]. What has anything else on the device runs as it is."""
+        """Compute pixel_values [B, 3, S, S]. Calls with other inputs on the device run without graphs."""
         passes = self._passes()
         if passes is None or any(isinstance(each, Tensor) and each.device.type != "cpu" for each in rest.values()):
             return self._forward(pixel_values, **rest)
@@ -61,7 +61,7 @@ class TowerPasses:
 
 
 def _laid(found: Any, tensors: list[Tensor]) -> Any:
-    """The shape of a tensor, which comes behind `tensors`; of several, theirs."""
+    """Append all tensors in the nested `found` to `tensors`, and return their shapes in the same structure."""
     if isinstance(found, Tensor):
         tensors.append(found)
         return found.shape
@@ -69,8 +69,7 @@ def _laid(found: Any, tensors: list[Tensor]) -> Any:
 
 
 def run_by(passes: Callable[[], EncoderPasses | None], model: nn.Module) -> None:
-    """Run towers of `model` that use our blocks through `passes`, except towers that receive a padding mask and read it on
-    the way."""
+    """Run vision encoders of `model` that use our blocks through `passes`, except those that read a padding mask on the way."""
     for each in model.modules():
         takes = inspect.signature(each.forward).parameters if isinstance(each, PreTrainedModel) else {}
         if "pixel_values" not in takes or "patch_attention_mask" in takes or "input_ids" in takes:

@@ -1,4 +1,4 @@
-"""Architectures tested with transformers 5.23: a tiny model of each computes the same in our steps as alone.
+"""Architectures tested with transformers 5.23: a tiny model of each computes the same in our steps as in transformers.
 
 Other architectures are traced when they are requested, and may work as well. The list is static, since building a model of
 each takes most of a minute; tests/nightly/test_tried.py does so and checks the list."""
@@ -51,7 +51,7 @@ ARCHITECTURES = (
     "YoutuForCausalLM",
 )
 
-# Of encoders, in tests/equality/test_other_encoders.py.
+# Encoders, tested in tests/equality/test_other_encoders.py.
 ENCODERS = tuple(
     f"{name}{ending}"
     for name in ("Albert", "ConvBert", "Deberta", "DebertaV2", "Electra", "Ernie", "XLM")

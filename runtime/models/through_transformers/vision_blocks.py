@@ -1,8 +1,8 @@
-"""Blocks of vision transformers, computed by our ops with the weights of transformers' modules that they replace.
+"""Blocks of vision transformers, computed by our ops with the weights of the transformers modules that they replace.
 
-Supports towers that take patches of several images at once (Qwen, GLM), towers of one image size (SigLIP, CLIP, Idefics 3,
-InternVL), and Pixtral's, which takes one image at a time. One function per kind builds the block. Patches, positions,
-windows and the projection stay transformers'."""
+Supports encoders of packed patches of several images (Qwen, GLM), encoders of one image size (SigLIP, CLIP, Idefics 3,
+InternVL), and Pixtral's, of one image at a time. One function per kind builds the block. Patches, positions, windows and the
+projection stay transformers'."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _GATED = {
     "silu": "silu",
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
-}  # transformers' names, and those of `ops.gated`
+}  # names in transformers, and in `ops.gated`
 
 
 class _Pass:
-    """Common data of the blocks of a pass, computed by the first block that needs it."""
+    """Data shared by the blocks of a pass, computed by the first block that needs it."""
 
     def __init__(self) -> None:
         self._cos: Tensor | None = None
@@ -36,7 +36,7 @@ class _Pass:
         self.positions = torch.empty(0)
 
     def turn(self, cos: Tensor, sin: Tensor) -> None:
-        """cos, sin [T, D]: of a token's dims, of which the second half repeats the first."""
+        """Set the rotary embedding from cos, sin [T, D], whose second half of dims repeats the first."""
         if self._cos is cos:
             return
         half = cos.shape[1] // 2
@@ -46,7 +46,7 @@ class _Pass:
         self._starts.clear()
 
     def begin(self) -> None:
-        """Another pass."""
+        """Start another pass."""
         self._pictures = None
 
     def pictures(self, num_pictures: int, num_patches: int, like: Tensor) -> ops.AttentionMeta:
@@ -58,7 +58,7 @@ class _Pass:
             self._pictures = ops.AttentionMeta(
                 starts, starts[1:], starts[:0, None], num_patches, num_patches, spans=spans
             )
-            if self._cos is None:  # nothing is turned
+            if self._cos is None:  # no rotary embedding
                 self.positions = starts
                 self.cos_sin = torch.empty((0, 0), device=like.device)
         return self._pictures
@@ -102,8 +102,8 @@ class _Norm:
 def _linear(
     *parts: Any, more_rows: int = 0, more_columns: int = 0, factors: Tensor | None = None
 ) -> ops.LinearWeight:  # fmt: skip
-    """Join modules into one linear layer with their outputs side by side, padded with `more_rows` and `more_columns` of
-    zeros each, and multiplied by `factors` [H], if given."""
+    """Join modules into one linear layer with concatenated outputs, each padded with `more_rows` and `more_columns` of
+    zeros, and multiplied by `factors` [H], if given."""
     stored = []
     for part in parts:
         weight, bias = part.weight.data, None if part.bias is None else part.bias.data
@@ -128,14 +128,14 @@ class _Parts(NamedTuple):
 
 
 def _packed(block: Any) -> _Parts:
-    """Qwen's and GLM's."""
+    """Return the parts of a block of Qwen or GLM."""
     attention = block.attn
     qkv = [attention.qkv] if hasattr(attention, "qkv") else [attention.q, attention.k, attention.v]
     return _Parts((block.norm1, block.norm2), attention, attention.scaling, qkv, attention.proj, block.mlp)
 
 
 def _siglip(layer: Any) -> _Parts:
-    """SigLIP's, CLIP's and Idefics 3's."""
+    """Return the parts of a layer of SigLIP, CLIP or Idefics 3."""
     attention = layer.self_attn
     scale = attention.scale if hasattr(attention, "scale") else attention.scaling
     norms = layer.layer_norm1, layer.layer_norm2
@@ -163,10 +163,10 @@ def _projections(attention: Any) -> list[Any]:
 
 
 class Block(nn.Module):
-    """Attention among patches, then an MLP, a norm before either."""
+    """Vision block: attention among patches, then an MLP, with a norm before each."""
 
     def __init__(self, parts: _Parts, shared: _Pass) -> None:
-        """Raises AttributeError or KeyError where modules are built otherwise."""
+        """Create the block. Raises AttributeError or KeyError if the modules have another structure."""
         super().__init__()
         first, second = parts.factors or (None, None)
         self._shared = shared
@@ -227,16 +227,16 @@ class TurnedBlock(Block):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> Tensor:
-        """Compute the block as transformers calls it. hidden_states [1, T, H]; position_embeddings [T, D] each. The mask
-        would hide other images, and there are none."""
+        """Compute the block as transformers calls it. hidden_states [1, T, H]; position_embeddings [T, D] each. The mask is
+        not needed, since there is only one image."""
         self._shared.turn(*position_embeddings)
         meta = self._shared.pictures(1, hidden_states.shape[1], hidden_states)
         return self._computed(hidden_states[0].contiguous(), lambda qkv: self._attended(qkv, meta))[None]
 
 
 def _mlp(mlp: Any, activation: str, factors: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """Return an MLP whose inner width is padded to a multiple of eight: Qwen2.5-VL's 3,420 features are no whole number of
-    the 16 bytes that a GPU's matrix units read, and took three times as long."""
+    """Return an MLP whose inner width is padded to a multiple of eight. Qwen2.5-VL's 3,420 features are not aligned to the
+    16 bytes that a GPU's matrix units read, and took three times as long."""
     if hasattr(mlp, "gate_proj"):
         more = -mlp.gate_proj.out_features % 8
         gate_up = _linear(mlp.gate_proj, mlp.up_proj, more_rows=more)
@@ -254,22 +254,22 @@ def _mlp(mlp: Any, activation: str, factors: Tensor | None = None) -> Callable[[
 
 
 class PatchProjection(nn.Module):
-    """A convolution whose kernels stand side by side, as the product that it is: cuDNN has none of three dims that is as fast."""
+    """Convolution with adjacent, non-overlapping kernels, as a matrix product, which is faster than cuDNN's 3D convolution."""
 
     def __init__(self, conv: nn.Conv3d) -> None:
         super().__init__()
         self._linear = ops.prepare_linear(
             ops.StoredWeight.dense(conv.weight.data.flatten(1), None if conv.bias is None else conv.bias.data)
         )
-        self.weight = torch.empty(0, dtype=conv.weight.dtype)  # transformers asks for its dtype
+        self.weight = torch.empty(0, dtype=conv.weight.dtype)  # transformers reads its dtype
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Project patches [T, channels, time, height, width], each of one kernel, to [T, H]."""
+        """Project patches [T, channels, time, height, width], each of one kernel's size, to [T, H]."""
         return ops.linear(patches.flatten(1), self._linear)
 
 
 def take_over(tower: Any) -> bool:
-    """Have the blocks of transformers' `tower` computed here. False where it is built otherwise, and stays as it is."""
+    """Replace the blocks of transformers' vision encoder `tower` by ours. Return False, unchanged, for another structure."""
     shared = _Pass()
     try:
         blocks = [VisionBlock(_packed(block), shared) for block in tower.blocks]
@@ -290,7 +290,7 @@ _KINDS: Sequence[tuple[Callable[[Any], _Parts], type[Block]]] = (
 
 def take_over_layers(model: nn.Module) -> int:
     """Replace the forward pass of supported layers of `model` by ours, and return their number. Modules keep their place and
-    class, by which transformers finds the ones to record."""
+    class, which transformers uses to find the ones to record."""
     num = 0
     for stack in [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each)]:
         parent = next(each for each in model.modules() if stack in each.children())
@@ -312,5 +312,5 @@ def take_over_layers(model: nn.Module) -> int:
 
 
 def towers(model: nn.Module) -> Sequence[Any]:
-    """Return the parts of a model that take packed patches."""
+    """Return the vision encoders of a model that process packed patches."""
     return [each for each in model.modules() if hasattr(each, "blocks") and hasattr(each, "patch_embed")]

@@ -1,8 +1,8 @@
-"""Quantised formats of Hugging Face checkpoints, one scheme a file, found by what a config calls its `quant_method`.
+"""Quantised formats of Hugging Face checkpoints, one scheme per file, selected by the `quant_method` of a config.
 
-The one place that reads `quantization_config`. What a file here has in SCHEMES is found; nothing else lists it: by `quant_method` a
-callable, mostly a class, that makes a `Scheme` of that section, where a format's parameters stand (block sizes, bits), or raises
-`UnreadScheme`. GGUF's blocks are single tensors and need no scheme (dequantize.py)."""
+Only this folder reads `quantization_config`. A file's SCHEMES maps each `quant_method` to a callable, mostly a class. It
+creates a `Scheme` from that config section, which has the format's parameters (block sizes, bits), or raises `UnreadScheme`.
+Files are discovered, not listed. GGUF's blocks are single tensors and need no scheme (dequantize.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _schemes() -> Iterator[tuple[str, MakeScheme]]:
 
 
 SCHEMES: Mapping[str, MakeScheme] = dict(_schemes())  # by `quant_method`
-UNCONFIGURED: tuple[Scheme, ...] = (Mxfp4({}), Fp8({}))  # whose tensors say all by themselves, whatever a config says
+UNCONFIGURED: tuple[Scheme, ...] = (Mxfp4({}), Fp8({}))  # recognised by their tensors, for any config
 
 
 def quant_method(config: Mapping[str, Any]) -> str | None:

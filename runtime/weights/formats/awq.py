@@ -1,4 +1,4 @@
-"""AWQ (Lin et al. 2024), as its `gemm` version packs it: codes of four bits, transposed, eight output rows in a word.
+"""AWQ (Lin et al. 2024) in its `gemm` layout: transposed codes of four bits, eight output rows per word.
 
 `NAME.qweight` [K, N / 8] I32, `qzeros` [groups, N / 8] I32, `scales` [groups, N]."""
 
@@ -20,7 +20,7 @@ _PER_WORD = 8
 
 @dataclass(frozen=True, slots=True)
 class AwqWritten(TransposedCodes):
-    """AWQ weight. `dtype`: of scales."""
+    """AWQ weight. `dtype`: dtype of scales."""
 
     dtype: str
 
@@ -34,7 +34,7 @@ class AwqWritten(TransposedCodes):
 
 
 class Awq:
-    """See `Scheme`. Raises UnreadScheme."""
+    """Scheme of AWQ. Raises UnreadScheme."""
 
     ignored = ()
 

@@ -44,8 +44,8 @@ class Int8Written(Coded):
 
 @dataclass(frozen=True, slots=True)
 class FourBitsWritten(Coded):
-    """Four-bit weight of bitsandbytes. `block`: consecutive numbers that share a scale; `nested`: number of scales that
-    share one, 0 if they are plain; `offset`: added to them."""
+    """Four-bit weight of bitsandbytes. `block`: consecutive numbers that share a scale. `nested`: number of scales that
+    share a scale, 0 if they are plain; `offset`: added to these scales."""
 
     block: int
     nested: int
@@ -75,7 +75,7 @@ class FourBitsWritten(Coded):
         np.multiply(numbers, scales.reshape(out.shape), out=out)
 
     def _scales(self, raw: Mapping[str, Bytes], span: Span) -> Floats:
-        """Return the scales of the blocks that these rows touch."""
+        """Return the scales of the blocks that overlap these rows."""
         stored = raw["scales"].reshape(-1)
         if not self.nested:
             return stored.view(np.float32)
@@ -88,12 +88,12 @@ class FourBitsWritten(Coded):
 
 
 def _upper_second(packed: Bytes) -> Bytes:
-    """Two codes a byte, the first in the upper half -> in the lower."""
+    """Swap the two codes of each byte, so that the first one is in the lower half."""
     return (packed >> 4 | packed << 4).astype(np.uint8)
 
 
 class BitsAndBytes:
-    """See `Scheme`. Raises UnreadScheme."""
+    """Scheme of bitsandbytes. Raises UnreadScheme."""
 
     ignored = (".weight_format", ".quant_map", f"{_STATE}{NF4}", f"{_STATE}{FP4}")
 

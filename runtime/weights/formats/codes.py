@@ -1,4 +1,4 @@
-"""Codes and scales as kernels take them, in numpy: bytes by role, and what they are worth.
+"""Codes and scales in the kernels' layout, with numpy: bytes by role, and the values of codes.
 
 Roles and formats are those of `ops.stored`; here each is [rows, bytes], but for "order" [1, columns] int32."""
 
@@ -16,14 +16,14 @@ from runtime.weights.rules import Span, WeightsError
 
 FP8, W8, W4 = "fp8", "w8", "w4"
 NF4, FP4, E2M1, Q4, Q8 = "nf4", "fp4", "e2m1", "q4", "q8"
-E8M0 = "F8_E8M0"  # a scale's byte: an exponent; 255 is no number (Microscaling Formats 1.0)
+E8M0 = "F8_E8M0"  # a scale of one byte: an exponent; 255 is NaN (Microscaling Formats 1.0)
 FOUR_BITS = frozenset({W4, Q4, *TABLES})
-MIN_GROUP = 32  # columns: kernels take groups of whole times so many
-_WIDTH, _MIN_DECODED = 64, 16  # or of q4 and of places in a table whole parts of so many, or whole times as many
+MIN_GROUP = 32  # columns: kernels need groups of multiples of it
+_WIDTH, _MIN_DECODED = 64, 16  # for q4 and table codes, groups may also be divisors or multiples of the width
 
 
 def _e4m3() -> Floats:
-    """The worth of each byte [256]: a sign, four bits of exponent, three of mantissa; no infinities, one NaN a sign."""
+    """Return the value of each E4M3 byte [256]: a sign, four exponent bits, three mantissa bits; no infinities, two NaNs."""
     bits = np.arange(256)
     exponent, mantissa = bits >> 3 & 15, bits & 7
     worth = np.where(exponent > 0, np.exp2(exponent - 7.0) * (1 + mantissa / 8), np.exp2(-6.0) * mantissa / 8)
@@ -45,7 +45,7 @@ def kept_as(codes: str, num_columns: int, groups: int) -> str:
 
 
 def as_floats(raw: Bytes, dtype: str) -> Floats:
-    """Rows of bytes of numbers "F32", "F16", "BF16" or "F8_E8M0", powers of two -> [rows, numbers]."""
+    """Convert rows of bytes of "F32", "F16", "BF16" or "F8_E8M0" (powers of two) to floats [rows, numbers]."""
     if dtype == E8M0:
         return np.where(raw == 255, np.float32(np.nan), np.ldexp(np.float32(1), raw.astype(np.int32) - 127))
     written = FORMATS[dtype]
@@ -84,7 +84,7 @@ def in_groups(g_idx: npt.NDArray[np.int32], groups: int) -> npt.NDArray[np.int32
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Base of all weights in codes and scales. `codes`: "fp8", "w8" or "w4"."""
+    """Base of all weights with codes and scales. `codes`: "fp8", "w8" or "w4"."""
 
     codes: str
     num_columns: int
@@ -136,7 +136,7 @@ class Coded:
 
 @dataclass(frozen=True, slots=True)
 class TransposedCodes(Coded):
-    """Base of schemes that store a matrix transposed: its rows lie apart in the file."""
+    """Base of schemes that store a matrix transposed, so that its rows are not contiguous in the file."""
 
     @property
     def whole(self) -> bool:
@@ -155,27 +155,27 @@ def worth(codes: str, weight: Bytes) -> Floats:
     return (nibbles(weight) if codes in FOUR_BITS else weight.view(np.int8)).astype(np.float32)
 
 
-# Codes of four or eight bits in words of 32, lowest first: as GPTQ and compressed-tensors have them; AWQ's words are
-# in an order of their own.
-AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # where in a word the code of each of eight neighbours is
+# Codes of four or eight bits in words of 32, lowest first, as in GPTQ and compressed-tensors. AWQ's words have
+# their own order.
+AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position in a word of each of eight adjacent codes
 
 
 def along_rows(raw: Bytes, bits: int) -> Bytes:
-    """Rows of words, whose codes are neighbours of a row, [rows, bytes] -> codes [rows, columns]."""
+    """Unpack [rows, bytes] of words whose codes are adjacent in a row to codes [rows, columns]."""
     return nibbles(raw) if bits == 4 else raw
 
 
 def along_columns(raw: Bytes, bits: int) -> Bytes:
-    """Words whose codes stand one below the other, [rows / codes of a word, 4 * columns] -> codes [columns, rows]."""
+    """Unpack words whose codes are adjacent in a column, [rows / codes per word, 4 * columns], to codes [columns, rows]."""
     words = raw.reshape(len(raw), -1, 4).swapaxes(0, 1)  # [columns, words, bytes]
     return along_rows(np.ascontiguousarray(words).reshape(len(words), -1), bits)
 
 
 def of_awq(raw: Bytes) -> Bytes:
-    """Convert [rows, bytes] to codes [rows, columns]."""
+    """Unpack AWQ's words [rows, bytes] to codes [rows, columns]."""
     return nibbles(raw).reshape(len(raw), -1, 8)[:, :, AWQ_ORDER].reshape(len(raw), -1)
 
 
 def as_weight(codes: Bytes, kind: str) -> Bytes:
-    """Codes without sign [rows, columns] -> the bytes of a weight in this format."""
+    """Pack unsigned codes [rows, columns] to the bytes of a weight in the format `kind`."""
     return paired(codes) if kind == W4 else np.bitwise_xor(codes, 0x80, dtype=np.uint8)

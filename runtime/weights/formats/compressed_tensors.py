@@ -44,7 +44,7 @@ _FLOATS = ("F32", "BF16", "F16")
 
 @dataclass(frozen=True, slots=True)
 class Int8Written(Coded):
-    """Int8 weight. `one`: there is a single scale. `dtype`: of scales."""
+    """Int8 weight. `one`: it has a single scale. `dtype`: dtype of scales."""
 
     one: bool
     dtype: str
@@ -62,7 +62,7 @@ class Int8Written(Coded):
 
 @dataclass(frozen=True, slots=True)
 class PackedWritten(Coded):
-    """Packed weight. `one`: there is a single scale. `dtype`: of scales."""
+    """Packed weight. `one`: it has a single scale. `dtype`: dtype of scales."""
 
     one: bool
     dtype: str
@@ -98,12 +98,12 @@ def _scales(raw: Mapping[str, Bytes], dtype: str) -> Floats:
 
 
 def _signed(zeros: Bytes) -> Floats:
-    """Zero points, a byte each, [rows, groups]."""
+    """Return zero points [rows, groups] from one byte each."""
     return zeros.reshape(len(zeros), -1).view(np.int8).astype(np.float32)
 
 
 class CompressedTensors:
-    """See `Scheme`. Raises UnreadScheme."""
+    """Scheme of compressed-tensors. Raises UnreadScheme."""
 
     ignored = (*ACTIVATIONS, ".weight_shape", ".input_global_scale")
 
@@ -159,13 +159,14 @@ class CompressedTensors:
             if base + end in stored:
                 tensors[role] = base + end
         if "zeros" in tensors and stored[tensors["zeros"]].dtype != ("I8" if one else "I32"):
-            return None  # what is left over will be named
+            return None  # the remaining tensors are reported as surplus
         codes = W4 if bits == 4 else Q8 if "zeros" in tensors else W8
         written = PackedWritten(codes, num_columns, groups, one, scales.dtype)
         return Composite(f"{base}.weight", (num_rows, num_columns), tensors, written)
 
     def _bits_of(self, layer: str) -> int | None:
-        """Return the bits of the group that names the layer, else of the one for all linear layers, or of the only one."""
+        """Return the bits of the config group that names the layer, else of the one for all linear layers, else of the
+        first."""
         named = [bits for targets, bits in self._bits if any(_is_named(layer, target) for target in targets)]
         general = [bits for targets, bits in self._bits if "Linear" in targets]
         found = named or general or [bits for _, bits in self._bits[:1]]
@@ -197,7 +198,7 @@ def _int8(name: str, tensor: StoredTensor, stored: StoredTensors) -> Composite |
     if not one and scales.shape not in ((num_rows,), (num_rows, groups)):
         return None
     tensors, zeros = {"weight": name, "scales": f"{name}_scale"}, f"{name}_zero_point"
-    if zeros in stored and any(stored.read(zeros)):  # symmetric weights may have some, all of them 0
+    if zeros in stored and any(stored.read(zeros)):  # symmetric weights may have zero points, all of them 0
         if stored[zeros] != StoredTensor("I8", scales.shape):
             return None
         tensors["zeros"] = zeros

@@ -22,13 +22,13 @@ from runtime.weights.rules import Shape, Span
 ACTIVATIONS = (
     ".input_scale", ".input_scale_ub", ".input_zero_point", ".q_scale", ".prob_scale", ".weight_zero_point",
 )  # fmt: skip
-_SCALES = ("_scale_inv", "_scale")  # behind the weight's name
+_SCALES = ("_scale_inv", "_scale")  # suffixes after the weight's name
 _FLOATS = ("F32", "BF16", "F16", E8M0)
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Written(Coded):
-    """FP8 weight. `block`: rows (None for all) and columns that share a scale; `dtype`: of scales."""
+    """FP8 weight. `block`: rows (None for all) and columns that share a scale; `dtype`: dtype of scales."""
 
     block: tuple[int | None, int]
     dtype: str
@@ -44,14 +44,14 @@ class Fp8Written(Coded):
         scales = as_floats(raw["scales"].reshape(len(raw["scales"]), -1), self.dtype)
         number = np.arange(span.start, span.stop)
         scales = scales[number * 0 if rows is None else number // rows - span.start // rows]
-        if self.groups > 1:  # a block at the edge may be narrower: groups are of the size that divides all
+        if self.groups > 1:  # a block at the edge may be narrower: groups use a size that divides all
             group = self.num_columns // self.groups
             scales = scales[:, np.arange(self.groups) * group // columns]
         return {"weight": raw["weight"], "scales": in_bytes(scales)}
 
 
 class Fp8:
-    """See `Scheme`."""
+    """Scheme of FP8 weights with scales."""
 
     ignored = ACTIVATIONS
 

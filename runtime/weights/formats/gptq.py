@@ -30,8 +30,8 @@ from runtime.weights.rules import Span
 
 @dataclass(frozen=True, slots=True)
 class GptqWritten(TransposedCodes):
-    """GPTQ weight. `symmetric`: all zero points are in the middle. `less_one`: zero points are stored minus one. `dtype`: of
-    scales."""
+    """GPTQ weight. `symmetric`: all zero points are in the middle. `less_one`: zero points are stored minus one. `dtype`:
+    dtype of scales."""
 
     symmetric: bool
     less_one: bool
@@ -56,7 +56,7 @@ class GptqWritten(TransposedCodes):
 
 
 class Gptq:
-    """See `Scheme`. Raises UnreadScheme."""
+    """Scheme of GPTQ. Raises UnreadScheme."""
 
     ignored = (".qzeros", ".g_idx")
 

@@ -1,8 +1,8 @@
-"""MXFP4 in safetensors: two tensors, numbers of four bits and the exponents of each 32, for one of values.
+"""MXFP4 in safetensors: a weight is two tensors, numbers of four bits and one exponent per block of 32.
 
-GPT-OSS has `NAME_blocks` [..., G, 16] bytes, two neighbouring numbers in each, low half first, and `NAME_scales` [..., G], one byte
-a block; compressed-tensors the same bytes as `NAME.weight_packed` [N, 16 G] and `NAME.weight_scale` [N, G]. ggml keeps both in one
-block of 17 bytes, the first 16 numbers in the low halves: so kernels take it.
+GPT-OSS has `NAME_blocks` [..., G, 16] bytes, each with two adjacent numbers, low half first, and `NAME_scales` [..., G], one
+byte per block. compressed-tensors has the same bytes as `NAME.weight_packed` [N, 16 G] and `NAME.weight_scale` [N, G]. Kernels
+use ggml's layout: blocks of 17 bytes with the scale first, and the first 16 numbers in the low halves.
 
 Format: Open Compute Project, Microscaling Formats 1.0 (2023)."""
 
@@ -18,12 +18,12 @@ from runtime.weights.dequantize import FORMATS, Bytes, Floats, block_columns, de
 from runtime.weights.formats.scheme import Composite, StoredTensor
 from runtime.weights.rules import Shape, Span
 
-_BLOCKS, _SCALES = "_blocks", "_scales"  # ends of names
-_BYTES = 16  # of the numbers of a block
+_BLOCKS, _SCALES = "_blocks", "_scales"  # name suffixes
+_BYTES = 16  # bytes of the numbers of a block
 
 
 class Mxfp4Written:
-    """See `Written`."""
+    """MXFP4 weight, see `Written`."""
 
     format = "MXFP4"
     whole = False
@@ -42,7 +42,7 @@ class Mxfp4Written:
 
 
 class Mxfp4:
-    """See `Scheme`. A weight goes by the name of its blocks."""
+    """Scheme of MXFP4. A weight has the name of its blocks."""
 
     ignored = ()
 
@@ -70,7 +70,7 @@ def of_compressed_tensors(stored: Mapping[str, StoredTensor]) -> Iterator[Compos
 
 
 def _as_ggml(raw: Mapping[str, Bytes]) -> Bytes:
-    """Both tensors' rows -> rows of ggml's blocks."""
+    """Convert rows of both tensors to rows of ggml's blocks."""
     packed = raw["weight"].reshape(-1, _BYTES)
     numbers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1, 2, _BYTES)
     out = np.empty((len(packed), 1 + _BYTES), np.uint8)

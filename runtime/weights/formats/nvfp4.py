@@ -1,8 +1,8 @@
-"""NVFP4: numbers of four bits (E2M1) with a scale in E4M3 for each 16 of a row, and one in float32 for all of a weight.
+"""NVFP4: numbers of four bits (E2M1) with an E4M3 scale per 16 numbers of a row, and a float32 scale per weight.
 
-modelopt writes `NAME.weight` [N, K / 2] U8, two neighbours a byte, the first in the lower half, `weight_scale` [N, K / 16] F8_E4M3
-and `weight_scale_2`, which is to be multiplied with them; compressed-tensors `weight_packed`, `weight_scale` and
-`weight_global_scale`, by which they are to be divided."""
+modelopt has `NAME.weight` [N, K / 2] U8, two adjacent numbers per byte, the first in the lower half, `weight_scale` [N, K /
+16] F8_E4M3 and `weight_scale_2`, which multiplies them. compressed-tensors has `weight_packed`, `weight_scale` and
+`weight_global_scale`, which divides them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Nvfp4Written(Coded):
 
 
 class Nvfp4:
-    """See `Scheme`. As modelopt writes it."""
+    """Scheme of NVFP4 in modelopt's layout."""
 
     ignored = ACTIVATIONS
 
@@ -71,8 +71,8 @@ def _found(
         yield Composite(name, (num_rows, num_columns), tensors, Nvfp4Written(E2M1, num_columns, groups, divides))
 
 
-# NVIDIA's modelopt, by its algorithms FP8, FP8_PER_CHANNEL_PER_TOKEN (fp8.py) and NVFP4 (nvfp4.py), whose
-# activations stay in 16 bits here.
+# NVIDIA's modelopt with the algorithms FP8, FP8_PER_CHANNEL_PER_TOKEN (fp8.py) and NVFP4 (nvfp4.py). Activations
+# stay in 16 bits here.
 def modelopt(section: Mapping[str, Any]) -> Scheme:
     """Return the scheme of a modelopt config, NVFP4 or FP8. Raises UnreadScheme for other algorithms."""
     algorithm = section.get("quant_algo", "FP8")

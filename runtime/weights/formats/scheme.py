@@ -1,9 +1,9 @@
 """Scheme: a quantisation format that stores one weight as several tensors of a checkpoint, such as codes, scales and zero
 points.
 
-The loading rules see them as one tensor. Reading returns either dequantised values, or rows in the form that kernels take,
-by role. A scheme is one file in this folder. It is constructed from the config section that names it (`{}` if there is
-none), and describes each weight in `Written`. A kernel declares the format names that it supports. No other code lists the
+For the loading rules they are one tensor. Reading returns either dequantised values, or rows in the kernels' layout, by
+role. A scheme is one file in this folder. It is constructed from the config section that names it (`{}` if there is none),
+and describes each weight as a `Written`. A kernel declares the format names that it supports. No other code lists the
 schemes."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtime.weights.rules import Shape, Span
 
 
 class UnreadScheme(ValueError):
-    """A config asks for what is not read; the message goes on where "weights quantised with ... are not supported" ends."""
+    """Error: a config requires an unsupported scheme. The message continues "weights quantised with ... are not supported"."""
 
 
 class StoredTensor(NamedTuple):
@@ -28,7 +28,7 @@ class StoredTensor(NamedTuple):
 
 
 class StoredTensors(dict[str, StoredTensor]):
-    """Tensors of a checkpoint by name. `read`: returns the bytes of a tensor, if they describe others. `metadata`: string
+    """Tensors of a checkpoint by name. `read`: returns the bytes of a tensor that describes others. `metadata`: string
     metadata of the files' headers, by name."""
 
     def __init__(
@@ -39,8 +39,8 @@ class StoredTensors(dict[str, StoredTensor]):
 
 
 class Written(Protocol):
-    """Layout of one weight in a file. `format`: of its rows in memory, by the name that kernels use; a format without kernel
-    is read as numbers. `whole`: rows lie apart in the file, so a weight is best read at once."""
+    """Layout of one weight in a file. `format`: format of its rows in memory, as named by kernels; without a kernel, it is
+    read as floats. `whole`: rows are not contiguous in the file, so a weight is best read at once."""
 
     @property
     def format(self) -> str: ...
@@ -52,22 +52,22 @@ class Written(Protocol):
         ...
 
     def stored_form(self, raw: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """Convert what was read by role, each [rows, bytes], to rows `span` of the weight in the kernels' form."""
+        """Convert data that was read, by role, each [rows, bytes], to rows `span` of the weight in the kernels' layout."""
         ...
 
     def columns(self, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """Return these columns of rows in the kernels' form. Raises WeightsError if they cannot be cut there."""
+        """Return these columns of rows in the kernels' layout. Raises WeightsError if they cannot be split there."""
         ...
 
     def decode(self, raw: Mapping[str, Bytes], out: Floats, first_row: int) -> None:
-        """Decode what was read to the numbers of rows from `first_row` on, into `out` [rows, ...] float32."""
+        """Decode data that was read to the values of rows from `first_row` on, into `out` [rows, ...] float32."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Composite:
-    """Several stored tensors that are one weight. `name`: by which the rules find it; `shape`: of its numbers; `tensors`: names by
-    role, "weight" and "scales", "zeros", "order", or what the scheme makes these of."""
+    """Weight that is stored as several tensors. `name`: its name for the rules; `shape`: shape of its values; `tensors`:
+    names by role: "weight" and "scales", "zeros", "order", or roles from which the scheme computes these."""
 
     name: str
     shape: Shape
@@ -82,5 +82,5 @@ class Scheme(Protocol):
     def ignored(self) -> tuple[str, ...]: ...
 
     def composites(self, stored: StoredTensors) -> Iterator[Composite]:
-        """The weights among a checkpoint's tensors that are kept so. Raises WeightsError for what is broken."""
+        """Yield the weights of a checkpoint that have this scheme. Raises WeightsError for invalid ones."""
         ...

@@ -22,13 +22,13 @@ from runtime.weights.formats.scheme import Composite, StoredTensor, StoredTensor
 from runtime.weights.rules import Shape, Span, WeightsError
 
 _EIGHT = np.uint8(8)
-_NAMES = "tensor_names"  # of the metadata: which of its texts are of tensors
+_NAMES = "tensor_names"  # metadata key: names of the described tensors
 _FLOATS = ("F32", "BF16", "F16")
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Written(Coded):
-    """Int4 weight of torchao. `dtype`: of scales and of the value of zero."""
+    """Int4 weight of torchao. `dtype`: dtype of scales and zero values."""
 
     dtype: str
 
@@ -43,7 +43,7 @@ class Int4Written(Coded):
 
 @dataclass(frozen=True, slots=True)
 class UnpackedWritten(Coded):
-    """A byte a number. `dtype`: of scales; `zeros`: that there are zero points among them."""
+    """Weight with one byte per number. `dtype`: dtype of scales; `zeros`: some zero points are not 0."""
 
     dtype: str
     zeros: bool
@@ -64,12 +64,12 @@ class UnpackedWritten(Coded):
 
 
 class TorchAo:
-    """See `Scheme`."""
+    """Scheme of torchao."""
 
     ignored = ()
 
     def __init__(self, section: Mapping[str, Any]) -> None:
-        """Create the scheme. Each tensor describes itself better than the config's `section`."""
+        """Create the scheme. The config's `section` is unused, since each tensor describes itself."""
 
     def composites(self, stored: StoredTensors) -> Iterator[Composite]:
         for name, text in stored.metadata.items():
