@@ -1,6 +1,6 @@
-"""Tables of an op's kernels: the backends that most ops have, each with what it supports. An op lists its own, fastest first.
+"""Factories of kernels and ops for the backends that most ops have. An op lists its own kernels, fastest first.
 
-A tracing kernel notes the op instead of computing it (symbols.py)."""
+A tracing kernel records the op instead of computing it (symbols.py)."""
 
 from __future__ import annotations
 

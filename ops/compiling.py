@@ -21,7 +21,7 @@ from triton.runtime import cache
 
 from ops import launch  # noqa: F401 - the threads below need its loading of kernels
 
-_COMPILERS = 8  # at a time; much of the work is Python, which one thread does at a time
+_COMPILERS = 8  # parallel compilations; most of the work is Python, which holds the GIL
 _UNINITIALISED = {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}
 
 
@@ -34,7 +34,7 @@ def prepare(device: torch.device) -> None:
     thread. Mostly runs without the GIL."""
     torch.cuda.set_device(device)
     with _preparing:
-        if (sum_up := getattr(cache, "triton_key", None)) is not None:  # kept by Triton
+        if (sum_up := getattr(cache, "triton_key", None)) is not None:  # cached by Triton
             sum_up()
         triton.runtime.driver.active.get_current_target()
 
@@ -61,7 +61,7 @@ def compile_together(device: torch.device) -> Iterator[None]:
 def _load(function: Any, specialization: str) -> None:
     """Compile the kernel, or find it in the cache, and load its machine code on the device."""
     kernel = function.preload(specialization)
-    getattr(kernel, "run", None)  # a property
+    getattr(kernel, "run", None)  # a property with side effects
 
 
 def _compiled_together(device: torch.device) -> Iterator[None]:
@@ -69,7 +69,7 @@ def _compiled_together(device: torch.device) -> Iterator[None]:
 
     def begin(*, key: str, fn: Any, compile: Any, **_: Any) -> bool:
         if threading.get_ident() != here:
-            return False  # one of the threads below, which is to compile it
+            return False  # one of the threads below, which must compile it
         if (fn.module, fn.name, key) not in begun:
             begun.add((fn.module, fn.name, key))
             threads.submit(_load, fn.jit_function, compile["specialization_data"])

@@ -1,11 +1,10 @@
-"""Launch of Triton kernels: from several threads, and overlapped with the previous kernel where the device supports it.
+"""Launch of Triton kernels: from several threads, and overlapped with the previous kernel if the device supports it.
 
-Under programmatic dependent launch (Hopper and newer) a kernel may start while those before it still run. So it waits before it
-touches anything that another kernel writes; only weights, and what earlier steps left, may be read before. Knows nothing of any
-operation.
+Under programmatic dependent launch (Hopper and newer) a kernel may start while earlier ones still run. So it waits before it
+accesses anything that another kernel writes; only weights and results of earlier steps may be read before. Independent of ops.
 
-Triton does not expect two threads to launch a kernel for the first time. Importing this file replaces the two functions of Triton
-that rely on it: `_load_module` and `_loaded_run` say why."""
+Triton does not support concurrent first launches of a kernel by two threads. Importing this file replaces the two affected
+functions of Triton: `_load_module` and `_loaded_run` explain why."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ _loading = threading.Lock()
 
 
 def _load_module(load: Callable[[str, str], ModuleType], name: str, path: str) -> ModuleType:
-    """Load the C extension at `path` by `load`, and return a module that no other extension called `name` shares.
+    """Load the C extension at `path` with `load`, and return a module that is not shared with other extensions called `name`.
 
-    Triton up to 3.6 calls every kernel's launcher `__triton_launcher`. CPython keeps one module object a name for extensions
-    of this form (single-phase initialisation): loading a file again writes its functions into the module that was loaded last,
-    which another thread may be about to read. The launcher it then finds packs another kernel's arguments."""
+    Triton up to 3.6 calls every kernel's launcher `__triton_launcher`. CPython has one module object per name for extensions
+    with single-phase initialisation: loading another file overwrites the functions in the module that was loaded before,
+    which another thread may be about to read. The launcher that it finds then packs another kernel's arguments."""
     with _loading:
         shared = load(name, path)
         own = ModuleType(name)
@@ -42,8 +41,8 @@ def _load_module(load: Callable[[str, str], ModuleType], name: str, path: str) -
 def _loaded_run(kernel: CompiledKernel) -> Any:
     """Return the launcher of `kernel`, loading its machine code first.
 
-    Triton's own property returns the launcher while another thread is still loading the machine code, and the launch fails for
-    want of a function."""
+    Triton's own property returns the launcher while another thread is still loading the machine code, and the launch fails
+    because the function is missing."""
     if kernel.function is None:
         with vars(kernel).setdefault("_oneloop_loading", threading.Lock()):
             kernel._init_handles()
@@ -56,7 +55,7 @@ CompiledKernel.run = property(_loaded_run)
 
 @functools.cache
 def overlap(device: torch.device) -> dict[str, bool]:
-    """Arguments for a launch of a kernel that calls `wait_for_previous(PDL)`; a CUDA device of capability 9 overlaps."""
+    """Return launch arguments for a kernel that calls `wait_for_previous(PDL)`, which overlaps from capability 9.0 on."""
     if device.type != "cuda" or INTERPRETED or torch.cuda.get_device_capability(device)[0] < 9:
         return {"PDL": False}
     return {"PDL": True, "launch_pdl": True}
@@ -64,7 +63,7 @@ def overlap(device: torch.device) -> dict[str, bool]:
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    # The next kernel may start at once: its own wait is for this one to end, which is after those before.
+    # The next kernel may start at once: it waits for the end of this one, which is after all earlier ones.
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

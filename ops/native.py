@@ -27,7 +27,7 @@ except ImportError as error:
 
 
 def choose_isa(name: str) -> None:
-    """Compute with the instruction set `name` from now on.
+    """Use the instruction set `name` from now on.
 
     Raises ValueError if this processor or installation does not support it."""
     global about
@@ -45,7 +45,7 @@ CACHE_TYPES = frozenset({torch.float32, torch.bfloat16, torch.int8})
 
 
 def supports(case: ShapeClass) -> str | None:
-    """Check for float32 on the CPU, with a float32, bfloat16 or int8 cache if the op has one."""
+    """Return a refusal unless the case is float32 on the CPU, with a float32, bfloat16 or int8 cache if the op has one."""
     if missing is not None:
         return missing
     if case.device != "cpu":

@@ -23,8 +23,8 @@ class ShapeClass(NamedTuple):
     """Facts on which the choice of a kernel may depend; all other properties of arguments may change from call to call.
 
     `head_size` 0 and `kv_dtype` None if the op has neither. `weight`: formats of the weight's rows, empty for ops without a
-    weight. `capability`: a CUDA device's compute capability; None elsewhere: the kernels of oneloop_native choose by
-    instruction set themselves. `mask`: attention mask, as in ops/attention/heads.py."""
+    weight. `capability`: a CUDA device's compute capability, else None; kernels of oneloop_native choose an instruction set
+    themselves. `mask`: attention mask, as in ops/attention/heads.py."""
 
     device: str
     dtype: torch.dtype
@@ -47,13 +47,13 @@ class ShapeClass(NamedTuple):
         return ", ".join([" ".join(words[:2]), *words[2:]])
 
 
-USUAL = ShapeClass("cpu", torch.float32)  # the case that an op describes before any choice was made
+USUAL = ShapeClass("cpu", torch.float32)  # the case that an op describes if no choice was made
 USUAL_ATTENTION = ShapeClass("cpu", torch.float32, torch.float32, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Implementation of an op. `supports` returns None, or why it does not support a shape class; `about` is a note for people.
+    """Implementation of an op. `supports`: returns None, or why it does not support a shape class. `about`: a note for users.
 
     `run`: the function, or "module:function" to be imported when it is first chosen, since a CPU needs no Triton."""
 
@@ -147,7 +147,7 @@ def _resolve(run: Callable[..., Any] | str) -> Callable[..., Any]:
     if not isinstance(run, str):
         return run
     module, _, function = run.partition(":")
-    module = re.sub(r"^ops\b", __package__, module)  # where it is installed
+    module = re.sub(r"^ops\b", __package__, module)  # the installed package name
     resolved: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return resolved
 
@@ -184,4 +184,4 @@ def _short(dtype: torch.dtype) -> str:
 
 
 _ops: list[Op] = []
-_forced: dict[str | None, str] = {}  # by op, None for all
+_forced: dict[str | None, str] = {}  # by op; None: all

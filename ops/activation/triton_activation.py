@@ -12,8 +12,8 @@ from ops.launch import overlap, wait_for_previous
 
 @triton.jit
 def _erf(x):
-    # To 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26): of what is then rounded to 16 bits nobody sees a difference, and the library's
-    # function takes twice as long as the memory that it is computed for.
+    # Error 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26), which disappears when rounding to 16 bits. The library's function takes
+    # twice as long as the memory accesses.
     t = 1.0 / (1.0 + 0.3275911 * tl.abs(x))
     series = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
     tail = series * tl.exp2(-1.4426950408889634 * x * x)
@@ -22,7 +22,7 @@ def _erf(x):
 
 @triton.jit
 def activated(x, KIND: tl.constexpr, EXACT: tl.constexpr = True):
-    # float32 in and out. (1 + tanh(z)) / 2 is the logistic function of 2 z. EXACT: as float32 has it.
+    # float32 in and out. (1 + tanh(z)) / 2 is the logistic function of 2 z. EXACT: in float32 precision.
     if KIND == "silu":
         result = x / (1.0 + tl.exp(-x))
     elif KIND == "gelu":
@@ -34,7 +34,7 @@ def activated(x, KIND: tl.constexpr, EXACT: tl.constexpr = True):
         result = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     else:
         tl.static_assert(KIND == "relu" or KIND == "relu2")
-        result = tl.where(x < 0.0, 0.0, x)  # a NaN stays one
+        result = tl.where(x < 0.0, 0.0, x)  # keeps NaN
         if KIND == "relu2":
             result *= result
     return result

@@ -67,7 +67,7 @@ def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None = None,
     softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None, mask: str = CAUSAL,
 ) -> Tensor:  # fmt: skip
-    """Attention of q [T, Hq, D] over the paged context that `meta` describes, [T, Hq, D].
+    """Compute attention of q [T, Hq, D] over the paged context that `meta` describes, [T, Hq, D].
 
     k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head h // (Hq // Hkv).
     Query i of row r attends to the keys that `mask` (ops/attention/heads.py) allows: by default 0 to its own position, or only
@@ -79,7 +79,7 @@ def paged_attention(
     kernel leaves these to the reference. Values of an fp8 cache are used unscaled: the caller applies their scales to
     `scale` and to the result."""
     run = _paged_attention.runs[q.device, q.dtype, k_cache.dtype, q.shape[2], (), mask]
-    if mask != CAUSAL:  # which most kernels need not be told
+    if mask != CAUSAL:  # most kernels have no mask argument
         return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks, alibi, mask)
     if alibi is None:
         return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks)
@@ -136,8 +136,8 @@ def _turned(qkv: Tensor, heads: AttentionHeads, positions: Tensor) -> tuple[Tens
 
 
 def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
-    """Attend without a cache: a query sees the keys of its own step and row that `heads.mask` allows. The rows of `meta` begin
-    with their step; its context lengths and block tables are not read.
+    """Compute attention without a cache: a query attends to keys of its own step and row that `heads.mask` allows. All tokens
+    of a row must be in the step; context lengths and block tables of `meta` are not read.
 
     qkv [T, (Hq + 2 Hkv) * D], which is overwritten; returns [T, Hq * D]."""
     run = _attend_packed.runs[qkv.device, qkv.dtype, None, heads.head_size, (), heads.mask]
@@ -160,7 +160,7 @@ def _attend_packed_by_torch(qkv: Tensor, heads: AttentionHeads, positions: Tenso
 
 
 def _attend_packed_natively(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
-    if heads.relative_bias is not None or heads.alibi is not None:  # which the compiled kernel does not know
+    if heads.relative_bias is not None or heads.alibi is not None:  # not supported by the compiled kernel
         return _attend_packed_by_torch(qkv, heads, positions, meta)
     q, k, v = _turned(qkv, heads, positions)
     return native.packed_attention(q, k, v, meta, heads.scale, heads.window, heads.softcap, heads.sinks).flatten(1)

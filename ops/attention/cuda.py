@@ -20,10 +20,10 @@ from ops.kv.eight_bits import FP8
 from ops.tuning.numbers import DecodeBlock, DecodeTuning
 
 HEAD_SIZES = (64, 96, 128, 256)
-BLOCK_SIZE = 16  # keys that one warp takes at a time, so what a block of the cache must hold
-MAX_GROUP = 8  # query heads of one kv head
+BLOCK_SIZE = 16  # keys that a warp processes at a time, and therefore the required cache block size
+MAX_GROUP = 8  # query heads per kv head
 LOG2E = 1.4426950408889634
-NUMBERS = {FP8: "u8", torch.int8: "s8"}  # of decode.cu, in caches that are not of the model's own; "u16" in those
+NUMBERS = {FP8: "u8", torch.int8: "s8"}  # names in decode.cu of 8-bit cache dtypes; "u16" for 16 bits
 
 
 def refusal(heads: AttentionHeads, k_cache: Tensor, dtype: torch.dtype) -> str | None:

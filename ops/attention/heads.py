@@ -9,11 +9,11 @@ from torch import Tensor
 from ops.kv.eight_bits import UNSCALED
 from ops.registry import ShapeClass
 
-# Attention masks: which keys a query may see, apart from windows. Values of `AttentionHeads.mask`, and what kernels
-# say to them. "causal": those at its own position and before it. "full": all of its row, or with a window those less
-# than it away on either side. "prefix_full": as causal, and those of a prefix of `AttentionMeta.prefix_lens` tokens
-# see each other all (prefix language models, Raffel et al. 2020). What a query sees behind it must be of its own
-# step: with "full" that is the whole row, with "prefix_full" the prefix.
+# Attention masks: keys that a query attends to, apart from windows. Values of `AttentionHeads.mask`. "causal": keys at
+# its own position and before. "full": all of its row, or with a window those less than the window away on either side.
+# "prefix_full": causal, and additionally tokens of a prefix of `AttentionMeta.prefix_lens` tokens attend to each
+# other (prefix language models, Raffel et al. 2020). Later keys that a query attends to must be in its own step: the
+# whole row with "full", the prefix with "prefix_full".
 CAUSAL, FULL, PREFIX_FULL = "causal", "full", "prefix_full"
 MASKS = (CAUSAL, FULL, PREFIX_FULL)
 
@@ -25,7 +25,7 @@ def causal_only(case: ShapeClass) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AttentionHeads:
-    """Heads of an attention layer. qkv rows hold `num_heads` query heads, then `num_kv_heads` key heads, then as many value
+    """Heads of an attention layer. qkv rows contain `num_heads` query heads, then `num_kv_heads` key heads, then as many value
     heads.
 
     `norms`: weights [head_size] of the RMS norms of each q and k head, with `norm_eps`; None for no norm. cos_sin [max_pos,
@@ -56,10 +56,10 @@ class AttentionHeads:
         return q, k, v
 
 
-# LatentHeads: multi-head latent attention (DeepSeek-V2, 2024) in its absorbed form, apart from the step's data. What
-# the cache holds for a token is one vector, which all heads share: a latent of `rank` dims, then a key that is
-# rotated by its position. A head's query has been brought into the same space, and what it mixes are the latents; so
-# there is one kv head whose values are the first dims of its keys, stored once.
+# LatentHeads: multi-head latent attention (DeepSeek-V2, 2024) in its absorbed form, independent of the step. The cache
+# has one vector per token, shared by all heads: a latent of `rank` dims, then a key that is rotated by its position.
+# Each head's query is projected to the same space, and its values are the latents. So there is one kv head whose
+# values are the first dims of its keys, stored once.
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
     """Heads of latent attention, D = rank + P. cos_sin [max_pos, P] float32 rotates the last P dims in pairs (2i, 2i + 1).

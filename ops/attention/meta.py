@@ -39,9 +39,9 @@ class AttentionMeta:
     prefix_lens: Tensor | None = None
 
 
-# Attention within chunks of a context (Llama 4, Meta 2025): a query sees the keys of its own chunk, and none of the
-# chunk before. Kernels know nothing of chunks: what a request has in one of them is told as a request of its own,
-# whose context begins where the chunk does. That is computed on the device, so a captured graph may hold it.
+# Attention within chunks of a context (Llama 4, Meta 2025): a query attends to keys of its own chunk only. Kernels do
+# not support chunks: the part of a request in one chunk becomes a separate request, whose context starts with the
+# chunk. This is computed on the device, so a captured graph can contain it.
 def max_pieces(num_tokens: int, num_rows: int, chunk: int) -> int:
     """Return the largest number of pieces into which `in_chunks` can cut `num_rows` requests of `num_tokens` queries in all."""
     return num_rows + min(num_rows, num_tokens // 2) + num_tokens // chunk
@@ -79,7 +79,7 @@ def in_chunks(
         seq_lens=torch.where(is_piece, last + 1 - begin, 0).int(),
         max_seq_len=max_seq_len,
         rows=None if meta.rows is None else torch.where(is_piece, numbers, -1).int(),
-        spans=None,  # where a chunk ends within a request, only the device may know
+        spans=None,  # only the device has the boundaries of chunks within a request
         uniform=False,
     )
     return [replace(piece, block_tables=each.block_tables[tables, entries]) for each in metas]

@@ -16,10 +16,10 @@ def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None,
     softcap: float | None, sinks: Tensor | None, alibi: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    if alibi is not None:  # which the compiled kernel does not know
+    if alibi is not None:  # not supported by the compiled kernel
         return reference.paged_attention(q, k_cache, v_cache, meta, scale, window, softcap, sinks, alibi)
     out = q.new_empty(*q.shape)
-    # Most layers have none of them: they are the native function's defaults.
+    # Most layers have none of these; they are the native function's defaults.
     plain = window is None and softcap is None and sinks is None
     limits = () if plain else (window or 0, softcap or 0.0, sinks)
     native.paged_attention(

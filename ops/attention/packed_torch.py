@@ -21,9 +21,7 @@ from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 
 _MAX_THREADS = 16
-_WORTH_SHARING = (
-    1 << 22
-)  # multiplications of scores: some tenths of a millisecond, while a thread wakes in some hundredths
+_WORTH_SHARING = 1 << 22  # multiplications: tenths of a millisecond; a thread wakes in hundredths
 
 
 def computes(heads: AttentionHeads) -> bool:

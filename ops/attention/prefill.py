@@ -20,8 +20,8 @@ from ops.cuda.program import CompiledKernel, Program, TensorMap, tensor_map
 from ops.kv import read_scales
 from ops.kv.eight_bits import FP8
 
-ROWS = 128  # queries of a block
-PAGE = 16  # keys of a block of the cache
+ROWS = 128  # queries per block
+PAGE = 16  # keys per cache block
 MAX_REQUESTS = 2048
 LOG2E = 1.4426950408889634
 _HERE = Path(__file__).parent
@@ -37,9 +37,9 @@ class Tile:
 
     lanes: int
     keys: int
-    tiles_of_queries: int  # that are in shared memory, the next one ahead of its turn
-    slots: int = 0  # of codes of half a tile of keys or values; 0: the cache is in 16 bits
-    wideners: int = 3  # warps beside the one that copies, 3 or 7; where the cache is in 16 bits they are idle
+    tiles_of_queries: int  # query tiles in shared memory, including the prefetched next one
+    slots: int = 0  # buffers of fp8 codes, each half a tile of keys or values; 0: 16-bit cache
+    wideners: int = 3  # warps that convert codes, 3 or 7, next to the copying one; idle with 16-bit caches
 
     @property
     def name(self) -> str:
@@ -64,8 +64,8 @@ class Tile:
 
 
 TILES = (Tile(64, 128, 2), Tile(128, 128, 2), Tile(256, 64, 1))
-# Seven warps that widen: 477 TFLOP/s of 128 dims for 423, but 301 of 64 for 322 (one H200); those of 256 want more registers at a
-# kernel's begin than they leave.
+# With seven converting warps: 477 TFLOP/s instead of 423 with 128 dims, but 301 instead of 322 with 64 (one H200). With 256 dims
+# they need more registers at the kernel's start than are available.
 CODED_TILES = (Tile(64, 128, 2, 8), Tile(128, 128, 2, 3, 7), Tile(256, 64, 1, 3))
 
 
@@ -143,11 +143,11 @@ def prefill(
     min_queries: int,
     widened: Widened | None = None,
 ) -> None:
-    """Compute rows of at least `min_queries` queries, up to MAX_REQUESTS rows in all, into out [T, Hq, D]; other tokens are not
+    """Compute rows of at least `min_queries` queries, of at most MAX_REQUESTS rows, into out [T, Hq, D]; other tokens are not
     written.
 
-    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches [num_blocks, Hkv, 16, D], unless these are fp8. q is
-    normed and rotated, k and v are stored. `widened`: pages of an fp8 cache already converted to 16 bits."""
+    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches [num_blocks, Hkv, 16, D], unless these are fp8. q must
+    be normed and rotated, k and v stored. `widened`: pages of an fp8 cache already converted to 16 bits."""
     scales = read_scales(k_cache, heads.kv_scales)
     first_pages = None
     if widened is not None:
@@ -184,7 +184,7 @@ def _cache_map(cache: Tensor, num_keys: int) -> TensorMap:
 
 @functools.cache
 def _counters(device: torch.device) -> Tensor:
-    """Counters of tiles handed out and of blocks ended, which every launch resets to zero. Launches must share one stream."""
+    """Return counters of assigned tiles and finished blocks, which every launch resets. Launches must share one stream."""
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 

@@ -15,7 +15,7 @@ from ops.attention.heads import CAUSAL, FULL, PREFIX_FULL, AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.kv.eight_bits import from_int8_entries
 
-QUERY_CHUNK = 256  # queries scored at once: bounds the score matrix of a long prompt
+QUERY_CHUNK = 256  # queries per score matrix, to limit the memory for long prompts
 
 
 def paged_attention(
@@ -76,7 +76,7 @@ def _attend_row(
     if late:
         raise ValueError(f"what a {mask} mask shows must be computed in one step")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for first in range(begin, context_len, QUERY_CHUNK):  # positions, the chunk's first query's sees the earliest key
+    for first in range(begin, context_len, QUERY_CHUNK):  # positions; the chunk's first query has the earliest key
         stop = min(first + QUERY_CHUNK, context_len)
         low = 0 if window is None else max(0, first + 1 - window)
         positions = torch.arange(first, stop, device=q.device)[:, None]
@@ -118,7 +118,7 @@ def attend_hidden(
     masked out for each query. bias [Hq, n, context] is added to the scores."""
     wide = torch.promote_types(q.dtype, torch.float32)
     num_queries, num_heads, head_size = q.shape
-    groups = q.to(wide).transpose(0, 1).reshape(keys.shape[0], -1, head_size)  # a kv head's query heads side by side
+    groups = q.to(wide).transpose(0, 1).reshape(keys.shape[0], -1, head_size)  # query heads of a kv head are adjacent
     scores = (groups @ keys.to(wide).transpose(1, 2) * scale).view(num_heads, num_queries, -1)
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
@@ -132,8 +132,8 @@ def attend_hidden(
     return mixed.view(num_heads, num_queries, head_size).transpose(0, 1).to(q.dtype)
 
 
-# Attention in which blocks of a step's tokens see each other whole, as a picture's do (Gemma 3, 2025): causal
-# attention by whatever computes it, and then that of each block anew, by its book. What a block sees must be stored.
+# Attention in which blocks of a step's tokens attend to each other completely, as of an image (Gemma 3, 2025): first
+# causal attention by any kernel, then each block is recomputed. Keys and values must be stored.
 class TokenBlock(NamedTuple):
     """Tokens [start, stop) of a step that attend to each other. `table`: index of their request's block table. `position`:
     position of the first token. `in_window`: they attend within a layer's window only."""

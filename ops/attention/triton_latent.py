@@ -1,7 +1,7 @@
 """Latent attention in Triton: all heads of a token read the same keys, whose first dims are the values, loaded once for both.
 
-As in `triton_paged.py` lengths and tables are read on the device and grids follow from shapes alone: requests of one query split
-their context over programs, longer spans are cut into tiles of queries. A row of the products is a query and a head."""
+As in `triton_paged.py`, lengths and tables are read on the device and grids depend on shapes only. Requests of one query
+split their context over programs; longer ones are divided into tiles of queries. A row of a product is a query and a head."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _extend(
     start = tl.load(starts_ptr + request)
     num_queries = tl.load(starts_ptr + request + 1) - start
     context = tl.load(lens_ptr + request)
-    tile = tl.cdiv(num_queries, TOKENS) - 1 - local // SHARES  # those with the most keys first
+    tile = tl.cdiv(num_queries, TOKENS) - 1 - local // SHARES  # those with most keys first
     m = tl.arange(0, TOKENS * PACK)
     query = tile * TOKENS + m // PACK
     head = local % SHARES * PACK + m % PACK
@@ -193,7 +193,7 @@ def attend_latent(
     slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:
-    """See `ops.attend_latent`; q and latent are contiguous. Results of padding tokens are undefined."""
+    """Compute `ops.attend_latent` for contiguous q and latent. Results of padding tokens are undefined."""
     num_tokens, rotary = q.shape[0], heads.cos_sin.shape[1]
     out = torch.empty((num_tokens, heads.num_heads, heads.rank), dtype=q.dtype, device=q.device)
     if not num_tokens:

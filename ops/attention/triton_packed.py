@@ -60,7 +60,7 @@ def _packed(
     local = program - tl.max(tl.where(upto <= program, upto, 0), 0)
     start = tl.load(starts_ptr + request)
     length = tl.load(starts_ptr + request + 1) - start
-    # Programs that read the same keys run side by side.
+    # Programs that read the same keys are adjacent.
     num_tiles = tl.cdiv(length, TOKENS)
     head = local // num_tiles
     kv_head = head // (HEADS // KV_HEADS)
@@ -77,16 +77,16 @@ def _packed(
     total = tl.zeros((TOKENS,), tl.float32)
     mixed = tl.zeros((TOKENS, LANES), tl.float32)
     low = 0
-    unmasked = length // TILE * TILE  # every query of the tile sees the keys before this one
+    unmasked = length // TILE * TILE  # keys before it are visible to all queries of the tile
     end = length
-    if WINDOW > 0:  # every tile of keys is masked: those at the window's two edges would be most of them
+    if WINDOW > 0:  # all key tiles are masked: most of them are at the window's two edges
         low = tl.maximum(low_query + 1 - WINDOW, 0) // TILE * TILE
         unmasked = low
         end = tl.minimum(length, low_query + TOKENS + WINDOW - 1)
     fold_scale = 1.0
     if SOFTCAP == 0:  # noqa: SIM102 -- a compiler's condition each
         if bias_ptr is None:
-            fold_scale = scale_log2  # goes into one multiply-add with the maximum
+            fold_scale = scale_log2  # merged into one multiply-add with the maximum
     for begin in range(low, unmasked, TILE):
         key = begin + tl.arange(0, TILE)
         where = key[:, None] * qkv_stride + dim[None, :]
@@ -116,7 +116,7 @@ def _packed(
 
 
 def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
-    """See `ops.attend_packed`, under a full mask. Results of padding tokens are undefined."""
+    """Compute `ops.attend_packed` under a full mask. Results of padding tokens are undefined."""
     if heads.alibi is not None:
         raise ValueError("ALiBi requires a causal mask")
     num_tokens, num_requests = qkv.shape[0], meta.query_start_loc.shape[0] - 1

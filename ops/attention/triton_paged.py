@@ -22,9 +22,9 @@ from ops.launch import overlap, wait_for_previous
 from ops.tuning.numbers import PagedTuning, QueryTiles, Tuning
 
 LOG2E = 1.4426950408889634  # exp2 is one instruction on the device, exp two
-HIDDEN = tl.constexpr(-1e30)  # the score of a key that is not seen
-# The largest score of a row that has seen none. Were it HIDDEN too, a hidden key's weight would be 2 to the difference of two
-# equal, enormous numbers, one of them not rounded: infinity as soon as a multiply-add is fused.
+HIDDEN = tl.constexpr(-1e30)  # score of a masked key
+# Maximum score of a row in which all keys are masked. If it were HIDDEN, a masked key's weight would be 2 to the difference
+# of two equal, enormous numbers, one of them unrounded: infinity if a multiply-add is fused.
 NONE_YET = tl.constexpr(-1e20)
 
 
@@ -36,7 +36,7 @@ def keys_at(
     # Where keys begin .. begin + TILE (begin a multiple of TILE) lie in a cache [blocks, KV_HEADS, BLOCK, HEAD], in elements.
     each = tl.arange(0, TILE)
     key = begin + each
-    if TILE % BLOCK == 0:  # then only `begin` changes from tile to tile
+    if TILE % BLOCK == 0:  # only `begin` changes from tile to tile
         page = begin // BLOCK + each // BLOCK
         offset = each % BLOCK
     else:
@@ -53,7 +53,7 @@ def load_entries(ptr, scales_ptr, at, dim, inside, loaded, like, HEAD: tl.conste
     # Keys or values that begin at `at` [keys], in elements, as numbers of `like`'s type [keys, dims]; `inside` [keys] and `loaded`
     # [keys, dims] guard what is read. scales_ptr: of int8 entries, the same cache as float32 (ops/kv/eight_bits.py).
     where = at[:, None] + dim[None, :]
-    if scales_ptr is not None:  # entries begin at any word of four bytes, which Triton 3.6 takes for any of sixteen
+    if scales_ptr is not None:  # entries are aligned to 4 bytes, but Triton 3.6 assumes 16
         where = tl.multiple_of(tl.max_contiguous(where, [1, 4]), [4, 4])
     if MASKED:
         x = tl.load(ptr + where, mask=loaded, other=0.0)
@@ -109,10 +109,10 @@ def join(
     token = tl.load(starts_ptr + request)
     context = tl.load(lens_ptr + request)
     if WINDOW > 0:
-        context -= tl.maximum(context - WINDOW, 0) // TILE * TILE  # those that were mixed
+        context -= tl.maximum(context - WINDOW, 0) // TILE * TILE  # masked keys are excluded
     span = split_span(context, num_splits, TILE)
     if (tl.load(starts_ptr + request + 1) - token != 1) | (span >= context):
-        return  # not a single query, or `_decode` needed one split and wrote the result itself
+        return  # not a single query, or `_decode` used one split and wrote the result itself
     split = tl.arange(0, SPLITS)
     used = split * span < context
     dim = tl.arange(0, LANES)
@@ -189,7 +189,7 @@ def _decode(
     wait_for_previous(PDL)
     token = tl.load(starts_ptr + request)
     context = tl.load(lens_ptr + request)
-    low = 0  # the first key, down to a whole tile, that the query sees
+    low = 0  # first visible key, rounded down to a whole tile
     if WINDOW > 0:
         low = tl.maximum(context - WINDOW, 0) // TILE * TILE
     span = split_span(context - low, num_splits, TILE)
@@ -221,7 +221,7 @@ def _decode(
             loaded = loaded & (dim < HEAD)[None, :]
         k = load_entries(k_ptr, k_scales_ptr, next_keys, dim, inside, loaded, q, HEAD, True)
         v = load_entries(v_ptr, v_scales_ptr, next_keys, dim, inside, loaded, q, HEAD, True)
-        # The next tile's blocks, a turn early: its keys need not wait for their addresses.
+        # The next tile's block ids are prefetched, so loading its keys need not wait for them.
         next_keys = keys_at(table_ptr, start + TILE, last, kv_head, KV_HEADS, ENTRY, BLOCK, TILE, WIDE)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if SOFTCAP > 0:
@@ -275,7 +275,7 @@ def _extend(
     num_queries = tl.load(starts_ptr + request + 1) - start
     context = tl.load(lens_ptr + request)
     table_ptr = table_of(tables_ptr, rows_ptr, table_stride, request)
-    # Programs that read the same keys run side by side, those with the most keys first: a long one should not end last.
+    # Programs that read the same keys are adjacent, those with most keys first: a long one should not start last.
     num_tiles = tl.cdiv(num_queries, TOKENS)
     kv_head = local // (num_tiles * SHARES)
     local = local % (num_tiles * SHARES)
@@ -301,9 +301,9 @@ def _extend(
     mixed = tl.zeros((TOKENS * PACK, LANES), tl.float32)
     first_position = context - num_queries + tile * TOKENS
     end = tl.minimum(context, first_position + TOKENS)
-    unmasked = (first_position + 1) // TILE * TILE  # every query of the tile sees the keys before this one
+    unmasked = (first_position + 1) // TILE * TILE  # keys before it are visible to all queries of the tile
     low = 0
-    if WINDOW > 0:  # every tile of keys is masked: the tiles at the window's edge are not worth a third loop
+    if WINDOW > 0:  # all key tiles are masked: a third loop for the window's edge is not worth it
         low = tl.maximum(first_position + 1 - WINDOW, 0) // TILE * TILE
         unmasked = low
     fold_scale = scale_log2
@@ -314,7 +314,7 @@ def _extend(
         inside = begin + tl.arange(0, TILE) < unmasked
         k = load_entries(k_ptr, k_scales_ptr, next_keys, dim, inside, in_head, q, HEAD, HEAD != LANES)
         v = load_entries(v_ptr, v_scales_ptr, next_keys, dim, inside, in_head, q, HEAD, HEAD != LANES)
-        # A turn early, as above.
+        # Prefetched, as above.
         next_keys = keys_at(table_ptr, begin + TILE, context, kv_head, KV_HEADS, ENTRY, BLOCK, TILE, WIDE)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if SOFTCAP > 0:

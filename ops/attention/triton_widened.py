@@ -16,8 +16,8 @@ from ops.attention.meta import AttentionMeta
 from ops.launch import overlap, wait_for_previous
 
 _LANES = 4096
-PROGRAMS = 4  # of a multiprocessor
-_REQUESTS = 2048  # all that prefill.cu counts: one kernel, compiled before steps are captured
+PROGRAMS = 4  # per multiprocessor
+_REQUESTS = 2048  # maximum of prefill.cu; one kernel for all counts, compiled before steps are captured
 
 
 class Widened(NamedTuple):
@@ -68,8 +68,8 @@ def widen(
     k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, dtype: torch.dtype, min_queries: int, max_pages: int,
     num_programs: int,
 ) -> Widened:  # fmt: skip
-    """Widen the fp8 caches [num_blocks, Hkv, 16, D] of requests with at least `min_queries` queries to a 16-bit type that
-    holds all fp8 numbers: for as many of these requests as fit into `max_pages` pages. At most 2048 requests in all."""
+    """Convert the fp8 caches [num_blocks, Hkv, 16, D] of requests with at least `min_queries` queries to 16 bits, for as
+    many of them as fit into `max_pages` pages. `dtype` must represent all fp8 numbers. At most 2048 requests in total."""
     shape, device, num_requests = k_cache.shape[1:], k_cache.device, meta.seq_lens.shape[0]
     keys, values = (torch.empty((max_pages, *shape), dtype=dtype, device=device) for _ in "kv")
     first_pages = torch.empty(num_requests, dtype=torch.int32, device=device)

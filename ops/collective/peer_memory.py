@@ -15,11 +15,11 @@ from torch import Tensor
 from ops.cuda.program import CompiledKernel, Program, missing
 
 MAX_RANKS = 8
-LINES_BYTES = 512 << 10  # of a tensor that is pushed in lines; larger ones are read by the others
-BLOCKS_BYTES = 64 << 20  # of what is exchanged at once
+LINES_BYTES = 512 << 10  # maximum size of tensors that are pushed to the others; larger ones are pulled by them
+BLOCKS_BYTES = 64 << 20  # bytes exchanged at a time
 _PER_BLOCK = 2048  # vectors of 16 bytes
-_MAX_NORMED = 16384  # features, of which a block's threads have some each
-_NORM_BLOCKS, _NORM_ROWS = 264, 8  # from so many blocks on a block has several rows, up to so many
+_MAX_NORMED = 16384  # maximum number of features, distributed over a block's threads
+_NORM_BLOCKS, _NORM_ROWS = 264, 8  # with at least so many blocks, a block has several rows, up to this number
 _PROGRAM = Program(
     [Path(__file__).with_name("peers.cu")],
     {

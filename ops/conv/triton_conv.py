@@ -63,7 +63,7 @@ def _outputs(
     lane = (tl.program_id(1) * LANES + tl.arange(0, LANES))[None, :]
     inside = lane < CHANNELS
     wait_for_previous(PDL)
-    request = tl.zeros((TOKENS,), tl.int32)  # the last that begins at or before the token
+    request = tl.zeros((TOKENS,), tl.int32)  # last request that begins at or before the token
     for step in range(num_halvings):
         later = request + (1 << (num_halvings - 1 - step))
         begin = tl.load(query_start_loc_ptr + later, mask=later < num_requests, other=2147483647)

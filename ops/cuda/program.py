@@ -24,9 +24,9 @@ from torch import Tensor
 logger = logging.getLogger("oneloop.ops")
 
 _COMMON = Path(__file__).with_name("common.cuh")
-_COMPILERS = 8  # at a time; each takes some tens of MiB while it works
+_COMPILERS = 8  # parallel compilations; each needs some tens of MiB
 _programs: list[Program] = []
-_compiling: dict[str, threading.Lock] = {}  # by what goes into it
+_compiling: dict[str, threading.Lock] = {}  # locks by hash of the inputs
 _choosing = threading.Lock()
 _DTYPE_FLAGS = {torch.bfloat16: (), torch.float16: ("-DFLOAT16",)}
 
@@ -95,9 +95,9 @@ class CompiledKernel:
 
 class Program:
     """Kernels from the same source files, which follow common.cuh. `instances`: source line that instantiates each kernel's
-    template; each is compiled on its own, in parallel. `prelude`: text before all instances. `listed`: every start compiles it.
+    template; each is compiled separately, in parallel. `prelude`: text before all instances. `listed`: compiled at every start.
 
-    `architecture`: the only one that it can be compiled for, None for any."""
+    `architecture`: the only supported one, None for any."""
 
     def __init__(
         self, sources: Sequence[Path], instances: Mapping[str, str], prelude: str = "", architecture: str | None = None,
@@ -146,7 +146,7 @@ class Program:
 
         code = self._machine_code(name, dtype, device)
         torch.cuda.init()
-        torch.cuda.set_device(device)  # this thread has the context from here on
+        torch.cuda.set_device(device)  # makes the context current on this thread
         (module,) = _check(driver.cuModuleLoadData(code))
         return module
 
@@ -165,7 +165,7 @@ class Program:
         cached = _cache_folder() / f"{digest[:32]}.cubin"
         with _choosing:
             lock = _compiling.setdefault(digest, threading.Lock())
-        with lock:  # another device of the same kind may want the same
+        with lock:  # another device of the same kind may compile the same kernel
             if cached.is_file():
                 return cached.read_bytes()
             code = machine_code(text, dtype, architecture)
@@ -275,8 +275,8 @@ def _check(answer: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(values)
 
 
-# Tensor maps: how Hopper's copy engine is told to find a tile of a matrix, of bytes or 16-bit floats, and to put it
-# swizzled into shared memory. Made by the driver, on the host, for one address; kernels take them by value.
+# Tensor maps: describe to Hopper's copy engine a tile of a matrix of bytes or 16-bit floats, and its swizzled layout in
+# shared memory. Created by the driver, on the host, for one address; kernels receive them by value.
 _BYTES = _ALIGNMENT = 128
 _DATA_TYPES = {torch.uint8: 0, torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
 _SWIZZLE_128B = 3
@@ -302,7 +302,7 @@ def tensor_map(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box
     )
 
 
-@functools.lru_cache(4096)  # a map says where and how, and nothing of what lies there
+@functools.lru_cache(4096)  # a map contains addresses and strides, no data
 def _made(data_type: int, size: int, address: int, sizes: _Ints, strides: _Ints, box: _Ints) -> TensorMap:
     room = ctypes.create_string_buffer(_BYTES + _ALIGNMENT)
     found = TensorMap.from_buffer(room, -ctypes.addressof(room) % _ALIGNMENT)

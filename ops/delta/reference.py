@@ -36,7 +36,7 @@ class DeltaHeads:
         return keys, keys, self.num_value_heads * self.value_size
 
 
-CHUNK = 64  # tokens of one triangular system
+CHUNK = 64  # tokens per triangular system
 NORM_EPS = 1e-6
 
 
@@ -45,7 +45,7 @@ def gated_delta_rule(
 ) -> Tensor:
     wide = torch.promote_types(qkv.dtype, torch.float32)
     q, k, v = qkv.to(wide).split_with_sizes(heads.sizes, dim=1)
-    # [T, key heads, value heads of a key head, ...]: q and k of a key head meet all of its value heads.
+    # [T, key heads, value heads of a key head, ...]: q and k of a key head are used by all of its value heads.
     grouped = (heads.num_key_heads, heads.num_value_heads // heads.num_key_heads)
     q, k = (_unit(each.unflatten(1, (heads.num_key_heads, 1, heads.key_size))) for each in (q, k))
     q = q * heads.key_size**-0.5

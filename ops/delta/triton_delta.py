@@ -107,7 +107,7 @@ def _chunks(
         is_token = token < end
         ba_at = ba_ptr + token * ba_stride + head
         logit = tl.load(ba_at, mask=is_token, other=0.0).to(tl.float32)
-        beta = tl.where(is_token, 1.0 / (1.0 + tl.exp(-logit)), 0.0)  # who is no token corrects nothing
+        beta = tl.where(is_token, 1.0 / (1.0 + tl.exp(-logit)), 0.0)  # padding tokens correct nothing
         rate = softplus(tl.load(ba_at + HEADS, mask=is_token, other=0.0).to(tl.float32) + bias)
         decay = tl.where(is_token, a * rate, 0.0)
         until = tl.cumsum(decay, 0)

@@ -1,4 +1,4 @@
-"""Embedding in Triton: one program gathers one row, whatever the table is tied to."""
+"""Embedding in Triton: one program gathers one row."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ops.stored import DECODED, Q4, W4, W8, StoredWeight, WeightFormat
 CODES = frozenset({W4, W8}) | DECODED
 _BLOCK = 32
 log = logging.getLogger("oneloop.start")
-_HALF_ERROR = 2.0**-10  # of a scale: twice what rounding to a half float takes, below which that has lost bits
+_HALF_ERROR = 2.0**-10  # relative error of a scale: twice that of rounding to float16; larger errors mean lost bits
 
 
 def as_blocks(stored: StoredWeight) -> StoredWeight:

@@ -26,26 +26,26 @@ from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
 from ops.stored import BLOCKS, CODED, DECODED, FP8, W4, W8, Stored, WeightFormat, bias_of, formats_of, parts_of
 
-FEW = 64  # rows up to which a product is bound by the weight's bytes
-_ROUNDED = (FP8, W8)  # codes with matrix units of their own
-_ALIGNED = 16  # what cuBLAS wants of either side of a weight in fp8
+FEW = 64  # up to this number of rows, a product is memory-bound
+_ROUNDED = (FP8, W8)  # codes that matrix units support directly
+_ALIGNED = 16  # alignment that cuBLAS requires of both dims of an fp8 weight
 
-# Codes that are decoded are quicker than 16 bits on Hopper alone (tests/benches/ops/decoded.py), and become plain
-# numbers elsewhere: Triton's kernel of them takes some 300 us for a layer of the 8B shape and few rows of an H200,
-# bfloat16 123. Q4_0 becomes w4.
+# Decoded codes are faster than 16 bits on Hopper only (tests/benches/ops/decoded.py), and are converted to plain
+# numbers elsewhere: for a layer of the 8B shape and few rows on an H200, Triton's kernel takes about 300 us,
+# bfloat16 123. Q4_0 is converted to w4.
 _MIN_CAPABILITY = {FP8: (8, 9), W8: (8, 0), W4: (8, 0)}
 _HOPPER = (9, 0)
 
 
 def supports(case: ShapeClass) -> str | None:
-    """Check for codes of one kind, or blocks that are converted to such codes."""
+    """Return a refusal unless all rows are codes of one kind, or blocks that are converted to such codes."""
     if len(case.weight) != 1:
         return "it reads weights in codes and scales, all of one kind"
     return _refusal(case, frozenset({Q4_0}))
 
 
 def supports_experts(case: ShapeClass) -> str | None:
-    """Check for codes or blocks of any kind, one kind per weight."""
+    """Return a refusal unless each weight is in codes or blocks of a supported kind."""
     return _refusal(case, frozenset())
 
 
@@ -123,7 +123,7 @@ class CodedLinearWeight(LinearWeight):
 
 
 class TiledLinearWeight(CodedLinearWeight):
-    """Weight in the pieces of pieces.py."""
+    """Coded weight in the pieces of pieces.py."""
 
     in_pieces = True
 
@@ -172,19 +172,19 @@ class TiledLinearWeight(CodedLinearWeight):
         )
 
     def by_widened(self, x: Tensor) -> Tensor:
-        from ops.gemm.triton_widen import widen_pieces  # no CPU needs Triton
+        from ops.gemm.triton_widen import widen_pieces  # not imported on CPUs, which lack Triton
 
         weight = widen_pieces(self._pieces, self.out_features, self.in_features, x.dtype, self.codes)
         return functional.linear(x, weight, self._bias)
 
 
 class RowsLinearWeight(CodedLinearWeight):
-    """Weight in rows of bytes [N, bytes of a row] with scales [groups, N]."""
+    """Coded weight in rows of bytes [N, bytes of a row] with scales [groups, N]."""
 
     in_pieces = False
 
     def __init__(self, stored: Stored) -> None:
-        from ops.gemm.triton_coded import Codes  # no CPU needs Triton
+        from ops.gemm.triton_coded import Codes  # not imported on CPUs, which lack Triton
 
         super().__init__(stored)
         if self.codes in _ROUNDED:
@@ -258,7 +258,7 @@ class RowsLinearWeight(CodedLinearWeight):
         return functional.linear(x, widen(self._codes, x.dtype), self._bias)
 
     def by_rounded(self, x: Tensor, *, of_gated: bool = False) -> Tensor:
-        """Compute with rounded x. `of_gated`: x is gates and ups; silu(gates) * ups is rounded and multiplied."""
+        """Compute the product with quantised x. `of_gated`: x is gates and ups, and silu(gates) * ups is quantised."""
         from ops.gemm.triton_coded import linear
         from ops.gemm.triton_round import round_rows
 

@@ -1,4 +1,4 @@
-"""Values of a weight in codes and scales (`ops.stored.CODED`), in plain torch, on any device, and conversion to them."""
+"""Conversion of coded weights (`ops.stored.CODED`) to values and back, in plain torch, on any device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from ops.stored import CODED, DECODED, DENSE, FOUR_BITS, FP8, TABLES, W4, StoredWeight, WeightFormat
 
 MAX_FP8 = 448.0  # the largest number of E4M3
-_GROUPS = (128, 64, 32)  # columns of w4 that share a scale: the most of these that a row is whole times
-_ROWS = 2048  # that are rounded at a time, so that little is held in float32
+_GROUPS = (128, 64, 32)  # columns of w4 that share a scale: the largest of these that divides the number of columns
+_ROWS = 2048  # rows quantised at a time, to limit float32 memory
 
 
 def dequantize(stored: StoredWeight, dtype: torch.dtype = torch.float32) -> Tensor:

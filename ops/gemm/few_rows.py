@@ -80,7 +80,7 @@ def choose(num_rows: int, in_features: int, out_features: int, gated: bool, mult
     """Return the fastest instance: with fewer slabs than multiprocessors, more warps share a slab."""
     tiles = 1 if num_rows <= 8 else 2
     warps = 16 if out_features // 16 < multiprocessors else 8
-    batches = -(-in_features // (32 * 4 * warps))  # in a warp's share of K; more queue than that is wasted
+    batches = -(-in_features // (32 * 4 * warps))  # per warp; a longer queue would be wasted
     return Variant(warps, min(2, batches), tiles, gated)
 
 

@@ -16,9 +16,9 @@ from ops.gemm import pieces
 from ops.gemm.dequantize import apart, codes_of, of_groups
 from ops.stored import BLOCKS, DECODED, FOUR_BITS, Q4, Q8, W4, StoredWeight, WeightFormat
 
-_CHUNK = 128  # columns of four bits whose codes share bytes
+_CHUNK = 128  # columns of 4-bit codes that share bytes
 _ROLES = ("scales", "super_scales", "mins", "super_mins")
-_WIDTH, _MIN_GROUP = 64, 16  # columns of a tile, of which groups are whole parts or whole times as many
+_WIDTH, _MIN_GROUP = 64, 16  # columns per tile; group sizes must be divisors or multiples of it
 _HALF_MAX = 60000.0
 
 
@@ -43,7 +43,7 @@ def groups_of(part: StoredWeight) -> int:
 
 
 def fit_pieces(parts: tuple[StoredWeight, ...]) -> bool:
-    """Return whether pieces hold these rows, stacked."""
+    """Return whether the stacked rows can be laid out in pieces."""
     kinds, groups = {kind_of(part) for part in parts}, {groups_of(part) for part in parts}
     if len(kinds) > 1 or (len(groups) > 1 and not kinds.isdisjoint(DECODED)):
         return False
@@ -119,7 +119,7 @@ def _codes_and_words(part: StoredWeight) -> tuple[Tensor, Tensor]:
         return codes, scales.float().view(torch.int32)
     mins = torch.zeros_like(scales) if mins is None else mins
     zeros = mins / scales.half().double()
-    # A group whose zero point no half float holds, since its numbers are nearly the same: code 0, a scale below zero
+    # Group whose zero point float16 cannot represent, since its numbers are nearly equal: code 0, a scale below zero
     # point 1.
     same = (zeros.abs() >= _HALF_MAX) | (zeros.isnan() & (mins != 0))
     codes = (codes.unflatten(1, (scales.shape[1], -1)) * ~same.unsqueeze(2)).flatten(1)

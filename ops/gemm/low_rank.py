@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-COLUMNS = 128  # of the output, of a block: all of one part, or half of them gates and half their ups
+COLUMNS = 128  # output columns per block: all of one part, or half gates and half their ups
 
 
 class LowRank(NamedTuple):

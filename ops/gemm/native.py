@@ -25,8 +25,8 @@ _READ = {kind for kind, block in BLOCKS.items() if block.on_cpu} | CODES | {INT8
 
 
 def supports(case: ShapeClass) -> str | None:
-    """Check for float32 activations, and weights in 32 or 16 bits, in blocks or convertible to blocks, or rounded to 8 or 16
-    bits."""
+    """Return a refusal unless activations are float32 and weights are 16-bit or 32-bit floats, blocks or convertible to
+    blocks, or quantised to 8 or 16 bits."""
     unread = [each for each in case.weight if each not in _READ and each.dtype not in _DENSE]
     return built.supports(case) or (f"it reads no weights in {', '.join(map(str, unread))}" if unread else None)
 
@@ -42,7 +42,7 @@ class NativeLinearWeight(LinearWeight):
     def _keep(self, parts: tuple[StoredWeight, ...]) -> None:
         packed = [_packed(part) for part in parts]
         self._packed = packed[0] if len(packed) == 1 else native.StackedLinear(packed)
-        self._biases = [part.bias for part in parts]  # for a later weight that comes without
+        self._biases = [part.bias for part in parts]  # for later weights without a bias
         self.out_features, self.in_features = self._packed.out_features, self._packed.in_features
         self.nbytes: int = self._packed.nbytes
 

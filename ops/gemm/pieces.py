@@ -18,13 +18,13 @@ from ops.stored import E2M1, FOUR_BITS, FP4, FP8, NF4, Q4, Q8, TABLES, W4, W8, W
 SOURCES = [Path(__file__).with_name(name) for name in ("codes.cuh", "pieces.cuh")]
 CHUNK = 128  # columns
 PIECE_ROWS = 32
-GROUPS = (1, 2, 4)  # scales of a row in a chunk
-FINEST = 8  # and of some codes, whose numbers then meet them
+GROUPS = (1, 2, 4)  # scales of a row per chunk
+FINEST = 8  # for some codes, whose numbers are then multiplied by the scales
 _NAMES = {
     W4: "W4Codes", W8: "W8Codes", FP8: "Fp8Codes", E2M1: "E2m1Codes", NF4: "Nf4Codes", FP4: "Fp4Codes", Q4: "Q4Codes",
     Q8: "Q8Codes",
 }  # fmt: skip
-_BYTES = {codes: CHUNK // 2 if codes in FOUR_BITS else CHUNK for codes in _NAMES}  # of codes of a row
+_BYTES = {codes: CHUNK // 2 if codes in FOUR_BITS else CHUNK for codes in _NAMES}  # bytes of codes per row
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from ops.stored import Stored, only_dense
 
 
 def supports(case: ShapeClass) -> str | None:
-    """Check for plain numbers of the activations' dtype."""
+    """Return a refusal unless weights are plain numbers of the activations' dtype."""
     other = [each for each in case.weight if each.dtype != case.dtype]
     return f"it multiplies plain numbers of the activations' dtype, not {', '.join(map(str, other))}" if other else None
 

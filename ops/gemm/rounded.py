@@ -1,4 +1,4 @@
-"""Activation rows in codes and scales, as 8-bit linear layers multiply them."""
+"""Quantised activation rows, as codes and scales, the input of 8-bit linear layers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_MAX_COLUMNS = 16384  # of a row that stays in registers
+_MAX_COLUMNS = 16384  # maximum row length that stays in registers
 
 
 class RoundedRows(NamedTuple):
-    """Rounded activations: codes [T, K] uint8 times scales [groups, T] float32. `dtype`: dtype before rounding."""
+    """Quantised activations: codes [T, K] uint8 times scales [groups, T] float32. `dtype`: dtype before quantisation."""
 
     codes: Tensor
     scales: Tensor

@@ -17,8 +17,8 @@ from ops.cuda.program import CompiledKernel, Program, TensorMap, tensor_map
 from ops.gemm import warpgroups
 
 _HERE = Path(__file__).parent
-_TILE_ROWS = 128  # of the weight, in one block
-DEPTH = 64  # of one stage
+_TILE_ROWS = 128  # rows of the weight per block
+DEPTH = 64  # columns per stage
 _THREADS = 288
 _ALIGNMENT = 1024
 
@@ -40,7 +40,7 @@ class Tile:
         return self.stages * (_TILE_ROWS + self.rows) * DEPTH * 2 + _ALIGNMENT
 
 
-# Two blocks find room on a multiprocessor, or one with twice as much under way.
+# Two blocks fit on a multiprocessor, or one with twice as many stages.
 STAGES = {32: (5, 10), 64: (4, 8), 128: (3, 6)}
 TILES = [Tile(rows, stages, gated) for rows, both in STAGES.items() for stages in both for gated in (False, True)]
 MAX_ROWS = max(STAGES)

@@ -19,7 +19,7 @@ from ops.gemm.tiled import pairs_map
 
 _HERE = Path(__file__).parent
 GROUP = 128  # columns that share scales
-SLACK = 256  # scales that may be read beyond the last
+SLACK = 256  # readable scales after the last
 
 
 @dataclass(frozen=True, slots=True)

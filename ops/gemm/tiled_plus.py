@@ -15,7 +15,7 @@ from ops.gemm import tiled, warpgroups
 from ops.gemm.low_rank import COLUMNS, LowRank
 
 MAX_ROWS = 64
-RANKS = (16, 32)  # that kernels are made for
+RANKS = (16, 32)  # ranks with compiled kernels
 _THREADS = 320
 _HERE = Path(__file__).parent
 

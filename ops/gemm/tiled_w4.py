@@ -17,8 +17,8 @@ from ops.stored import FOUR_BITS, W4, WeightFormat
 
 _HERE = Path(__file__).parent
 _KERNEL = "tiled_w4"
-_BOX = 64  # columns of x in one copy
-_DEEP = 8192  # columns with which what tiles read of x counts for more than how many tiles there are
+_BOX = 64  # columns of x per copy
+_DEEP = 8192  # number of columns above which the tiles' reads of x cost more than a larger number of tiles
 
 
 def tiled_w4(
@@ -70,9 +70,9 @@ def choose(
     rows = next((rows for rows in (8, 16, 32, 64) if num_rows <= rows), 128)
     of_weight, scaled = -(-out_features // 64), (rows == 128 and dtype == torch.bfloat16) or groups == FINEST
     if rows < 128:
-        many = 4 * of_weight > 0.9 * 3 * multiprocessors  # not every place is where a cluster of four finds the others
+        many = 4 * of_weight > 0.9 * 3 * multiprocessors  # clusters of four cannot use every place
         wgs, blocks = 1, 2 if rows > 32 else 4 if many else 3
-    else:  # one block a multiprocessor, as small as lets all tiles run at once
+    else:  # one block per multiprocessor, as small as possible with all tiles running at once
         if scaled and num_rows > rows and (of_weight * -(-num_rows // rows) > multiprocessors or in_features > _DEEP):
             rows = 256
         row_tiles, most = -(-num_rows // rows), 4 if scaled and rows == 128 else 2
@@ -83,7 +83,7 @@ def choose(
             and codes not in FOUR_BITS
             and -(-of_weight // wgs) * row_tiles > multiprocessors
         ):
-            rows, wgs = 128, 4  # of 256 rows beside bytes shared memory has two stages only
+            rows, wgs = 128, 4  # with 256 rows, shared memory has only two stages for bytes
         blocks = 1
     num_tiles = -(-out_features // (64 * wgs)) * -(-num_rows // rows)
     splits = warpgroups.splits(num_tiles, multiprocessors * blocks, -(-in_features // CHUNK))

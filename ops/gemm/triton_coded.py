@@ -18,10 +18,10 @@ from torch import Tensor
 from ops.launch import overlap, wait_for_previous
 from ops.stored import DECODED, TABLES, W4, WeightFormat
 
-CHUNK = 128  # columns of four bits that a program reads at a time: a byte has one, and the one half a chunk on
+CHUNK = 128  # columns of 4-bit codes that a program reads at a time: a byte has a column's code, and the one half a chunk later
 
 
-PLAIN = WeightFormat("plain")  # numbers of x's dtype, for experts alone
+PLAIN = WeightFormat("plain")  # numbers of x's dtype, for experts only
 
 
 class Codes(NamedTuple):
@@ -43,7 +43,7 @@ class Codes(NamedTuple):
         return 1 if self.kind == PLAIN else self.scales.shape[-2]
 
     def facts(self) -> dict[str, object]:
-        """Return the constants that kernels are compiled for."""
+        """Return the compile-time constants of kernels."""
         return {
             "IN": self.in_features, "GROUPS": self.groups, "KIND": self.kind.name,
             "SUPERS": 0 if self.super_scales is None else self.super_scales.shape[-2],
@@ -58,7 +58,7 @@ class Codes(NamedTuple):
     def depth(self, most: int, groups: int = 1) -> int:
         """Return the columns of a step along the sum, at most `most`: a power of two that divides all groups of both sides."""
         if self.kind in DECODED:
-            return CHUNK // 2  # the groups that it has are told apart
+            return CHUNK // 2  # groups are distinguished within it
         groups = max(groups, self.groups)
         group = self.in_features // groups
         return min(most, most if groups == 1 else group & -group, CHUNK // 2 if self.kind == W4 else most)
@@ -97,7 +97,7 @@ def worth(codes, table_ptr, KIND: tl.constexpr):
         numbers = codes.to(tl.int8, bitcast=True).to(tl.float32)
     elif KIND == "q4":
         numbers = codes.to(tl.float32)
-    elif KIND == "e2m1":  # its exponent in the last bits of a half float's
+    elif KIND == "e2m1":  # its exponent in the last bits of a float16's
         bits = ((codes & 8) << 12) | ((codes & 7) << 9)
         numbers = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
     else:

@@ -1,4 +1,4 @@
-"""RMS norm and rounding to fp8 in one pass, one program per token, without writing the normed row in 16 bits."""
+"""RMS norm and quantisation to fp8 in one pass, one program per token, without writing the normed row in 16 bits."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def _norm_round(
         tl.store(residual_ptr + row * HIDDEN + lane, stored, mask=inside)
         x = stored.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
-    normed = (
-        (x * scale * weight).to(residual_ptr.dtype.element_ty).to(tl.float32)
-    )  # as who writes it would have rounded it
+    normed = (x * scale * weight).to(residual_ptr.dtype.element_ty).to(tl.float32)  # rounded as if it had been written
     groups = tl.reshape(normed, (LANES // GROUP, GROUP))
     largest = tl.max(tl.abs(groups), 1)
     scales = tl.where(largest > 0.0, largest, 1.0) / MOST

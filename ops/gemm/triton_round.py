@@ -1,4 +1,4 @@
-"""Rounding of activations to eight bits per row or group of columns, in Triton, for products with 8-bit codes."""
+"""Quantisation of activations to eight bits per row or group of columns, in Triton, for products with 8-bit codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ops.gemm.dequantize import MAX_FP8
 from ops.launch import overlap, wait_for_previous
 from ops.stored import FP8, WeightFormat
 
-_MAX_LANES, _MAX_LANES_OF_ROW = 4096, 16384  # the second where a row is read once
+_MAX_LANES, _MAX_LANES_OF_ROW = 4096, 16384  # the second applies to rows that are read once
 
 
 @triton.jit

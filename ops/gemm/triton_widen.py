@@ -29,7 +29,7 @@ def _widen(
     CHUNKS: tl.constexpr = (IN + 127) // 128
     if KIND != "q8":
         both = half_chunks(weight_ptr + at * (CHUNKS * 64), chunk, 64, KIND)
-    wait_for_previous(PDL)  # nothing that it wrote is read here, but what reads this may wait for this alone
+    wait_for_previous(PDL)  # reads none of its results, but later kernels may wait for this one only
     for half in tl.static_range(2):
         begin = chunk * 128 + half * 64
         column = begin + depth
@@ -68,7 +68,7 @@ def _widen_pieces(
     # pieces [OUT / 32, chunks of 128 columns, 2048 or 4096 + 128 * GROUPS bytes], as pieces.py lays them -> out [OUT, IN].
     piece, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     CHUNKS: tl.constexpr = (IN + 127) // 128
-    wait_for_previous(PDL)  # nothing that it wrote is read here, but what reads this may wait for this alone
+    wait_for_previous(PDL)  # reads none of its results, but later kernels may wait for this one only
     row = tl.arange(0, 32)
     lane = tl.arange(0, 128)
     if KIND == "q8":
@@ -87,7 +87,7 @@ def _widen_pieces(
     scale = tl.load(word_ptr + (lane // (128 // GROUPS) * 32)[None, :] + row[:, None])
     if KIND == "w4":
         value = (code - (scale & 15)).to(tl.float32) * (scale & -256).to(tl.float32, bitcast=True)
-    elif KIND == "q4" or KIND == "q8":  # a half float each
+    elif KIND == "q4" or KIND == "q8":  # a float16 each
         zero = (scale & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
         value = (code.to(tl.float32) - zero) * (scale >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-MANY_ROWS = 64  # of x, whose sums want more registers than a multiprocessor has for all threads
-ALIGNMENT = 1024  # of tiles in shared memory
-SHARED_BYTES = 227 << 10  # of a block
-_SHARED_OF_ALL = 228 << 10  # of a multiprocessor, of which each block takes 1 KiB more than it asks for
+MANY_ROWS = 64  # rows of x whose sums need more registers than a multiprocessor has for all threads
+ALIGNMENT = 1024  # of tiles in shared memory, in bytes
+SHARED_BYTES = 227 << 10  # per block
+_SHARED_OF_ALL = 228 << 10  # per multiprocessor, which adds 1 KiB to each block's request
 _BARRIERS = 256  # bytes
 _REGISTERS = 65536
-_LEFT = 40  # registers of a thread that gives away the others
+_LEFT = 40  # registers per thread that releases its others
 
 
 def threads(rows: int, warpgroups: int) -> int:
-    """Return the threads of a block for `rows` rows of x: the multiplying warpgroups, and a warpgroup that gives its
-    registers away or one warp."""
+    """Return the number of threads per block for `rows` rows of x: the multiplying warpgroups, and a copying warpgroup,
+    which releases registers, or a copying warp."""
     return warpgroups * 128 + (128 if rows >= MANY_ROWS else 32)
 
 
 def registers(rows: int, warpgroups: int, blocks: int) -> int:
-    """Return the registers of a multiplying thread with `blocks` on a multiprocessor; 0 if all threads have as many."""
+    """Return the registers per multiplying thread with `blocks` on a multiprocessor; 0 if all threads have the same number."""
     if rows < MANY_ROWS:
         return 0
     num_threads = threads(rows, warpgroups)
@@ -58,7 +58,7 @@ def _product(rows: int, of_codes: bool, out_of_registers: bool) -> str:
     if out_of_registers:
         weight = f"{{{', '.join(f'%{count + i}' for i in range(4))}}}"
         declared, given = "const u32 (&weight)[4]", ", ".join(f'"r"(weight[{i}])' for i in range(4))
-    # Both sides with their sign; whether a side in shared memory is to be turned only 16-bit floats may say.
+    # Both sides with their sign. Only 16-bit floats support a transposed side in shared memory.
     ends = ", 1, 1" + ("" if of_codes else ", 0" if out_of_registers else ", 0, 0")
     return f"""
 template <> __device__ __forceinline__ void Products<{rows}>::add(float (&sums)[{count}], {declared}, u64 x, int begun) {{

@@ -90,7 +90,7 @@ def _place(
     inside = token < tl.load(query_start_loc_ptr + padded_rows)
     if UNIFORM:
         index = token
-    else:  # the last batch index that starts at the token or before it
+    else:  # the last batch index that starts at or before the token
         low = tl.zeros_like(token)
         high = low + padded_rows
         for _ in range(halvings):
@@ -111,7 +111,7 @@ def _place(
         block = tl.load(entry_ptr + table * table_size, mask=inside, other=0).to(tl.int64)
         slot = tl.where(inside, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
         tl.store(slot_mapping_ptr + table * max_tokens + token, slot, mask=token < padded_tokens)
-    if STATE_TABLES > 0:  # by batch index, which the lanes count here
+    if STATE_TABLES > 0:  # by batch index, counted by the lanes here
         row = tl.load(rows_ptr + token, mask=token < padded_rows, other=-1)
         state_ptr = block_tables_ptr + row.to(tl.int64) * table_width
         for table in tl.static_range(TABLES - STATE_TABLES, TABLES):
@@ -135,7 +135,7 @@ def _place_behind(
     rows_ptr, offset_ptr, num_computed_ptr, block_tables_ptr, positions_ptr, slot_mapping_ptr, table_rows_ptr, seq_lens_ptr,
     query_start_loc_ptr, num_rows, max_rows, table_width, TABLES: tl.constexpr, BLOCK_SIZE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    # One program: there are few rows, and each has to know how many there are in all.
+    # One program: there are few rows, and each needs their total number.
     lane = tl.arange(0, LANES)
     count = 0
     for first in range(0, num_rows, LANES):

@@ -24,7 +24,7 @@ def to_int8_entries(x: Tensor) -> Tensor:
 def from_int8_entries(entries: Tensor) -> Tensor:
     """Decode entries [..., D + SCALE_BYTES] int8 to [..., D] float32."""
     numbers, scale = entries[..., :-SCALE_BYTES], entries[..., -SCALE_BYTES:]
-    aligned = scale.clone(memory_format=torch.contiguous_format)  # of a single entry `contiguous` is no copy
+    aligned = scale.clone(memory_format=torch.contiguous_format)  # `contiguous` does not copy a single entry
     return numbers.float() * aligned.view(torch.float32)
 
 
@@ -34,11 +34,11 @@ def scales_of(cache: Tensor) -> Tensor | None:
     return cache.view(torch.float32) if cache.dtype == torch.int8 else None
 
 
-# Numbers of an fp8 cache (E4M3: OCP 8-bit Floating Point Specification, 2023), in plain torch. A cache of them has
-# one scale for all keys of a layer and one for all values: a checkpoint's, or 1, by which what is written is
-# divided, and what is read is multiplied. E4M3 has three bits of mantissa from 2^-6 to 448 and even steps of 2^-9
-# below, so that a scale of 1 suits keys and values as models have them. What is beyond 448 becomes 448, as the
-# device's own instruction has it; NaNs stay.
+# Numbers of an fp8 cache (E4M3: OCP 8-bit Floating Point Specification, 2023), in plain torch. Such a cache has one
+# scale for all keys of a layer and one for all values, from the checkpoint or 1. Written numbers are divided by it, and
+# read numbers are multiplied. E4M3 has three bits of mantissa from 2^-6 to 448 and even steps of 2^-9
+# below, so that a scale of 1 suits usual keys and values. Larger numbers become 448, as with the
+# device's own instruction; NaNs stay.
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 UNSCALED = (1.0, 1.0)

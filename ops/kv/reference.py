@@ -1,4 +1,4 @@
-"""Writing keys and values into the paged cache, in plain torch; for caches of eight bits see eight_bits.py."""
+"""Writes of keys and values to the paged cache, in plain torch; for 8-bit caches see eight_bits.py."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def look_up(history: Tensor, rows: Tensor, lengths: Tensor, num: int, *, shortes
 def _place(text: Tensor, shortest: int, longest: int) -> int:
     """Return the position after the n-gram that was found, or the last token's position if none was."""
     length = len(text)
-    going = torch.ones(length, dtype=torch.bool, device=text.device)  # by the place behind which it would begin
+    going = torch.ones(length, dtype=torch.bool, device=text.device)  # by end of the occurrence
     matched = torch.zeros(length, dtype=torch.int64, device=text.device)
     for back in range(1, min(longest, length - 1) + 1):
         going[:back] = False

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_LANES = 1024  # places at a time
+_LANES = 1024  # positions at a time
 
 
 @triton.jit(do_not_specialize=["width"])
@@ -19,13 +19,13 @@ def _look_up(
     text_ptr = history_ptr + tl.load(rows_ptr + index) * width
     length = tl.load(lengths_ptr + index).to(tl.int32)
     lanes = tl.arange(0, LANES)
-    best = tl.zeros([LANES], dtype=tl.int64)  # tokens in common, then the place
+    best = tl.zeros([LANES], dtype=tl.int64)  # matching tokens, then the position
     for start in range(0, length, LANES):
         place = start + lanes
         going = place < length
         matched = tl.zeros([LANES], dtype=tl.int64)
         for back in tl.static_range(1, LONGEST + 1):
-            going = going & (place >= back)  # so the text is longer than that
+            going = going & (place >= back)  # the text must be longer than that
             wanted = tl.load(text_ptr + tl.maximum(length - back, 0))
             there = tl.load(text_ptr + place - back, mask=going, other=-2)
             going = going & (there == wanted)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
 
-_ALIGNMENT = 16  # bytes: of what begins behind a table
-_LEAST_COLUMNS = 8  # of a table: rows are a multiple of 16 bytes
+_ALIGNMENT = 16  # in bytes, of data after a table
+_LEAST_COLUMNS = 8  # minimum columns of a table: rows are a multiple of 16 bytes
 
 
 class EmbeddingSlots(LoraSlots):
@@ -29,7 +29,7 @@ class EmbeddingSlots(LoraSlots):
         self._expands.add(self._looked_up(x, adapters), adapters, out)
 
     def _looked_up(self, ids: Tensor, adapters: TokenAdapters) -> Tensor:
-        """Return the rows of A's transpose [T, columns]; any value for a token without an adapter."""
+        """Return the rows of A's transpose [T, columns]; rows of tokens without an adapter are undefined."""
         raise NotImplementedError
 
     def _behind(self, part: LoraPart) -> LoraPart:

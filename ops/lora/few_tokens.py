@@ -15,8 +15,8 @@ from ops.lora.share import LoraShape
 from ops.lora.slot_memory import Slots
 
 MAX_TOKENS = 512
-MAX_BESIDE = 8  # tokens, up to which it shrinks beside the weight's product, which gemm/few_rows.cu is there
-RANKS = (16, 32, 64)  # that kernels are made for
+MAX_BESIDE = 8  # tokens up to which it shrinks in parallel with the weight's product by gemm/few_rows.cu
+RANKS = (16, 32, 64)  # ranks with compiled kernels
 _THREADS = 128
 
 
@@ -35,11 +35,9 @@ class Shrunk(NamedTuple):
     done: torch.cuda.Event | None = None
 
 
-COLUMNS = (128, 256)  # of B, that a program may take
-_INNER = 1024  # columns of K, of one that shrinks
-_FEWEST_TOKENS = (
-    64  # from which a program that expands has twice as many columns: less is read of h, where there is enough to do
-)
+COLUMNS = (128, 256)  # numbers of B's columns per program
+_INNER = 1024  # columns of K per shrinking program
+_FEWEST_TOKENS = 64  # number of tokens from which an expanding program has twice as many columns, to read h less often
 _SHRINK = "lora_shrink"
 
 
@@ -69,7 +67,7 @@ _PROGRAM = Program(
 
 
 def fits(shape: LoraShape, rank: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether these kernels support the layer. `rank`: the rank that slots have memory for."""
+    """Return whether these kernels support the layer. `rank`: the rank for which slots have memory."""
     return (
         device.type == "cuda"
         and missing() is None
@@ -93,8 +91,8 @@ def columns(rank: int, num_tokens: int) -> int:
 
 
 def begin(x: Tensor, slots: Slots, tokens: Sorted) -> Shrunk | None:
-    """Shrink x on a stream beside the weight's own product; None if that is slower than afterwards. The caller must expand,
-    and keep x alive until then."""
+    """Shrink x on a stream in parallel with the weight's own product; None if that is slower than afterwards. The caller
+    must expand, and keep x alive until then."""
     if len(x) > MAX_BESIDE:
         return None
     ready, done, beside = torch.cuda.Event(), torch.cuda.Event(), _beside(x.device)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ops.lora.share import LoraPart, LoraSlots
 
 _ALIGNMENT = 256
-_PINNED_AT_ONCE = 1 << 30  # bytes: torch rounds what it pins up to a power of two
+_PINNED_AT_ONCE = 1 << 30  # bytes: torch rounds pinned allocations up to a power of two
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +37,8 @@ class PreparedLora:
 
 
 class LoraLayers:
-    """Adapters of all layers. `slots`: of each layer, by name. Memory for `num_ready` adapters is pinned at once; further
-    ones allocate their own. `changed`: number of slots that change each layer that keeps its slots itself; kept up to date."""
+    """Adapters of all layers. `slots`: of each layer, by name. Memory for `num_ready` adapters is pinned at start-up, more
+    is allocated per adapter. `changed`: for each layer with its own slots, the current number of slots that change it."""
 
     def __init__(
         self, slots: Mapping[str, LoraSlots], num_slots: int, device: torch.device, num_ready: int = 0,
@@ -55,7 +55,7 @@ class LoraLayers:
         for name, place in self._places.items():
             slots[name].bind(self._memory[:, place])
         self._host = _Host(end, num_ready if end else 0, pinned=device.type == "cuda")
-        self._taken: list[frozenset[str]] = [frozenset()] * num_slots  # layers with slots of their own that one changes
+        self._taken: list[frozenset[str]] = [frozenset()] * num_slots  # layers that each slot changes
         self.changed: Counter[str] = Counter() if changed is None else changed
 
     def prepared(self, parts: Mapping[str, Sequence[LoraPart]]) -> PreparedLora:
@@ -97,7 +97,7 @@ class _Host:
     num_bytes: int
     num_ready: int
     pinned: bool
-    _free: deque[_Stretch] = field(default_factory=deque)  # whose ends are safe on any thread
+    _free: deque[_Stretch] = field(default_factory=deque)  # thread-safe at both ends
 
     def __post_init__(self) -> None:
         if self.num_bytes and self.pinned:

@@ -1,7 +1,7 @@
-"""Changes of an adapter to one linear layer, and the slots in which a layer keeps those of several adapters.
+"""Changes of an adapter to one linear layer, and the slots in which a layer stores those of several adapters.
 
 A layer's outputs are parts (q, k and v; gate and up), of which an adapter changes some: out[start ...] += scale * (x A^T)
-B^T (Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021). Each step says which token uses which slot."""
+B^T (Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021). Each step assigns slots to tokens."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
 
-_LEAST_RANK = 16  # of a matrix product
-_ALIGNMENT = 16  # bytes, of what a slot's tensors begin at
+_LEAST_RANK = 16  # minimum for a matrix product
+_ALIGNMENT = 16  # in bytes, of a slot's tensors
 
 
 class Slots(NamedTuple):
@@ -57,7 +57,7 @@ class SlotMemory(LoraSlots):
     @property
     def slots(self) -> Slots:
         """Return the slots of all adapters."""
-        if self._bound is None:  # nobody has given it memory
+        if self._bound is None:  # no memory was bound
             size = self.shape.num_slots, self.slot_bytes
             self.bind(torch.zeros(size, dtype=torch.uint8, device=self._device))
         assert self._bound is not None
@@ -74,7 +74,7 @@ class SlotMemory(LoraSlots):
         for part in parts:
             stop = part.start + len(part.b)
             for place, start in enumerate(self._starts):
-                if part.start <= start < stop:  # one may change several of the layer's parts, by one A
+                if part.start <= start < stop:  # an adapter may change several of the layer's parts with one A
                     a[place, : part.rank] = part.a
                     scale[place] = part.scale
             b[part.start : stop, : part.rank] = part.b

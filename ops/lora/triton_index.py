@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ops.lora.share import TokenAdapters
 
-_FEW_TOKENS = 512  # up to which tiles are small
-_LANES = 128  # tokens, or tiles, of one program
+_FEW_TOKENS = 512  # up to this number, tiles are small
+_LANES = 128  # tokens or tiles per program
 
 
 def tile_rows(num_tokens: int) -> int:
@@ -22,7 +22,7 @@ def tile_rows(num_tokens: int) -> int:
 
 @triton.jit
 def _keys(slots_ptr, token, num_tokens, NUM_SLOTS: tl.constexpr):
-    # What tokens are sorted by: their slot; NUM_SLOTS for those without one, more for those that there are not.
+    # Sort key of tokens: their slot; NUM_SLOTS for tokens without an adapter, more for padding.
     slot = tl.load(slots_ptr + token, mask=token < num_tokens, other=NUM_SLOTS + 1)
     return tl.where(slot < 0, NUM_SLOTS, slot)
 

@@ -27,14 +27,14 @@ from ops.lora.share import LoraShape, TokenAdapters
 from ops.lora.slot_memory import ExpertSlots, SlotMemory
 from ops.lora.triton_index import index, tile_rows
 
-_PROGRAMS = 2048  # of a launch, about, where there is work for them: what a device holds at once
-_PIECES = ((128, 16), (512, 8))  # of the inner sum, up to so many tokens
+_PROGRAMS = 2048  # approximate maximum per launch: the capacity of a device
+_PIECES = ((128, 16), (512, 8))  # splits of the inner sum, by maximum number of tokens
 _FEWEST_PIECES = 4
 
 
 @triton.jit
 def _tile(order_ptr, tiles_ptr, tile, num_used, num_tiles, ROWS: tl.constexpr):
-    # Slot, -1 for none; places [ROWS] in sorted order; which of them there are; and the tokens that stand there.
+    # Slot, -1 for none; positions [ROWS] in sorted order; which of them are valid; and their tokens.
     is_used = tile < num_used
     slot = tl.load(tiles_ptr + tile, mask=is_used, other=-1)
     place = tl.load(tiles_ptr + num_tiles + tile, mask=is_used, other=0) + tl.arange(0, ROWS)
@@ -43,7 +43,7 @@ def _tile(order_ptr, tiles_ptr, tile, num_used, num_tiles, ROWS: tl.constexpr):
     return slot, place, there, token.to(tl.int64)
 
 
-# How many tokens and tiles there are differs from graph to graph, and is no constant: kernels would be compiled for each.
+# The numbers of tokens and tiles differ between graphs and are no constants: otherwise kernels would be compiled for each.
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
 def _shrink(
     x_ptr, stride_x, a_ptr, stride_a, order_ptr, tiles_ptr, used_ptr, h_ptr, num_tokens, num_tiles,
@@ -170,7 +170,7 @@ def _expand_gated(
 class TritonLoraSlots(SlotMemory):
     def __init__(self, shape: LoraShape, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(shape, dtype, device)
-        # Of a program: what it multiplies at a time, in shared memory and registers.
+        # Number of elements that a program multiplies at a time, in shared memory and registers.
         self._depth, self._columns = (256, 128) if self._rank <= 32 else (64, 32)
         self._few = few_tokens.fits(shape, self._rank, dtype, device)
         if self._few:
@@ -195,7 +195,7 @@ class TritonLoraSlots(SlotMemory):
         return torch.tensor(blocks, dtype=torch.int32, device=self._device).T.contiguous()
 
     def begin(self, x: Tensor, adapters: TokenAdapters) -> few_tokens.Shrunk | None:
-        """Start shrinking x. The weight's result must have x's type and memory of its own, as in all models."""
+        """Start shrinking x. The weight's result must have x's dtype and separate memory, as in all models."""
         return few_tokens.begin(x, self.slots, _known(adapters)) if self._takes_few(x) else None
 
     def low_rank(self, x: Tensor, adapters: TokenAdapters, *, gated: bool) -> low_rank.LowRank | None:
@@ -207,7 +207,7 @@ class TritonLoraSlots(SlotMemory):
         return low_rank.LowRank(h, b, scale, adapters.slots, order, tiles, used, parts)
 
     def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, begun: few_tokens.Shrunk | None = None) -> None:
-        """See `LoraSlots.add`; rows of x and out are contiguous, and x may be of a wider type than the adapters."""
+        """Add adapters, see `LoraSlots.add`. Rows of x and out are contiguous; x may be of a wider dtype than adapters."""
         if not len(out):
             return
         self._compile(x)

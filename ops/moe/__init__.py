@@ -48,8 +48,8 @@ def prepare_experts(
 def count_experts(
     counts: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, counted: Tensor
 ) -> None:
-    """Add to counts [E] int64 how many tokens choose each expert, by logits [T, E] as in `moe`; only tokens `counted` [T]
-    bool."""
+    """Add to counts [E] int64 the number of tokens that select each expert, by logits [T, E] as in `moe`. Only tokens with
+    `counted` [T] bool True are included."""
     chosen, _ = reference.route(logits, routing, e_score_correction_bias)
     counts.scatter_add_(0, chosen.flatten(), counted[:, None].expand_as(chosen).flatten().to(counts.dtype))
 
@@ -72,9 +72,9 @@ def moe(
     e_score_correction_bias: Tensor | None = None,
     plus: Tensor | None = None,
 ) -> Tensor:
-    """Mixture of experts: from x [T, H] and router logits [T, E] to [T, H], the weighted sum of the experts that `routing`
-    chooses for each token, plus `plus` [T, H] (a shared expert's result).
+    """Return the weighted sum [T, H] of the experts that `routing` selects for each token by router logits [T, E], applied to x
+    [T, H], plus `plus` [T, H] (a shared expert's result).
 
-    e_score_correction_bias [E] float32 is added to the scores for selection only (`Routing`). Any T; the chosen experts stay
-    on the device. NaN in a token's logits or x affects that token only."""
+    e_score_correction_bias [E] float32 is added to the scores for selection only (`Routing`). Any T; the selected experts
+    stay on the device. NaN in a token's logits or x affects that token only."""
     return experts.mix(x, logits, routing, e_score_correction_bias, plus)

@@ -1,5 +1,5 @@
-"""Mixture of experts on weights in codes (`ops.stored.CODED`), or in ggml's blocks, which become such codes: the
-grouped products of experts_coded.cu on Hopper, where it has them, else those of triton_grouped.py."""
+"""Mixture of experts with weights in codes (`ops.stored.CODED`), or in ggml's blocks, which are converted to such codes:
+grouped products by experts_coded.cu on Hopper, if it supports them, else by triton_grouped.py."""
 
 from __future__ import annotations
 

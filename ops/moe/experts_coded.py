@@ -20,12 +20,12 @@ from ops.stored import E2M1, FP4, FP8, NF4, Q4, Q8, W4, W8, WeightFormat
 
 _GEMM = Path(lie.__file__).parent
 _KERNEL, _CLAMPED = "experts_coded", "experts_clamped"
-_BOX = 64  # columns of x in one copy
+_BOX = 64  # columns of x per copy
 _MAX_EXPERTS = 512
 
 
 _DECODED = (E2M1, NF4, FP4, Q4, Q8)
-_CLAMPS = frozenset(_DECODED)  # codes that are tried with gates that are clamped, too
+_CLAMPS = frozenset(_DECODED)  # codes that are also tested with clamped gates
 
 
 def fits(codes: WeightFormat, shape: ExpertShape, groups: int, half: Half) -> bool:
@@ -78,7 +78,7 @@ _SHAPES = {
     32: (2, 2),
     64: (2, 1),
     128: (2, 1),
-}  # rows of x: warpgroups, and blocks of a multiprocessor
+}  # by rows of x: warpgroups, and blocks per multiprocessor
 
 
 def tiles(codes: WeightFormat, groups: int, *, gated: bool) -> list[Tile]:

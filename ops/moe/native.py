@@ -1,4 +1,4 @@
-"""Mixture of experts by oneloop_native: a chosen expert is two packed linear layers, applied to the tokens that chose it.
+"""Mixture of experts by oneloop_native: a selected expert is two packed linear layers, applied to the tokens that selected it.
 
 A token's parts are added in the order of expert indices, so its result does not depend on other tokens."""
 
@@ -17,7 +17,7 @@ from ops.moe.reference import clamped_swiglu, route, sorted_here
 from ops.moe.weights import Beside, ExpertShape, ExpertWeights, Half, Routing
 from ops.stored import Stored
 
-_GROUP = 64  # pairs of token and expert; an expert that has more is a group of its own
+_GROUP = 64  # pairs of token and expert per group; an expert with more is a separate group
 
 
 class _Span(NamedTuple):

@@ -1,5 +1,5 @@
-"""Shrinking of experts' inputs by adapters, in Triton: for each pair of a token and an expert, with the token's adapter of that
-expert. The expansion is added at the end of the expert's own product (triton_grouped.py).
+"""Shrinking of experts' inputs by adapters, in Triton: for each pair of a token and an expert, with that expert's part of the
+token's adapter. The expansion is added at the end of the expert's own product (triton_grouped.py).
 
 Slots of a tile's tokens are in device memory, so one captured graph serves any mixture: a program iterates over all slots
 and skips those that none of its rows has."""

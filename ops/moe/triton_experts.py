@@ -17,7 +17,7 @@ from ops.tuning.numbers import ExpertTiles, ProductTiles
 
 
 class GroupedExpertWeights(ExpertWeights):
-    """Experts computed by two grouped products, for any weight format. `written`: further facts of compiled kernels."""
+    """Experts computed by two grouped products, for any weight format. `written`: further compile-time constants of kernels."""
 
     written: object = None
     _tiles: tuple[ExpertTiles, ...]
@@ -107,7 +107,7 @@ def mix(
     """Compute `ops.moe` for at least one token by the chosen kernels."""
     x, logits, plus = x.contiguous(), logits.contiguous(), None if plus is None else plus.contiguous()
     routed, shape = route(logits, routing, e_score_correction_bias), experts.shape
-    if not shape.are_all:  # of the others' pairs nothing is computed, and nothing is read
+    if not shape.are_all:  # pairs of experts on other devices are neither computed nor read
         routed = routed._replace(starts=routed.starts[shape.first : shape.first + shape.num_experts + 1])
     added = None if beside is None else shrunk(beside.shares("gate_up"), x, routed, by_token=True)
     inner = experts.product("gate_up", x, routed, choice.gate_up, added)

@@ -38,7 +38,7 @@ def find(starts_ptr, tile, EXPERTS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.
 
 @triton.jit
 def rows_of(starts_ptr, order_ptr, expert, tile, ROWS: tl.constexpr):
-    # An expert's tile, by row: the place [ROWS] among sorted pairs, whether it is one of the expert's, and the pair.
+    # An expert's tile, by row: the position [ROWS] among sorted pairs, whether it belongs to the expert, and the pair.
     # Rows past the end repeat the last one, so that loads need no mask.
     start = tl.load(starts_ptr + expert)
     end = tl.load(starts_ptr + expert + 1)
@@ -110,7 +110,7 @@ def _add_shares(
 def _x_columns(
     x_at, place_at, begin, DEPTH: tl.constexpr, IN: tl.constexpr, ORDERED: tl.constexpr, WHOLE: tl.constexpr
 ):
-    # Columns of x beside places begin .. begin + DEPTH of the weight; zeros past IN.
+    # Columns of x for positions begin .. begin + DEPTH of the weight; zeros past IN.
     if ORDERED:
         place = begin + tl.arange(0, DEPTH)
         column = tl.load(place_at + place, mask=place < IN, other=0)
@@ -122,7 +122,7 @@ def _x_columns(
 
 @triton.jit
 def _half(weight_at, both, begin, half: tl.constexpr, IN: tl.constexpr, KIND: tl.constexpr):
-    # Codes [COLUMNS, 64]: of four bits half of what `both` holds.
+    # Codes [COLUMNS, 64]: with four bits, half of the codes in `both`.
     if KIND == "q8":
         codes = columns_of(weight_at, begin, 64, IN, False)
     elif half:
@@ -138,7 +138,7 @@ def _add(
     GROUPS: tl.constexpr, SUPERS: tl.constexpr, KIND: tl.constexpr, MINS: tl.constexpr, E4M3: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # result [ROWS, COLUMNS] += x [ROWS, DEPTH] times what codes [COLUMNS, DEPTH] of places begin .. are worth.
+    # result [ROWS, COLUMNS] += x [ROWS, DEPTH] times the values of codes [COLUMNS, DEPTH] at positions from begin on.
     if KIND == "fp8" or KIND == "w8" or KIND == "w4":
         group = begin // (IN // GROUPS)
         if KIND == "w4":
@@ -256,8 +256,8 @@ def _add_parts(
     parts_ptr, chosen_ptr, plus_ptr, out_ptr, first_expert,
     HIDDEN: tl.constexpr, TOP_K: tl.constexpr, LANES: tl.constexpr, PLUS: tl.constexpr, HERE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # parts [tokens, TOP_K, HIDDEN] -> out [tokens, HIDDEN], and `plus` [tokens, HIDDEN] if there is one. HERE: only of
-    # so many experts, of those chosen [tokens, TOP_K], have parts been written; 0: all have.
+    # parts [tokens, TOP_K, HIDDEN] -> out [tokens, HIDDEN], plus `plus` [tokens, HIDDEN] if given. HERE: number of local
+    # experts; only their parts, of those chosen [tokens, TOP_K], were written; 0: all experts are local.
     token = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
     inside = lane < HIDDEN

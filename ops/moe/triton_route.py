@@ -18,10 +18,10 @@ from torch import Tensor
 from ops.launch import overlap, wait_for_previous
 from ops.moe.weights import Routing
 
-_LEAST = tl.constexpr(-3.0e38)  # of what may still be chosen; what may not is minus infinity
-_FEW, _MANY = 16, 64  # tokens of one program
-TOKENS_OF_EACH_ROUTE = (2 * _MANY, _MANY, _FEW)  # numbers of them that between them take every way through `route`
-_MAX_LANES = 1 << 13  # tokens times experts that one program looks at together
+_LEAST = tl.constexpr(-3.0e38)  # lowest score of selectable experts; others are minus infinity
+_FEW, _MANY = 16, 64  # tokens per program
+TOKENS_OF_EACH_ROUTE = (2 * _MANY, _MANY, _FEW)  # numbers of tokens that together cover all code paths of `route`
+_MAX_LANES = 1 << 13  # maximum of tokens times experts per program
 
 
 class Chosen(NamedTuple):
@@ -42,7 +42,7 @@ class Routed(NamedTuple):
 
 @triton.jit
 def _best_groups(choice, GROUPS: tl.constexpr, GROUP_LANES: tl.constexpr, TOP_GROUPS: tl.constexpr, TWO: tl.constexpr):
-    # choice [tokens, GROUPS padded * GROUP_LANES], one group after another -> whether each stands in a group that is taken.
+    # choice [tokens, GROUPS padded * GROUP_LANES], one group after another -> whether each expert is in a selected group.
     TOKENS: tl.constexpr = choice.shape[0]
     GROUPS_PAD: tl.constexpr = choice.shape[1] // GROUP_LANES
     grouped = tl.reshape(choice, (TOKENS, GROUPS_PAD, GROUP_LANES))
@@ -67,8 +67,8 @@ def _choose(
     SCORE: tl.constexpr, TOP_K: tl.constexpr, RANKS: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr,
     GROUP_LANES: tl.constexpr, TOP_GROUPS: tl.constexpr, TWO: tl.constexpr,
 ):  # fmt: skip
-    # logits [TOKENS, LANES] float32; correction and is_expert [LANES]. Gives the rank that took each lane (TOP_K: none did),
-    # lanes by rank and weights by rank, both [TOKENS, RANKS]. Whatever the numbers, each rank takes another expert.
+    # logits [TOKENS, LANES] float32; correction and is_expert [LANES]. Returns the rank of each lane (TOP_K: not selected),
+    # and lanes and weights by rank, both [TOKENS, RANKS]. For any values, each rank has a different expert.
     TOKENS: tl.constexpr = logits.shape[0]
     LANES: tl.constexpr = logits.shape[1]
     lane = tl.arange(0, LANES)[None, :]
@@ -108,7 +108,7 @@ def _choose(
 
 @triton.jit
 def _place(taken_by, first, order_ptr, token, TOP_K: tl.constexpr):
-    # Write down the pairs of a block, each expert's from first [LANES] on.
+    # Store the pairs of a block; those of each expert start at first [LANES].
     taken = (taken_by < TOP_K).to(tl.int32)
     place = first[None, :] + tl.cumsum(taken, 0) - taken
     tl.store(order_ptr + place, token[:, None] * TOP_K + taken_by, mask=taken > 0)
@@ -191,7 +191,7 @@ def _sort(
 
 
 def route(logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None = None) -> Routed:
-    """Route by logits [T, E] contiguous, T at least 1; e_score_correction_bias [E] or None."""
+    """Route by logits [T, E] contiguous, T at least 1. e_score_correction_bias: [E] or None."""
     num_tokens, num_experts = logits.shape
     top_k, device = routing.top_k, logits.device
     lanes = _lanes(num_experts, routing)

@@ -16,7 +16,7 @@ from ops.stored import Stored
 if TYPE_CHECKING:
     from ops.lora.share import TokenAdapters
 
-# Routing: by what rule a router's logits choose experts for a token, and with which weights. Data only.
+# Routing: rules by which a router's logits select experts for a token, and their weights. Data only.
 Score = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["best", "top-2 sum"]
 
@@ -59,9 +59,9 @@ class ClampedActivation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """Shape of a layer's experts. `activation`: as for `ops.activate`, or one of gate and up together. `bias`: all matrices
-    have one. `gated`: otherwise gate_up is up alone. `first`, `num_routed`: these experts are neighbours among those that a
-    router chooses from, 0 for all; the others' contributions are left out."""
+    """Shape of a layer's experts. `activation`: as for `ops.activate`, or of gate and up together. `bias`: all matrices have
+    one. `gated`: if False, gate_up is up alone. `first`, `num_routed`: these experts are a contiguous range of those that a
+    router selects from, 0 for all; contributions of the others are omitted."""
 
     num_experts: int
     hidden_size: int
@@ -132,4 +132,4 @@ class ExpertWeights(ABC):
         self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
         beside: Beside | None = None,
     ) -> Tensor:  # fmt: skip
-        """See `ops.moe`. `beside`: adapters of the experts, or None."""
+        """Compute `ops.moe`. `beside`: adapters of the experts, or None."""

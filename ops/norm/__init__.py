@@ -64,6 +64,6 @@ def layer_norm_of_sum(x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor 
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int, gate_first: bool) -> Tensor:
-    """Return the RMS norm of each `group_size` neighbours of x [T, I], times weight [I]. silu(gate [T, I]) multiplies x
-    before (`gate_first`) or after. Rows of the gate may be strided."""
+    """Return the RMS norm of each group of `group_size` features of x [T, I], times weight [I]. silu(gate [T, I]) multiplies
+    x before (`gate_first`) or after. Rows of the gate may be strided."""
     return _gated_rms_norm.runs[x.device, x.dtype](x, gate, weight, eps, group_size, gate_first)

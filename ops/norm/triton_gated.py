@@ -34,7 +34,7 @@ def _gated_norm(
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int, gate_first: bool) -> Tensor:
-    """See `ops.gated_rms_norm`."""
+    """Compute `ops.gated_rms_norm`."""
     num_tokens, size = x.shape
     out = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
     lanes = triton.next_power_of_2(group_size)

@@ -35,7 +35,7 @@ def _norm(
         if KEEP:
             stored = x.to(residual_ptr.dtype.element_ty)
             tl.store(residual_ptr + row + lane, stored, mask=inside)
-            x = stored.to(tl.float32)  # norm what the next layer will read, not what rounding took off it
+            x = stored.to(tl.float32)  # norm the rounded value, which the next layer will read
     if CENTER:
         x = tl.where(inside, x - tl.sum(x, 0) / HIDDEN, 0.0)
     scale = tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)

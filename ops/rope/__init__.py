@@ -11,7 +11,7 @@ from ops.rope import reference
 
 
 def _natively(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -> None:
-    if cos_sin.shape[1]:  # else nothing rotates
+    if cos_sin.shape[1]:  # otherwise nothing is rotated
         native.rope(q, k, positions, cos_sin, interleaved)
 
 
@@ -21,7 +21,6 @@ _rope = Op("rope", USUAL, [backends.native("rope", _natively), backends.referenc
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False) -> None:
     """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by their positions [T] int64.
 
-    cos_sin [max_pos, D_rot] float32 holds D_rot / 2 cosines, then as many sines; only the first D_rot <= D dims are rotated, which
-    may be none.
-    q and k may be views into one qkv tensor as long as their last dim is contiguous."""
+    cos_sin [max_pos, D_rot] float32 has D_rot / 2 cosines, then as many sines. Only the first D_rot <= D dims are rotated;
+    D_rot may be 0. q and k may be views into one qkv tensor if their last dim is contiguous."""
     _rope.runs[q.device, q.dtype](q, k, positions, cos_sin, interleaved)

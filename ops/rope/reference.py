@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -> None:
-    """See `ops.rope`. Rotates pairs (d, d + D_rot/2), or (2d, 2d + 1) if `interleaved`, of the first D_rot dims."""
+    """Rotate as `ops.rope` does: pairs (d, d + D_rot/2), or (2d, 2d + 1) if `interleaved`, of the first D_rot dims."""
     half = cos_sin.shape[1] // 2
     if not half:
         return

@@ -19,7 +19,7 @@ def _store(
     at, a, b, c, in_half, in_rest,
     HEAD: tl.constexpr, HALF: tl.constexpr, HALF_LANES: tl.constexpr, REST_LANES: tl.constexpr,
 ):  # fmt: skip
-    # The three pieces of heads that begin at `at` [heads, 1].
+    # The three parts of heads that begin at `at` [heads, 1].
     half = tl.arange(0, HALF_LANES)[None, :]
     tl.store(at + half, a.to(at.dtype.element_ty), mask=in_half)
     tl.store(at + HALF + half, b.to(at.dtype.element_ty), mask=in_half)
@@ -40,7 +40,7 @@ def _store_entries(
     else:
         a, b, c = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32)
         largest = tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1))
-        broken = tl.sum(a - a, 1) + tl.sum(b - b, 1) + tl.sum(c - c, 1)  # of NaNs and infinities NaN
+        broken = tl.sum(a - a, 1) + tl.sum(b - b, 1) + tl.sum(c - c, 1)  # NaN if there is a NaN or infinity
         scale = int8_scale(tl.maximum(largest, tl.max(tl.abs(c), 1)), broken)
         tl.store(scales_ptr + (at + HEAD) // 4, scale, mask=is_head)
         a, b, c = int8_numbers(a, scale[:, None]), int8_numbers(b, scale[:, None]), int8_numbers(c, scale[:, None])
@@ -142,7 +142,7 @@ def norm_rope_store(
     rest_lanes = triton.next_power_of_2(max(1, head_size - 2 * half))
     q_norm, k_norm = norms if norms is not None else (None, None)
     num_warps = max(1, min(8, part * max(lanes, rest_lanes // 2) // 256))
-    kinds = 1 if k_cache is None else 2  # of heads of kv that have something to do
+    kinds = 1 if k_cache is None else 2  # kinds of kv heads to process
     scales = (None, None) if k_cache is None or v_cache is None else (scales_of(k_cache), scales_of(v_cache))
     grid = (num_tokens, triton.cdiv(num_heads, part) + kinds * triton.cdiv(num_kv_heads, part))
     _norm_rope_store[grid](

@@ -9,7 +9,7 @@ from ops.native import module as native
 from ops.sampling import reference
 from ops.sampling.tables import FLAGS, Drafts, Masks, SamplingTables
 
-assert FLAGS == 0  # the word that the native function looks at
+assert FLAGS == 0  # the word that the native function reads
 
 
 def sample(

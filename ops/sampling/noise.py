@@ -1,9 +1,9 @@
-"""Gumbel noise keyed by (seed, position, token id): the draw is the token with the largest logit / T + noise.
+"""Gumbel noise keyed by (seed, position, token id): the sample is the token with the largest logit / T + noise.
 
-(Gumbel 1954; "Gumbel-max": that token has the probability softmax(logits / T) gives it.) Counter-based: any token's noise
-can be had without the others', in any order, and by any kernel. The hash is a 32-bit finaliser of Wellons' hash-prospector
+(Gumbel 1954; "Gumbel-max": that token has the probability softmax(logits / T).) Counter-based: the noise of any token can be
+computed without that of others, in any order, and by any kernel. The hash is a 32-bit finaliser of Wellons' hash-prospector
 with one key word before its first multiplication and one before its second; a kernel that computes it in the same integers
-draws the same ids."""
+samples the same ids."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gumbel(ids: Tensor | int, keys: tuple[int, int]) -> Tensor:
     x.mul_(_signed(MULTIPLIER_2))
     _xor_shift(x, 15, shifted)
     torch.bitwise_right_shift(x, 1, out=shifted).bitwise_and_(0x7FFFFFFF)
-    v = x.view(torch.float32).copy_(shifted)  # fresh memory costs a CPU more than half of these operations
+    v = x.view(torch.float32).copy_(shifted)  # allocating memory costs a CPU more than half of these operations
     v.add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return v.neg_().log1p_().neg_().log_().neg_()
 

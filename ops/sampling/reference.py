@@ -15,8 +15,8 @@ from ops.sampling.noise import gumbel, noise_keys
 from ops.sampling.tables import Drafts, Masks, SamplingTables
 
 LARGEST = torch.finfo(torch.float32).max
-_LEAST_MASSES = 0.02, 3e-4, 5e-6  # of tokens that are looked at first, in those of the likeliest
-# [256, 8] float32: what the eight tokens of a byte of a mask may score at most.
+_LEAST_MASSES = 0.02, 3e-4, 5e-6  # shares of the largest probability: tokens above them are examined first
+# [256, 8] float32: 0 or -inf for the eight tokens of a mask byte.
 _LIMITS = torch.where((torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1, torch.inf, -torch.inf)
 
 
@@ -58,7 +58,7 @@ def draw(
 
 def note(ids: Tensor, sample_rows: Tensor, last_ids: Tensor) -> None:
     """Store the id that each row sampled as its next input."""
-    row_index, inputs = sample_rows.long(), ids.clamp(min=0)  # NOT_FINITE is no input
+    row_index, inputs = sample_rows.long(), ids.clamp(min=0)  # NOT_FINITE is not a valid input
     sampling = row_index >= 0
     if not sampling.all():
         row_index, inputs = row_index[sampling], inputs[sampling]
@@ -119,7 +119,7 @@ def adjust(scores: Tensor, record: _Record, position: int, row: int, tables: Sam
     if flags & t.BANNED and position < record.words[t.FREE_FROM]:
         scores[tables.ban_ids[row, : record.words[t.NUM_BANS]].long()] = -torch.inf
     if flags & t.MASKED:
-        # By whole bytes, and by a minimum: filling by a mask of booleans takes eight times as long.
+        # By whole bytes, and with a minimum: filling by a boolean mask takes eight times as long.
         limits = _LIMITS.to(scores.device).index_select(0, mask.view(torch.uint8).int())
         torch.minimum(scores, limits.flatten()[: len(scores)], out=scores)
 
@@ -135,7 +135,7 @@ def _draw(scores: Tensor, record: _Record, position: int, largest: float) -> int
     perturbed = gumbel(ids, keys).to(scores.device)
     if abs(largest * record.floats[t.INVERSE_TEMPERATURE]) < LARGEST:
         perturbed.add_(scores, alpha=record.floats[t.INVERSE_TEMPERATURE])
-    else:  # a huge logit over a small temperature must not pass for an infinite one
+    else:  # a huge logit over a small temperature must not become infinite
         scaled = (scores * record.floats[t.INVERSE_TEMPERATURE]).clamp_(-LARGEST, LARGEST)
         perturbed.add_(torch.where(scores == -torch.inf, scores, scaled))
     index = int(perturbed.max(dim=-1).indices)
@@ -157,12 +157,10 @@ def threshold(scores: Tensor, record: _Record, largest: float) -> float:
     if lowest > -torch.inf:
         masses.masked_fill_(scores < lowest, 0.0)
     total = float(masses.sum(dtype=torch.float64))
-    is_flat = (
-        total > len(scores) / 16
-    )  # then so many tokens are needed that sorting all costs no more than finding them
+    is_flat = total > len(scores) / 16  # so many tokens are needed that sorting all is as fast as finding them
     values = _descending(scores if is_flat else scores[_likeliest(masses, top_p * total).nonzero()[:, 0]])
     reached = torch.exp((values - largest) * inverse_temperature).cumsum(0, dtype=torch.float64)
-    # The first that reaches the wanted mass is the last one kept.
+    # The first one that reaches the wanted mass is the last to keep.
     last = int(torch.searchsorted(reached, top_p * total))
     return float(values[min(last, len(values) - 1)])
 
@@ -182,10 +180,10 @@ def _kth_largest(scores: Tensor, k: int) -> float:
     k = min(k, len(scores))
     if scores.is_cuda:
         return float(scores.topk(k).values[-1])
-    return float(np.partition(scores.numpy(), len(scores) - k)[len(scores) - k])  # a third of what torch takes
+    return float(np.partition(scores.numpy(), len(scores) - k)[len(scores) - k])  # takes a third of torch's time
 
 
 def _descending(scores: Tensor) -> Tensor:
     if scores.is_cuda:
         return scores.sort(descending=True).values
-    return torch.from_numpy(-np.sort(-scores.numpy()))  # thirty times as fast as torch's, whose sort carries indices
+    return torch.from_numpy(-np.sort(-scores.numpy()))  # thirty times as fast as torch, whose sort also returns indices

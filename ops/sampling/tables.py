@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 RECORD = 16  # 32-bit words, so that a record is one 64-byte line
-# Words of a record. Those marked "float" hold the bits of a float32.
+# Words of a record. Words marked "float" contain the bits of a float32.
 FLAGS = 0
 INVERSE_TEMPERATURE = 1  # float
 TOP_K = 2  # 0: off
 TOP_P = 3  # float, 1: off
-MIN_P_MARGIN = 4  # float: temperature * log(min_p), what a logit that stays may lie below the largest; -inf: off
+MIN_P_MARGIN = 4  # float: temperature * log(min_p), the maximum distance from the largest logit; -inf: off
 SEED_LOW = 5
 SEED_HIGH = 6
 PRESENCE = 7  # float
@@ -26,9 +26,9 @@ REPETITION = 9  # float
 INVERSE_REPETITION = 10  # float
 NUM_BIASES = 11
 NUM_BANS = 12
-FREE_FROM = 13  # the first position at which bans no longer hold
+FREE_FROM = 13  # first position at which bans do not apply
 
-# Flags. None of them: the largest logit.
+# Flags. No flag: greedy.
 SAMPLED = 1
 FILTERED = 2  # only together with SAMPLED
 PENALIZED = 4
@@ -36,8 +36,8 @@ BIASED = 8
 BANNED = 16
 MASKED = 32
 
-MAX_COUNT = 0x7FFF  # a count stops there; bit 15 says "in the prompt"
-NOT_FINITE = -1  # in place of an id
+MAX_COUNT = 0x7FFF  # maximum count; bit 15 marks tokens of the prompt
+NOT_FINITE = -1  # instead of an id
 
 
 @dataclass(frozen=True, slots=True)

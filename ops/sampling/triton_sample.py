@@ -63,7 +63,7 @@ _INFINITY = tl.constexpr(float("inf"))
 
 @triton.jit
 def _record(rows_ptr, positions_ptr, records_ptr, index):
-    # The logits row's record, its row (-1: nothing to do) and the flags that hold at its position.
+    # The logits row's record, its row (-1: not sampled) and the flags that apply at its position.
     row = tl.load(rows_ptr + index)
     record_ptr = records_ptr + tl.maximum(row, 0).to(tl.int64) * _RECORD
     flags = tl.load(record_ptr + _FLAGS)
@@ -105,7 +105,7 @@ def _gumbel(record_ptr, position, token):
     x ^= x >> 15
     v = ((x >> 1).to(tl.int32).to(tl.float32) + 0.5) * (2.0**-31)
     v = tl.minimum(v, 1.0 - 2.0**-24)
-    # -log(1 - v); the difference would round away what a small v says, so there the series.
+    # -log(1 - v); the difference would lose a small v to rounding, so the series is used there.
     series = v * (1.0 + v * (1 / 2 + v * (1 / 3 + v * (1 / 4 + v * (1 / 5 + v * (1 / 6))))))
     exponential = tl.where(v < 0.1, series, -tl.log(1.0 - v))
     return -tl.log(exponential)
@@ -116,7 +116,7 @@ def _gumbel(record_ptr, position, token):
 
 @triton.jit
 def _find(ids_ptr, num, token, STEPS: tl.constexpr):
-    # Where each token stands among `num` < 2^STEPS ascending ids, and whether it does.
+    # Position of each token among `num` < 2^STEPS ascending ids, and whether it is one of them.
     low = tl.zeros_like(token)
     high = low + num
     for _ in range(STEPS):
@@ -133,10 +133,10 @@ def _adjust(
     x, token, inside, flags, record_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr, mask_ptr, guess_ptr,
     BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
-    # Penalties, bias, bans and mask, in this order; the pointers are at the logits row's row, guess_ptr at the guess before it.
+    # Penalties, bias, bans and mask, in this order; the pointers are at the logits row's row, guess_ptr at the draft before it.
     if (flags & _PENALIZED) != 0:
         packed = tl.load(counts_ptr + token, mask=inside, other=0).to(tl.int32)
-        if DRAFTS:  # guesses before it count as if they had been drawn
+        if DRAFTS:  # drafts before it count as sampled
             guess = tl.load(guess_ptr)
             while guess >= 0:
                 packed += ((token == guess) & ((packed & _MAX_COUNT) < _MAX_COUNT)).to(tl.int32)
@@ -224,7 +224,7 @@ def _filter(
     peaks = tl.load(group_max_ptr + index * GROUPS + group, mask=group < GROUPS, other=-_INFINITY)
     largest = tl.max(peaks, 0)
     if not (largest > -_INFINITY and largest < _INFINITY):
-        tl.store(thresholds_ptr + index, -_LARGEST)  # _choose finds what is wrong
+        tl.store(thresholds_ptr + index, -_LARGEST)  # _choose detects the reason
         return
     top_k = tl.load(record_ptr + _TOP_K)
     top_p = _float(record_ptr + _TOP_P)
@@ -236,18 +236,18 @@ def _filter(
     bound = key_of(lowest, shift)
     peak_keys = key_of(peaks, shift)
     total = 0.0
-    whole = (top_k == 0) & (margin == -_INFINITY)  # top-p, if any, is of all tokens
+    whole = (top_k == 0) & (margin == -_INFINITY)  # top-p, if any, applies to all tokens
     if top_k > 0:
         bound = search(peak_keys, tl.where(peaks >= lowest, 1.0, 0.0), top_k.to(tl.float32), bound, high)
     elif whole:
         mass = tl.load(group_mass_ptr + index * GROUPS + group, mask=group < GROUPS, other=0.0)
         share = tl.exp((peaks - largest) * inverse_temperature)
         total = tl.sum(mass * share, 0)
-        # A little more than wanted, so that rounding cannot lift the bound above the threshold.
+        # Slightly more than wanted, so that rounding cannot raise the bound above the threshold.
         bound = search(peak_keys, share, total * top_p * 1.0001, bound, high)
     listed = peak_keys >= bound
     tl.store(list_ptr + tl.cumsum(listed.to(tl.int32), 0) - 1, group, mask=listed)
-    tl.debug_barrier()  # the list is read by other threads than wrote it
+    tl.debug_barrier()  # threads other than the writer read the list
     size = tl.sum(listed.to(tl.int32), 0) * GROUP
     key = bound
     if size <= POOL:
@@ -302,7 +302,7 @@ def _choose(
     unusable = tl.max(((x != x) | (x == _INFINITY)).to(tl.int32), 0) != 0
     score = x
     if (flags & _SAMPLED) != 0:
-        # Clamped: a huge logit over a small temperature must not pass for an infinite one.
+        # Clamped: a huge logit over a small temperature must not become infinite.
         scaled = x * _float(record_ptr + _INVERSE_TEMPERATURE)
         scaled = tl.minimum(tl.maximum(scaled, -_LARGEST), _LARGEST)
         score = scaled + _gumbel(record_ptr, tl.load(positions_ptr + index), token)
@@ -319,7 +319,7 @@ def _join(
     rows_ptr, positions_ptr, records_ptr, counts_ptr, last_ids_ptr, best_ptr, best_id_ptr, ids_ptr,
     V: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr, DRAFTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # With DRAFTS what follows from the ids is known only when all of a row's are there.
+    # With DRAFTS, results depend on all ids of a row.
     wait_for_previous(PDL)
     index = tl.program_id(0).to(tl.int64)
     _, row, flags = _record(rows_ptr, positions_ptr, records_ptr, index)
@@ -348,7 +348,7 @@ def _count(count_ptr):
 
 @triton.jit
 def _guess_behind(rows_ptr, draft_ids_ptr, index, num_logits_rows):
-    # The guess behind which the next logits row was computed, below zero where it is another row's or asks for nothing.
+    # Draft after which the next logits row was computed, below zero if it is another row's or there is none.
     inside = index + 1 < num_logits_rows
     asked = tl.load(rows_ptr + index + 1, mask=inside, other=-1) >= 0
     return tl.load(draft_ids_ptr + index + 1, mask=asked, other=-1)
@@ -371,7 +371,7 @@ def _accept(
     while (guess >= 0) & (guess == token):
         if (flags & _PENALIZED) != 0:
             _count(counts_ptr + row * V + token)
-            tl.debug_barrier()  # the next count may be of the same token, read by other threads than wrote it
+            tl.debug_barrier()  # the next count may be of the same token, and threads other than the writer read it
         index += 1
         token = tl.load(ids_ptr + index)
         guess = _guess_behind(rows_ptr, draft_ids_ptr, index, num_logits_rows)
@@ -408,7 +408,7 @@ def sample(
     num_groups = triton.cdiv(vocab_size, GROUP)
     floats: dict[str, Any] = {"dtype": torch.float32, "device": logits.device}
     integers: dict[str, Any] = {"dtype": torch.int32, "device": logits.device}
-    adjusted = torch.empty((num_rows, vocab_size), **floats)  # written and read only for rows that ask for it
+    adjusted = torch.empty((num_rows, vocab_size), **floats)  # used only for rows that need it
     group_max, group_mass = (torch.empty((num_rows, num_groups), **floats) for _ in range(2))
     lists = torch.empty((num_rows, num_groups), **integers)
     thresholds = torch.empty(num_rows, **floats)
@@ -416,7 +416,7 @@ def sample(
     best_ids = torch.empty((num_rows, num_tiles), **integers)
     records = (sample_rows, sample_positions, tables.records)
     has_drafts = drafts is not None
-    draft_ids = sample_rows if drafts is None else drafts.ids  # any tensor where none is read
+    draft_ids = sample_rows if drafts is None else drafts.ids  # any tensor, which is not read
     mask_rows, words = (sample_rows, tables.masks) if masks is None else masks
     num_biases, num_bans = tables.bias_ids.shape[1], tables.ban_ids.shape[1]
     launch = overlap(logits.device)
